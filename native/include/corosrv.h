@@ -1,0 +1,229 @@
+/* The C API of the decode loop: opaque handles, plain structs, a status from every call.
+ *
+ * The compiler reads this file as it stands, and so does cffi (native/build_native.py drops the lines that begin
+ * with '#'): a declaration is typed once.
+ *
+ * Conventions
+ * - A call that can fail returns a corosrv_code. Calls that take `message` write up to `message_size` bytes of
+ *   NUL-terminated UTF-8 into it when they fail: one sentence that says what to do.
+ * - No call throws, waits for a step, or calls Python. The exceptions to "waits" say so: corosrv_engine_close.
+ * - Text is pointer and size in bytes, UTF-8, and may hold NUL. Times are seconds unless the name ends in _ms.
+ * - What a struct points to has to live until the call returns; the engine copies what it keeps.
+ * - After a fork() the child owns none of this: every call answers COROSRV_FORKED, and closing only closes the
+ *   child's copies of the descriptors.
+ */
+#ifndef COROSRV_H_
+#define COROSRV_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum corosrv_code {
+  COROSRV_OK = 0,
+  COROSRV_INVALID = 1,       /* an argument is out of range; the message names it */
+  COROSRV_QUEUE_FULL = 2,    /* as many jobs wait as may wait; nothing was taken */
+  COROSRV_NO_DESCRIPTOR = 3, /* the process has no file descriptor left for an eventfd */
+  COROSRV_NOT_READY = 4,     /* the model is still loading, or failed to load */
+  COROSRV_CLOSED = 5,        /* the engine is closing or closed */
+  COROSRV_FORKED = 6,        /* the handle was made before a fork() */
+  COROSRV_TOO_LONG = 7,      /* the prompt leaves no room in the context of a slot */
+  COROSRV_INTERNAL = 8       /* out of memory or a bug; the message has the words */
+} corosrv_code;
+
+typedef enum corosrv_state {
+  COROSRV_STARTING = 0,
+  COROSRV_READY = 1,
+  COROSRV_FAILED = 2,
+  COROSRV_STOPPED = 3
+} corosrv_state;
+
+/* Why a task ended; anything but COROSRV_UNFINISHED marks the task's one terminal chunk. */
+typedef enum corosrv_finish {
+  COROSRV_UNFINISHED = 0,
+  COROSRV_STOP = 1,      /* an end-of-generation token or a stop string */
+  COROSRV_LENGTH = 2,    /* max_tokens reached, or the slot's context is full */
+  COROSRV_CANCELLED = 3, /* corosrv_reader_cancel or corosrv_reader_close */
+  COROSRV_ERROR = 4      /* the chunk's text is the message */
+} corosrv_finish;
+
+typedef struct corosrv_engine corosrv_engine;
+typedef struct corosrv_reader corosrv_reader;
+
+/* A made-up model that emits tokens at a set rate: for load tests of everything around a model. */
+typedef struct corosrv_synthetic {
+  double tokens_per_s;         /* of each sequence; 0 is as fast as the loop goes */
+  double prefill_tokens_per_s; /* of all sequences together; 0 is at once */
+  int32_t length;              /* tokens until the model ends a sequence by itself; 0 is never */
+} corosrv_synthetic;
+
+typedef struct corosrv_options {
+  const char* model;                  /* path of a GGUF; unused when `synthetic` is given */
+  const corosrv_synthetic* synthetic; /* NULL: load `model` */
+  int32_t context;                    /* tokens of context per slot; 0 is what the model was trained for */
+  int32_t slots;                      /* sequences decoded at once */
+  int32_t queue;                      /* tasks that may wait for a slot */
+  int32_t threads;                    /* compute threads; 0 lets libllama choose */
+  int32_t batch;                      /* rows of one step at most */
+  double step_ms;                     /* target duration of a step while others stream */
+  int64_t reader_bytes;               /* unread text at which a reader's sequences are paused */
+  int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
+} corosrv_options;
+
+/* What the model is. Strings live as long as the engine. */
+typedef struct corosrv_model_info {
+  int32_t context;       /* tokens of context per slot, as opened */
+  int32_t context_train; /* tokens of context the model was trained for */
+  int32_t n_vocab;
+  int32_t n_embd;
+  int32_t vocab_type; /* libllama's llama_vocab_type */
+  int32_t add_bos;    /* 1: prompts begin with the beginning-of-sequence token */
+  int32_t bos;        /* token id or -1 */
+  int32_t eos;        /* token id or -1 */
+  uint64_t n_params;
+  uint64_t size; /* bytes of weights */
+  const char* ftype;
+  const char* description;
+  const char* chat_template; /* "" when the model carries none */
+} corosrv_model_info;
+
+typedef struct corosrv_bias {
+  int32_t token;
+  float bias; /* added to the token's logit; -INFINITY bans it */
+} corosrv_bias;
+
+typedef struct corosrv_text {
+  const char* data;
+  size_t size;
+} corosrv_text;
+
+/* Order of application: bias, penalties, top_k, typical_p, top_p, min_p, temperature, draw. */
+typedef struct corosrv_sampling {
+  float temperature; /* 0 is greedy */
+  int32_t top_k;     /* 0 keeps all */
+  float top_p;       /* 1 keeps all */
+  float min_p;       /* 0 keeps all */
+  float typical_p;   /* 1 keeps all */
+  float repeat_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  int32_t repeat_last_n; /* tokens that penalties look back on; -1 is the context */
+  uint32_t seed;
+  int32_t ignore_eos; /* 1: end-of-generation tokens are never drawn */
+  const corosrv_bias* biases;
+  size_t n_biases;
+} corosrv_sampling;
+
+/* One generation. A reader may carry several; their chunks are told apart by `index`. */
+typedef struct corosrv_task {
+  const int32_t* tokens;
+  size_t n_tokens;
+  int32_t max_tokens; /* -1: until the context is full; 0 reads the prompt and ends */
+  corosrv_sampling sampling;
+  const corosrv_text* stops;
+  size_t n_stops;
+} corosrv_task;
+
+typedef struct corosrv_chunk {
+  int32_t index;    /* which task of the reader, in the order submitted */
+  int32_t n_tokens; /* tokens generated since the task's previous chunk, the end token included */
+  int32_t finish;   /* corosrv_finish */
+  int32_t prompt_tokens;
+  int32_t cached_tokens; /* of these, how many were not computed for this task */
+  double prompt_ms;      /* from the slot to the first token; in the terminal chunk, as decode_ms */
+  double decode_ms;      /* from the first token to the last */
+  const char* text;      /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
+  size_t text_size;
+} corosrv_chunk;
+
+enum { COROSRV_HISTOGRAM_BUCKETS = 16 };
+
+/* Bucket i counts observations of at most 0.001 * 2^i seconds; the last one counts all others. */
+typedef struct corosrv_histogram {
+  uint64_t buckets[16];
+  double sum;
+} corosrv_histogram;
+
+typedef struct corosrv_stats {
+  uint64_t tasks_stop;
+  uint64_t tasks_length;
+  uint64_t tasks_cancelled;
+  uint64_t tasks_error;
+  uint64_t tasks_refused; /* queue full, or no descriptor */
+  uint64_t prompt_tokens;
+  uint64_t cached_tokens;
+  uint64_t generated_tokens;
+  uint64_t steps;
+  uint64_t eventfd_writes;
+  double step_s;   /* seconds spent in steps */
+  int32_t slots;   /* in all */
+  int32_t running; /* slots in use */
+  int32_t waiting; /* tasks without a slot yet */
+  int32_t paused;  /* running, and waiting for their reader to be read */
+  int32_t readers; /* alive, on either side */
+  corosrv_histogram queue_wait;
+  corosrv_histogram ttft;
+  corosrv_histogram itl;
+} corosrv_stats;
+
+/* Hash of the llama.h this library was compiled with (hex SHA-256), "" for builds without libllama. Any thread. */
+const char* corosrv_llama_fingerprint(void);
+
+/* Starts the decode thread, which loads the model; returns at once. Any thread. */
+int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine, char* message, size_t message_size);
+
+/* Where the engine stands; `message` gets the reason when it FAILED. Any thread. */
+int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size_t message_size);
+
+/* A descriptor that turns readable once the engine has left COROSRV_STARTING, and stays so. Owned by the engine. */
+int corosrv_engine_fd(corosrv_engine* engine);
+
+/* Any thread; COROSRV_NOT_READY before the model is loaded. */
+int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info);
+int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats);
+
+/* Text to token ids. Writes at most `capacity` ids and the number there are into `n_tokens`, which may be larger:
+ * call again with room. `parse_special`: control markers in the text become control tokens. Any thread; takes time
+ * in proportion to the text. */
+int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
+                     int32_t* tokens, size_t capacity, size_t* n_tokens);
+
+/* Text of one token as the model prints it; `special` prints control tokens too. Any thread. The text lives as long
+ * as the engine. */
+int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text);
+
+/* 1 when the token is a control token (`<|im_start|>`), 0 otherwise. Any thread. */
+int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
+
+/* Queues all tasks or none. The reader is the caller's, to be closed by it. Any thread. */
+int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
+                   char* message, size_t message_size);
+
+/* Ends every task, waiting or running, with an error chunk of this message, and refuses new ones. Any thread. */
+int corosrv_engine_drain(corosrv_engine* engine, const char* message);
+
+/* As drain, then waits for the decode thread to end (one step, or the rest of a load) and frees the engine. Readers
+ * may be closed before or after. Twice is harmless with NULL. */
+void corosrv_engine_close(corosrv_engine* engine);
+
+/* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. */
+int corosrv_reader_fd(corosrv_reader* reader);
+
+/* Clears the descriptor and takes all unread chunks, perhaps none. They live until the next take or close. One
+ * thread at a time. */
+int corosrv_reader_take(corosrv_reader* reader, const corosrv_chunk** chunks, size_t* n_chunks);
+
+/* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. Any thread. */
+int corosrv_reader_cancel(corosrv_reader* reader);
+
+/* Cancels, and lets go: the descriptor is closed as soon as the decode thread has let go of it too. NULL is harmless. */
+void corosrv_reader_close(corosrv_reader* reader);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* COROSRV_H_ */

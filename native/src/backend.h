@@ -1,0 +1,69 @@
+// What a model must offer to the decode loop.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "status.h"
+#include "types.h"
+
+namespace corosrv {
+
+// The tokens of a model. All methods are const and may be called from any thread.
+class Vocabulary {
+ public:
+  virtual ~Vocabulary() = default;
+  virtual int32_t size() const = 0;
+  // The bytes that a token adds to the text; control tokens add none. May end inside a UTF-8 character.
+  virtual std::string_view text(Token token) const = 0;
+  // The same with control tokens spelled out.
+  virtual std::string_view special_text(Token token) const = 0;
+  virtual bool is_end_of_generation(Token token) const = 0;
+  virtual bool is_control(Token token) const = 0;
+  virtual const std::vector<Token>& end_tokens() const = 0;
+  // Tokens of `text`; `add_special` puts the beginning-of-sequence token in front where the model wants it.
+  virtual std::vector<Token> tokenize(std::string_view text, bool add_special, bool parse_special) const = 0;
+};
+
+struct ModelInfo {
+  int32_t context = 0;        // tokens per slot
+  int32_t context_train = 0;  // tokens
+  int32_t n_embd = 0;
+  int32_t vocab_type = 0;
+  bool add_bos = false;
+  Token bos = -1;
+  Token eos = -1;
+  uint64_t n_params = 0;
+  uint64_t size = 0;  // bytes
+  std::string ftype;
+  std::string description;
+  std::string chat_template;
+};
+
+// One row of a step: a token at a position of a slot.
+struct Row {
+  Token token;
+  int32_t position;
+  int32_t slot;
+  bool wants_logits;
+};
+
+// Used by the decode thread alone, vocabulary() and info() excepted.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const Vocabulary& vocabulary() const = 0;
+  virtual const ModelInfo& info() const = 0;
+  // Computes the rows; those of one slot are contiguous and in order of position. After a failure the caller
+  // forgets what may have been computed of them.
+  virtual Status decode(const std::vector<Row>& rows) = 0;
+  // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
+  // next one.
+  virtual float* logits(size_t row) = 0;
+  // Drops what `slot` holds from `position` on.
+  virtual void forget(int32_t slot, int32_t position) = 0;
+};
+
+}  // namespace corosrv

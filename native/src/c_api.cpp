@@ -1,0 +1,339 @@
+// The C API: check, convert, catch; no logic.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "corosrv.h"
+#include "engine.h"
+#include "fork_guard.h"
+#ifndef COROSRV_WITHOUT_LLAMA
+#include "llama_backend.h"
+#endif
+#include "synthetic_backend.h"
+
+#ifndef COROSRV_LLAMA_FINGERPRINT
+#define COROSRV_LLAMA_FINGERPRINT ""
+#endif
+
+using namespace corosrv;
+
+struct corosrv_engine {
+  ForkGuard fork_guard;
+  std::unique_ptr<Engine> engine;
+};
+
+struct corosrv_reader {
+  ForkGuard fork_guard;
+  std::shared_ptr<Reader> reader;
+  std::vector<Chunk> taken;
+  std::vector<corosrv_chunk> chunks;  // what `taken` looks like from C
+};
+
+namespace {
+
+Status forked() {
+  return Status(COROSRV_FORKED,
+                "this engine was opened before a fork() and serves the parent process only; open one in each process "
+                "after forking (gunicorn: do not use --preload)");
+}
+
+int report(const Status& status, char* message, size_t message_size) {
+  if (!status.is_ok() && message != nullptr && message_size > 0) {
+    const size_t size = std::min(status.message().size(), message_size - 1);
+    std::memcpy(message, status.message().data(), size);
+    message[size] = '\0';
+  }
+  return status.code();
+}
+
+// Nothing throws past the C API.
+template <typename Call>
+int guarded(char* message, size_t message_size, Call call) {
+  try {
+    return report(call(), message, message_size);
+  } catch (const std::exception& error) {
+    return report(Status(COROSRV_INTERNAL, error.what()), message, message_size);
+  }
+}
+
+Status invalid(const std::string& message) { return Status(COROSRV_INVALID, message); }
+
+Status check_options(const corosrv_options& options) {
+  if (options.slots < 1) return invalid("slots must be at least 1");
+  if (options.synthetic == nullptr && options.slots > 256) {
+    return invalid("slots must be at most 256: libllama keeps no more sequences in one context");
+  }
+  if (options.batch < 1) return invalid("batch must be at least 1");
+  if (options.synthetic == nullptr && options.batch < options.slots) return invalid("batch must be at least slots");
+  if (options.queue < 0) return invalid("queue must not be negative");
+  if (options.context < 0) return invalid("context must not be negative");
+  if (options.synthetic != nullptr && options.context == 0) return invalid("a synthetic model needs a context");
+  if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
+  if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
+  return Status::ok();
+}
+
+bool is_within(float value, float least, float most) { return value >= least && value <= most; }
+
+Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabulary) {
+  if (!is_within(sampling.temperature, 0, 1e6f)) return invalid("temperature must be 0 or more");
+  if (sampling.top_k < 0) return invalid("top_k must be 0 or more");
+  if (!is_within(sampling.top_p, 0, 1)) return invalid("top_p must be from 0 to 1");
+  if (!is_within(sampling.min_p, 0, 1)) return invalid("min_p must be from 0 to 1");
+  if (!is_within(sampling.typical_p, 0, 1)) return invalid("typical_p must be from 0 to 1");
+  if (!(sampling.repeat_penalty > 0) || !std::isfinite(sampling.repeat_penalty)) {
+    return invalid("repeat_penalty must be above 0");
+  }
+  if (!std::isfinite(sampling.presence_penalty)) return invalid("presence_penalty must be finite");
+  if (!std::isfinite(sampling.frequency_penalty)) return invalid("frequency_penalty must be finite");
+  if (sampling.repeat_last_n < -1) return invalid("repeat_last_n must be -1 or more");
+  for (size_t i = 0; i < sampling.n_biases; ++i) {
+    const corosrv_bias& bias = sampling.biases[i];
+    if (bias.token < 0 || bias.token >= vocabulary.size()) return invalid("logit_bias names an unknown token");
+    if (std::isnan(bias.bias)) return invalid("logit_bias must be a number");
+  }
+  return Status::ok();
+}
+
+Status check_task(const corosrv_task& task, const Vocabulary& vocabulary) {
+  if (task.n_tokens == 0) return invalid("the prompt has no tokens");
+  for (size_t i = 0; i < task.n_tokens; ++i) {
+    if (task.tokens[i] < 0 || task.tokens[i] >= vocabulary.size()) return invalid("the prompt has an unknown token");
+  }
+  if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
+  for (size_t i = 0; i < task.n_stops; ++i) {
+    if (task.stops[i].size == 0) return invalid("a stop string must not be empty");
+  }
+  return check_sampling(task.sampling, vocabulary);
+}
+
+Sampling to_sampling(const corosrv_sampling& from) {
+  Sampling sampling;
+  sampling.temperature = from.temperature;
+  sampling.top_k = from.top_k;
+  sampling.top_p = from.top_p;
+  sampling.min_p = from.min_p;
+  sampling.typical_p = from.typical_p;
+  sampling.repeat_penalty = from.repeat_penalty;
+  sampling.presence_penalty = from.presence_penalty;
+  sampling.frequency_penalty = from.frequency_penalty;
+  sampling.repeat_last_n = from.repeat_last_n;
+  sampling.seed = from.seed;
+  sampling.ignore_eos = from.ignore_eos != 0;
+  for (size_t i = 0; i < from.n_biases; ++i) sampling.biases.emplace_back(from.biases[i].token, from.biases[i].bias);
+  return sampling;
+}
+
+Task to_task(const corosrv_task& from, size_t index) {
+  Task task;
+  task.index = static_cast<int32_t>(index);
+  task.prompt.assign(from.tokens, from.tokens + from.n_tokens);
+  task.max_tokens = from.max_tokens;
+  task.sampling = to_sampling(from.sampling);
+  for (size_t i = 0; i < from.n_stops; ++i) task.stops.emplace_back(from.stops[i].data, from.stops[i].size);
+  return task;
+}
+
+int to_finish(Finish finish) {
+  switch (finish) {
+    case Finish::kUnfinished:
+      return COROSRV_UNFINISHED;
+    case Finish::kStop:
+      return COROSRV_STOP;
+    case Finish::kLength:
+      return COROSRV_LENGTH;
+    case Finish::kCancelled:
+      return COROSRV_CANCELLED;
+    case Finish::kError:
+      return COROSRV_ERROR;
+  }
+  return COROSRV_ERROR;
+}
+
+corosrv_chunk to_chunk(const Chunk& from) {
+  return {from.index,         from.n_tokens,  to_finish(from.finish), from.prompt_tokens, from.cached_tokens,
+          from.prompt_ms,     from.decode_ms, from.text.data(),       from.text.size()};
+}
+
+BackendFactory backend_factory(const corosrv_options& options) {
+  if (options.synthetic != nullptr) {
+    return [synthetic = *options.synthetic, context = options.context, slots = options.slots](Status&) {
+      return make_synthetic_backend(synthetic, context, slots);
+    };
+  }
+#ifdef COROSRV_WITHOUT_LLAMA
+  return [](Status& status) -> std::unique_ptr<Backend> {
+    status = Status(COROSRV_INVALID, "this build has no libllama");
+    return nullptr;
+  };
+#else
+  const std::string model = options.model == nullptr ? "" : options.model;
+  return [model, copied = options](Status& status) {
+    corosrv_options mine = copied;
+    mine.model = model.c_str();  // the caller's text is gone by now
+    return make_llama_backend(mine, status);
+  };
+#endif
+}
+
+// The engine's model, or null and the reason why there is none.
+const Backend* ready_backend(corosrv_engine* engine, Status& status) {
+  if (!engine->fork_guard.is_same_process()) {
+    status = forked();
+    return nullptr;
+  }
+  const Backend* backend = engine->engine->backend();
+  if (backend == nullptr) status = Status(COROSRV_NOT_READY, "the model is not loaded yet");
+  return backend;
+}
+
+}  // namespace
+
+const char* corosrv_llama_fingerprint(void) { return COROSRV_LLAMA_FINGERPRINT; }
+
+int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    Status status = check_options(*options);
+    if (!status.is_ok()) return status;
+    Engine::Limits limits;
+    limits.loop = {options->slots, options->batch, options->step_ms};
+    limits.queue = static_cast<size_t>(options->queue);
+    limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
+    auto opened = std::make_unique<corosrv_engine>();
+    opened->engine = std::make_unique<Engine>(limits, backend_factory(*options));
+    if (opened->engine->fd() < 0) return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for the engine");
+    *engine = opened.release();
+    return Status::ok();
+  });
+}
+
+int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size_t message_size) {
+  if (!engine->fork_guard.is_same_process()) return report(forked(), message, message_size);
+  std::string reason;
+  *state = engine->engine->state(reason);
+  report(Status(COROSRV_INTERNAL, reason), message, message_size);
+  return COROSRV_OK;
+}
+
+int corosrv_engine_fd(corosrv_engine* engine) { return engine->engine->fd(); }
+
+int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  if (backend == nullptr) return status.code();
+  const ModelInfo& from = backend->info();
+  *info = {from.context,  from.context_train, backend->vocabulary().size(), from.n_embd,
+           from.vocab_type, from.add_bos,     from.bos,                     from.eos,
+           from.n_params, from.size,          from.ftype.c_str(),           from.description.c_str(),
+           from.chat_template.c_str()};
+  return COROSRV_OK;
+}
+
+int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
+  if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
+  *stats = engine->engine->stats();
+  return COROSRV_OK;
+}
+
+int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
+                     int32_t* tokens, size_t capacity, size_t* n_tokens) {
+  return guarded(nullptr, 0, [&] {
+    Status status = Status::ok();
+    const Backend* backend = ready_backend(engine, status);
+    if (backend == nullptr) return status;
+    const std::vector<Token> found =
+        backend->vocabulary().tokenize({text, text_size}, add_special != 0, parse_special != 0);
+    *n_tokens = found.size();
+    std::copy_n(found.begin(), std::min(found.size(), capacity), tokens);
+    return Status::ok();
+  });
+}
+
+int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  if (backend == nullptr) return status.code();
+  const Vocabulary& vocabulary = backend->vocabulary();
+  if (token < 0 || token >= vocabulary.size()) return COROSRV_INVALID;
+  const std::string_view found = special != 0 ? vocabulary.special_text(token) : vocabulary.text(token);
+  *text = {found.data(), found.size()};
+  return COROSRV_OK;
+}
+
+int corosrv_token_is_control(corosrv_engine* engine, int32_t token) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  if (backend == nullptr || token < 0 || token >= backend->vocabulary().size()) return 0;
+  return backend->vocabulary().is_control(token) ? 1 : 0;
+}
+
+int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
+                   char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    Status status = Status::ok();
+    const Backend* backend = ready_backend(engine, status);
+    if (backend == nullptr) return status;
+    if (n_tasks == 0) return invalid("a job needs at least one task");
+    std::vector<Task> converted;
+    for (size_t i = 0; i < n_tasks; ++i) {
+      status = check_task(tasks[i], backend->vocabulary());
+      if (!status.is_ok()) return status;
+      converted.push_back(to_task(tasks[i], i));
+    }
+    auto opened = std::make_unique<corosrv_reader>();
+    status = engine->engine->submit(std::move(converted), opened->reader);
+    if (status.is_ok()) *reader = opened.release();
+    return status;
+  });
+}
+
+int corosrv_engine_drain(corosrv_engine* engine, const char* message) {
+  if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
+  engine->engine->drain(message);
+  return COROSRV_OK;
+}
+
+void corosrv_engine_close(corosrv_engine* engine) {
+  if (engine == nullptr) return;
+  // In a child the thread that is to be joined does not exist, and the locks may be held for ever.
+  if (!engine->fork_guard.is_same_process()) return;
+  delete engine;
+}
+
+int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
+
+int corosrv_reader_take(corosrv_reader* reader, const corosrv_chunk** chunks, size_t* n_chunks) {
+  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
+  return guarded(nullptr, 0, [&] {
+    reader->reader->take(reader->taken);
+    reader->chunks.clear();
+    for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
+    *chunks = reader->chunks.data();
+    *n_chunks = reader->chunks.size();
+    return Status::ok();
+  });
+}
+
+int corosrv_reader_cancel(corosrv_reader* reader) {
+  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
+  return guarded(nullptr, 0, [&] {
+    reader->reader->cancel();
+    return Status::ok();
+  });
+}
+
+void corosrv_reader_close(corosrv_reader* reader) {
+  if (reader == nullptr) return;
+  if (!reader->fork_guard.is_same_process()) {
+    ::close(reader->reader->fd());  // the child's copy; the rest stays as the fork left it
+    return;
+  }
+  reader->reader->cancel();
+  delete reader;
+}

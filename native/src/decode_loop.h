@@ -1,0 +1,57 @@
+// The decode thread's work: take, plan, decode, sample, emit.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "inbox.h"
+#include "scheduler.h"
+#include "step_budget.h"
+#include "thread_annotations.h"
+
+namespace corosrv {
+
+// Runs in one thread, which owns the backend. Others reach it through the inbox, their readers and snapshot().
+class DecodeLoop {
+ public:
+  struct Limits {
+    int32_t slots;
+    int32_t rows;    // of one step, at most
+    double step_ms;  // target while sequences decode
+  };
+
+  // `inbox` and `backend` outlive the loop.
+  DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend);
+
+  // Serves until the inbox closes; every sequence has had its terminal chunk then. Throws nothing that a request
+  // caused.
+  void run();
+
+  // Ends every sequence with an error chunk; the decode thread, after run() has thrown.
+  void end_all(const std::string& reason);
+
+  // Any thread: counters as of the last step.
+  corosrv_stats snapshot();
+
+ private:
+  void take(Inbox::Mail mail);
+  void step();
+  void compute(const std::vector<Plan::Item>& items);
+  void settle();
+  void publish();
+
+  const Limits limits_;
+  Inbox& inbox_;
+  Backend& backend_;
+  corosrv_stats stats_{};  // the decode thread's own; outlives the sequences below, which count in it
+  Scheduler scheduler_;
+  StepBudget budget_;
+  std::vector<Row> rows_;
+
+  Mutex mutex_;
+  corosrv_stats published_ GUARDED_BY(mutex_){};
+};
+
+}  // namespace corosrv

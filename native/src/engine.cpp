@@ -1,0 +1,93 @@
+#include "engine.h"
+
+#include <pthread.h>
+
+#include <exception>
+#include <utility>
+
+namespace corosrv {
+
+Engine::Engine(const Limits& limits, BackendFactory make_backend)
+    : limits_(limits), inbox_(std::make_shared<Inbox>(limits.queue)) {
+  if (!settled_.is_open()) return;  // the caller looks at fd()
+  thread_ = std::thread([this, make = std::move(make_backend)] { run(make); });
+}
+
+void Engine::run(const BackendFactory& make_backend) {
+  pthread_setname_np(pthread_self(), "corosrv-decode");
+  try {
+    Status status = Status::ok();
+    backend_ = make_backend(status);
+    if (!backend_) {
+      settle(COROSRV_FAILED, status.message());
+      return;
+    }
+    loop_ = std::make_unique<DecodeLoop>(limits_.loop, *inbox_, *backend_);
+    ready_backend_.store(backend_.get(), std::memory_order_release);
+    settle(COROSRV_READY, {});
+    loop_->run();
+    settle(COROSRV_STOPPED, "the engine was closed");
+  } catch (const std::exception& error) {
+    const std::string message = std::string("the decode thread died: ") + error.what();
+    settle(COROSRV_FAILED, message);
+    inbox_->close(message);
+    if (loop_) loop_->end_all(message);
+    end_submissions(message);
+  }
+}
+
+void Engine::end_submissions(const std::string& message) {
+  for (const Submission& submission : inbox_->take(true).submissions) {
+    Chunk chunk;
+    chunk.index = submission.task.index;
+    chunk.finish = Finish::kError;
+    chunk.text = message;
+    submission.reader->push(std::move(chunk));
+  }
+}
+
+void Engine::settle(corosrv_state state, const std::string& message) {
+  {
+    MutexLock lock(mutex_);
+    state_ = state;
+    message_ = message;
+  }
+  settled_.signal();
+}
+
+corosrv_state Engine::state(std::string& message) {
+  MutexLock lock(mutex_);
+  message = message_;
+  return state_;
+}
+
+Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) {
+  const Backend* model = backend();
+  if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
+  const auto context = static_cast<size_t>(model->info().context);
+  for (const Task& task : tasks) {
+    if (task.prompt.size() >= context) {
+      return Status(COROSRV_TOO_LONG, "the prompt has " + std::to_string(task.prompt.size()) +
+                                          " tokens, and the context of a slot holds " + std::to_string(context));
+    }
+  }
+  reader = std::make_shared<Reader>(limits_.reader_bytes, inbox_);
+  if (!reader->is_open()) {
+    return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for another reader: raise the limit (ulimit -n)");
+  }
+  return inbox_->submit(std::move(tasks), reader);
+}
+
+corosrv_stats Engine::stats() {
+  if (backend() != nullptr) return loop_->snapshot();
+  corosrv_stats stats{};
+  stats.slots = limits_.loop.slots;
+  return stats;
+}
+
+void Engine::stop() {
+  inbox_->close("the server is shutting down");
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace corosrv

@@ -1,0 +1,72 @@
+// The decode thread and what other threads see of it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend.h"
+#include "decode_loop.h"
+#include "event_fd.h"
+#include "inbox.h"
+#include "thread_annotations.h"
+
+namespace corosrv {
+
+// Makes the model; called on the decode thread. Null, and a status with the reason, when it cannot.
+using BackendFactory = std::function<std::unique_ptr<Backend>(Status&)>;
+
+// Starts its thread when constructed and joins it in stop(). All public methods may be called from any thread.
+class Engine {
+ public:
+  struct Limits {
+    DecodeLoop::Limits loop;
+    size_t queue;
+    size_t reader_bytes;
+  };
+
+  Engine(const Limits& limits, BackendFactory make_backend);
+  ~Engine() { stop(); }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  corosrv_state state(std::string& message);
+  // Readable once the state is no longer COROSRV_STARTING.
+  int fd() const { return settled_.get(); }
+
+  // Null until the model is loaded; lives as long as the engine.
+  const Backend* backend() const { return ready_backend_.load(std::memory_order_acquire); }
+
+  // Checks and queues `tasks`; `reader` is where their chunks come out.
+  Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
+  void drain(const std::string& reason) { inbox_->drain(reason); }
+  corosrv_stats stats();
+
+  // Ends everything and waits for the thread: one step, or the rest of a load. Twice is harmless.
+  void stop();
+
+ private:
+  void run(const BackendFactory& make_backend);
+  void settle(corosrv_state state, const std::string& message);
+  void end_submissions(const std::string& message);
+
+  const Limits limits_;
+  const std::shared_ptr<Inbox> inbox_;  // shared with the readers, which may outlive the engine
+  const EventFd settled_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DecodeLoop> loop_;
+  // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model
+  // and the loop.
+  std::atomic<const Backend*> ready_backend_{nullptr};
+
+  Mutex mutex_;
+  corosrv_state state_ GUARDED_BY(mutex_) = COROSRV_STARTING;
+  std::string message_ GUARDED_BY(mutex_);
+
+  std::thread thread_;  // last: starts when all else is there
+};
+
+}  // namespace corosrv

@@ -1,0 +1,90 @@
+#include "inbox.h"
+
+#include <utility>
+
+namespace corosrv {
+
+Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader) {
+  {
+    MutexLock lock(mutex_);
+    if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
+    if (waiting_ + tasks.size() > capacity_) {
+      refused_ += tasks.size();
+      return Status(COROSRV_QUEUE_FULL, std::to_string(waiting_) + " of at most " + std::to_string(capacity_) +
+                                            " tasks wait for a slot; try again later");
+    }
+    const auto now = Clock::now();
+    waiting_ += tasks.size();
+    for (Task& task : tasks) mail_.submissions.push_back({std::move(task), reader, now});
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+  return Status::ok();
+}
+
+void Inbox::on_cancel() {
+  {
+    MutexLock lock(mutex_);
+    mail_.has_cancellations = true;
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Inbox::on_room() {
+  {
+    MutexLock lock(mutex_);
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Inbox::drain(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (!mail_.is_draining) mail_.reason = reason;
+    mail_.is_draining = true;
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Inbox::close(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (!mail_.is_draining) mail_.reason = reason;
+    mail_.is_draining = mail_.is_closing = true;
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+Inbox::Mail Inbox::take(bool has_work) {
+  MutexLock lock(mutex_);
+  while (!is_woken_ && !has_work) changed_.wait(mutex_);
+  is_woken_ = false;
+  Mail mail = std::move(mail_);
+  // Draining and closing are for good; the rest is taken once.
+  mail_ = Mail();
+  mail_.is_draining = mail.is_draining;
+  mail_.is_closing = mail.is_closing;
+  mail_.reason = mail.reason;
+  return mail;
+}
+
+void Inbox::started(size_t count) {
+  MutexLock lock(mutex_);
+  waiting_ -= count;
+}
+
+size_t Inbox::waiting() {
+  MutexLock lock(mutex_);
+  return waiting_;
+}
+
+uint64_t Inbox::refused() {
+  MutexLock lock(mutex_);
+  return refused_;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,68 @@
+// What other threads want of the decode thread: new tasks, cancellations, an end.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reader.h"
+#include "status.h"
+#include "thread_annotations.h"
+#include "types.h"
+
+namespace corosrv {
+
+// A task on its way to the loop, with the reader that waits for it.
+struct Submission {
+  Task task;
+  std::shared_ptr<Reader> reader;
+  Clock::time_point submitted;
+};
+
+// Bounded: the tasks in it and those that the loop keeps waiting for a slot are counted together. The decode thread
+// sleeps here when it has nothing to do, and only here.
+class Inbox final : public Reader::Listener {
+ public:
+  // What the loop finds when it looks.
+  struct Mail {
+    std::vector<Submission> submissions;
+    bool has_cancellations = false;  // some reader's is_cancelled() has turned true
+    bool is_draining = false;        // end everything with `reason`
+    bool is_closing = false;         // and then leave
+    std::string reason;
+  };
+
+  explicit Inbox(size_t capacity) : capacity_(capacity) {}
+  Inbox(const Inbox&) = delete;
+  Inbox& operator=(const Inbox&) = delete;
+
+  // Any thread: all of `tasks` or none.
+  Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
+  // Any thread: the loop looks again, at cancelled readers too.
+  void on_cancel() override;
+  void on_room() override;
+  // Any thread: refuses what comes later and ends what is there, with these words.
+  void drain(const std::string& reason);
+  void close(const std::string& reason);
+
+  // Decode thread. Waits for mail, unless `has_work`.
+  Mail take(bool has_work);
+  // Decode thread: `count` tasks have got a slot or ended, and no longer count against the capacity.
+  void started(size_t count);
+
+  // Any thread.
+  size_t waiting();
+  uint64_t refused();
+
+ private:
+  const size_t capacity_;
+  std::condition_variable_any changed_;
+  Mutex mutex_;
+  Mail mail_ GUARDED_BY(mutex_);
+  bool is_woken_ GUARDED_BY(mutex_) = false;
+  size_t waiting_ GUARDED_BY(mutex_) = 0;
+  uint64_t refused_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace corosrv

@@ -1,0 +1,15 @@
+// libllama behind the Backend interface; its .cpp is the only file that includes llama.h.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend.h"
+
+namespace corosrv {
+
+// Loads a model and makes its context, one KV stream per slot. Takes seconds. Upon failure `status` says why, in
+// words for whoever chose the file, and the result is null.
+std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Status& status);
+
+}  // namespace corosrv

@@ -1,0 +1,62 @@
+// Logits to token: bias, penalties, cut-offs, temperature, seed.
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "backend.h"
+#include "top_k.h"
+#include "types.h"
+
+namespace corosrv {
+
+// SplitMix64 (Steele, Lea, Flood 2014): eight bytes of state where std::mt19937 has 2,500, and the same numbers on
+// every platform.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  // In [0, 1), of 24 bits.
+  float next();
+
+ private:
+  uint64_t state_;
+};
+
+// Draws one sequence's tokens. The same seed and the same logits give the same tokens, whatever else is decoded. Used
+// by one thread at a time.
+//
+// The full vocabulary is turned into candidates only when top_k is off; everything else works on the k best, which
+// come straight from the logits.
+class Sampler {
+ public:
+  // `vocabulary` outlives the sampler.
+  Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t context);
+
+  // Takes a token into account that is in the sequence: of the prompt, or drawn.
+  void accept(Token token);
+
+  // Draws the next token, -1 when no token can be drawn: all are banned or the logits are not numbers. Changes
+  // `logits`.
+  Token draw(float* logits);
+
+ private:
+  bool has_penalties() const;
+  void apply_biases(float* logits) const;
+  void apply_penalties(float* logits) const;
+  void select(const float* logits);
+  void keep_typical();
+  void keep_top_p();
+  void keep_min_p();
+  Token pick();
+
+  const Sampling sampling_;
+  const Vocabulary& vocabulary_;
+  const size_t window_size_;
+  Random random_;
+  std::vector<Token> window_;                  // what the penalties look back on: a ring once it is full
+  size_t oldest_ = 0;                          // in window_
+  std::unordered_map<Token, int32_t> counts_;  // of the tokens in it
+  std::vector<Candidate> candidates_;          // in descending order of logit
+};
+
+}  // namespace corosrv

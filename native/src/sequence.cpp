@@ -1,0 +1,142 @@
+#include "sequence.h"
+
+#include <cassert>
+#include <utility>
+
+namespace corosrv {
+
+namespace {
+
+using State = Sequence::State;
+
+// The state table. Any state but the last may end; only a slot lets a sequence compute.
+bool may_move(State from, State to) {
+  switch (from) {
+    case State::kWaiting:
+      return to == State::kPrefilling || to == State::kDone;
+    case State::kPrefilling:
+      return to == State::kDecoding || to == State::kDone;
+    case State::kDecoding:
+      return to == State::kDone;
+    case State::kDone:
+      return false;
+  }
+  return false;
+}
+
+double milliseconds(Clock::duration duration) { return 1000 * seconds(duration); }
+
+}  // namespace
+
+Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, corosrv_stats& stats)
+    : reader_(std::move(submission.reader)),
+      vocabulary_(vocabulary),
+      stats_(stats),
+      index_(submission.task.index),
+      n_prompt_(static_cast<int32_t>(submission.task.prompt.size())),
+      max_tokens_(submission.task.max_tokens),
+      context_(context),
+      tokens_(std::move(submission.task.prompt)),
+      sampler_(submission.task.sampling, vocabulary, context),
+      stop_matcher_(submission.task.stops),
+      submitted_(submission.submitted),
+      started_(submitted_),
+      first_token_(submitted_),
+      last_token_(submitted_) {
+  for (const Token token : tokens_) sampler_.accept(token);
+}
+
+Sequence::~Sequence() { finish(Finish::kError, "the engine ended before the answer did"); }
+
+void Sequence::enter(State state) {
+  assert(may_move(state_, state));
+  state_ = state;
+}
+
+void Sequence::start(int32_t slot, Clock::time_point now) {
+  enter(State::kPrefilling);
+  slot_ = slot;
+  started_ = now;
+  observe(stats_.queue_wait, seconds(now - submitted_));
+}
+
+void Sequence::computed(int32_t n_tokens) {
+  assert(n_tokens <= n_pending());
+  n_computed_ += n_tokens;
+  if (state_ != State::kPrefilling) return;
+  stats_.prompt_tokens += static_cast<uint64_t>(n_tokens);
+  if (n_pending() > 0) return;
+  enter(State::kDecoding);
+  if (is_at_limit()) finish(Finish::kLength);
+}
+
+void Sequence::draw(float* logits, Clock::time_point now) {
+  if (state_ != State::kDecoding) return;
+  const Token token = sampler_.draw(logits);
+  if (token < 0) {
+    finish(Finish::kError, "no token can be drawn: all are banned, or the model's logits are not numbers");
+    return;
+  }
+  accept(token, now);
+}
+
+void Sequence::accept(Token token, Clock::time_point now) {
+  if (n_generated() == 0) {
+    first_token_ = now;
+    observe(stats_.ttft, seconds(now - submitted_));
+  } else {
+    observe(stats_.itl, seconds(now - last_token_));
+  }
+  last_token_ = now;
+  tokens_.push_back(token);
+  sampler_.accept(token);
+  ++n_unsent_;
+  ++stats_.generated_tokens;
+
+  if (vocabulary_.is_end_of_generation(token)) {
+    finish(Finish::kStop);
+    return;
+  }
+  std::string text = stop_matcher_.push(text_stream_.push(vocabulary_.text(token)));
+  if (!text.empty()) emit(std::move(text));
+  if (stop_matcher_.has_matched()) {
+    finish(Finish::kStop);
+  } else if (is_at_limit()) {
+    finish(Finish::kLength);
+  }
+}
+
+bool Sequence::is_at_limit() const {
+  return static_cast<int32_t>(tokens_.size()) >= context_ || (max_tokens_ >= 0 && n_generated() >= max_tokens_);
+}
+
+void Sequence::emit(std::string text) {
+  Chunk chunk;
+  chunk.index = index_;
+  chunk.n_tokens = std::exchange(n_unsent_, 0);
+  chunk.text = std::move(text);
+  if (reader_->push(std::move(chunk))) ++stats_.eventfd_writes;
+}
+
+void Sequence::finish(Finish finish, const std::string& message) {
+  if (state_ == State::kDone) return;  // exactly one terminal chunk, whoever ends it again (I4)
+  enter(State::kDone);
+  count_finish(stats_, finish);
+  // What the stop matcher held back in vain belongs to the answer, also when it ends early.
+  std::string held = stop_matcher_.flush();
+  if (finish == Finish::kError && !held.empty()) emit(std::exchange(held, {}));
+
+  Chunk chunk;
+  chunk.index = index_;
+  chunk.n_tokens = std::exchange(n_unsent_, 0);
+  chunk.finish = finish;
+  chunk.prompt_tokens = n_prompt_;
+  if (n_generated() > 0) {
+    chunk.prompt_ms = milliseconds(first_token_ - started_);
+    chunk.decode_ms = milliseconds(last_token_ - first_token_);
+  }
+  chunk.text = finish == Finish::kError ? message : std::move(held);
+  if (reader_->push(std::move(chunk))) ++stats_.eventfd_writes;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,45 @@
+// How many prompt tokens a step may carry without making it too long for the streams that run.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace corosrv {
+
+// Learns from the steps that were: what a decoded row costs, and what a prompt token costs on top.
+class StepBudget {
+ public:
+  // `target_s`: how long a step should take while sequences decode. `rows`: of one step, at most.
+  StepBudget(double target_s, int32_t rows) : target_s_(target_s), rows_(rows) {}
+
+  // Prompt tokens for a step that decodes `n_decode` rows. All there is room for when nobody streams; otherwise at
+  // least kLeast, so that a prompt advances however slow the machine is.
+  int32_t prompt_tokens(int32_t n_decode) const {
+    const int32_t room = rows_ - n_decode;
+    if (n_decode == 0 || prompt_row_s_ <= 0) return std::min(room, n_decode == 0 ? rows_ : kFirst);
+    const double left_s = target_s_ - n_decode * decode_row_s_;
+    const double tokens = std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_));
+    return std::min(room, static_cast<int32_t>(tokens));
+  }
+
+  // What a step with these rows took.
+  void observe(int32_t n_decode, int32_t n_prompt, double step_s) {
+    if (n_prompt == 0 && n_decode > 0) learn(decode_row_s_, step_s / n_decode);
+    // Short pieces tell more about the step's fixed cost than about a prompt token.
+    if (n_prompt >= kLeast) learn(prompt_row_s_, std::max(0.0, step_s - n_decode * decode_row_s_) / n_prompt);
+  }
+
+ private:
+  static constexpr int32_t kLeast = 16;
+  static constexpr int32_t kFirst = 64;  // before anything is known
+  static constexpr double kWeight = 0.2;
+
+  static void learn(double& known, double seen) { known = known <= 0 ? seen : known + kWeight * (seen - known); }
+
+  const double target_s_;
+  const int32_t rows_;
+  double decode_row_s_ = 0;
+  double prompt_row_s_ = 0;
+};
+
+}  // namespace corosrv
