@@ -106,10 +106,10 @@ class SyntheticBackend final : public Backend {
     if (synthetic_.prefill_tokens_per_s > 0) wait_s += n_prompt / synthetic_.prefill_tokens_per_s;
     if (synthetic_.tokens_per_s > 0) wait_s += n_decode / (synthetic_.tokens_per_s * std::max(n_live_, 1));
     const auto wait = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait_s));
-    // Against a schedule and not from now, so that the loop's own time does not lower the rate.
+    // Against a schedule and not from now, so that the loop's own time does not lower the rate; one step is made up
+    // for at most, so that none is after an idle time.
     const auto now = Clock::now();
-    next_step_ = std::max(next_step_ + wait, now - std::chrono::milliseconds(50));
-    if (next_step_ > now + wait) next_step_ = now + wait;
+    next_step_ = std::clamp(next_step_ + wait, now, now + wait);
     std::this_thread::sleep_until(next_step_);
   }
 

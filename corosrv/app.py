@@ -1,0 +1,191 @@
+"""Wires the parts. `corosrv.app:application` is for gunicorn, `blueprint()` for somebody's own Flask app.
+
+Importing this module starts nothing; asking it for `application` does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import gevent
+from flask import Blueprint, Flask, Response, g, request
+from gevent._hub_local import get_hub_if_exists
+from werkzeug.exceptions import HTTPException
+
+from corosrv import settings as settings_module
+from corosrv.engine import Engine
+from corosrv.errors import CorosrvError
+from corosrv.http import access, health, metrics
+from corosrv.openai import calls, errors, routes
+from corosrv.settings import Settings
+
+log = logging.getLogger("corosrv")
+
+
+class Server:
+    """One process's worth of corosrv: the engine, and the blueprint in front of it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engine = Engine(settings)
+        self._stats = metrics.HttpStats()
+        self._stats.registry.register(metrics.EngineCollector(self.engine))
+        self._keys = access.Keys(settings.keys)
+        self._origins = access.Origins(settings.origins)
+        self._is_started = False
+        self._has_told = False
+        self.blueprint = self._blueprint()
+
+    def start(self) -> None:
+        """Begins to load the model, in the process that will serve; returns at once. Twice is harmless."""
+        if self._is_started:
+            return
+        self._is_started = True
+        atexit.register(self.engine.close)
+        if get_hub_if_exists() is not None:
+            gevent.spawn(self._open)
+        else:
+            threading.Thread(target=self._open, name="corosrv-open", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self.engine.open()
+        except CorosrvError:
+            pass  # logged there, and told by /health and every request from now on
+        except Exception:
+            log.exception("the engine could not start")
+
+    def stop(self) -> None:
+        """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event."""
+        if self.engine.state.value == "draining":
+            return
+        self.engine.stop_accepting()
+        log.info("stopping: running streams get %g s to finish", self.settings.drain_s)
+        if get_hub_if_exists() is not None:
+            gevent.spawn_later(self.settings.drain_s, self.engine.drain)
+        else:
+            timer = threading.Timer(self.settings.drain_s, self.engine.drain)
+            timer.daemon = True
+            timer.start()
+
+    def _blueprint(self) -> Blueprint:
+        settings = self.settings
+        options = routes.Options(
+            max_body_bytes=settings.max_body_bytes,
+            ping_interval=settings.sse_ping_interval,
+            write_timeout=settings.write_timeout_s,
+            defaults=calls.Defaults(
+                max_tokens=None if settings.n_predict == -1 else settings.n_predict,
+                temperature=settings.temp,
+                seed=None if settings.seed == -1 else settings.seed,
+            ),
+        )
+        whole = Blueprint("corosrv", __name__)
+        whole.register_blueprint(routes.blueprint(self.engine, options, self._stats))
+        whole.register_blueprint(health.blueprint(self.engine))
+        whole.before_request(self._before)
+        whole.after_request(self.after)
+        whole.register_error_handler(CorosrvError, errors.response)
+
+        @whole.get("/metrics")
+        def exposition() -> Response:
+            if not settings.metrics:
+                return errors.http_response(501, "metrics are switched off (COROSRV_METRICS=0)")
+            return Response(metrics.exposition(self._stats), content_type=metrics.CONTENT_TYPE)
+
+        return whole
+
+    def _before(self) -> None:
+        self.start()
+        if not self._has_told and request.environ.get("wsgi.multiprocess"):
+            self._has_told = True
+            log.warning("several workers: process %d has an engine and a model of its own", os.getpid())
+        g.corosrv_request_id = access.request_id(request)
+        is_open = request.path.endswith("/health") or request.method == "OPTIONS"
+        if not is_open:
+            self._keys.check(request)
+
+    def after(self, response: Response) -> Response:
+        """Adds what every answer has. Once, also where the blueprint's hook and the app's both apply."""
+        if g.get("corosrv_is_answered"):
+            return response
+        g.corosrv_is_answered = True
+        response.headers["X-Request-Id"] = g.get("corosrv_request_id") or access.request_id(request)
+        self._origins.allow(request, response)
+        route = request.url_rule.rule if request.url_rule else "none"
+        self._stats.answered(route, response.status_code)
+        return response
+
+
+def blueprint(**overrides: Any) -> Blueprint:
+    """Everything under one blueprint, for `app.register_blueprint(corosrv.blueprint(), url_prefix="/llm")`.
+
+    Settings come from the environment and from `overrides`, by name: `blueprint(model="my.gguf", slots=8)`. The model
+    begins to load with the first request that arrives, in the process that it arrives in. Raises SettingsError.
+    """
+    return Server(settings_module.load(overrides)).blueprint
+
+
+def create_app(settings: Settings) -> Flask:
+    """A Flask app of its own, loading its model. Stops gracefully on SIGTERM when made in the main thread."""
+    server = Server(settings)
+    app = Flask("corosrv", static_folder=None)
+    app.register_blueprint(server.blueprint)
+    app.after_request(server.after)
+    app.register_error_handler(HTTPException, _http_error)
+    app.extensions["corosrv"] = server
+    server.start()
+    if threading.current_thread() is threading.main_thread():
+        _stop_on_sigterm(server)
+    return app
+
+
+def _http_error(error: HTTPException) -> Response:
+    answer = errors.http_response(error.code or 500, error.description or error.name)
+    for name, value in error.get_headers():
+        if name not in ("Content-Type", "Content-Length"):
+            answer.headers[name] = value
+    return answer
+
+
+def _stop_on_sigterm(server: Server) -> None:
+    """Before whatever the web server does on SIGTERM: it waits for the streams, and this ends the last of them."""
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        server.stop()
+        if callable(previous):
+            previous(number, frame)
+        else:
+            signal.signal(signal.SIGTERM, previous if previous is not None else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _make_application() -> Flask:
+    logging.getLogger("corosrv").setLevel(logging.INFO)
+    if not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
+        logging.getLogger("corosrv").addHandler(handler)
+    for name in settings_module.unknown_variables(os.environ):
+        log.warning("%s is no setting of corosrv and is ignored", name)
+    try:
+        return create_app(settings_module.load())
+    except CorosrvError as error:
+        sys.exit(f"corosrv cannot start: {error}")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "application":
+        globals()["application"] = application = _make_application()
+        return application
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,160 @@
+"""Looks at the machine: what is there, what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from corosrv.errors import CorosrvError
+from corosrv.settings import Settings
+
+Load = Callable[[], Settings]
+
+
+class Grade(str, Enum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check saw; `advice` says what to do, and is empty when there is nothing to do."""
+
+    grade: Grade
+    subject: str
+    text: str
+    advice: str = ""
+
+    @property
+    def is_fatal(self) -> bool:
+        return self.grade is Grade.FAIL
+
+
+def examine(load: Load, host: str, port: int) -> list[Finding]:
+    """All findings, in the order in which things are needed. Takes seconds: a model is loaded in a child process."""
+    findings = [_compiler(), _libllama(), _cpu()]
+    try:
+        settings = load()
+    except CorosrvError as error:
+        findings.append(Finding(Grade.FAIL, "settings", str(error)))
+    else:
+        findings += [Finding(Grade.OK, "settings", "all can be used"), *_model(settings)]
+    return [*findings, _descriptors(), _port(host, port)]
+
+
+def _compiler() -> Finding:
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return Finding(
+            Grade.WARN, "compiler", "none found", "install a C++17 compiler (Debian: apt-get install g++) to rebuild"
+        )
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    first = version.splitlines()[0] if version else compiler
+    if _miscompiles_amx(version) and "amx_tile" in _cpu_flags():
+        return Finding(
+            Grade.WARN,
+            "compiler",
+            f"{first}: miscompiles the AMX kernels that this processor runs",
+            'build llama-cpp-python with CXXFLAGS="-fno-strict-aliasing -fno-tree-dse -fno-dse" (make install does)',
+        )
+    return Finding(Grade.OK, "compiler", first)
+
+
+def _miscompiles_amx(version: str) -> bool:
+    found = re.search(r"\b(\d+)\.(\d+)\.\d+\b", version)
+    if found is None or "clang" in version:
+        return False
+    major, minor = int(found.group(1)), int(found.group(2))
+    return major < 12 or (major, minor) in ((12, 0), (12, 1), (12, 2), (12, 3), (13, 0), (13, 1), (13, 2))
+
+
+def _libllama() -> Finding:
+    try:
+        from corosrv.engine import libllama
+        from corosrv.engine.binding import FINGERPRINT
+    except CorosrvError as error:
+        return Finding(Grade.FAIL, "libllama", str(error), "in a clone: make install")
+    return Finding(Grade.OK, "libllama", f"{libllama.folder()}, llama.h {FINGERPRINT[:10]} as built")
+
+
+def _cpu_flags() -> str:
+    from corosrv.engine.cpu import cpu_identity
+
+    return cpu_identity()
+
+
+def _cpu() -> Finding:
+    from corosrv.engine.cpu import physical_cores
+
+    identity = _cpu_flags()
+    name = re.search(r"model name: ([^;]*)", identity)
+    fast = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_tile") if re.search(rf"\b{flag}\b", identity)]
+    text = f"{name.group(1) if name else 'unknown'}, {physical_cores()} cores, {' '.join(fast) or 'no vector units known'}"
+    return Finding(Grade.OK, "processor", text)
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    if settings.is_synthetic:
+        yield Finding(Grade.WARN, "model", "synthetic: it makes up its text", "set COROSRV_MODEL to a GGUF for real use")
+        return
+    path = Path(settings.model)
+    if not path.is_file():
+        yield Finding(Grade.FAIL, "model", f"{path} does not exist", "set COROSRV_MODEL to the path of a GGUF file")
+        return
+    yield Finding(Grade.OK, "model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB")
+    yield _engine(settings)
+
+
+def _engine(settings: Settings) -> Finding:
+    """Opens the engine as it would be served, and gives one answer."""
+    from corosrv.engine import Engine, probe
+    from corosrv.jobs import Job, Text
+
+    engine = Engine(settings)
+    try:
+        engine.open()
+        with engine.submit(Job((Text("One, two,"),), max_tokens=4)) as reader:
+            text = "".join(chunk.text for chunk in reader)
+        if probe.verdict(settings.model) is probe.Verdict.SAFE:
+            return Finding(
+                Grade.WARN,
+                "engine",
+                "libllama crashes on this processor and runs without repacked weights, which is slow",
+                f"rebuild it: {probe.REBUILD}",
+            )
+    except CorosrvError as error:
+        return Finding(Grade.FAIL, "engine", str(error))
+    finally:
+        engine.close()
+    return Finding(Grade.OK, "engine", f"answers 'One, two,' with {text!r}")
+
+
+def _descriptors() -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 20_000:
+        return Finding(
+            Grade.WARN,
+            "descriptors",
+            f"{hard} may be open, enough for some {max(hard // 2 - 100, 1)} streams at once",
+            "raise the hard limit (ulimit -Hn, LimitNOFILE= in a systemd unit)",
+        )
+    return Finding(Grade.OK, "descriptors", f"{hard} may be open" if hard != resource.RLIM_INFINITY else "no limit")
+
+
+def _port(host: str, port: int) -> Finding:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return Finding(Grade.FAIL, "port", f"{host}:{port}: {error.strerror}", "choose another one with --port")
+    return Finding(Grade.OK, "port", f"{host}:{port} is free")

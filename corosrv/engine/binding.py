@@ -1,0 +1,296 @@
+"""The only user of the extension: codes become exceptions, C structs become values, handles become objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from corosrv import errors
+from corosrv.engine import libllama
+from corosrv.jobs import Chunk, Finish, Sampling
+
+libllama.open_library()
+try:
+    from corosrv._native import ffi, lib
+except ImportError as error:
+    raise errors.LibllamaError(f"corosrv's extension cannot be loaded ({error}); {libllama.REBUILD}") from error
+# Hash of the llama.h that the extension was built with.
+FINGERPRINT = bytes(ffi.string(lib.corosrv_llama_fingerprint())).decode()
+libllama.check_fingerprint(FINGERPRINT)
+
+_MESSAGE_BYTES = 512
+_ERRORS: dict[int, type[errors.CorosrvError]] = {
+    lib.COROSRV_INVALID: errors.Refused,
+    lib.COROSRV_QUEUE_FULL: errors.QueueFull,
+    lib.COROSRV_NO_DESCRIPTOR: errors.NoDescriptor,
+    lib.COROSRV_NOT_READY: errors.Starting,
+    lib.COROSRV_CLOSED: errors.ShuttingDown,
+    lib.COROSRV_FORKED: errors.UsedAfterFork,
+    lib.COROSRV_TOO_LONG: errors.Refused,
+    lib.COROSRV_INTERNAL: errors.CorosrvError,
+}
+_FORKED = (
+    "this engine was opened before a fork() and serves the parent process only; open one in each process after "
+    "forking (gunicorn: do not use --preload)"
+)
+_FINISH = (None, Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.ERROR)
+_STATES = {
+    lib.COROSRV_STARTING: "starting",
+    lib.COROSRV_READY: "ready",
+    lib.COROSRV_FAILED: "failed",
+    lib.COROSRV_STOPPED: "stopped",
+}
+
+
+class Synthetic(msgspec.Struct, frozen=True):
+    """Speeds of a made-up model; see corosrv_synthetic in the C header."""
+
+    tokens_per_s: float = 20.0
+    prefill_tokens_per_s: float = 0.0
+    length: int = 0
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How an engine is opened; see corosrv_options in the C header."""
+
+    model: str
+    synthetic: Synthetic | None
+    context: int
+    slots: int
+    queue: int
+    threads: int
+    step_ms: float
+    reader_bytes: int
+    safe_load: bool = False
+    batch: int = 512
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What the model is; see corosrv_model_info in the C header."""
+
+    context: int
+    context_train: int
+    n_vocab: int
+    n_embd: int
+    vocab_type: int
+    add_bos: int
+    bos: int
+    eos: int
+    n_params: int
+    size: int
+    ftype: str
+    description: str
+    chat_template: str
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Observations in seconds; bucket i counts those of at most 0.001 * 2**i, the last one all others."""
+
+    buckets: tuple[int, ...]
+    sum: float
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Counters of the decode loop as of its last step; see corosrv_stats in the C header."""
+
+    tasks_stop: int
+    tasks_length: int
+    tasks_cancelled: int
+    tasks_error: int
+    tasks_refused: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    steps: int
+    eventfd_writes: int
+    step_s: float
+    slots: int
+    running: int
+    waiting: int
+    paused: int
+    readers: int
+    queue_wait: Histogram
+    ttft: Histogram
+    itl: Histogram
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One generation, ready for the decode loop."""
+
+    tokens: Sequence[int]
+    max_tokens: int  # -1: until the context is full
+    sampling: Sampling
+    seed: int
+    stops: Sequence[bytes]
+
+
+def _raise(code: int, message: str) -> NoReturn:
+    if code == lib.COROSRV_FORKED:
+        raise errors.UsedAfterFork(_FORKED)
+    raise _ERRORS[code](message or "the native call failed")
+
+
+def _check(code: int, message: Any = None) -> None:
+    if code != lib.COROSRV_OK:
+        _raise(code, "" if message is None else _text(message))
+
+
+def _text(c_string: Any) -> str:
+    return bytes(ffi.string(c_string)).decode("utf-8", "replace")
+
+
+def _histogram(c_histogram: Any) -> Histogram:
+    return Histogram(tuple(c_histogram.buckets), c_histogram.sum)
+
+
+class NativeReader:
+    """Handle of a corosrv_reader. Closed when dropped, if nobody did it before."""
+
+    __slots__ = ("_chunks", "_handle", "_n_chunks", "fd")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.corosrv_reader_close)
+        self.fd: int = lib.corosrv_reader_fd(handle)
+        self._chunks = ffi.new("corosrv_chunk const **")
+        self._n_chunks = ffi.new("size_t *")
+
+    def take(self) -> list[Chunk]:
+        """All unread chunks, perhaps none; clears the descriptor."""
+        _check(lib.corosrv_reader_take(self._handle, self._chunks, self._n_chunks))
+        chunks = self._chunks[0]
+        return [_chunk(chunks[i]) for i in range(self._n_chunks[0])]
+
+    def cancel(self) -> None:
+        _check(lib.corosrv_reader_cancel(self._handle))
+
+    def close(self) -> None:
+        ffi.release(self._handle)
+
+
+def _chunk(chunk: Any) -> Chunk:
+    text = str(ffi.buffer(chunk.text, chunk.text_size), "utf-8")
+    if chunk.finish == lib.COROSRV_UNFINISHED:
+        return Chunk(chunk.index, text, chunk.n_tokens)
+    return Chunk(
+        chunk.index,
+        text,
+        chunk.n_tokens,
+        _FINISH[chunk.finish],
+        chunk.prompt_tokens,
+        chunk.cached_tokens,
+        chunk.prompt_ms,
+        chunk.decode_ms,
+    )
+
+
+class NativeEngine:
+    """Handle of a corosrv_engine."""
+
+    def __init__(self, options: Options) -> None:
+        """Starts the decode thread, which loads the model; returns at once."""
+        model = ffi.new("char[]", options.model.encode())
+        synthetic = ffi.NULL
+        if options.synthetic is not None:
+            synthetic = ffi.new("corosrv_synthetic *", msgspec.structs.asdict(options.synthetic))
+        fields = msgspec.structs.asdict(options) | {"model": model, "synthetic": synthetic}
+        engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", _MESSAGE_BYTES)
+        _check(
+            lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message
+        )
+        self._handle = engine[0]
+        self.fd: int = lib.corosrv_engine_fd(self._handle)
+
+    def _open_handle(self) -> Any:
+        if self._handle is None:
+            raise errors.UsedAfterClose("the engine is closed; open another one")
+        return self._handle
+
+    def state(self) -> tuple[str, str]:
+        """starting, ready, failed or stopped; and the reason."""
+        state, message = ffi.new("int *"), ffi.new("char[]", _MESSAGE_BYTES)
+        _check(lib.corosrv_engine_state(self._open_handle(), state, message, _MESSAGE_BYTES), message)
+        return _STATES[state[0]], _text(message)
+
+    def info(self) -> ModelInfo:
+        info = ffi.new("corosrv_model_info *")
+        _check(lib.corosrv_engine_info(self._open_handle(), info))
+        texts = {"ftype", "description", "chat_template"}
+        names = ModelInfo.__struct_fields__
+        return ModelInfo(*(_text(getattr(info, name)) if name in texts else getattr(info, name) for name in names))
+
+    def stats(self) -> Stats:
+        stats = ffi.new("corosrv_stats *")
+        _check(lib.corosrv_engine_stats(self._open_handle(), stats))
+        histograms = {"queue_wait", "ttft", "itl"}
+        names = Stats.__struct_fields__
+        return Stats(*(_histogram(getattr(stats, n)) if n in histograms else getattr(stats, n) for n in names))
+
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids; takes time in proportion to the text, without the GIL."""
+        capacity = len(text) + 2
+        tokens, n_tokens = ffi.new("int32_t[]", capacity), ffi.new("size_t *")
+        handle = self._open_handle()
+        _check(lib.corosrv_tokenize(handle, text, len(text), add_special, parse_special, tokens, capacity, n_tokens))
+        return list(ffi.unpack(tokens, n_tokens[0])) if n_tokens[0] else []
+
+    def token_text(self, token: int, special: bool = False) -> bytes:
+        text = ffi.new("corosrv_text *")
+        _check(lib.corosrv_token_text(self._open_handle(), token, special, text))
+        return bytes(ffi.buffer(text.data, text.size))
+
+    def control_tokens(self) -> list[int]:
+        handle, is_control = self._open_handle(), lib.corosrv_token_is_control
+        return [token for token in range(self.info().n_vocab) if is_control(handle, token)]
+
+    def submit(self, tasks: Sequence[Task]) -> NativeReader:
+        """Queues all tasks or none."""
+        keep: list[Any] = []  # what the C structs point to, until the call returns
+        c_tasks = ffi.new("corosrv_task[]", [_c_task(task, keep) for task in tasks])
+        reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", _MESSAGE_BYTES)
+        _check(
+            lib.corosrv_submit(self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES), message
+        )
+        return NativeReader(reader[0])
+
+    def drain(self, message: str) -> None:
+        """Ends every task with an error chunk of this message, and refuses new ones."""
+        _check(lib.corosrv_engine_drain(self._open_handle(), message.encode()))
+
+    def close(self) -> None:
+        """Waits for the step in progress. Twice is harmless."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            lib.corosrv_engine_close(handle)
+
+
+def _c_task(task: Task, keep: list[Any]) -> dict[str, Any]:
+    def kept(c_type: str, value: Any) -> Any:
+        keep.append(ffi.new(c_type, value))
+        return keep[-1]
+
+    stops = [{"data": kept("char[]", stop), "size": len(stop)} for stop in task.stops]
+    sampling = task.sampling
+    return {
+        "tokens": kept("int32_t[]", task.tokens),
+        "n_tokens": len(task.tokens),
+        "max_tokens": task.max_tokens,
+        "stops": kept("corosrv_text[]", stops),
+        "n_stops": len(stops),
+        "sampling": {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "typical_p": sampling.typical_p,
+            "repeat_penalty": sampling.repeat_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repeat_last_n": sampling.repeat_last_n,
+            "seed": task.seed,
+            "ignore_eos": sampling.ignore_eos,
+            "biases": kept("corosrv_bias[]", [{"token": token, "bias": bias} for token, bias in sampling.logit_bias]),
+            "n_biases": len(sampling.logit_bias),
+        },
+    }

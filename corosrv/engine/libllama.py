@@ -1,0 +1,55 @@
+"""Finds libllama and opens it before the extension is imported, so that the process holds one copy of it.
+
+llama-cpp-python opens `llama_cpp/lib/libllama.so`; a linker records `libllama.so.0`, which in a wheel is another file.
+Whoever is opened first under the SONAME that both share is the one that everybody gets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+
+from corosrv.errors import LibllamaError
+
+REBUILD = "rebuild corosrv against it: pip install --force-reinstall --no-deps corosrv (in a clone: make install)"
+
+
+def folder() -> Path:
+    """Where libllama.so is; `LLAMA_CPP_LIB_PATH` overrides the installed llama-cpp-python, as it does there."""
+    if override := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return Path(override)
+    # find_spec does not import the package, which would cost 0.3 s and numpy.
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        raise LibllamaError("llama-cpp-python is not installed: pip install corosrv brings it (in a clone: make install)")
+    return Path(spec.submodule_search_locations[0]) / "lib"
+
+
+def header() -> Path | None:
+    """The llama.h that came with the library, if there is one."""
+    places = folder().parent.parent / "include", folder().parent / "include"
+    return next((place / "llama.h" for place in places if (place / "llama.h").is_file()), None)
+
+
+def open_library() -> None:
+    """Loads libllama into the process; later loads of the same SONAME get this copy."""
+    library = folder() / "libllama.so"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise LibllamaError(f"libllama cannot be loaded from {library.name}: {error}") from error
+
+
+def check_fingerprint(built_with: str) -> None:
+    """Refuses a libllama whose llama.h is not the one that the extension was built with.
+
+    Struct layouts change between versions and the SONAME does not: a mismatch would be memory corruption.
+    """
+    installed = header()
+    if installed is None or not built_with:
+        return
+    if hashlib.sha256(installed.read_bytes()).hexdigest() != built_with:
+        raise LibllamaError(f"the installed llama-cpp-python is not the one corosrv was built with; {REBUILD}")

@@ -1,0 +1,111 @@
+"""Reads one job's chunks: waits on its eventfd, takes what is there, cancels on close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+
+from corosrv.engine.binding import NativeReader
+from corosrv.engine.waits import TimedOut, Waiter, thread_id, waiter
+from corosrv.errors import ReadTimeout, UsedAfterClose, WrongThread
+from corosrv.jobs import Chunk
+
+
+class Reader:
+    """The receiving end of one job on the engine; see corosrv.jobs.Reader for the contract.
+
+    The same object serves a greenlet (`for chunk in reader`, waits through the hub), a plain thread (the same, blocks
+    the thread) and an asyncio task (`async for chunk in reader`). It belongs to the thread that made it; `cancel` may
+    be called from any.
+    """
+
+    def __init__(self, native: NativeReader, n_tasks: int, prompt_tokens: tuple[int, ...]) -> None:
+        self.prompt_tokens = prompt_tokens
+        self._native: NativeReader | None = native
+        self._n_unfinished = n_tasks
+        self._thread = thread_id()
+        self._waiter: Waiter | None = None
+
+    def fileno(self) -> int:
+        """The eventfd: readable when there is something to take. Not to be closed or read by others."""
+        return self._open().fd
+
+    def take(self, timeout: float | None = None) -> list[Chunk]:
+        """All unread chunks, at least one; an empty list once every task has ended. Waits.
+
+        Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
+        """
+        while self._n_unfinished:
+            if chunks := self.take_nowait():
+                return chunks
+            if self._waiter is None:
+                self._waiter = waiter(self._open().fd)
+            try:
+                self._waiter.wait(timeout)
+            except TimedOut:
+                raise ReadTimeout(f"nothing to read for {timeout:g} s") from None
+        return []
+
+    def take_nowait(self) -> list[Chunk]:
+        """All unread chunks, perhaps none. Never waits."""
+        native = self._open()
+        if self._thread != thread_id():
+            raise WrongThread("a reader belongs to the thread that made it; submit the job in the thread that reads")
+        chunks = native.take()
+        for chunk in chunks:
+            if chunk.finish is not None:
+                self._n_unfinished -= 1
+        return chunks
+
+    @property
+    def is_finished(self) -> bool:
+        """Every task has had its terminal chunk, and it was taken."""
+        return self._n_unfinished == 0
+
+    def cancel(self) -> None:
+        """Ends what is unfinished within one step. Any thread; after close() it does nothing."""
+        if (native := self._native) is not None:
+            native.cancel()
+
+    def close(self) -> None:
+        """Cancels, and gives back the descriptor. Twice is harmless."""
+        native, self._native = self._native, None
+        if native is None:
+            return
+        if self._waiter is not None:
+            self._waiter.close()  # before the descriptor: its number may be somebody else's the moment it is closed
+        native.close()
+
+    def _open(self) -> NativeReader:
+        if self._native is None:
+            raise UsedAfterClose("this reader is closed; submit another job")
+        return self._native
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while chunks := self.take():
+            yield from chunks
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        fd = self.fileno()
+        loop.add_reader(fd, readable.set)
+        try:
+            while self._n_unfinished:
+                readable.clear()
+                chunks = self.take_nowait()
+                if not chunks:
+                    await readable.wait()
+                for chunk in chunks:
+                    yield chunk
+        finally:
+            loop.remove_reader(fd)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,151 @@
+"""What can go wrong, as one tree. Inner code raises what happened; each protocol gives it its wire form in one place.
+
+CorosrvError
+├── SettingsError            a setting is wrong; the start stops
+├── LibllamaError            libllama cannot be found, or is not the one that the extension was built with
+├── Unauthorized             no key, or a wrong one
+├── ClientGone               the client left before its answer was ready
+├── Refused                  the request cannot be taken as it stands; says which parameter
+│   ├── PromptTooLong        more tokens than the context of a slot holds
+│   ├── BodyTooLarge
+│   ├── UnsupportedMedia     the body is something else than JSON
+│   ├── ModelNotFound        no such model here
+│   └── NotSupported         known, and not offered by this server or model
+├── Unavailable              this server cannot take it now; another moment may do
+│   ├── Starting             the model is still loading
+│   ├── ModelFailed          the model could not be loaded
+│   ├── ShuttingDown
+│   ├── NoDescriptor         no file descriptor is left for another reader
+│   └── QueueFull            as many jobs wait as may wait
+├── JobFailed                a job that was taken ended in an error
+├── ReadTimeout              nothing to read within the time given
+└── Misuse                   a bug of the caller; the message says what to do instead
+    ├── WrongThread
+    ├── UsedAfterClose
+    └── UsedAfterFork
+"""
+
+from __future__ import annotations
+
+
+class CorosrvError(Exception):
+    """Any error of corosrv; `str()` is a sentence for whoever asked."""
+
+
+class SettingsError(CorosrvError):
+    """A setting is wrong; names the variable."""
+
+
+class LibllamaError(CorosrvError):
+    """libllama cannot be used; says how to install or rebuild."""
+
+
+class Unauthorized(CorosrvError):
+    """The request has no key, or a wrong one."""
+
+
+class ClientGone(CorosrvError):
+    """The client left before its answer was ready; nobody will read what is answered."""
+
+
+class Refused(CorosrvError):
+    """A request that cannot be taken: `param` is the path of the field at fault, `code` a word for programs."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class BodyTooLarge(Refused):
+    """The request body is over the limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request body is larger than the {limit} bytes allowed", None, "body_too_large")
+
+
+class UnsupportedMedia(Refused):
+    """The body has a type or an encoding that is not read here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None, "unsupported_media_type")
+
+
+class PromptTooLong(Refused):
+    """The prompt leaves no room for an answer in the `context` tokens of a slot.
+
+    `is_estimate`: refused by its size before it was tokenised.
+    """
+
+    def __init__(self, n_tokens: int, context: int, param: str | None = None, is_estimate: bool = False) -> None:
+        super().__init__(
+            f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, and this model's context holds {context}, "
+            "of which at least one is for the answer",
+            param,
+            "context_length_exceeded",
+        )
+        self.n_tokens = n_tokens
+        self.context = context
+
+
+class ModelNotFound(Refused):
+    """No model of this name is served here."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"the model '{model}' does not exist here; GET /v1/models lists those that do", "model", "model_not_found")
+
+
+class NotSupported(Refused):
+    """Known to the protocol, and not offered here."""
+
+
+class Unavailable(CorosrvError):
+    """This server cannot take the request now."""
+
+    retry_after: int | None = 1  # seconds
+
+
+class Starting(Unavailable):
+    """The model is still loading."""
+
+
+class ModelFailed(Unavailable):
+    """The model could not be loaded; trying again will not help until an operator has acted."""
+
+    retry_after = None
+
+
+class ShuttingDown(Unavailable):
+    """The server is ending."""
+
+
+class NoDescriptor(Unavailable):
+    """The process has no file descriptor left for another reader."""
+
+
+class QueueFull(Unavailable):
+    """As many jobs wait for a slot as may wait."""
+
+
+class JobFailed(CorosrvError):
+    """A job that was taken ended in an error chunk; the message is the chunk's."""
+
+
+class ReadTimeout(CorosrvError):
+    """Nothing arrived within the time given."""
+
+
+class Misuse(CorosrvError):
+    """A bug of the caller."""
+
+
+class WrongThread(Misuse):
+    """A reader was used by another thread than the one that made it."""
+
+
+class UsedAfterClose(Misuse):
+    """An engine or reader was used after close()."""
+
+
+class UsedAfterFork(Misuse):
+    """An engine or reader was used in a child of the process that opened it."""

@@ -1,0 +1,105 @@
+"""Reads a request's body: bounded, complete, and JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import gevent
+import msgspec
+from flask import Request
+from gevent._hub_local import get_hub_if_exists
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+
+from corosrv.errors import BodyTooLarge, Refused, UnsupportedMedia
+
+MAX_DEPTH = 128
+READ_SECONDS = 30.0
+# Types that clients send JSON under: curl calls everything form data unless told otherwise.
+_PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
+
+T = TypeVar("T")
+
+
+def read(request: Request, limit: int) -> bytes:
+    """The whole body; waits for it. Raises BodyTooLarge before reading a body that says it is too large."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
+    if (request.content_length or 0) > limit:
+        raise BodyTooLarge(limit)
+    request.max_content_length = limit
+    try:
+        body = _read_in_time(request)
+    except RequestEntityTooLarge:
+        raise BodyTooLarge(limit) from None
+    except (ClientDisconnected, OSError) as error:
+        raise Refused("the request body could not be read to its end", None, "incomplete_body") from error
+    if request.content_length is not None and len(body) != request.content_length:
+        raise Refused(
+            f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}",
+            None,
+            "incomplete_body",
+        )
+    return body
+
+
+def _read_in_time(request: Request) -> bytes:
+    if get_hub_if_exists() is None:
+        return request.get_data(cache=False)
+    too_slow = Refused(f"the request body did not arrive within {READ_SECONDS:g} s", None, "request_timeout")
+    with gevent.Timeout(READ_SECONDS, too_slow):
+        return request.get_data(cache=False)
+
+
+def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body as the decoder's type. Raises Refused, which names the field at fault."""
+    try:
+        _check_depth(body)
+        body.decode("utf-8")
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        content_type = request.mimetype
+        if content_type not in _PLAUSIBLE_TYPES and "json" not in content_type:
+            raise UnsupportedMedia(f"the body must be JSON, not {content_type}") from None
+        raise Refused(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+
+
+def _check_depth(body: bytes) -> None:
+    """Refuses nesting beyond MAX_DEPTH, also in fields that nobody reads, before a recursive parser sees it."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for token in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', body, re.DOTALL):
+        first = token.group()[:1]
+        if first in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise Refused(f"the body is nested deeper than {MAX_DEPTH} levels", None, "invalid_json")
+        elif first in b"]}":
+            depth -= 1
+
+
+def _invalid_field(message: str) -> Refused:
+    """`Expected `int`, got `str` - at `$.n`` to a sentence and a parameter."""
+    words, _, path = message.partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    words = words.replace("`", "")
+    words = words[:1].lower() + words[1:]
+    missing = re.match(r"object missing required field (\w+)", words)
+    if missing:
+        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return Refused(f"{param} is required", param, "missing_required_parameter")
+    if param is None:
+        return Refused(f"the body must be a JSON object: {words}", None, "invalid_json")
+    return Refused(f"{param}: {words}", param)
+
+
+def check_text(value: Any, param: str) -> str:
+    """A string that can be encoded: JSON lets lone surrogates through. Raises Refused."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"{param}: half of a surrogate pair is no character", param) from None
+    return str(value)

@@ -1,0 +1,47 @@
+"""Where the server stands, for probes and people: answers at once, whatever else goes on."""
+
+from __future__ import annotations
+
+import msgspec
+from flask import Blueprint, Response
+
+from corosrv.errors import CorosrvError, ModelFailed
+from corosrv.http.metrics import EngineStats, HasStats
+from corosrv.jobs import State, Worker
+
+
+class HealthWorker(Worker, HasStats):
+    """A Worker that also counts."""
+
+
+def blueprint(worker: HealthWorker) -> Blueprint:
+    """GET /health: 200 when jobs are taken, 503 while the model loads, after it failed, and while the server ends."""
+    routes = Blueprint("health", __name__)
+
+    @routes.get("/health")
+    @routes.get("/v1/health", endpoint="health_v1")
+    def health() -> Response:
+        try:
+            worker.check()
+        except CorosrvError as error:
+            return _unavailable(worker.state, error)
+        return _json({"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"}, 200)
+
+    return routes
+
+
+def _is_busy(stats: EngineStats | None) -> bool:
+    """Every slot is taken and jobs wait: a new one would wait too."""
+    return stats is not None and stats.waiting > 0 and stats.running >= stats.slots
+
+
+def _unavailable(state: State, error: CorosrvError) -> Response:
+    members = {"message": str(error), "type": "unavailable_error", "param": None, "code": None}
+    answer = _json({"status": state.value, "state": state.value, "error": members}, 503)
+    if not isinstance(error, ModelFailed):
+        answer.headers["Retry-After"] = "1"
+    return answer
+
+
+def _json(value: object, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, mimetype="application/json")

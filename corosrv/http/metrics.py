@@ -1,0 +1,148 @@
+"""Every part's numbers as Prometheus text; the only place that knows what Prometheus is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from gevent._hub_local import get_hub_if_exists
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LAG_INTERVAL = 0.25  # seconds
+
+
+class HttpStats:
+    """What the HTTP side counts about itself. Used from the hub's thread, or from a server's threads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "corosrv_http_requests", "Answers by route and status", ["route", "status"], registry=self.registry
+        )
+        self._open_streams = Gauge("corosrv_open_streams", "Streams being sent", registry=self.registry)
+        self._lag = _HubLag(
+            Histogram(
+                "corosrv_hub_lag_seconds",
+                "How late the hub was; looked at four times a second while streams are open",
+                buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+                registry=self.registry,
+            )
+        )
+        self._n_streams = 0
+
+    def answered(self, route: str, status: int) -> None:
+        self._requests.labels(route, str(status)).inc()
+
+    def stream_opened(self) -> None:
+        self._n_streams += 1
+        self._open_streams.inc()
+        if self._n_streams == 1:
+            self._lag.start()
+
+    def stream_closed(self) -> None:
+        self._n_streams -= 1
+        self._open_streams.dec()
+        if self._n_streams == 0:
+            self._lag.stop()
+
+
+class _HubLag:
+    """A timer that measures by how much it is late. Runs only while it is started: an idle server stays asleep."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._timer: Any = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        hub = get_hub_if_exists()
+        if hub is None or self._timer is not None:
+            return
+        self._timer = hub.loop.timer(_LAG_INTERVAL, _LAG_INTERVAL)
+        self._due = time.monotonic() + _LAG_INTERVAL
+        self._timer.start(self._on_timer)
+
+    def _on_timer(self) -> None:
+        now = time.monotonic()
+        self._histogram.observe(max(0.0, now - self._due))
+        self._due = now + _LAG_INTERVAL
+
+    def stop(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.stop()
+            timer.close()
+
+
+class EngineStats(Protocol):
+    """The counters of a decode loop; corosrv.engine.binding.Stats has them."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+class HasStats(Protocol):
+    def stats(self) -> EngineStats | None: ...
+
+
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens computed",
+    "generated_tokens": "Tokens generated",
+    "steps": "Steps of the decode loop",
+    "eventfd_writes": "Wake-ups sent to readers",
+}
+_GAUGES = {
+    "slots": "Slots in all",
+    "running": "Slots in use",
+    "waiting": "Tasks that wait for a slot",
+    "paused": "Running tasks that wait for their reader to be read",
+    "readers": "Readers alive",
+}
+_HISTOGRAMS = {
+    "queue_wait": "From submission to a slot",
+    "ttft": "From submission to the first token",
+    "itl": "Between two tokens of a task",
+}
+_OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
+
+
+class EngineCollector(Collector):
+    """Reads the decode loop's counters when it is asked; keeps none of its own."""
+
+    def __init__(self, engine: HasStats) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats()
+        if stats is None:
+            return
+        jobs = CounterMetricFamily("corosrv_jobs", "Ended tasks by outcome", labels=["outcome"])
+        for outcome in _OUTCOMES:
+            jobs.add_metric([outcome], getattr(stats, f"tasks_{outcome}"))
+        yield jobs
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"corosrv_{name}", text, getattr(stats, name))
+        yield CounterMetricFamily("corosrv_step_seconds", "Time spent in steps", stats.step_s)
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"corosrv_{name}", text, getattr(stats, name))
+        for name, text in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(f"corosrv_{name}_seconds", text)
+            histogram = getattr(stats, name)
+            family.add_metric([], list(_cumulative(histogram.buckets)), histogram.sum)
+            yield family
+
+
+def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
+    counts = list(buckets)
+    total = 0
+    for i, count in enumerate(counts):
+        total += count
+        yield ("+Inf" if i == len(counts) - 1 else f"{0.001 * 2**i:g}"), total
+
+
+def exposition(stats: HttpStats) -> bytes:
+    """Everything in the registry, in Prometheus' text form."""
+    return generate_latest(stats.registry)

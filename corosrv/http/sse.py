@@ -1,0 +1,109 @@
+"""Chunks to server-sent events, for as long as somebody reads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flask import Request, Response
+
+from corosrv.errors import ClientGone, CorosrvError, ReadTimeout
+from corosrv.http.client import ClientWatch
+from corosrv.http.metrics import HttpStats
+from corosrv.jobs import Chunk, Reader
+
+log = logging.getLogger("corosrv.http")
+
+PING = b":\n\n"
+
+Encode = Callable[[list[Chunk]], bytes]
+
+
+class EventStream:
+    """A WSGI body: what `encode` makes of the chunks, one piece for all that were unread.
+
+    Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent at once,
+    with the headers, so that a client that waits in the queue sees that it was taken.
+    """
+
+    def __init__(
+        self,
+        environ: dict[str, Any],
+        reader: Reader,
+        first: bytes,
+        encode: Encode,
+        encode_error: Callable[[CorosrvError], bytes],
+        ping_interval: float,
+        write_timeout: float,
+        stats: HttpStats,
+    ) -> None:
+        self._reader = reader
+        self._first = first
+        self._encode = encode
+        self._encode_error = encode_error
+        self._ping_interval = ping_interval if ping_interval > 0 else None
+        self._watch = ClientWatch(environ, reader.cancel)
+        self._socket = environ.get("gunicorn.socket")
+        self._write_timeout = write_timeout
+        self._stats = stats
+        self._is_closed = False
+        stats.stream_opened()
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._socket is not None:
+            # A client that accepts nothing for that long is as good as gone.
+            self._socket.settimeout(self._write_timeout)
+        yield self._first
+        try:
+            yield from self._events()
+        except CorosrvError as error:
+            log.info("a stream ended in an error: %s", error)
+            yield self._encode_error(error)
+
+    def _events(self) -> Iterator[bytes]:
+        take, encode, interval = self._reader.take, self._encode, self._ping_interval
+        while not self._watch.is_gone:
+            try:
+                chunks = take(interval)
+            except ReadTimeout:
+                yield PING
+                continue
+            if not chunks:
+                return
+            if events := encode(chunks):
+                yield events
+
+    def close(self) -> None:
+        """Ends the job if it is unfinished. Twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._watch.close()
+        self._reader.close()
+        if self._socket is not None:
+            self._socket.settimeout(None)
+        self._stats.stream_closed()
+
+
+def response(stream: EventStream) -> Response:
+    """The stream as an answer; passed through to the server untouched."""
+    answer = Response(stream, mimetype="text/event-stream", direct_passthrough=True)  # type: ignore[arg-type]
+    answer.headers["Cache-Control"] = "no-cache"
+    answer.headers["X-Accel-Buffering"] = "no"
+    return answer
+
+
+def collect(request: Request, reader: Reader) -> list[Chunk]:
+    """All chunks of a job that is not streamed; closes the reader. Raises ClientGone when the client left meanwhile."""
+    watch = ClientWatch(request.environ, reader.cancel)
+    chunks: list[Chunk] = []
+    try:
+        with reader:
+            while taken := reader.take():
+                chunks += taken
+                if watch.is_gone:
+                    raise ClientGone("the client left before its answer was ready")
+    finally:
+        watch.close()
+    return chunks

