@@ -1,0 +1,242 @@
+"""A real corosrv in a process of its own: started, watched through /proc, and stopped by its own pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+import openai
+
+from tests.serve.wire import Connection
+
+BIN = Path(sys.executable).parent
+REPOSITORY = Path(__file__).parent.parent.parent
+START_SECONDS = 40.0  # the probe of libllama and a slow disk included
+STOP_SECONDS = 10.0
+
+GUNICORN = ("gunicorn", "-k", "gevent", "--no-control-socket")
+APP = (*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app")
+SERVE = ("corosrv", "serve", "--port", "0")
+
+T = TypeVar("T")
+_direct = build_opener(ProxyHandler({}))
+
+
+def eventually(look: Callable[[], T], within: float = 5.0, what: str = "") -> T:
+    """What `look` returns as soon as it is true; fails after `within` seconds."""
+    deadline = time.monotonic() + within
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what or 'what was waited for'}"
+        time.sleep(0.02)
+    return seen
+
+
+class Server:
+    """One server process and its workers. Whoever made it stops it."""
+
+    def __init__(self, command: Sequence[str], environ: dict[str, str], log: Path) -> None:
+        """Starts it; the system chooses the port, which the server's log tells."""
+        self.log_file = log
+        program = [str(BIN / command[0]), *command[1:]]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("COROSRV_")}
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                program,
+                env=inherited | {"PYTHONUNBUFFERED": "1"} | environ,
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self.port = int(eventually(self._listens_at, START_SECONDS, "a line in the log that tells the port"))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _listens_at(self) -> str | None:
+        assert self._process.poll() is None, f"it ended at once:\n{self.log}"
+        found = re.search(r"(?:Listening at: |Running on )http://127\.0\.0\.1:(\d+)", self.log)
+        return found.group(1) if found else None
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text("utf-8", "replace")
+
+    # What it answers
+
+    def get(self, path: str, timeout: float = 10) -> tuple[int, Any]:
+        """Status, and body as JSON where it is JSON."""
+        try:
+            with _direct.open(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as answer:
+                status, body = answer.status, answer.read()
+        except HTTPError as error:
+            with error:
+                status, body = error.code, error.read()
+        try:
+            return status, json.loads(body)
+        except ValueError:
+            return status, body.decode()
+
+    def health(self) -> str:
+        """starting, ok, failed, draining; or nothing when nobody answers."""
+        try:
+            return str(self.get("/health")[1]["status"])
+        except OSError:
+            return ""
+
+    def wait_until(self, status: str, within: float = START_SECONDS) -> None:
+        eventually(lambda: self.health() == status, within, f"health {status}\n{self.log}")
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample by its name with labels."""
+        samples = (line.rpartition(" ") for line in self.get("/metrics")[1].splitlines() if line[:1] != "#")
+        return {name: float(value) for name, _, value in samples}
+
+    def metric(self, name: str) -> float:
+        return self.metrics()[f"corosrv_{name}"]
+
+    def cancelled(self) -> float:
+        return self.metric('jobs_total{outcome="cancelled"}')
+
+    def wait_metric(self, name: str, value: float, within: float = 5.0) -> None:
+        eventually(lambda: self.metric(name) == value, within, f"{name} is {value}")
+
+    def wait_idle(self, within: float = 5.0) -> None:
+        """Until nothing runs, waits or is held for anybody."""
+        gauges = ("running", "waiting", "paused", "readers", "open_streams")
+
+        def is_idle() -> bool:
+            metrics = self.metrics()
+            return not any(metrics[f"corosrv_{name}"] for name in gauges)
+
+        eventually(is_idle, within, "no running, waiting, reader or stream")
+
+    # How it is asked
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def client(self, key: str = "none", prefix: str = "", **options: Any) -> openai.OpenAI:
+        """The official client. It repeats nothing: a test sees each answer."""
+        url = f"http://127.0.0.1:{self.port}{prefix}/v1"
+        return openai.OpenAI(**{"base_url": url, "api_key": key, "max_retries": 0, "timeout": 30, **options})
+
+    def connect(self, **options: Any) -> Connection:
+        return Connection(self.port, **options)
+
+    # What it is
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def workers(self) -> list[int]:
+        """The pids of gunicorn's workers."""
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    @property
+    def worker(self) -> Process:
+        (pid,) = self.workers()
+        return Process(pid)
+
+    # How it ends
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, within: float) -> int:
+        """Its exit status."""
+        return self._process.wait(within)
+
+    def stop(self) -> None:
+        """Ends it quickly: nobody's stream is worth waiting for in a test that is over. Twice is harmless."""
+        if not self.is_running:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)  # a session of its own: this process and its workers
+            self._process.wait(STOP_SECONDS)
+
+
+class Process:
+    """What the system knows about one process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._proc = Path(f"/proc/{pid}")
+
+    @property
+    def is_alive(self) -> bool:
+        return self._proc.exists()
+
+    def n_descriptors(self) -> int:
+        return len(list((self._proc / "fd").iterdir()))
+
+    def n_threads(self) -> int:
+        return len(list((self._proc / "task").iterdir()))
+
+    def peak_bytes(self) -> int:
+        """The most memory that it ever held."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> int:
+        found = re.search(rf"^{name}:\s+(\d+) kB", (self._proc / "status").read_text(), re.MULTILINE)
+        assert found
+        return int(found.group(1)) * 1024
+
+
+class Servers:
+    """Starts servers and stops all of them."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self._folder = folder
+        self._cache = cache
+        self._started: list[Server] = []
+
+    def start(self, *command: str, wait_for: str | None = "ok", **settings: Any) -> Server:
+        """A server with these settings (`slots=2` is COROSRV_SLOTS), once its health says `wait_for`.
+
+        Other variables are given in capitals. Without a command it is gunicorn with corosrv.app.
+        """
+        environ = {"XDG_CACHE_HOME": str(self._cache), "COROSRV_MODEL": "synthetic:?tokens_per_s=50"}
+        for name, value in settings.items():
+            environ[name if name.isupper() else f"COROSRV_{name.upper()}"] = str(value)
+        log = self._folder / f"server-{len(self._started)}.log"
+        server = Server(command or APP, environ, log)
+        self._started.append(server)
+        if wait_for is not None:
+            server.wait_until(wait_for)
+        return server
+
+    def stop(self) -> None:
+        for server in self._started:
+            server.stop()
+
+
+@contextmanager
+def servers(folder: Path, cache: Path) -> Iterator[Servers]:
+    started = Servers(folder, cache)
+    try:
+        yield started
+    finally:
+        started.stop()
