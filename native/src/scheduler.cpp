@@ -50,16 +50,19 @@ bool Scheduler::has_work() const {
 
 Plan Scheduler::plan(int32_t prompt_tokens) {
   Plan plan;
-  plan_decodes(plan);
+  const bool has_prompts = std::any_of(running_.begin(), running_.end(), [](const auto& sequence) {
+    return is_in(*sequence, State::kPrefilling);
+  });
+  plan_decodes(plan, has_prompts ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
   plan_prompts(plan, std::min(prompt_tokens, rows_ - plan.n_decode));
   return plan;
 }
 
-void Scheduler::plan_decodes(Plan& plan) {
+void Scheduler::plan_decodes(Plan& plan, int32_t rows) {
   auto first_left_out = running_.end();
   for (auto sequence = running_.begin(); sequence != running_.end(); ++sequence) {
     if (!is_in(**sequence, State::kDecoding)) continue;
-    if (plan.n_decode == rows_) {
+    if (plan.n_decode == rows) {
       first_left_out = sequence;
       break;
     }

@@ -32,7 +32,7 @@ class Scheduler {
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
-  // last time come first. Up to `prompt_tokens` then go to prompts: half to the one that started first, so that none
+  // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half to the one that started first, so that none
   // starves, the rest to those with least left, so that a short prompt does not wait for a long one.
   Plan plan(int32_t prompt_tokens);
 
@@ -61,7 +61,7 @@ class Scheduler {
   bool has_work() const;
 
  private:
-  void plan_decodes(Plan& plan);
+  void plan_decodes(Plan& plan, int32_t rows);
   void plan_prompts(Plan& plan, int32_t prompt_tokens);
 
   const int32_t rows_;

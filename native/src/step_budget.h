@@ -12,14 +12,13 @@ class StepBudget {
   // `target_s`: how long a step should take while sequences decode. `rows`: of one step, at most.
   StepBudget(double target_s, int32_t rows) : target_s_(target_s), rows_(rows) {}
 
-  // Prompt tokens for a step that decodes `n_decode` rows. All there is room for when nobody streams; otherwise at
-  // least kLeast, so that a prompt advances however slow the machine is.
+  // Prompt tokens for a step while `n_decode` sequences decode; the scheduler fits them into what room there is. A
+  // whole step's when nobody streams; otherwise at least kLeast, so that a prompt advances however slow the machine is.
   int32_t prompt_tokens(int32_t n_decode) const {
-    const int32_t room = rows_ - n_decode;
-    if (n_decode == 0 || prompt_row_s_ <= 0) return std::min(room, n_decode == 0 ? rows_ : kFirst);
-    const double left_s = target_s_ - n_decode * decode_row_s_;
-    const double tokens = std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_));
-    return std::min(room, static_cast<int32_t>(tokens));
+    if (n_decode == 0) return rows_;
+    if (prompt_row_s_ <= 0) return std::min(rows_, kFirst);
+    const double left_s = target_s_ - std::min(n_decode, rows_) * decode_row_s_;
+    return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
   // What a step with these rows took.

@@ -1,0 +1,54 @@
+# make install | run | test | lint | bench-load | clean; DESIGN section 9 of the project says what each is for.
+PYTHON ?= python3
+VENV   ?= .venv
+HOST   ?= 127.0.0.1
+PORT   ?= 8080
+
+BIN      := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+LIBLLAMA := $(VENV)/.libllama
+NATIVE   := $(wildcard native/src/*) native/include/corosrv.h native/build_native.py
+CLANGFMT := $(BIN)/clang-format
+CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h)
+
+.PHONY: install run test lint format load clean
+
+install: $(INSTALLED)
+
+run: $(INSTALLED)
+	$(BIN)/corosrv serve --host $(HOST) --port $(PORT)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check corosrv native tests setup.py
+	$(BIN)/ruff check corosrv native tests setup.py
+	$(BIN)/mypy
+	$(CLANGFMT) --dry-run --Werror $(CXXFILES)
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix-only --quiet corosrv native tests setup.py
+	$(BIN)/ruff format corosrv native tests setup.py
+	$(CLANGFMT) -i $(CXXFILES)
+
+# The figures of README and CHANGELOG: open streams on the synthetic model, then the real one.
+load: $(INSTALLED)
+	$(BIN)/python -m tests.load.streams
+	$(BIN)/python -m tests.load.disconnects
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build
+
+# What everything else stands on: libllama takes minutes to compile, and is kept as long as its version is.
+$(LIBLLAMA): native/libllama.sh native/prerequisites.sh native/libllama-version
+	PYTHON=$(PYTHON) sh native/prerequisites.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip "setuptools>=77" "cffi>=2"
+	VENV=$(VENV) sh native/libllama.sh
+	touch $@
+
+$(INSTALLED): $(LIBLLAMA) $(NATIVE) setup.py setup.cfg pyproject.toml
+	@echo "corosrv: building the native core and installing the rest (about a minute)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[smollm2,test]"
+	touch $@

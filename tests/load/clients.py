@@ -1,0 +1,126 @@
+"""A load client: thousands of streams from one thread, by epoll, counting events without parsing them."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from dataclasses import dataclass, field
+
+DONE = b"data: [DONE]"
+EVENT = b"\n\ndata: "
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request under way."""
+
+    socket: socket.socket
+    tail: bytes = b""
+    n_events: int = 0
+    first_event: float | None = None  # seconds since it was sent
+    is_done: bool = False
+    sent: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a load."""
+
+    n_done: int = 0
+    n_failed: int = 0
+    n_events: int = 0
+    seconds: float = 0.0
+    first_events: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def request(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class LoadClient:
+    """Opens streams and follows them to their end. One thread."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._epoll = select.epoll()
+        self._streams: dict[int, Stream] = {}
+        self.outcome = Outcome()
+
+    @property
+    def n_open(self) -> int:
+        return len(self._streams)
+
+    @property
+    def n_waiting(self) -> int:
+        """Streams without a first event."""
+        return sum(stream.first_event is None for stream in self._streams.values())
+
+    def open(self, sent: bytes) -> None:
+        """Connects and sends one request."""
+        connected = socket.create_connection(self._address, timeout=10)
+        connected.sendall(sent)
+        connected.setblocking(False)
+        self._epoll.register(connected.fileno(), select.EPOLLIN)
+        self._streams[connected.fileno()] = Stream(connected)
+
+    def run_for(self, seconds: float) -> None:
+        """Follows the streams for a while, or until all have ended."""
+        end = time.monotonic() + seconds
+        while self._streams and (left := end - time.monotonic()) > 0:
+            for fd, _ in self._epoll.poll(min(left, 0.5), 1024):
+                self._read(self._streams[fd])
+
+    def run(self, timeout: float) -> Outcome:
+        """Follows all streams to their end; those that are left at the time-out have failed."""
+        began = time.monotonic()
+        self.run_for(timeout)
+        self.outcome.seconds = time.monotonic() - began
+        for stream in list(self._streams.values()):
+            self._end(stream, "time-out")
+        return self.outcome
+
+    def drop(self, stream: Stream) -> None:
+        """Leaves in the middle, as impatient clients do."""
+        self._forget(stream)
+
+    def streams(self) -> list[Stream]:
+        return list(self._streams.values())
+
+    def _read(self, stream: Stream) -> None:
+        try:
+            data = stream.socket.recv(65_536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(stream, str(error))
+            return
+        if not data:
+            self._end(stream, "closed before [DONE]")
+            return
+        if stream.first_event is None and b"data: " in data:
+            stream.first_event = time.monotonic() - stream.sent
+        # A boundary may fall between two reads: what could begin one is looked at again.
+        seen = stream.tail + data
+        stream.n_events += seen.count(EVENT)
+        if DONE in seen:
+            self._end(stream, None)
+        stream.tail = seen[-len(EVENT) + 1 :]
+
+    def _end(self, stream: Stream, failure: str | None) -> None:
+        self._forget(stream)
+        self.outcome.n_events += stream.n_events
+        if failure is None:
+            self.outcome.n_done += 1
+            self.outcome.first_events.append(stream.first_event or 0.0)
+        else:
+            self.outcome.n_failed += 1
+            self.outcome.failures.append(failure)
+
+    def _forget(self, stream: Stream) -> None:
+        fd = stream.socket.fileno()
+        self._epoll.unregister(fd)
+        del self._streams[fd]
+        stream.socket.close()

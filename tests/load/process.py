@@ -1,0 +1,111 @@
+"""A server under load, seen from outside: its processor time, memory, threads and descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A reading of /proc: seconds of processor time of the main thread and of all, bytes, counts."""
+
+    main_cpu: float
+    cpu: float
+    rss: int
+    threads: int
+    descriptors: int
+
+
+def usage(pid: int) -> Usage:
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    return Usage(
+        main_cpu=_cpu(Path(f"/proc/{pid}/task/{pid}/stat")),
+        cpu=_cpu(Path(f"/proc/{pid}/stat")),
+        rss=int(status["VmRSS"].split()[0]) * 1024,
+        threads=int(status["Threads"]),
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+    )
+
+
+def _cpu(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server: where it listens, and the process that serves."""
+
+    address: tuple[str, int]
+    worker_pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def get(self, path: str, timeout: float = 10.0) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
+            return bytes(answer.read())
+
+    def metric(self, name: str) -> float:
+        """The value of one line of /metrics, labels included in the name."""
+        for line in self.get("/metrics").decode().splitlines():
+            if line.startswith(name + " "):
+                return float(line.rpartition(" ")[2])
+        raise KeyError(name)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(settings: dict[str, str], timeout: float = 120.0) -> Iterator[Server]:
+    """`corosrv serve` with these COROSRV_ settings, ready; ended by its process id."""
+    port = free_port()
+    environ = os.environ | {f"COROSRV_{name}": value for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "corosrv", "serve", "--port", str(port)], env=environ, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_until_ready(port, process, time.monotonic() + timeout)
+        yield Server(("127.0.0.1", port), _worker_of(process.pid))
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes], deadline: float) -> None:
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError("the server did not become ready")
+
+
+def _worker_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0])
