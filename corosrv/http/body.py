@@ -63,7 +63,8 @@ def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T
         content_type = request.mimetype
         if content_type not in _PLAUSIBLE_TYPES and "json" not in content_type:
             raise UnsupportedMedia(f"the body must be JSON, not {content_type}") from None
-        raise Refused(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+        reason = f"not UTF-8 from byte {error.start} on" if isinstance(error, UnicodeDecodeError) else error
+        raise Refused(f"the body is not valid JSON: {reason}", None, "invalid_json") from None
 
 
 def _check_depth(body: bytes) -> None:
