@@ -1,7 +1,8 @@
-"""The three recipes of the project's seed: streams interleave, arrive as they are made, and are left without a trace."""
+"""The recipes of the project's seed: streams interleave, arrive as they are made, and are left without a trace."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -26,7 +27,7 @@ def test_three_concurrent_requests_interleave(server: Server) -> None:
         streams = list(pool.map(lambda _: arrivals(server, barrier, 50), range(3)))
 
     order = [number for _, number in sorted((at, number) for number, times in enumerate(streams) for at in times)]
-    turns = sum(a != b for a, b in zip(order, order[1:], strict=False))
+    turns = sum(a != b for a, b in itertools.pairwise(order))
     assert len(order) > 75
     assert turns > len(order) / 3, f"one after the other: {order}"
     assert max(times[0] for times in streams) < min(times[-1] for times in streams)
@@ -39,7 +40,7 @@ def test_a_stream_arrives_as_it_is_made(server: Server) -> None:
 
     assert times[0] - began < 0.3
     assert times[-1] - times[0] > 0.7  # 49 gaps of 20 ms, less what a busy machine catches up
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     assert sum(gap > 0.005 for gap in gaps) > len(gaps) / 2, "it came in few pieces"
 
 
