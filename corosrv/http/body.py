@@ -27,13 +27,16 @@ def read(request: Request, limit: int) -> bytes:
         raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
     if (request.content_length or 0) > limit:
         raise BodyTooLarge(limit)
-    request.max_content_length = limit
+    # One more than allowed: a chunked body that goes on beyond werkzeug's limit is cut there without a word.
+    request.max_content_length = limit + 1
     try:
         body = _read_in_time(request)
     except RequestEntityTooLarge:
         raise BodyTooLarge(limit) from None
     except (ClientDisconnected, OSError) as error:
         raise Refused("the request body could not be read to its end", None, "incomplete_body") from error
+    if len(body) > limit:
+        raise BodyTooLarge(limit)
     if request.content_length is not None and len(body) != request.content_length:
         raise Refused(
             f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}",

@@ -107,7 +107,10 @@ class Connection:
 
     def is_closed(self) -> bool:
         """The server has closed its end, and sent nothing more. Waits for it."""
-        return self._input.read(1) == b""
+        try:
+            return self._input.read(1) == b""
+        except ConnectionResetError:  # it did not read all that was sent
+            return True
 
     def leave(self) -> None:
         """An ordinary close. The server sees the end of the stream."""
