@@ -1,0 +1,180 @@
+"""Who may ask, and from which page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.server import Server, Servers
+from tests.serve.wire import CHAT, Answer, Connection, chat, request
+
+ORIGIN = "https://page.example"
+
+
+@pytest.fixture(scope="module")
+def guarded(request: pytest.FixtureRequest) -> Server:
+    """Two keys, and pages of this machine only."""
+    kept: Servers = request.getfixturevalue("_kept")
+    return kept.start(api_keys="first-key, second-key", cors_origins="localhost")
+
+
+@pytest.fixture
+def connection(guarded: Server) -> Iterator[Connection]:
+    with guarded.connect() as connection:
+        yield connection
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer first-ke"},
+        {"Authorization": "Bearer first-key2"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer"},
+        {"Authorization": "first-key"},
+        {"Authorization": "Basic first-key"},
+        {"Authorization": "Bearer first-key, second-key"},
+        {"Authorization": "Bearer \xff"},
+        {"X-Api-Key": "wrong"},
+        {"X-Api-Key": ""},
+    ],
+    ids=str,
+)
+def test_without_a_right_key_nothing_is_answered(connection: Connection, headers: dict[str, str]) -> None:
+    answers = [
+        connection.post(chat(max_tokens=1), headers=headers),
+        connection.post(chat(max_tokens=1, stream=True), headers=headers),
+        connection.post(b"not JSON", "/v1/completions", headers),
+        connection.ask("GET", "/v1/models", headers=headers),
+        connection.ask("GET", "/v1/models/synthetic", headers=headers),
+        connection.ask("GET", "/metrics", headers=headers),
+        connection.ask("GET", "/v1/models?api_key=first-key", headers=headers),
+    ]
+
+    for answer in answers:
+        assert answer.status == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.error["type"] == "authentication_error"
+        assert answer.error["code"] == "invalid_api_key"
+        assert "key" not in answer.headers.get("location", "")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer first-key"},
+        {"Authorization": "bearer second-key"},
+        {"Authorization": "BEARER first-key"},
+        {"X-Api-Key": "second-key"},
+    ],
+    ids=str,
+)
+def test_with_any_right_key_all_is_answered(connection: Connection, headers: dict[str, str]) -> None:
+    assert connection.post(chat(max_tokens=1), headers=headers).status == 200
+    assert connection.ask("GET", "/v1/models", headers=headers).status == 200
+    assert connection.ask("GET", "/metrics", headers=headers).status == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/health"), ("OPTIONS", CHAT)])
+def test_health_and_options_need_no_key(connection: Connection, method: str, path: str) -> None:
+    assert connection.ask(method, path).status in (200, 204)
+
+
+def test_a_missing_key_is_told_before_the_body_is_read(connection: Connection) -> None:
+    connection.send(request("POST", CHAT, None, {"Content-Length": "1000000"}))  # and none of the body
+
+    assert connection.answer().status == 401
+
+
+def test_a_key_is_never_in_the_log(guarded: Server, connection: Connection) -> None:
+    connection.post(chat(max_tokens=1), headers={"Authorization": "Bearer first-key"})
+    connection.post(chat(max_tokens=1), headers={"Authorization": "Bearer wrong-key-of-mine"})
+
+    assert "first-key" not in guarded.log
+    assert "wrong-key-of-mine" not in guarded.log
+
+
+# Origins
+
+
+def cross_origin(answer: Answer) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+
+
+def every_kind(connection: Connection, headers: dict[str, str]) -> list[Answer]:
+    """Answers of every kind: whole, stream, refused, unknown path, wrong verb."""
+    return [
+        connection.post(chat(max_tokens=1), headers=headers),
+        connection.post(chat(max_tokens=1, stream=True), headers=headers),
+        connection.post(b"{}", headers=headers),
+        connection.ask("GET", "/nowhere", headers=headers),
+        connection.ask("GET", CHAT, headers=headers),
+        connection.ask("GET", "/health", headers=headers),
+    ]
+
+
+def test_by_default_any_origin_is_reflected_on_every_answer(server: Server) -> None:
+    with server.connect() as connection:
+        for answer in every_kind(connection, {"Origin": ORIGIN}):
+            assert cross_origin(answer) == {
+                "access-control-allow-origin": ORIGIN,
+                "access-control-allow-credentials": "true",
+            }
+            assert "origin" in answer.headers["vary"].lower()
+
+
+def test_without_an_origin_there_are_no_such_headers(server: Server) -> None:
+    with server.connect() as connection:
+        for answer in every_kind(connection, {}):
+            assert cross_origin(answer) == {}
+
+
+def test_a_preflight_names_methods_and_headers(server: Server) -> None:
+    asked = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    with server.connect() as connection:
+        answer = connection.ask("OPTIONS", CHAT, headers=asked)
+
+    assert answer.status in (200, 204)
+    allowed = cross_origin(answer)
+    assert allowed["access-control-allow-origin"] == ORIGIN
+    assert allowed["access-control-allow-credentials"] == "true"
+    methods = {method.strip() for method in allowed["access-control-allow-methods"].split(",")}
+    assert methods == {"GET", "POST", "DELETE", "OPTIONS"}
+    headers = {name.strip().lower() for name in allowed["access-control-allow-headers"].split(",")}
+    assert headers >= {"authorization", "content-type", "x-api-key"}
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost", "http://localhost:3000", "https://127.0.0.1:8443", "http://[::1]:5000"]
+)
+def test_pages_of_this_machine_are_let_in_by_the_localhost_setting(connection: Connection, origin: str) -> None:
+    preflight = connection.ask("OPTIONS", CHAT, headers={"Origin": origin})
+    refused = connection.post(chat(), headers={"Origin": origin})
+
+    for answer in (preflight, refused):
+        assert cross_origin(answer)["access-control-allow-origin"] == origin
+    assert refused.status == 401
+    assert "access-control-allow-credentials" not in cross_origin(refused)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [ORIGIN, "null", "http://localhost.evil.example", "http://evil.example/localhost", "http://localhost@evil.example",
+     "http://["],
+)  # fmt: skip
+def test_other_pages_are_not(connection: Connection, origin: str) -> None:
+    for method in ("OPTIONS", "POST"):
+        answer = connection.ask(method, CHAT, headers={"Origin": origin})
+
+        assert cross_origin(answer) == {}
+        assert "origin" in answer.headers["vary"].lower()
