@@ -1,0 +1,43 @@
+"""Builds and runs the native core's own tests: plain, under ThreadSanitizer, under AddressSanitizer."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BUILD_TIMEOUT = 240  # seconds, on a slow machine with nothing built yet
+RUN_TIMEOUT = 120
+
+
+def run(*command: str, timeout: float) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command, cwd=HERE, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout
+    )
+
+
+def has_runtime(kind: str, folder: Path) -> bool:
+    """Whether a program built with this sanitizer links and starts here."""
+    compiler = os.environ.get("CXX", "g++")
+    flags = run("make", "-s", f"flags-{kind}", timeout=30).stdout.split()
+    source, program = folder / "probe.cpp", folder / "probe"
+    source.write_text("int main() { return 0; }\n")
+    built = run(compiler, *flags, str(source), "-o", str(program), timeout=60)
+    return built.returncode == 0 and run(str(program), timeout=60).returncode == 0
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+@pytest.mark.parametrize("kind", ["plain", "thread", "address"])
+def test_the_native_core_passes_its_tests(kind: str, tmp_path: Path) -> None:
+    assert shutil.which("make"), "the native tests need make"
+    if kind != "plain" and not has_runtime(kind, tmp_path):
+        pytest.skip(f"the compiler has no working runtime for the {kind} sanitizer")
+    jobs = os.cpu_count() or 1
+
+    built = run("make", f"-j{jobs}", kind, timeout=BUILD_TIMEOUT)
+    assert built.returncode == 0, built.stdout
+    tested = run(f"build/{kind}/test_native", timeout=RUN_TIMEOUT)
+
+    assert tested.returncode == 0, tested.stdout

@@ -1,0 +1,198 @@
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "fakes.h"
+#include "foreign.h"
+#include "reader.h"
+
+namespace corosrv {
+namespace {
+
+Chunk make_chunk(int32_t index, const std::string& text, Finish finish = Finish::kUnfinished) {
+  Chunk chunk;
+  chunk.index = index;
+  chunk.n_tokens = 1;
+  chunk.finish = finish;
+  chunk.text = text;
+  return chunk;
+}
+
+std::vector<Chunk> take(Reader& reader) {
+  std::vector<Chunk> taken(1);  // is emptied first
+  reader.take(taken);
+  return taken;
+}
+
+TEST("a new reader is not readable and has nothing") {
+  const auto reader = make_reader();
+
+  CHECK(reader->is_open());
+  CHECK(!is_readable(reader->fd(), 0));
+  CHECK(take(*reader).empty());
+}
+
+TEST("a reader is readable from the push to the take") {
+  const auto reader = make_reader();
+
+  reader->push(make_chunk(0, "a"));
+  CHECK(is_readable(reader->fd(), 0));
+  CHECK_EQ(take(*reader).size(), size_t{1});
+  CHECK(!is_readable(reader->fd(), 0));
+}
+
+TEST("unread chunks of one task leave as one, with their tokens added up") {
+  const auto reader = make_reader();
+  reader->push(make_chunk(0, "one"));
+  reader->push(make_chunk(1, "other"));
+  reader->push(make_chunk(0, " two"));
+  reader->push(make_chunk(0, " three", Finish::kStop));
+
+  const std::vector<Chunk> taken = take(*reader);
+
+  REQUIRE(taken.size() == 2);
+  CHECK_EQ(taken[0].text, "one two three");
+  CHECK_EQ(taken[0].n_tokens, 3);
+  CHECK_EQ(taken[0].finish, Finish::kStop);
+  CHECK_EQ(taken[1].text, "other");
+  CHECK_EQ(taken[1].index, 1);
+}
+
+TEST("an error's message is not merged into the answer's text") {
+  const auto reader = make_reader();
+  reader->push(make_chunk(0, "answer"));
+  reader->push(make_chunk(0, "message", Finish::kError));
+
+  const std::vector<Chunk> taken = take(*reader);
+
+  REQUIRE(taken.size() == 2);
+  CHECK_EQ(taken[0].text, "answer");
+  CHECK_EQ(taken[1].text, "message");
+}
+
+TEST("the eventfd is written once for many pushes without a take (I3)") {
+  const auto reader = make_reader();
+  int writes = 0;
+  for (int i = 0; i < 1000; ++i) writes += reader->push(make_chunk(i % 3, "x")) ? 1 : 0;
+
+  uint64_t count = 0;
+  REQUIRE(::read(reader->fd(), &count, sizeof count) == sizeof count);
+  CHECK_EQ(count, uint64_t{1});
+  CHECK_EQ(writes, 1);
+  take(*reader);
+  CHECK(reader->push(make_chunk(0, "x")));
+}
+
+TEST("a reader is full at its limit of unread bytes and not before") {
+  const auto reader = make_reader(8);
+  reader->push(make_chunk(0, "1234567"));
+  CHECK(!reader->is_full());
+  reader->push(make_chunk(1, "8"));
+  CHECK(reader->is_full());
+  take(*reader);
+  CHECK(!reader->is_full());
+}
+
+TEST("a take is told to the listener when the reader was seen full, and only then") {
+  const auto listener = std::make_shared<SilentListener>();
+  Reader reader(4, listener);
+  reader.push(make_chunk(0, "12345"));
+  take(reader);
+  CHECK_EQ(listener->n_rooms, 0);
+
+  reader.push(make_chunk(0, "12345"));
+  CHECK(reader.is_full());
+  take(reader);
+  take(reader);
+  CHECK_EQ(listener->n_rooms, 1);
+}
+
+TEST("cancelling twice is told once") {
+  const auto listener = std::make_shared<SilentListener>();
+  Reader reader(4, listener);
+  CHECK(!reader.is_cancelled());
+
+  reader.cancel();
+  reader.cancel();
+
+  CHECK(reader.is_cancelled());
+  CHECK_EQ(listener->n_cancels, 1);
+}
+
+TEST("readers alive are counted") {
+  const int before = Reader::alive();
+  auto reader = make_reader();
+  CHECK_EQ(Reader::alive(), before + 1);
+
+  reader.reset();
+  CHECK_EQ(Reader::alive(), before);
+}
+
+// The producer waits until a chunk is taken before it pushes the next, so no push can fall into a take: whoever was
+// woken has to find the chunk.
+TEST("whoever was woken finds a chunk (I1)") {
+  constexpr int kChunks = 20000;
+  const auto reader = make_reader();
+  std::atomic<int> n_taken{0};
+  std::atomic<bool> is_lost{false};
+  std::thread producer([&] {
+    for (int i = 0; i < kChunks && !is_lost; ++i) {
+      while (n_taken < i && !is_lost) std::this_thread::yield();
+      reader->push(make_chunk(0, "x"));
+    }
+  });
+
+  // Looks all the time rather than sleeping in poll(), so that it is there the moment the signal is.
+  for (int i = 0; i < kChunks && !is_lost; ++i) {
+    const auto deadline = Clock::now() + std::chrono::milliseconds(kPatience);
+    while (!is_readable(reader->fd(), 0) && Clock::now() < deadline) {
+    }
+    is_lost = take(*reader).empty();
+    ++n_taken;
+  }
+  CHECK(!is_lost);
+  producer.join();
+}
+
+TEST("nothing is lost between a producer and a consumer that run freely (I1)") {
+  constexpr int32_t kChunks = 50000;
+  const auto reader = make_reader();
+  std::thread producer([&] {
+    for (int32_t i = 0; i < kChunks; ++i) {
+      reader->push(make_chunk(i % 2, "x", i + 2 < kChunks ? Finish::kUnfinished : Finish::kStop));
+    }
+  });
+  Client client(reader, 2);
+
+  CHECK(client.finish());
+  producer.join();
+
+  CHECK_EQ(client.text(0).size() + client.text(1).size(), size_t{kChunks});
+  CHECK_EQ(client.answer(0).n_tokens + client.answer(1).n_tokens, kChunks);
+  CHECK(!is_readable(reader->fd(), 0) || take(*reader).empty());
+}
+
+// One side lets go of a reader while the other writes to it for the last time.
+TEST("a reader that both sides let go of at once writes to nobody else (I2)") {
+  Foreigner foreigner;
+  Foreigner another;
+  for (int round = 0; round < 150; ++round) {
+    std::vector<std::shared_ptr<Reader>> mine;
+    for (int i = 0; i < 20; ++i) mine.push_back(make_reader());
+    std::vector<std::shared_ptr<Reader>> theirs = mine;
+    std::thread decoding([&theirs] {
+      for (auto& reader : theirs) {
+        reader->push(make_chunk(0, "last", Finish::kStop));
+        reader.reset();
+      }
+    });
+    for (auto& reader : mine) {
+      take(*reader);
+      reader.reset();
+    }
+    decoding.join();
+  }
+}
+
+}  // namespace
+}  // namespace corosrv

@@ -1,0 +1,305 @@
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "check.h"
+#include "fakes.h"
+#include "sampler.h"
+
+namespace corosrv {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int32_t kContext = 8;
+
+const ByteVocabulary kVocabulary;
+
+// Logits of these values for the first tokens; nothing else can be drawn.
+std::vector<float> make_logits(const std::vector<float>& first) {
+  std::vector<float> logits(static_cast<size_t>(kVocabulary.size()), kMinusInfinity);
+  std::copy(first.begin(), first.end(), logits.begin());
+  return logits;
+}
+
+std::vector<float> make_distribution(const std::vector<float>& probabilities) {
+  std::vector<float> logits;
+  for (const float probability : probabilities) logits.push_back(std::log(probability));
+  return make_logits(logits);
+}
+
+// Every token may be drawn, by chance alone.
+Sampling plain() {
+  Sampling sampling;
+  sampling.temperature = 1;
+  sampling.top_k = 0;
+  sampling.top_p = 1;
+  sampling.min_p = 0;
+  sampling.seed = 11;
+  return sampling;
+}
+
+Token draw_once(const Sampling& sampling, std::vector<float> logits, const std::vector<Token>& accepted = {}) {
+  Sampler sampler(sampling, kVocabulary, kContext);
+  for (const Token token : accepted) sampler.accept(token);
+  return sampler.draw(logits.data());
+}
+
+std::vector<Token> draw_many(const Sampling& sampling, const std::vector<float>& logits, int n_draws) {
+  Sampler sampler(sampling, kVocabulary, kContext);
+  std::vector<Token> drawn;
+  for (int i = 0; i < n_draws; ++i) {
+    std::vector<float> copy = logits;
+    drawn.push_back(sampler.draw(copy.data()));
+  }
+  return drawn;
+}
+
+// Which tokens are ever drawn.
+std::vector<Token> support(const Sampling& sampling, const std::vector<float>& logits) {
+  const std::vector<Token> drawn = draw_many(sampling, logits, 1000);
+  const std::set<Token> different(drawn.begin(), drawn.end());
+  return {different.begin(), different.end()};
+}
+
+const std::vector<float> kHalves = make_distribution({0.5f, 0.25f, 0.15f, 0.1f});
+using Tokens = std::vector<Token>;
+
+TEST("temperature 0 draws the most likely token") {
+  Sampling sampling = plain();
+  sampling.temperature = 0;
+
+  CHECK_EQ(support(sampling, make_logits({1, 5, 4})), Tokens{1});
+}
+
+TEST("top_k leaves the k most likely tokens") {
+  Sampling sampling = plain();
+  sampling.top_k = 2;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
+
+  sampling.top_k = 100000;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2, 3}));
+}
+
+TEST("top_p leaves the fewest tokens that add up to it") {
+  Sampling sampling = plain();
+  sampling.top_p = 0.7f;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
+
+  sampling.top_p = 0.8f;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2}));
+
+  sampling.top_p = 0;
+  CHECK_EQ(support(sampling, kHalves), Tokens{0});
+}
+
+TEST("min_p leaves the tokens of at least that share of the best") {
+  Sampling sampling = plain();
+  sampling.min_p = 0.25f;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2}));
+
+  sampling.min_p = 0.4f;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
+
+  sampling.min_p = 1;
+  CHECK_EQ(support(sampling, kHalves), Tokens{0});
+}
+
+TEST("typical_p leaves the tokens whose surprise is nearest to the expected one") {
+  Sampling sampling = plain();  // the entropy is 1.21, the surprises 0.69, 1.39, 1.90, 2.30
+  sampling.typical_p = 0.2f;
+  CHECK_EQ(support(sampling, kHalves), Tokens{1});
+
+  sampling.typical_p = 0.6f;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
+
+  sampling.typical_p = 0.8f;
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2}));
+}
+
+TEST("cut-offs apply before the temperature flattens the distribution") {
+  Sampling sampling = plain();
+  sampling.temperature = 100;
+  sampling.top_p = 0.7f;
+
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
+}
+
+// Chi square with three degrees of freedom: 21 is passed by chance once in ten thousand seeds.
+void check_distribution(const Sampling& sampling, const std::vector<double>& expected) {
+  constexpr int kDraws = 20000;
+  std::vector<int> seen(expected.size());
+  for (const Token token : draw_many(sampling, kHalves, kDraws)) ++seen.at(static_cast<size_t>(token));
+
+  double chi_square = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    chi_square += std::pow(seen[i] - kDraws * expected[i], 2) / (kDraws * expected[i]);
+  }
+
+  CHECK(chi_square < 21);
+}
+
+TEST("tokens are drawn as often as their probability says, with and without top_k") {
+  Sampling sampling = plain();
+  check_distribution(sampling, {0.5, 0.25, 0.15, 0.1});
+
+  sampling.top_k = 40;
+  sampling.seed = 12;
+  check_distribution(sampling, {0.5, 0.25, 0.15, 0.1});
+}
+
+TEST("temperature raises probabilities to the power of its inverse") {
+  const std::vector<double> base = {0.5, 0.25, 0.15, 0.1};
+  for (const float temperature : {0.5f, 2.0f}) {
+    std::vector<double> expected;
+    double sum = 0;
+    for (const double p : base) sum += std::pow(p, 1 / temperature);
+    for (const double p : base) expected.push_back(std::pow(p, 1 / temperature) / sum);
+    Sampling sampling = plain();
+    sampling.temperature = temperature;
+
+    check_distribution(sampling, expected);
+  }
+}
+
+TEST("the repeat penalty divides positive logits and multiplies negative ones") {
+  Sampling sampling = greedy();
+  sampling.repeat_penalty = 2;
+
+  CHECK_EQ(draw_once(sampling, make_logits({4, 3}), {0}), 1);
+  CHECK_EQ(draw_once(sampling, make_logits({4, 1}), {0}), 0);
+  CHECK_EQ(draw_once(sampling, make_logits({-2, -3}), {0}), 1);
+  CHECK_EQ(draw_once(sampling, make_logits({-2, -5}), {0}), 0);
+}
+
+TEST("the repeat penalty does not grow with the count, nor does the presence penalty") {
+  Sampling repeat = greedy();
+  repeat.repeat_penalty = 2;
+  Sampling presence = greedy();
+  presence.presence_penalty = 2;
+
+  CHECK_EQ(draw_once(repeat, make_logits({4, 1.5f}), {0, 0, 0}), 0);
+  CHECK_EQ(draw_once(presence, make_logits({4, 1.5f}), {0, 0, 0}), 0);
+  CHECK_EQ(draw_once(presence, make_logits({4, 2.5f}), {0, 0, 0}), 1);
+}
+
+TEST("the frequency penalty grows with the count") {
+  Sampling sampling = greedy();
+  sampling.frequency_penalty = 1;
+
+  CHECK_EQ(draw_once(sampling, make_logits({4, 2.5f}), {0}), 0);
+  CHECK_EQ(draw_once(sampling, make_logits({4, 2.5f}), {0, 0}), 1);
+}
+
+TEST("penalties look back on repeat_last_n tokens") {
+  const std::vector<float> logits = make_logits({4, 0, 0, 0, 0, 3});
+  Sampling sampling = greedy();
+  sampling.presence_penalty = 2;
+
+  sampling.repeat_last_n = 3;
+  CHECK_EQ(draw_once(sampling, logits, {0, 1, 2}), 5);
+  sampling.repeat_last_n = 2;
+  CHECK_EQ(draw_once(sampling, logits, {0, 1, 2}), 0);
+  CHECK_EQ(draw_once(sampling, logits, {0, 1, 2, 3, 4, 0, 1}), 5);
+  sampling.repeat_last_n = 0;
+  CHECK_EQ(draw_once(sampling, logits, {0}), 0);
+}
+
+TEST("a token counts until its last copy has left the window") {
+  Sampling sampling = greedy();
+  sampling.repeat_last_n = 3;
+  sampling.frequency_penalty = 1;
+  const std::vector<float> logits = make_logits({4, 0, 0, 2.5f});
+
+  CHECK_EQ(draw_once(sampling, logits, {0, 0, 1}), 3);
+  CHECK_EQ(draw_once(sampling, logits, {0, 0, 1, 2}), 0);
+  CHECK_EQ(draw_once(sampling, logits, {0, 0, 1, 2, 1, 0, 0}), 3);
+}
+
+TEST("repeat_last_n of -1, or beyond the context, looks back on the context") {
+  const std::vector<float> logits = make_logits({4, 0, 3});
+  Sampling sampling = greedy();
+  sampling.presence_penalty = 2;
+  Tokens whole(kContext, 1);
+  whole[0] = 0;
+  Tokens longer = whole;
+  longer.push_back(1);
+
+  for (const int32_t last_n : {-1, 1000}) {
+    sampling.repeat_last_n = last_n;
+    CHECK_EQ(draw_once(sampling, logits, whole), 2);
+    CHECK_EQ(draw_once(sampling, logits, longer), 0);
+  }
+}
+
+TEST("biases are added to logits, and minus infinity bans a token") {
+  Sampling sampling = greedy();
+  sampling.biases = {{0, -2.0f}};
+  CHECK_EQ(draw_once(sampling, make_logits({4, 3})), 1);
+
+  sampling.biases = {{0, kMinusInfinity}};
+  CHECK_EQ(draw_once(sampling, make_logits({400, 3})), 1);
+
+  Sampling random = plain();
+  random.biases = {{0, kMinusInfinity}, {2, kMinusInfinity}};
+  CHECK_EQ(support(random, kHalves), (Tokens{1, 3}));
+}
+
+TEST("equal seeds draw equal tokens, others do not") {
+  Sampling sampling = plain();
+  const Tokens first = draw_many(sampling, kHalves, 200);
+  const Tokens again = draw_many(sampling, kHalves, 200);
+  sampling.seed = 99;
+  const Tokens other = draw_many(sampling, kHalves, 200);
+
+  CHECK_EQ(first, again);
+  CHECK(first != other);
+}
+
+TEST("with ignore_eos an end token is never drawn") {
+  for (Sampling sampling : {greedy(), plain()}) {
+    std::vector<float> logits = make_logits({1, 0.5f});
+    logits[ByteVocabulary::kEnd] = 50;
+    CHECK_EQ(draw_once(sampling, logits), ByteVocabulary::kEnd);
+
+    sampling.ignore_eos = true;
+    for (const Token token : draw_many(sampling, logits, 100)) CHECK(token == 0 || token == 1);
+  }
+}
+
+TEST("nothing is drawn when all tokens are banned, however tokens are drawn") {
+  Sampling random = plain();
+  Sampling top_k = plain();
+  top_k.top_k = 3;
+  for (Sampling sampling : {greedy(), random, top_k}) {
+    sampling.biases = {{0, kMinusInfinity}, {1, kMinusInfinity}};
+
+    CHECK_EQ(draw_once(sampling, make_logits({1, 2})), -1);
+  }
+}
+
+TEST("nothing is drawn from logits that are not numbers, however tokens are drawn") {
+  Sampling all = plain();
+  all.typical_p = all.top_p = all.min_p = 0.5f;
+  Sampling top_k = plain();
+  top_k.top_k = 3;
+  for (const Sampling& sampling : {greedy(), plain(), all, top_k}) {
+    std::vector<float> logits(static_cast<size_t>(kVocabulary.size()), kNan);
+
+    CHECK_EQ(draw_once(sampling, logits), -1);
+  }
+}
+
+TEST("all cut-offs together leave at least one token") {
+  Sampling sampling = plain();
+  sampling.top_k = 1;
+  sampling.top_p = 0;
+  sampling.typical_p = 0;
+  sampling.min_p = 1;
+  sampling.temperature = 1e-30f;
+
+  CHECK_EQ(support(sampling, kHalves), Tokens{0});
+}
+
+}  // namespace
+}  // namespace corosrv

@@ -1,0 +1,335 @@
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <functional>
+#include <limits>
+
+#include "check.h"
+#include "fakes.h"
+#include "sequence.h"
+
+namespace corosrv {
+namespace {
+
+using State = Sequence::State;
+
+constexpr Token kEnd = ByteVocabulary::kEnd;
+
+// A sequence, driven by hand as the decode loop would, and the client that reads it.
+class Driven {
+ public:
+  explicit Driven(Task task, int32_t context = 100, std::vector<std::string> words = {})
+      : vocabulary_(std::move(words)), reader_(make_reader()), client(reader_) {
+    sequence =
+        std::make_unique<Sequence>(Submission{std::move(task), reader_, Clock::now()}, vocabulary_, context, stats);
+  }
+
+  // Gets a slot and reads the whole prompt.
+  Driven& prefill() {
+    sequence->start(0, Clock::now());
+    sequence->computed(sequence->n_pending());
+    return *this;
+  }
+
+  // Draws `token` and computes it.
+  Driven& draw(Token token) {
+    std::vector<float> logits(static_cast<size_t>(vocabulary_.size()), 0.0f);
+    logits[static_cast<size_t>(token)] = 9;
+    sequence->draw(logits.data(), Clock::now());
+    if (sequence->state() == State::kDecoding) sequence->computed(1);
+    return *this;
+  }
+  Driven& say(const std::string& text) {
+    for (const char letter : text) draw(static_cast<uint8_t>(letter));
+    return *this;
+  }
+
+  const Answer& answer() {
+    client.take();
+    return client.answer();
+  }
+  State state() const { return sequence->state(); }
+
+ private:
+  const ByteVocabulary vocabulary_;
+  const std::shared_ptr<Reader> reader_;
+
+ public:
+  corosrv_stats stats{};
+  Client client;
+  std::unique_ptr<Sequence> sequence;
+};
+
+Task with_stops(std::vector<std::string> stops, int32_t max_tokens = -1) {
+  Task task = make_task('p', 1, max_tokens);
+  task.stops = std::move(stops);
+  return task;
+}
+
+// The table: what each move makes of each state. Refused moves are bugs and end the program.
+enum class Outcome { kWaiting, kPrefilling, kDecoding, kDone, kRefused };
+
+struct Move {
+  const char* name;
+  std::function<void(Driven&)> make;
+  Outcome from_waiting, from_prefilling, from_decoding, from_done;
+};
+
+const std::vector<Move> kMoves = {
+    {"start", [](Driven& driven) { driven.sequence->start(1, Clock::now()); },  //
+     Outcome::kPrefilling, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
+    {"computed, a part", [](Driven& driven) { driven.sequence->computed(0); },  //
+     Outcome::kWaiting, Outcome::kPrefilling, Outcome::kDecoding, Outcome::kDone},
+    {"computed, all", [](Driven& driven) { driven.sequence->computed(driven.sequence->n_pending()); },  //
+     Outcome::kWaiting, Outcome::kDecoding, Outcome::kDecoding, Outcome::kDone},
+    {"computed, more than there is",  //
+     [](Driven& driven) { driven.sequence->computed(driven.sequence->n_pending() + 1); }, Outcome::kRefused,
+     Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
+    {"draw", [](Driven& driven) { driven.draw('x'); },  //
+     Outcome::kWaiting, Outcome::kPrefilling, Outcome::kDecoding, Outcome::kDone},
+    {"draw the end", [](Driven& driven) { driven.draw(kEnd); },  //
+     Outcome::kWaiting, Outcome::kPrefilling, Outcome::kDone, Outcome::kDone},
+    {"finish", [](Driven& driven) { driven.sequence->finish(Finish::kCancelled); },  //
+     Outcome::kDone, Outcome::kDone, Outcome::kDone, Outcome::kDone},
+};
+
+std::unique_ptr<Driven> bring_to(State state) {
+  auto driven = std::make_unique<Driven>(make_task('p', 3));
+  if (state == State::kPrefilling) driven->sequence->start(0, Clock::now());
+  if (state == State::kDecoding || state == State::kDone) driven->prefill();
+  if (state == State::kDone) driven->draw(kEnd);
+  return driven;
+}
+
+// Whether the move ends a process that makes it. The child says nothing about it.
+bool aborts(const std::function<void()>& move) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(::open("/dev/null", O_WRONLY), STDERR_FILENO);
+    std::signal(SIGABRT, SIG_DFL);
+    move();
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(child > 0 && ::waitpid(child, &status, 0) == child);
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+void check_move(const Move& move, State from, Outcome expected) {
+  const auto driven = bring_to(from);
+  if (expected == Outcome::kRefused) {
+    if (!aborts([&] { move.make(*driven); })) check::fail(__FILE__, __LINE__, std::string("not refused: ") + move.name);
+    return;
+  }
+  move.make(*driven);
+  (void)check::equal(static_cast<int>(driven->state()), static_cast<int>(expected), move.name, __FILE__, __LINE__);
+}
+
+TEST("each move makes of each state what the table says, or is refused") {
+  for (const Move& move : kMoves) {
+    check_move(move, State::kWaiting, move.from_waiting);
+    check_move(move, State::kPrefilling, move.from_prefilling);
+    check_move(move, State::kDecoding, move.from_decoding);
+    check_move(move, State::kDone, move.from_done);
+  }
+}
+
+TEST("there is exactly one terminal chunk, whoever ends a sequence again (I4)") {
+  for (const State state : {State::kWaiting, State::kPrefilling, State::kDecoding, State::kDone}) {
+    const auto driven = bring_to(state);
+    driven->client.take();
+    driven->sequence->finish(Finish::kCancelled);
+    driven->client.take();
+    driven->sequence->finish(Finish::kError, "again");
+    driven->draw('x');
+    driven->sequence.reset();
+
+    CHECK_EQ(driven->answer().n_terminal, 1);
+    CHECK_EQ(driven->answer().n_late, 0);
+    CHECK_EQ(driven->answer().finish, state == State::kDone ? Finish::kStop : Finish::kCancelled);
+  }
+}
+
+TEST("a sequence that is dropped ends its task with an error, in every state (I4)") {
+  for (const State state : {State::kWaiting, State::kPrefilling, State::kDecoding}) {
+    const auto driven = bring_to(state);
+
+    driven->sequence.reset();
+
+    CHECK_EQ(driven->answer().n_terminal, 1);
+    CHECK_EQ(driven->answer().finish, Finish::kError);
+    CHECK(!driven->answer().message.empty());
+    CHECK_EQ(driven->stats.tasks_error, uint64_t{1});
+  }
+}
+
+TEST("text comes token by token, and the end token counts though it has no text") {
+  Driven driven(make_task('p', 3));
+  driven.prefill().say("hi");
+  CHECK_EQ(driven.answer().text, "hi");
+  CHECK_EQ(driven.answer().n_tokens, 2);
+
+  driven.draw(kEnd);
+
+  CHECK_EQ(driven.answer().text, "hi");
+  CHECK_EQ(driven.answer().n_tokens, 3);
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+  CHECK_EQ(driven.answer().prompt_tokens, 3);
+  CHECK_EQ(driven.stats.tasks_stop, uint64_t{1});
+  CHECK_EQ(driven.stats.generated_tokens, uint64_t{3});
+  CHECK_EQ(driven.stats.prompt_tokens, uint64_t{3});
+}
+
+TEST("max_tokens 0 reads the prompt and ends") {
+  Driven driven(make_task('p', 3, 0));
+
+  driven.prefill();
+
+  CHECK_EQ(driven.answer().finish, Finish::kLength);
+  CHECK_EQ(driven.answer().n_tokens, 0);
+  CHECK_EQ(driven.answer().text, "");
+  CHECK_EQ(driven.answer().prompt_tokens, 3);
+}
+
+TEST("max_tokens 1 ends with the first token") {
+  Driven driven(make_task('p', 3, 1));
+
+  driven.prefill().draw('x');
+
+  CHECK_EQ(driven.answer().finish, Finish::kLength);
+  CHECK_EQ(driven.answer().text, "x");
+  CHECK_EQ(driven.answer().n_tokens, 1);
+}
+
+TEST("an end token at the last of max_tokens is a stop") {
+  Driven driven(make_task('p', 3, 1));
+
+  driven.prefill().draw(kEnd);
+
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+}
+
+TEST("a full context ends with length") {
+  Driven driven(make_task('p', 3), 5);
+
+  driven.prefill().say("ab");
+
+  CHECK_EQ(driven.state(), State::kDone);
+  CHECK_EQ(driven.answer().finish, Finish::kLength);
+  CHECK_EQ(driven.answer().text, "ab");
+}
+
+TEST("a stop string across tokens ends the sequence, and neither it nor what follows shows") {
+  Driven driven(with_stops({"STOP"}));
+
+  driven.prefill().say("one ST");
+  CHECK_EQ(driven.answer().text, "one ");
+  driven.say("OP");
+
+  CHECK_EQ(driven.answer().text, "one ");
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+  CHECK_EQ(driven.answer().n_tokens, 8);
+}
+
+TEST("a token that goes on after the stop string is cut") {
+  Driven driven(with_stops({"STOP"}), 100, {"a STOP b"});
+
+  driven.prefill().draw(ByteVocabulary::kFirstWord);
+
+  CHECK_EQ(driven.answer().text, "a ");
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+}
+
+TEST("a stop string at the last of max_tokens is a stop") {
+  Driven driven(with_stops({"!"}, 2));
+
+  driven.prefill().say("a!");
+
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+}
+
+TEST("text that was held back in vain is given at the end, whatever the end") {
+  const std::vector<std::pair<Finish, std::function<void(Driven&)>>> ends = {
+      {Finish::kLength, [](Driven& driven) { driven.say("O"); }},
+      {Finish::kStop, [](Driven& driven) { driven.draw(kEnd); }},
+      {Finish::kCancelled, [](Driven& driven) { driven.sequence->finish(Finish::kCancelled); }},
+      {Finish::kError, [](Driven& driven) { driven.sequence->finish(Finish::kError, "why"); }},
+  };
+  for (const auto& [finish, end] : ends) {
+    Driven driven(with_stops({"STOP"}, 4));
+    driven.prefill().say("aST");
+    CHECK_EQ(driven.answer().text, "a");
+
+    end(driven);
+
+    CHECK_EQ(driven.answer().text, finish == Finish::kLength ? "aSTO" : "aST");
+    CHECK_EQ(driven.answer().finish, finish);
+    CHECK_EQ(driven.answer().message, finish == Finish::kError ? "why" : "");
+  }
+}
+
+TEST("a character across tokens comes with its last one, and its tokens are counted then") {
+  Driven driven(make_task('p'));
+  driven.prefill();
+
+  driven.say("\xE2\x82");
+  CHECK_EQ(driven.answer().n_chunks, 0);
+  driven.say("\xAC");
+
+  CHECK_EQ(driven.answer().text, "\xE2\x82\xAC");
+  CHECK_EQ(driven.answer().n_tokens, 3);
+}
+
+TEST("logits that are not numbers end the sequence with an error that says so") {
+  Driven driven(make_task('p'));
+  driven.prefill().say("ab");
+  std::vector<float> logits(1000, std::numeric_limits<float>::quiet_NaN());
+
+  driven.sequence->draw(logits.data(), Clock::now());
+
+  CHECK_EQ(driven.state(), State::kDone);
+  CHECK_EQ(driven.answer().finish, Finish::kError);
+  CHECK(driven.answer().message.find("not numbers") != std::string::npos);
+  CHECK_EQ(driven.answer().text, "ab");
+}
+
+TEST("penalties look back on the prompt too") {
+  Sampling sampling = greedy();
+  sampling.presence_penalty = 100;
+  Driven driven(make_task('p', 3, -1, sampling));
+
+  driven.prefill().draw('p');
+
+  CHECK_EQ(driven.answer().text, std::string(1, '\0'));
+}
+
+TEST("times in the terminal chunk are those of the prompt and of the answer") {
+  using std::chrono::milliseconds;
+  const auto t0 = Clock::now();
+  corosrv_stats stats{};
+  const ByteVocabulary vocabulary;
+  const auto reader = make_reader();
+  Sequence sequence({make_task('p', 1, 3), reader, t0}, vocabulary, 100, stats);
+  sequence.start(0, t0 + milliseconds(5));
+  sequence.computed(1);
+  for (const int at : {25, 35, 65}) {
+    std::vector<float> logits(static_cast<size_t>(vocabulary.size()), 0.0f);
+    sequence.draw(logits.data(), t0 + milliseconds(at));
+    if (sequence.state() == State::kDecoding) sequence.computed(1);
+  }
+
+  std::vector<Chunk> taken;
+  reader->take(taken);
+
+  REQUIRE(taken.size() == 1);
+  CHECK_EQ(taken[0].prompt_ms, 20.0);
+  CHECK_EQ(taken[0].decode_ms, 40.0);
+  CHECK_EQ(stats.queue_wait.buckets[3], uint64_t{1});  // at most 8 ms
+  CHECK_EQ(stats.ttft.buckets[5], uint64_t{1});        // at most 32 ms
+  CHECK_EQ(stats.itl.buckets[4], uint64_t{1});         // at most 16 ms
+  CHECK_EQ(stats.itl.buckets[5], uint64_t{1});
+}
+
+}  // namespace
+}  // namespace corosrv
