@@ -189,6 +189,9 @@ class Process:
     def is_alive(self) -> bool:
         return self._proc.exists()
 
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
     def n_descriptors(self) -> int:
         return len(list((self._proc / "fd").iterdir()))
 

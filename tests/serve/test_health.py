@@ -1,0 +1,116 @@
+"""GET /health answers at once, and tells the truth."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve.server import Server, Servers, eventually
+from tests.serve.wire import CHAT, chat, request
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    """A model file whose reading goes on until somebody writes into it."""
+    path = tmp_path / "endless.gguf"
+    os.mkfifo(path)
+    yield path
+    # Whoever still waits for it gets an empty file.
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    os.close(descriptor)
+
+
+def test_health_is_ok_when_jobs_are_taken(server: Server) -> None:
+    for path in ("/health", "/v1/health"):
+        assert server.get(path) == (200, {"status": "ok", "state": "ready"})
+
+
+def test_while_the_model_loads_health_says_so_and_requests_are_told_to_come_back(start: Servers, fifo: Path) -> None:
+    server = start.start(model=fifo, wait_for="starting")
+
+    with server.connect() as connection:
+        for answer in (
+            connection.ask("GET", "/health"),
+            connection.post(chat(max_tokens=1)),
+            connection.post(chat(max_tokens=1, stream=True)),
+            connection.ask("GET", "/v1/models"),
+        ):
+            assert answer.status == 503
+            assert answer.headers["retry-after"] == "1"
+            assert answer.error["type"] == "unavailable_error"
+            assert "loading" in answer.error["message"]
+        assert connection.ask("GET", "/metrics").status == 200
+
+    fifo.write_bytes(b"no model after all")
+    server.wait_until("failed")
+
+
+@pytest.mark.model
+def test_the_real_model_goes_from_starting_to_ok(start: Servers, tmp_path: Path) -> None:
+    """With no verdict remembered the probe runs first, in a process of its own: seconds in which health answers."""
+    server = start.start(model="", ctx=256, slots=1, wait_for=None, XDG_CACHE_HOME=tmp_path / "fresh")
+    seen = [eventually(server.health)]
+
+    while seen[-1] != "ok":
+        began = time.monotonic()
+        if (status := server.health()) != seen[-1]:
+            seen.append(status)
+        assert time.monotonic() - began < 2
+        assert len(seen) < 4
+
+    assert seen == ["starting", "ok"]
+    assert (tmp_path / "fresh" / "corosrv" / "probe.json").is_file()
+
+
+def test_health_says_busy_while_jobs_wait_and_stays_200(start: Servers) -> None:
+    server = start.start(slots=1)
+    with server.connect() as first, server.connect() as second:
+        first.send(request("POST", CHAT, chat(stream=True)))
+        server.wait_metric("running", 1)
+        assert server.get("/health") == (200, {"status": "ok", "state": "ready"})
+
+        second.send(request("POST", CHAT, chat(max_tokens=1)))
+        server.wait_metric("waiting", 1)
+        assert server.get("/health") == (200, {"status": "ok", "state": "busy"})
+
+        first.leave()
+        assert second.answer().status == 200
+    eventually(lambda: server.get("/health") == (200, {"status": "ok", "state": "ready"}))
+
+
+def test_health_is_fast_while_two_hundred_streams_run(start: Servers) -> None:
+    server = start.start(slots=200, model="synthetic:?tokens_per_s=10")
+    streams = [server.connect() for _ in range(200)]
+    for connection in streams:
+        connection.send(request("POST", CHAT, chat(stream=True)))
+    server.wait_metric("running", 200, within=20)
+
+    times = []
+    for _ in range(40):
+        began = time.monotonic()
+        assert server.get("/health")[1]["status"] == "ok"
+        times.append(time.monotonic() - began)
+
+    assert sorted(times)[len(times) // 2] < 0.05
+    assert max(times) < 0.25
+    assert server.metric("open_streams") == 200
+    for connection in streams:
+        connection.leave()
+
+
+def test_health_is_answered_while_clients_connect_in_a_burst_and_say_nothing(start: Servers) -> None:
+    server = start.start()
+    idle = [server.connect() for _ in range(300)]
+
+    for connection in idle[:150]:
+        connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+
+    began = time.monotonic()
+    assert server.health() == "ok"
+    assert time.monotonic() - began < 1
+    for connection in idle:
+        connection.leave()

@@ -1,0 +1,159 @@
+"""SIGTERM: what runs may finish, what comes is refused, and nothing is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.serve.server import APP, GUNICORN, SERVE, Process, Server, Servers, eventually
+from tests.serve.wire import CHAT, Connection, chat, events, request
+
+COMMANDS = pytest.mark.parametrize("command", [APP, SERVE], ids=["gunicorn", "serve"])
+
+
+def begin(server: Server, n_tokens: int) -> Connection:
+    """A stream whose first text has come."""
+    connection = server.connect()
+    connection.send(request("POST", CHAT, chat(stream=True, max_tokens=n_tokens)))
+    connection.head()
+    server.wait_metric("running", 1)
+    return connection
+
+
+def body(connection: Connection) -> bytes:
+    return b"".join(connection.pieces())
+
+
+@pytest.fixture
+def gone() -> Callable[[Server, list[int]], None]:
+    def check(server: Server, workers: list[int]) -> None:
+        for pid in workers:
+            eventually(lambda pid=pid: not Process(pid).is_alive, what=f"the end of worker {pid}")  # type: ignore[misc]
+        assert "Traceback" not in server.log
+
+    return check
+
+
+@COMMANDS
+def test_a_running_stream_finishes_and_new_requests_are_refused(
+    start: Servers, gone: Callable[[Server, list[int]], None], command: tuple[str, ...]
+) -> None:
+    server = start.start(*command)
+    workers = server.workers()
+    late_body = request("POST", CHAT, chat(max_tokens=1))
+    with begin(server, 100) as stream, server.connect() as late:
+        late.send(late_body[:-5])  # taken before the signal, complete only after it
+
+        server.signal(signal.SIGTERM)
+        eventually(lambda: server.health() in ("draining", ""), what="the signal has come through")
+        late.send(late_body[-5:])
+        refused = late.answer()
+
+        assert refused.status == 503
+        assert refused.error["type"] == "unavailable_error"
+        assert "shutting down" in refused.error["message"]
+        assert refused.headers["retry-after"]
+        assert events(body(stream))[-2]["choices"][0]["finish_reason"] == "length"
+    assert server.wait(within=8) == 0
+    gone(server, workers)
+
+
+@COMMANDS
+def test_a_stream_that_takes_longer_ends_with_an_error_event(
+    start: Servers, gone: Callable[[Server, list[int]], None], command: tuple[str, ...]
+) -> None:
+    server = start.start(*command, drain_s=1)
+    workers = server.workers()
+    with begin(server, 4000) as stream:
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        *chunks, last = events(body(stream))
+
+    assert 0.8 < time.monotonic() - began < 4
+    assert last["error"]["message"] == "the server is shutting down"
+    assert {"type", "param", "code"} <= set(last["error"])
+    assert not any("error" in chunk for chunk in chunks)
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert server.wait(within=8) == 0
+    gone(server, workers)
+
+
+def test_a_waiting_request_that_is_not_streamed_gets_an_answer_too(start: Servers) -> None:
+    server = start.start(drain_s=1, slots=1)
+    with begin(server, 4000), server.connect() as waiting:
+        waiting.send(request("POST", CHAT, chat(max_tokens=1)))
+        server.wait_metric("waiting", 1)
+
+        server.signal(signal.SIGTERM)
+        answer = waiting.answer()
+
+    assert answer.status in (500, 503)
+    assert "shutting down" in answer.error["message"]
+    assert server.wait(within=8) == 0
+
+
+def test_an_idle_server_ends_at_once(start: Servers, gone: Callable[[Server, list[int]], None]) -> None:
+    server = start.start()
+    workers = server.workers()
+
+    server.signal(signal.SIGTERM)
+
+    assert server.wait(within=5) == 0
+    gone(server, workers)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
+@COMMANDS
+def test_a_second_signal_ends_it_quickly(
+    start: Servers, gone: Callable[[Server, list[int]], None], second: int, command: tuple[str, ...]
+) -> None:
+    server = start.start(*command)
+    workers = server.workers()
+    with begin(server, 4000) as stream:
+        server.signal(signal.SIGTERM)
+        eventually(lambda: server.health() in ("draining", ""), what="the first signal has come through")
+
+        server.signal(second)
+
+        assert server.wait(within=5) == 0
+        stream.leave()
+    gone(server, workers)
+
+
+@pytest.mark.model
+def test_the_real_model_ends_cleanly_in_mid_decode(start: Servers, gone: Callable[[Server, list[int]], None]) -> None:
+    server = start.start(model="", ctx=512, slots=2, drain_s=0)
+    workers = server.workers()
+    with begin(server, 400) as stream:
+        server.signal(signal.SIGTERM)
+        assert "error" in events(body(stream))[-1]
+
+    assert server.wait(within=8) == 0
+    gone(server, workers)
+
+
+def test_a_killed_worker_is_replaced(start: Servers) -> None:
+    server = start.start()
+    worker = server.worker
+    stream = begin(server, 4000)
+
+    worker.kill()
+
+    eventually(lambda: [pid for pid in server.workers() if pid != worker.pid], 10, "another worker")
+    server.wait_until("ok")
+    with server.connect() as connection:
+        assert connection.post(chat(max_tokens=1)).status == 200
+    stream.leave()
+
+
+def test_a_worker_ends_with_its_master(start: Servers) -> None:
+    server = start.start(*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app")
+    (worker,) = server.workers()
+
+    server.signal(signal.SIGKILL)
+    server.wait(within=5)
+
+    eventually(lambda: not Process(worker).is_alive, 5, "the worker has noticed")
