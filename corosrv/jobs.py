@@ -128,6 +128,10 @@ class Reader(Protocol):
 
     prompt_tokens: tuple[int, ...]  # of each prompt
 
+    @property
+    def is_finished(self) -> bool:
+        """Every task has had its terminal chunk, and it was taken."""
+
     def take(self, timeout: float | None = None) -> list[Chunk]:
         """All unread chunks, at least one; an empty list once every task has ended. Waits.
 

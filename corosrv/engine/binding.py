@@ -148,19 +148,21 @@ def _histogram(c_histogram: Any) -> Histogram:
 class NativeReader:
     """Handle of a corosrv_reader. Closed when dropped, if nobody did it before."""
 
-    __slots__ = ("_chunks", "_handle", "_n_chunks", "fd")
+    __slots__ = ("_batch", "_handle", "fd")
 
     def __init__(self, handle: Any) -> None:
         self._handle = ffi.gc(handle, lib.corosrv_reader_close)
         self.fd: int = lib.corosrv_reader_fd(handle)
-        self._chunks = ffi.new("corosrv_chunk const **")
-        self._n_chunks = ffi.new("size_t *")
+        self._batch = ffi.new("corosrv_batch *")
 
-    def take(self) -> list[Chunk]:
-        """All unread chunks, perhaps none; clears the descriptor."""
-        _check(lib.corosrv_reader_take(self._handle, self._chunks, self._n_chunks))
-        chunks = self._chunks[0]
-        return [_chunk(chunks[i]) for i in range(self._n_chunks[0])]
+    def take(self, is_woken: bool = True) -> list[Chunk]:
+        """All unread chunks, perhaps none. `is_woken`: the descriptor was seen readable and has to be cleared."""
+        batch = self._batch
+        if code := lib.corosrv_reader_take(self._handle, is_woken, batch):
+            _raise(code, "")
+        if batch.n_chunks == 1:
+            return [_chunk(batch.chunks[0])]
+        return [_chunk(batch.chunks[i]) for i in range(batch.n_chunks)]
 
     def cancel(self) -> None:
         _check(lib.corosrv_reader_cancel(self._handle))

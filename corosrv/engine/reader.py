@@ -36,8 +36,9 @@ class Reader:
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """
+        is_woken = False
         while self._n_unfinished:
-            if chunks := self.take_nowait():
+            if chunks := self.take_nowait(is_woken):
                 return chunks
             if self._waiter is None:
                 self._waiter = waiter(self._open().fd)
@@ -45,14 +46,15 @@ class Reader:
                 self._waiter.wait(timeout)
             except TimedOut:
                 raise ReadTimeout(f"nothing to read for {timeout:g} s") from None
+            is_woken = True
         return []
 
-    def take_nowait(self) -> list[Chunk]:
-        """All unread chunks, perhaps none. Never waits."""
+    def take_nowait(self, is_woken: bool = True) -> list[Chunk]:
+        """All unread chunks, perhaps none. Never waits. `is_woken`: the descriptor was seen readable."""
         native = self._open()
         if self._thread != thread_id():
             raise WrongThread("a reader belongs to the thread that made it; submit the job in the thread that reads")
-        chunks = native.take()
+        chunks = native.take(is_woken)
         for chunk in chunks:
             if chunk.finish is not None:
                 self._n_unfinished -= 1

@@ -55,24 +55,18 @@ class EventStream:
             # A client that accepts nothing for that long is as good as gone.
             self._socket.settimeout(self._write_timeout)
         yield self._first
-        try:
-            yield from self._events()
-        except CorosrvError as error:
-            log.info("a stream ended in an error: %s", error)
-            yield self._encode_error(error)
-
-    def _events(self) -> Iterator[bytes]:
-        take, encode, interval = self._reader.take, self._encode, self._ping_interval
-        while not self._watch.is_gone:
+        reader, watch, encode, interval = self._reader, self._watch, self._encode, self._ping_interval
+        # One generator, and no name for what it yields: thousands of streams wait in here, and each keeps what is
+        # named and a stack that is as deep as the calls are.
+        while not (reader.is_finished or watch.is_gone):
             try:
-                chunks = take(interval)
+                yield encode(reader.take(interval))
             except ReadTimeout:
                 yield PING
-                continue
-            if not chunks:
+            except CorosrvError as error:
+                log.info("a stream ended in an error: %s", error)
+                yield self._encode_error(error)
                 return
-            if events := encode(chunks):
-                yield events
 
     def close(self) -> None:
         """Ends the job if it is unfinished. Twice is harmless."""

@@ -139,6 +139,12 @@ typedef struct corosrv_chunk {
   size_t text_size;
 } corosrv_chunk;
 
+/* What one take gives; the chunks live until the reader's next take or close. */
+typedef struct corosrv_batch {
+  const corosrv_chunk* chunks;
+  size_t n_chunks;
+} corosrv_batch;
+
 enum { COROSRV_HISTOGRAM_BUCKETS = 16 };
 
 /* Bucket i counts observations of at most 0.001 * 2^i seconds; the last one counts all others. */
@@ -212,9 +218,9 @@ void corosrv_engine_close(corosrv_engine* engine);
 /* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. */
 int corosrv_reader_fd(corosrv_reader* reader);
 
-/* Clears the descriptor and takes all unread chunks, perhaps none. They live until the next take or close. One
- * thread at a time. */
-int corosrv_reader_take(corosrv_reader* reader, const corosrv_chunk** chunks, size_t* n_chunks);
+/* Takes all unread chunks, perhaps none; clears the descriptor when there are some, and always when `is_woken` says
+ * that it was seen readable. So looking before waiting costs no system call. One thread at a time. */
+int corosrv_reader_take(corosrv_reader* reader, int is_woken, corosrv_batch* batch);
 
 /* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. Any thread. */
 int corosrv_reader_cancel(corosrv_reader* reader);

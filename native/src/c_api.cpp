@@ -308,14 +308,13 @@ void corosrv_engine_close(corosrv_engine* engine) {
 
 int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
 
-int corosrv_reader_take(corosrv_reader* reader, const corosrv_chunk** chunks, size_t* n_chunks) {
+int corosrv_reader_take(corosrv_reader* reader, int is_woken, corosrv_batch* batch) {
   if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
   return guarded(nullptr, 0, [&] {
-    reader->reader->take(reader->taken);
+    reader->reader->take(is_woken != 0, reader->taken);
     reader->chunks.clear();
     for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
-    *chunks = reader->chunks.data();
-    *n_chunks = reader->chunks.size();
+    *batch = {reader->chunks.data(), reader->chunks.size()};
     return Status::ok();
   });
 }

@@ -14,8 +14,9 @@ namespace corosrv {
 // Shared by the handle that Python holds and by every sequence that writes to it; the last of them closes the eventfd.
 //
 // The order that makes it safe: push() makes a chunk readable under the mutex and signals afterwards (I1), and only
-// when the reader was empty (I3). take() clears the descriptor before it looks, so a chunk pushed in between leaves
-// it readable: one idle wake-up, nothing lost.
+// when the reader was empty (I3). take() clears the descriptor before it takes, so a chunk pushed in between leaves
+// it readable: one idle wake-up, nothing lost. A signal that comes after its chunk was taken is cleared by the take
+// that follows the wake-up it causes.
 //
 // A vector under a mutex and not a lock-free ring: unread chunks of one task merge, so that whatever piled up leaves
 // in one piece, and the buffer has no capacity to choose. The lock is held for a swap or an append.
@@ -45,8 +46,9 @@ class Reader {
   // Decode thread. True while the unread text is at the limit; the caller pauses its sequence, and the listener hears of room.
   bool is_full();
 
-  // The reader's thread: all unread chunks, oldest first; `taken` is emptied first and its memory reused.
-  void take(std::vector<Chunk>& taken);
+  // The reader's thread: all unread chunks, oldest first; `taken` is emptied first and its memory reused. `is_woken`:
+  // the descriptor was seen readable. Without that and without chunks it costs no system call.
+  void take(bool is_woken, std::vector<Chunk>& taken);
 
   // Any thread. Twice is harmless.
   void cancel();
@@ -60,6 +62,8 @@ class Reader {
   const std::shared_ptr<Listener> listener_;
   const EventFd event_fd_;
   std::atomic<bool> is_cancelled_{false};
+
+  bool is_empty();
 
   Mutex mutex_;
   std::vector<Chunk> chunks_ GUARDED_BY(mutex_);

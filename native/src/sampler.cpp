@@ -64,12 +64,13 @@ Token Sampler::draw(float* logits) {
   apply_biases(logits);
   if (has_penalties()) apply_penalties(logits);
   if (sampling_.temperature <= 0) return argmax(logits, static_cast<size_t>(vocabulary_.size()));
-  select(logits);
-  if (candidates_.empty() || !std::isfinite(candidates_[0].logit)) return -1;
-  if (sampling_.typical_p < 1.0f) keep_typical();
-  if (sampling_.top_p < 1.0f) keep_top_p();
-  if (sampling_.min_p > 0.0f) keep_min_p();
-  return pick();
+  thread_local std::vector<Candidate> candidates;  // one for all sequences: it may take kilobytes
+  select(logits, candidates);
+  if (candidates.empty() || !std::isfinite(candidates[0].logit)) return -1;
+  if (sampling_.typical_p < 1.0f) keep_typical(candidates);
+  if (sampling_.top_p < 1.0f) keep_top_p(candidates);
+  if (sampling_.min_p > 0.0f) keep_min_p(candidates);
+  return pick(candidates);
 }
 
 void Sampler::apply_biases(float* logits) const {
@@ -86,22 +87,22 @@ void Sampler::apply_penalties(float* logits) const {
   }
 }
 
-void Sampler::select(const float* logits) {
+void Sampler::select(const float* logits, std::vector<Candidate>& candidates) const {
   const auto size = static_cast<size_t>(vocabulary_.size());
   const size_t k = sampling_.top_k > 0 ? std::min(static_cast<size_t>(sampling_.top_k), size) : size;
-  top_k(logits, size, k, candidates_);
+  top_k(logits, size, k, candidates);
 }
 
 // Locally typical sampling (Meister et al. 2022): the tokens whose surprise is nearest to the expected one, until
 // their probabilities add up to typical_p.
-void Sampler::keep_typical() {
-  const std::vector<float>& weights = weights_of(candidates_, 1.0f);
+void Sampler::keep_typical(std::vector<Candidate>& candidates) const {
+  const std::vector<float>& weights = weights_of(candidates, 1.0f);
   const float total = std::accumulate(weights.begin(), weights.end(), 0.0f);
   float entropy = 0;
   for (const float weight : weights) {
     if (weight > 0) entropy -= weight / total * std::log(weight / total);
   }
-  std::vector<size_t> order(candidates_.size());
+  std::vector<size_t> order(candidates.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto distance = [&](size_t i) { return std::abs(-std::log(weights[i] / total) - entropy); };
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return distance(a) < distance(b); });
@@ -111,35 +112,35 @@ void Sampler::keep_typical() {
   while (kept < order.size() && sum < sampling_.typical_p * total) sum += weights[order[kept++]];
   order.resize(std::max<size_t>(kept, 1));
   std::sort(order.begin(), order.end());
-  for (size_t i = 0; i < order.size(); ++i) candidates_[i] = candidates_[order[i]];
-  candidates_.resize(order.size());
+  for (size_t i = 0; i < order.size(); ++i) candidates[i] = candidates[order[i]];
+  candidates.resize(order.size());
 }
 
-void Sampler::keep_top_p() {
-  const std::vector<float>& weights = weights_of(candidates_, 1.0f);
+void Sampler::keep_top_p(std::vector<Candidate>& candidates) const {
+  const std::vector<float>& weights = weights_of(candidates, 1.0f);
   const float wanted = sampling_.top_p * std::accumulate(weights.begin(), weights.end(), 0.0f);
   float sum = 0;
   size_t kept = 0;
   while (kept < weights.size() && sum < wanted) sum += weights[kept++];
-  candidates_.resize(std::max<size_t>(kept, 1));
+  candidates.resize(std::max<size_t>(kept, 1));
 }
 
-void Sampler::keep_min_p() {
-  const float least = candidates_[0].logit + std::log(sampling_.min_p);
-  const auto below = std::find_if(candidates_.begin() + 1, candidates_.end(),
+void Sampler::keep_min_p(std::vector<Candidate>& candidates) const {
+  const float least = candidates[0].logit + std::log(sampling_.min_p);
+  const auto below = std::find_if(candidates.begin() + 1, candidates.end(),
                                   [least](const Candidate& candidate) { return candidate.logit < least; });
-  candidates_.erase(below, candidates_.end());
+  candidates.erase(below, candidates.end());
 }
 
-Token Sampler::pick() {
-  const std::vector<float>& weights = weights_of(candidates_, sampling_.temperature);
+Token Sampler::pick(const std::vector<Candidate>& candidates) {
+  const std::vector<float>& weights = weights_of(candidates, sampling_.temperature);
   const float total = std::accumulate(weights.begin(), weights.end(), 0.0f);
   float left = random_.next() * total;
   for (size_t i = 0; i < weights.size(); ++i) {
     left -= weights[i];
-    if (left < 0) return candidates_[i].token;
+    if (left < 0) return candidates[i].token;
   }
-  return candidates_.back().token;
+  return candidates.back().token;
 }
 
 }  // namespace corosrv

@@ -43,11 +43,12 @@ class Sampler {
   bool has_penalties() const;
   void apply_biases(float* logits) const;
   void apply_penalties(float* logits) const;
-  void select(const float* logits);
-  void keep_typical();
-  void keep_top_p();
-  void keep_min_p();
-  Token pick();
+  // Candidates are in descending order of logit.
+  void select(const float* logits, std::vector<Candidate>& candidates) const;
+  void keep_typical(std::vector<Candidate>& candidates) const;
+  void keep_top_p(std::vector<Candidate>& candidates) const;
+  void keep_min_p(std::vector<Candidate>& candidates) const;
+  Token pick(const std::vector<Candidate>& candidates);
 
   const Sampling sampling_;
   const Vocabulary& vocabulary_;
@@ -56,7 +57,6 @@ class Sampler {
   std::vector<Token> window_;                  // what the penalties look back on: a ring once it is full
   size_t oldest_ = 0;                          // in window_
   std::unordered_map<Token, int32_t> counts_;  // of the tokens in it
-  std::vector<Candidate> candidates_;          // in descending order of logit
 };
 
 }  // namespace corosrv
