@@ -20,6 +20,8 @@ from corosrv.errors import SettingsError
 PREFIX = "COROSRV_"
 SYNTHETIC = "synthetic:"
 LLAMA_MAX_SLOTS = 256
+MAX_INT32 = 2**31 - 1
+DAY = 86_400  # seconds
 
 
 def setting(default: Any, help: str) -> Any:
@@ -54,19 +56,19 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check("slots", 1 <= self.slots <= self.max_slots, f"must be from 1 to {self.max_slots}")
-        self._check("ctx", self.ctx >= 16, "must be at least 16")
-        self._check("queue", self.queue >= 0, "must not be negative")
+        self._check("ctx", 16 <= self.ctx <= MAX_INT32, f"must be from 16 to {MAX_INT32}")
+        self._check("queue", 0 <= self.queue <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
         self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
-        self._check("reader_bytes", self.reader_bytes >= 1024, "must be at least 1024")
+        self._check("reader_bytes", 1024 <= self.reader_bytes < 2**63, "must be at least 1024, and below 2**63")
         self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
         self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
         self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")
         self._check("max_body_bytes", self.max_body_bytes >= 1024, "must be at least 1024")
         ping = self.sse_ping_interval
-        self._check("sse_ping_interval", ping == -1 or ping >= 0.1, "must be -1 or at least 0.1")
-        self._check("write_timeout_s", self.write_timeout_s >= 1, "must be at least 1")
-        self._check("drain_s", self.drain_s >= 0, "must not be negative")
+        self._check("sse_ping_interval", ping == -1 or 0.1 <= ping <= DAY, f"must be -1, or from 0.1 to {DAY}")
+        self._check("write_timeout_s", 1 <= self.write_timeout_s <= DAY, f"must be from 1 to {DAY}")
+        self._check("drain_s", 0 <= self.drain_s <= DAY, f"must be from 0 to {DAY}")
         self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")
         if self.is_synthetic:
             self.synthetic_options  # noqa: B018  # checked here, so that a bad one stops the start

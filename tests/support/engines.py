@@ -1,0 +1,69 @@
+"""Engines for tests, and what they are asked."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gevent
+import pytest
+
+from corosrv import settings
+from corosrv.engine import Chunk, Engine, Reader
+from corosrv.errors import SettingsError
+from corosrv.jobs import Job, Sampling, Text
+from corosrv.settings import Settings
+
+FAST = "synthetic:?tokens_per_s=0"
+SLOW = "synthetic:?tokens_per_s=20"
+GREEDY = Sampling(temperature=0)
+TIMEOUT = 20.0  # seconds until a wait in a test is a failure
+
+
+def packaged_model() -> str:
+    """Path of SmolLM2; skips the test where it is not installed."""
+    try:
+        return settings.packaged_model()
+    except SettingsError as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def opened(**chosen: Any) -> Iterator[Engine]:
+    """An open engine, closed at the end; synthetic unless `model` says otherwise."""
+    engine = Engine(Settings(**{"model": FAST, "slots": 4, "ctx": 512, "threads": 2, **chosen}))
+    try:
+        engine.open()
+        yield engine
+    finally:
+        engine.close()
+
+
+def job(text: str = "Hello", **chosen: Any) -> Job:
+    """A job with one prompt, greedy, of eight tokens unless told otherwise."""
+    return dataclasses.replace(Job((Text(text),), max_tokens=8, sampling=GREEDY), **chosen)
+
+
+def read_all(reader: Reader) -> list[Chunk]:
+    """Every chunk to the end, each wait bounded."""
+    chunks: list[Chunk] = []
+    with reader:
+        while taken := reader.take(TIMEOUT):
+            chunks += taken
+    return chunks
+
+
+def text_of(chunks: Iterable[Chunk], index: int = 0) -> str:
+    return "".join(chunk.text for chunk in chunks if chunk.index == index)
+
+
+def answer(engine: Engine, job: Job) -> str:
+    """The text of a job's first task."""
+    return text_of(read_all(engine.submit(job)))
+
+
+def wait_until_idle(engine: Engine) -> None:
+    """Waits until no task runs or waits and no reader lives; fails after TIMEOUT."""
+    with gevent.Timeout(TIMEOUT):
+        while (stats := engine.stats()) is not None and (stats.running or stats.waiting or stats.readers):
+            gevent.sleep(0.001)  # the decode thread tells nobody that it is idle
