@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
@@ -90,19 +90,19 @@ class Server:
         except ValueError:
             return status, body.decode()
 
-    def health(self) -> str:
+    def health(self, prefix: str = "") -> str:
         """starting, ok, failed, draining; or nothing when nobody answers."""
         try:
-            return str(self.get("/health")[1]["status"])
+            return str(self.get(f"{prefix}/health")[1]["status"])
         except OSError:
             return ""
 
-    def wait_until(self, status: str, within: float = START_SECONDS) -> None:
-        eventually(lambda: self.health() == status, within, f"health {status}\n{self.log}")
+    def wait_until(self, status: str, prefix: str = "") -> None:
+        eventually(lambda: self.health(prefix) == status, START_SECONDS, f"health {status}\n{self.log}")
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, prefix: str = "") -> dict[str, float]:
         """Every sample by its name with labels."""
-        samples = (line.rpartition(" ") for line in self.get("/metrics")[1].splitlines() if line[:1] != "#")
+        samples = (line.rpartition(" ") for line in self.get(f"{prefix}/metrics")[1].splitlines() if line[:1] != "#")
         return {name: float(value) for name, _, value in samples}
 
     def metric(self, name: str) -> float:
@@ -114,12 +114,12 @@ class Server:
     def wait_metric(self, name: str, value: float, within: float = 5.0) -> None:
         eventually(lambda: self.metric(name) == value, within, f"{name} is {value}")
 
-    def wait_idle(self, within: float = 5.0) -> None:
+    def wait_idle(self, within: float = 5.0, prefix: str = "") -> None:
         """Until nothing runs, waits or is held for anybody."""
         gauges = ("running", "waiting", "paused", "readers", "open_streams")
 
         def is_idle() -> bool:
-            metrics = self.metrics()
+            metrics = self.metrics(prefix)
             return not any(metrics[f"corosrv_{name}"] for name in gauges)
 
         eventually(is_idle, within, "no running, waiting, reader or stream")
@@ -193,7 +193,15 @@ class Process:
         os.kill(self.pid, signal.SIGKILL)
 
     def n_descriptors(self) -> int:
-        return len(list((self._proc / "fd").iterdir()))
+        return len(self.descriptors())
+
+    def descriptors(self) -> list[str]:
+        """What each open descriptor is, as the system calls it."""
+        found = []
+        for link in (self._proc / "fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(link))
+        return found
 
     def n_threads(self) -> int:
         return len(list((self._proc / "task").iterdir()))

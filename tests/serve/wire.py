@@ -83,10 +83,11 @@ class Connection:
         """Reads one whole answer, however its end is told."""
         answer = self.head()
         if method != "HEAD" and answer.status not in (204, 304):
-            answer.body = b"".join(self._body(answer))
+            answer.body = b"".join(self.body(answer))
         return answer
 
-    def _body(self, answer: Answer) -> Iterator[bytes]:
+    def body(self, answer: Answer) -> Iterator[bytes]:
+        """The body behind this head, however its end is told."""
         if answer.headers.get("transfer-encoding") == "chunked":
             yield from self.pieces()
         elif "content-length" in answer.headers:

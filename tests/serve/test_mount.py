@@ -1,0 +1,148 @@
+"""Mounted into somebody's own Flask app with two lines: deploy/example_app.py."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serve.server import GUNICORN, REPOSITORY, Server, Servers
+from tests.serve.wire import chat, events, request, text_of
+
+CHAT = "/llm/v1/chat/completions"
+EXAMPLE = (*GUNICORN, "-b", "127.0.0.1:0", "--chdir", str(REPOSITORY / "deploy"), "example_app:app")
+FLASK = ("flask", "--app", str(REPOSITORY / "deploy" / "example_app.py"), "run", "--port", "0")
+ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def open_engine(server: Server) -> Server:
+    """The model is loaded with the first request that arrives."""
+    server.wait_until("ok", prefix="/llm")
+    return server
+
+
+@pytest.fixture(scope="module")
+def mounted(request: pytest.FixtureRequest) -> Server:
+    kept: Servers = request.getfixturevalue("_kept")
+    return open_engine(kept.start(*EXAMPLE, slots=16, wait_for=None))
+
+
+@pytest.fixture
+def client(mounted: Server) -> Iterator[openai.OpenAI]:
+    with mounted.client(prefix="/llm") as client:
+        yield client
+
+
+def test_two_lines_of_the_example_are_all_that_it_takes() -> None:
+    source = (REPOSITORY / "deploy" / "example_app.py").read_text()
+
+    lines = [line for line in source.splitlines() if "corosrv" in line and "k gevent" not in line and '"""' not in line]
+    assert [line.rpartition("#")[2].strip() for line in lines] == ["the first line", "the second line"]
+
+
+def test_the_official_client_works_below_a_prefix(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ASK, max_tokens=5).choices[0].message.content
+    with client.chat.completions.create(**ASK, max_tokens=5, stream=True) as stream:
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert whole == streamed
+    assert client.models.list().data[0].id == "synthetic"
+    assert client.completions.create(model="any", prompt="x", max_tokens=2).choices
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**ASK, temperature=-1)
+
+
+def test_the_apps_own_pages_stay_its_own(mounted: Server) -> None:
+    with mounted.connect() as connection:
+        page = connection.ask("GET", "/")
+        ping = connection.ask("GET", "/ping", headers={"Origin": "https://page.example"})
+        missing = connection.ask("GET", "/v1/models")
+
+    assert b"An app of its own" in page.body
+    assert ping.json == {"pong": True}
+    for answer in (page, ping, missing):
+        assert not [name for name in answer.headers if name.startswith(("x-request-id", "access-control"))]
+    assert missing.status == 404
+    assert missing.headers["content-type"].startswith("text/html")
+
+
+def test_answers_of_the_mounted_part_have_what_they_always_have(mounted: Server) -> None:
+    with mounted.connect() as connection:
+        answer = connection.post(chat(max_tokens=1), CHAT, {"Origin": "https://page.example"})
+        refused = connection.post({"messages": []}, CHAT)
+        metrics = connection.ask("GET", "/llm/metrics")
+
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    assert answer.headers["x-request-id"]
+    assert refused.error["param"] == "messages"
+    assert b'corosrv_http_requests_total{route="/llm/v1/chat/completions",status="200"}' in metrics.body
+
+
+def median_ping(server: Server, n_streams: int) -> float:
+    """Seconds that the app's own view takes while so many streams run."""
+    streams = [server.connect() for _ in range(n_streams)]
+    for connection in streams:
+        connection.send(request("POST", CHAT, chat("Tell me a long story.", stream=True, ignore_eos=True)))
+    for connection in streams:
+        assert connection.head().status == 200
+        pieces = connection.pieces()
+        while b'"delta":{"content":"' not in next(pieces):  # it is being decoded for
+            pass
+    times = []
+    with server.connect() as connection:
+        for _ in range(50):
+            began = time.monotonic()
+            assert connection.ask("GET", "/ping").json == {"pong": True}
+            times.append(time.monotonic() - began)
+    for connection in streams:
+        connection.leave()
+    return statistics.median(times)
+
+
+def test_its_own_views_answer_at_once_while_sixteen_streams_run(mounted: Server) -> None:
+    assert median_ping(mounted, 16) < 0.05
+
+
+@pytest.mark.model
+def test_its_own_views_answer_at_once_while_the_real_model_decodes(start: Servers) -> None:
+    server = open_engine(start.start(*EXAMPLE, model="", ctx=512, slots=16, wait_for=None))
+
+    assert median_ping(server, 16) < 0.05
+
+
+def test_a_client_that_leaves_a_mounted_stream_is_noticed(mounted: Server) -> None:
+    before = mounted.metrics("/llm")['corosrv_jobs_total{outcome="cancelled"}']
+    connection = mounted.connect()
+    connection.send(request("POST", CHAT, chat(stream=True)))
+    connection.head()
+
+    connection.leave()
+
+    mounted.wait_idle(within=1, prefix="/llm")
+    assert mounted.metrics("/llm")['corosrv_jobs_total{outcome="cancelled"}'] > before
+
+
+def test_flasks_own_server_answers_too(start: Servers) -> None:
+    """Threads instead of greenlets: for development, and for whoever has not got gevent's worker."""
+    server = open_engine(start.start(*FLASK, wait_for=None))
+    with server.connect() as connection:
+        whole = connection.post(chat(max_tokens=20), CHAT)
+    began = time.monotonic()
+    with server.connect() as connection:
+        connection.send(request("POST", CHAT, chat(max_tokens=20, stream=True)))
+        head = connection.head()
+        first = time.monotonic() - began
+        streamed = b"".join(connection.body(head))
+
+    assert whole.status == head.status == 200
+    assert text_of(events(streamed)) == whole.json["choices"][0]["message"]["content"]
+    assert first < 0.3 < time.monotonic() - began  # not all at once at the end
+    with server.connect() as connection:
+        refused = connection.post(b"not JSON", CHAT)
+    assert refused.error["code"] == "invalid_json"
+    server.wait_idle(prefix="/llm")
+    assert "Traceback" not in server.log
