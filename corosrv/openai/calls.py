@@ -94,8 +94,10 @@ def _call(body: schema.GenerationBody, prompts: tuple[Prompt, ...], least_tokens
 def _refuse_unsupported(sent: msgspec.Struct, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     for name, neutral in unsupported.items():
         value = getattr(sent, name)
-        # True == 1 in Python, and not here.
-        if value is not None and not any(value == known and type(value) is type(known) for known in neutral):
+        # True == 1 in Python, and not here; 0.0 asks for as little as 0 does.
+        if value is not None and not any(
+            value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral
+        ):
             raise NotSupported(f"{name} is not supported by this server yet", name, "unsupported_parameter")
 
 

@@ -1,0 +1,469 @@
+"""Bodies to calls: every parameter valid, wrong, out of range, null; and what is refused by name."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from flask import Request
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import EnvironBuilder
+
+from corosrv.errors import NotSupported, Refused
+from corosrv.http import body
+from corosrv.jobs import Messages, Sampling, Text, Tokens
+from corosrv.openai import calls, schema
+from corosrv.openai.calls import Call, Defaults
+
+DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
+REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def parse(make, decoder, sent: Any, defaults: Defaults) -> Call:
+    """From the body's bytes to the call, as the routes do it."""
+    raw = json.dumps(sent).encode()
+    fields = body.decode(REQUEST, raw, decoder)
+    unsupported = body.decode(REQUEST, raw, schema.unsupported_decoder)
+    return make(fields, unsupported, defaults)
+
+
+def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Call:
+    return parse(calls.chat, schema.chat_decoder, {"messages": HELLO, **sent}, defaults)
+
+
+def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Call:
+    return parse(calls.completion, schema.completion_decoder, {"prompt": "Hello", **sent}, defaults)
+
+
+@pytest.fixture(params=[chat, completion])
+def call(request):
+    """Either endpoint; what they share is tested on both."""
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("temperature", 0, 0.0),
+        ("temperature", 1.5, 1.5),
+        ("top_k", 0, 0),
+        ("top_k", -1, 0),
+        ("top_k", 5, 5),
+        ("top_p", 0.5, 0.5),
+        ("top_p", 1, 1.0),
+        ("min_p", 0, 0.0),
+        ("typical_p", 0.9, 0.9),
+        ("repeat_penalty", 1.1, 1.1),
+        ("presence_penalty", -2, -2.0),
+        ("frequency_penalty", 2, 2.0),
+        ("repeat_last_n", -1, -1),
+        ("ignore_eos", True, True),
+        ("seed", 0, 0),
+        ("seed", 42, 42),
+        ("seed", -1, None),
+        ("seed", 2**32 + 7, 7),
+        ("seed", -2, 2**32 - 2),
+    ],
+)
+def test_a_sampling_parameter_reaches_the_sampler(call, name, value, expected):
+    assert getattr(call(**{name: value}).job.sampling, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", 5),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.5),
+        ("n", "2"),
+        ("n", True),
+        ("seed", "1"),
+        ("seed", 1.5),
+        ("seed", 2**63),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", ["a"] * 65),
+        ("stream", 1),
+        ("stream", "true"),
+        ("stream_options", "x"),
+        ("temperature", -0.1),
+        ("temperature", "0"),
+        ("temperature", True),
+        ("temperature", 1e7),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_k", 2**31),
+        ("top_p", -0.1),
+        ("top_p", 1.5),
+        ("min_p", 2),
+        ("typical_p", -1),
+        ("repeat_penalty", 0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repeat_last_n", -2),
+        ("ignore_eos", "no"),
+        ("cache_prompt", 1),
+        ("max_tokens", "5"),
+        ("max_tokens", 1.5),
+        ("max_tokens", -2),
+        ("max_completion_tokens", -2),
+        ("n_predict", -3),
+        ("logit_bias", "x"),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": -101}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"1": "5"}),
+        ("logit_bias", [[1]]),
+        ("logit_bias", [[1, 2, 3]]),
+        ("logit_bias", [[1.5, 2]]),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(call, name, value):
+    with pytest.raises(Refused) as refused:
+        call(**{name: value})
+
+    assert str(refused.value.param).split("[")[0].split(".")[0] == name
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("name", sorted(set(schema.GenerationBody.__struct_fields__)))
+def test_null_is_an_absent_parameter(call, name):
+    assert call(**{name: None}) == call()
+
+
+@pytest.mark.parametrize("name", sorted({**schema.UNSUPPORTED, **schema.UNSUPPORTED_IN_CHAT}))
+def test_what_chat_does_not_support_is_refused_by_name(name):
+    with pytest.raises(NotSupported, match=name) as refused:
+        chat(**{name: {"some": "thing"}})
+
+    assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", sorted({**schema.UNSUPPORTED, **schema.UNSUPPORTED_IN_COMPLETIONS}))
+def test_what_completions_do_not_support_is_refused_by_name(name):
+    with pytest.raises(NotSupported, match=name) as refused:
+        completion(**{name: {"some": "thing"}})
+
+    assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
+
+
+NEUTRAL = [(name, value) for name, values in schema.UNSUPPORTED.items() for value in (None, *values)]
+
+
+@pytest.mark.parametrize(("name", "value"), NEUTRAL)
+def test_a_value_that_asks_for_nothing_is_accepted(call, name, value):
+    assert call(**{name: value}) == call()
+
+
+def test_the_number_one_does_not_stand_for_true():
+    with pytest.raises(NotSupported, match="best_of"):
+        completion(best_of=True)
+
+
+@pytest.mark.parametrize("number", [0, 0.0])
+def test_a_zero_is_a_zero_with_or_without_a_point(call, number):
+    assert call(dry_multiplier=number) == call()
+
+
+@pytest.mark.parametrize("name", ["user", "metadata", "store", "service_tier", "prompt_cache_key", "no_such_thing"])
+def test_what_has_no_meaning_here_is_ignored(call, name):
+    assert call(**{name: {"any": "thing"}}) == call()
+
+
+def test_defaults_are_the_operator_s(call):
+    chosen = call(Defaults(max_tokens=7, temperature=0.1, seed=3)).job
+
+    assert (chosen.max_tokens, chosen.sampling.temperature, chosen.sampling.seed) == (7, 0.1, 3)
+
+
+def test_a_request_that_says_nothing_samples_as_documented(call):
+    assert call().job.sampling == Sampling()
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({}, 99),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 4, "max_tokens": 5, "n_predict": 6}, 4),
+        ({"max_completion_tokens": None, "max_tokens": 5, "n_predict": 6}, 5),
+        ({"n_predict": 6}, 6),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 10**12}, 10**12),
+    ],
+)
+def test_the_first_limit_that_is_there_wins(call, sent, expected):
+    assert call(Defaults(max_tokens=99, temperature=0.8, seed=None), **sent).job.max_tokens == expected
+
+
+@pytest.mark.parametrize("name", ["max_completion_tokens", "max_tokens", "n_predict"])
+def test_no_tokens_at_all_are_refused_in_chat_only(name):
+    with pytest.raises(Refused, match=name):
+        chat(**{name: 0})
+
+    assert completion(**{name: 0}).job.max_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"), [("END", ("END",)), (["a", "b"], ("a", "b")), ([], ()), (["\n"], ("\n",))]
+)
+def test_stop_strings_may_be_one_or_many(call, stop, expected):
+    assert call(stop=stop).job.stop == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({}, ()),
+        ({"5": 1}, ((5, 1.0),)),
+        ({"5": -100, "6": False}, ((5, -100.0), (6, -math.inf))),
+        ([[5, 1.5], [" no", False]], ((5, 1.5), (" no", -math.inf))),
+    ],
+)
+def test_logit_bias_is_an_object_or_a_list_of_pairs(call, sent, expected):
+    assert call(logit_bias=sent).job.sampling.logit_bias == expected
+
+
+@pytest.mark.parametrize("usage", [True, False, None])
+def test_usage_comes_with_a_stream_that_asks_for_it(call, usage):
+    chosen = call(stream=True, stream_options={"include_usage": usage})
+
+    assert (chosen.stream, chosen.include_usage) == (True, bool(usage))
+
+
+@pytest.mark.parametrize("sent", [{}, {"stream": False}])
+def test_stream_options_without_a_stream_are_refused(call, sent):
+    with pytest.raises(Refused, match="stream_options"):
+        call(stream_options={"include_usage": True}, **sent)
+
+
+def test_several_answers_are_tasks_of_one_job(call):
+    assert call(n=3).job.n_tasks == 3
+
+
+# Messages.
+
+
+def message(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("x", "messages"),
+        ([5], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": 5, "content": "x"}], "messages[0].role"),
+        ([message("robot")], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([message("user", None)], "messages[0].content"),
+        ([message("system", None)], "messages[0].content"),
+        ([{"role": "assistant"}], "messages[0].content"),
+        ([message("user", 5)], "messages[0].content"),
+        ([message("user", ["x"])], "messages[0].content[0]"),
+        ([message("user", [{"type": "text"}])], "messages[0].content[0].text"),
+        ([message("user", [{"type": "text", "text": 5}])], "messages[0].content[0].text"),
+        ([message("user"), message("user", [{"type": "image_url"}])], "messages[1].content[0]"),
+        ([message("tool")], "messages[0]"),
+        ([message("assistant", tool_calls=[{"id": "1"}])], "messages[0]"),
+        ([message("assistant", function_call={"name": "f"})], "messages[0]"),
+        ([message("user")] * 2049, "messages"),
+        ([message("assistant"), message("assistant")], "messages"),
+    ],
+)
+def test_wrong_messages_are_refused_with_their_place(messages, param):
+    with pytest.raises(Refused) as refused:
+        chat(messages=messages)
+
+    assert refused.value.param == param
+
+
+def test_messages_are_required():
+    with pytest.raises(Refused, match="messages is required") as refused:
+        parse(calls.chat, schema.chat_decoder, {"model": "x"}, DEFAULTS)
+
+    assert (refused.value.param, refused.value.code) == ("messages", "missing_required_parameter")
+
+
+def test_a_developer_speaks_as_the_system():
+    assert prompt(messages=[message("developer", "Be brief."), *HELLO]).messages[0]["role"] == "system"
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+
+    assert prompt(messages=[message("user", parts)]) == prompt()
+
+
+def test_an_assistant_may_have_said_nothing():
+    assert prompt(messages=[message("assistant", None), *HELLO]).messages[0]["content"] == ""
+
+
+def prompt(**sent: Any) -> Messages:
+    (only,) = chat(**sent).job.prompts
+    assert isinstance(only, Messages)
+    return only
+
+
+CONTINUED = [*HELLO, message("assistant", "Well")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "add_generation_prompt", "continue_final"),
+    [
+        ({}, True, False),
+        ({"add_generation_prompt": False}, False, False),
+        ({"messages": CONTINUED}, False, True),
+        ({"messages": CONTINUED, "continue_final_message": True}, False, True),
+        ({"messages": CONTINUED, "continue_final_message": False}, True, False),
+        ({"messages": CONTINUED, "add_generation_prompt": True}, True, False),
+        ({"messages": CONTINUED, "add_generation_prompt": False, "continue_final_message": False}, False, False),
+    ],
+)
+def test_a_final_assistant_message_is_continued(sent, add_generation_prompt, continue_final):
+    rendered = prompt(**sent)
+
+    assert rendered.add_generation_prompt is add_generation_prompt
+    assert rendered.continue_final is continue_final
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"messages": CONTINUED, "add_generation_prompt": True, "continue_final_message": True},
+        {"continue_final_message": True},
+    ],
+)
+def test_contradictions_about_the_last_message_are_refused(sent):
+    with pytest.raises(Refused, match="continue_final_message"):
+        chat(**sent)
+
+
+def test_a_template_in_a_request_is_refused():
+    with pytest.raises(NotSupported, match="chat_template"):
+        chat(chat_template="{{ messages }}")
+
+
+def test_arguments_for_the_template_are_passed_on():
+    assert prompt(chat_template_kwargs={"enable_thinking": False}).template_arguments == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"messages": ""},
+        {"bos_token": ""},
+        {"raise_exception": ""},
+        {"__class__": ""},
+        {"_counted": ""},
+        {"a b": ""},
+        {"": ""},
+        {"a" * 65: ""},
+        {"a": []},
+        {"a": {}},
+        {"a": "x" * 1025},
+        "x",
+    ],
+)
+def test_other_arguments_for_the_template_are_refused(arguments):
+    with pytest.raises(Refused, match="chat_template_kwargs"):
+        chat(chat_template_kwargs=arguments)
+
+
+# Prompts.
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ("Hello", (Text("Hello"),)),
+        ("", (Text(""),)),
+        ("a\0b", (Text("a\0b"),)),
+        ([1, 2], (Tokens((1, 2)),)),
+        (["a", "b"], (Text("a"), Text("b"))),
+        ([[1], [2, 3]], (Tokens((1,)), Tokens((2, 3)))),
+        (["a", [1]], (Text("a"), Tokens((1,)))),
+    ],
+)
+def test_a_prompt_is_text_or_ids_or_a_list_of_them(sent, expected):
+    assert completion(prompt=sent).job.prompts == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        (None, "prompt"),
+        (5, "prompt"),
+        ({}, "prompt"),
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        ([1.5], "prompt[0]"),
+        ([True], "prompt[0]"),
+        (["a", 5], "prompt[1]"),
+        ([["a"]], "prompt[0]"),
+        (["a"] * 65, "prompt"),
+    ],
+)
+def test_a_wrong_prompt_is_refused_with_its_place(sent, param):
+    with pytest.raises(Refused) as refused:
+        completion(prompt=sent)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("half", ["\ud800", "\udfff x", "\ud800\ud800"])
+@pytest.mark.parametrize("name", ["prompt", "stop", "model"])
+def test_half_a_surrogate_pair_is_no_character(name, half):
+    with pytest.raises(Refused):
+        completion(**{name: half})
+
+
+# Anything at all.
+
+NAMES = sorted(
+    {*schema.ChatBody.__struct_fields__, *schema.CompletionBody.__struct_fields__, *schema.UNSUPPORTED, "logprobs"}
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": JSON}),
+    max_size=3,
+)
+
+
+@given(
+    sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5),
+    messages=MESSAGES | JSON,
+    make=st.sampled_from([(calls.chat, schema.chat_decoder), (calls.completion, schema.completion_decoder)]),
+)
+def test_any_object_gives_a_call_or_a_refusal(sent, messages, make):
+    try:
+        made = parse(*make, {"messages": messages, "prompt": "x", **sent}, DEFAULTS)
+    except Refused as refused:
+        assert str(refused)
+    else:
+        assert made.job.n_tasks >= 1
+
+
+@given(sent=JSON)
+def test_any_value_as_a_body_gives_a_call_or_a_refusal(sent):
+    try:
+        parse(calls.completion, schema.completion_decoder, sent, DEFAULTS)
+    except Refused as refused:
+        assert str(refused)
