@@ -12,6 +12,17 @@ from corosrv.errors import ReadTimeout, UsedAfterClose, WrongThread
 from corosrv.jobs import Chunk
 
 
+async def _readable(fd: int) -> None:
+    """Returns when the descriptor is readable. Watches it no longer than that: the loop would spin otherwise."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
 class Reader:
     """The receiving end of one job on the engine; see corosrv.jobs.Reader for the contract.
 
@@ -36,25 +47,23 @@ class Reader:
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """
-        is_woken = False
+        # Waits first, also when chunks are there already: the descriptor is readable then, and a stream with much to
+        # say gives way to the others between two of its pieces.
+        native = self._owned()
         while self._n_unfinished:
-            if chunks := self.take_nowait(is_woken):
-                return chunks
             if self._waiter is None:
-                self._waiter = waiter(self._open().fd)
+                self._waiter = waiter(native.fd)
             try:
                 self._waiter.wait(timeout)
             except TimedOut:
                 raise ReadTimeout(f"nothing to read for {timeout:g} s") from None
-            is_woken = True
+            if chunks := self.take_nowait():
+                return chunks
         return []
 
-    def take_nowait(self, is_woken: bool = True) -> list[Chunk]:
-        """All unread chunks, perhaps none. Never waits. `is_woken`: the descriptor was seen readable."""
-        native = self._open()
-        if self._thread != thread_id():
-            raise WrongThread("a reader belongs to the thread that made it; submit the job in the thread that reads")
-        chunks = native.take(is_woken)
+    def take_nowait(self) -> list[Chunk]:
+        """All unread chunks, perhaps none. Never waits."""
+        chunks = self._owned().take()
         for chunk in chunks:
             if chunk.finish is not None:
                 self._n_unfinished -= 1
@@ -84,25 +93,21 @@ class Reader:
             raise UsedAfterClose("this reader is closed; submit another job")
         return self._native
 
+    def _owned(self) -> NativeReader:
+        if self._thread != thread_id():
+            raise WrongThread("a reader belongs to the thread that made it; submit the job in the thread that reads")
+        return self._open()
+
     def __iter__(self) -> Iterator[Chunk]:
         while chunks := self.take():
             yield from chunks
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        fd = self.fileno()
-        loop.add_reader(fd, readable.set)
-        try:
-            while self._n_unfinished:
-                readable.clear()
-                chunks = self.take_nowait()
-                if not chunks:
-                    await readable.wait()
-                for chunk in chunks:
-                    yield chunk
-        finally:
-            loop.remove_reader(fd)
+        native = self._owned()
+        while self._n_unfinished:
+            await _readable(native.fd)
+            for chunk in self.take_nowait():
+                yield chunk
 
     def __enter__(self) -> Reader:
         return self

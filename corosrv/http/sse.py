@@ -10,6 +10,7 @@ from flask import Request, Response
 
 from corosrv.errors import ClientGone, CorosrvError, ReadTimeout
 from corosrv.http.client import ClientWatch
+from corosrv.http.direct import DirectSender, direct_sender
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs import Chunk, Reader
 
@@ -48,7 +49,12 @@ class EventStream:
         self._write_timeout = write_timeout
         self._stats = stats
         self._is_closed = False
+        self._sender: DirectSender | None = None
         stats.stream_opened()
+
+    def begin(self, start_response: Any) -> None:
+        """The headers are on their way: from now on pieces may take the short way."""
+        self._sender = direct_sender(start_response)
 
     def __iter__(self) -> Iterator[bytes]:
         if self._socket is not None:
@@ -56,11 +62,16 @@ class EventStream:
             self._socket.settimeout(self._write_timeout)
         yield self._first
         reader, watch, encode, interval = self._reader, self._watch, self._encode, self._ping_interval
-        # One generator, and no name for what it yields: thousands of streams wait in here, and each keeps what is
-        # named and a stack that is as deep as the calls are.
+        sender = self._sender
+        # One generator, and no name for what was sent: thousands of streams wait in here, and each keeps what is named
+        # and a stack that is as deep as the calls are.
         while not (reader.is_finished or watch.is_gone):
             try:
-                yield encode(reader.take(interval))
+                if sender is None:
+                    yield encode(reader.take(interval))
+                elif piece := encode(reader.take(interval)):
+                    sender.send(piece)
+                    del piece
             except ReadTimeout:
                 yield PING
             except CorosrvError as error:
@@ -80,9 +91,20 @@ class EventStream:
         self._stats.stream_closed()
 
 
+class _StreamResponse(Response):
+    """An answer whose body learns which server sends it."""
+
+    response: EventStream
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        body = super().__call__(environ, start_response)
+        self.response.begin(start_response)
+        return body
+
+
 def response(stream: EventStream) -> Response:
     """The stream as an answer; passed through to the server untouched."""
-    answer = Response(stream, mimetype="text/event-stream", direct_passthrough=True)  # type: ignore[arg-type]
+    answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)  # type: ignore[arg-type]
     answer.headers["Cache-Control"] = "no-cache"
     answer.headers["X-Accel-Buffering"] = "no"
     return answer

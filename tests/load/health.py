@@ -7,7 +7,7 @@ import socket
 import time
 from multiprocessing.connection import Connection
 
-INTERVAL = 0.02  # seconds
+INTERVAL = 0.05  # seconds
 
 
 class HealthProbe:

@@ -1,0 +1,44 @@
+"""Sends the pieces of a stream straight through gunicorn's socket, where that is what gunicorn would do itself.
+
+A piece that goes the ordinary way costs, besides the send, a getsockopt and five calls in Python; at thousands of
+pieces a second that is a quarter of the front's time.
+"""
+
+from __future__ import annotations
+
+import _socket
+from typing import Any
+
+import gevent.socket
+import gunicorn.http.wsgi
+
+
+class DirectSender:
+    """Frames pieces of a chunked body as gunicorn does, which has sent the headers and will send the last chunk."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._send = _socket.socket.send
+        self._raw = socket._sock
+
+    def send(self, piece: bytes) -> None:
+        """Sends one piece, not empty; waits only when the client is slow, at most the socket's time-out."""
+        chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
+        try:
+            n_sent = self._send(self._raw, chunk)
+        except BlockingIOError:
+            n_sent = 0
+        if n_sent < len(chunk):
+            self._socket.sendall(memoryview(chunk)[n_sent:])
+
+
+def direct_sender(start_response: Any) -> DirectSender | None:
+    """A sender for the answer that `start_response` has begun, or None where pieces have to go the ordinary way.
+
+    Only gunicorn's own start_response will do: one that is wrapped belongs to a middleware that may change the body.
+    """
+    answer = getattr(start_response, "__self__", None)
+    if not isinstance(answer, gunicorn.http.wsgi.Response) or not answer.chunked:
+        return None
+    # Exactly this class: TLS has one of its own, and other workers have blocking sockets.
+    return DirectSender(answer.sock) if type(answer.sock) is gevent.socket.socket else None
