@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corosrv.settings import packaged_model
-from tests.serve.server import SERVE, Server, Servers
+from tests.serve.server import APP, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
 
 COMPLETIONS = "/v1/completions"
@@ -205,14 +205,12 @@ def test_null_is_absent_and_what_nobody_knows_is_ignored(connection: Connection)
 
 
 @pytest.mark.parametrize("max_tokens", [-1, 10**9, 10**30])
-def test_more_tokens_than_fit_end_by_length(start: Servers, max_tokens: int) -> None:
-    server = start.start(ctx=64, model="synthetic:?tokens_per_s=0")
-    with server.connect() as connection:
-        answer = connection.post({"prompt": "x" * 60, "max_tokens": max_tokens}, COMPLETIONS)
+def test_more_tokens_than_fit_end_by_length(connection: Connection, max_tokens: int) -> None:
+    answer = connection.post({"prompt": "x" * 4090, "max_tokens": max_tokens}, COMPLETIONS)
 
     assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["finish_reason"] == "length"
-    assert answer.json["usage"]["total_tokens"] <= 65
+    assert answer.json["usage"]["total_tokens"] <= 4097
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -293,8 +291,17 @@ def truncated(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", [(), SERVE], ids=["gunicorn", "serve"])
-@pytest.mark.parametrize("make", [missing, not_a_gguf, empty, pytest.param(truncated, marks=pytest.mark.model)])
+@pytest.mark.parametrize(
+    ("make", "command"),
+    [
+        (missing, APP),
+        (missing, SERVE),
+        (not_a_gguf, APP),
+        (empty, APP),
+        pytest.param(truncated, APP, marks=pytest.mark.model),
+        pytest.param(truncated, SERVE, marks=pytest.mark.model),
+    ],
+)
 def test_a_model_that_cannot_be_loaded_is_told_and_the_process_lives(
     start: Servers, tmp_path: Path, make: Any, command: tuple[str, ...]
 ) -> None:
