@@ -67,7 +67,11 @@ def response(error: errors.CorosrvError) -> Response:
 
 def http_response(status: int, message: str) -> Response:
     """An error of HTTP itself: an unknown path, a wrong verb."""
-    kinds = {404: ("not_found_error", None), 405: ("invalid_request_error", "method_not_allowed")}
+    kinds = {
+        404: ("not_found_error", None),
+        405: ("invalid_request_error", "method_not_allowed"),
+        501: ("not_supported_error", None),
+    }
     kind, code = kinds.get(status, ("invalid_request_error" if status < 500 else "server_error", None))
     return json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
 

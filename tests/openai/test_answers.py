@@ -1,0 +1,248 @@
+"""Chunks to answers: the members, the order of events, usage and timings."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from corosrv.errors import JobFailed
+from corosrv.jobs import Chunk, Finish, Job, ModelCard, Text
+from corosrv.openai.answers import CHAT, DONE, TEXT, Answer, Shape
+from corosrv.openai.calls import Call
+
+CARD = ModelCard("tiny", created=1, fingerprint="b123")
+TERMINAL = {"prompt_tokens": 5, "cached_tokens": 2, "prompt_ms": 10.0, "decode_ms": 40.0}
+
+
+def answer(
+    shape: Shape, n: int = 1, prompts: int = 1, stream: bool = False, usage: bool = False, prompt_tokens: int = 5
+) -> Answer:
+    call = Call(Job((Text("x"),) * prompts, n=n), stream, usage)
+    return Answer(shape, call, CARD, (prompt_tokens,) * prompts)
+
+
+def text(index: int, words: str, n_tokens: int = 1) -> Chunk:
+    return Chunk(index, words, n_tokens)
+
+
+def last(index: int, finish: Finish = Finish.STOP, words: str = "", n_tokens: int = 1) -> Chunk:
+    return Chunk(index, words, n_tokens, finish, **TERMINAL)
+
+
+def sent(stream: bytes) -> list[Any]:
+    """The events of a stream; comments are left out, and its last line stays as it is."""
+    lines = [line.removeprefix("data: ") for line in stream.decode().split("\n\n") if line and line != ":"]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def choices(events: list[Any]) -> list[Any]:
+    """The only choice of each event that has one."""
+    return [event["choices"][0] for event in events if event != "[DONE]" and event["choices"]]
+
+
+def delta(index: int, finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def piece(index: int, words: str, finish: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": words, "logprobs": None, "finish_reason": finish}
+
+
+# Streams.
+
+
+def test_a_chat_stream_has_role_text_finish_and_done_in_this_order():
+    answering = answer(CHAT, stream=True)
+
+    events = sent(answering.first() + answering.events([text(0, "Hel"), text(0, "lo"), last(0)]))
+
+    assert choices(events) == [
+        delta(0, role="assistant", content=None),
+        delta(0, content="Hel"),
+        delta(0, content="lo"),
+        delta(0, "stop"),
+    ]
+    assert events[-1] == "[DONE]"
+
+
+def test_a_text_stream_begins_with_a_comment_that_carries_the_headers():
+    answering = answer(TEXT, stream=True)
+
+    assert answering.first() == b":\n\n"
+    assert choices(sent(answering.events([text(0, "Hi"), last(0, Finish.LENGTH, "!")]))) == [
+        piece(0, "Hi"),
+        piece(0, "!"),
+        piece(0, "", "length"),
+    ]
+
+
+def test_every_event_has_the_same_id_time_model_and_object():
+    answering = answer(CHAT, stream=True, usage=True)
+
+    events = sent(answering.first() + answering.events([text(0, "x"), last(0)]))[:-1]
+
+    members = [{name: event[name] for name in ("id", "created", "model", "object")} for event in events]
+    assert all(one == members[0] for one in members)
+    assert members[0]["id"].startswith("chatcmpl-")
+    assert members[0]["object"] == "chat.completion.chunk"
+
+
+def test_usage_comes_once_and_last_and_is_null_before():
+    answering = answer(CHAT, stream=True, usage=True)
+
+    *earlier, usage, done = sent(answering.first() + answering.events([text(0, "x"), last(0)]))
+
+    assert [event["usage"] for event in earlier] == [None] * 3
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 2, "[DONE]")
+    assert "timings" in usage
+
+
+def test_without_usage_only_the_last_finish_has_timings():
+    answering = answer(CHAT, stream=True)
+
+    *earlier, finish, _ = sent(answering.first() + answering.events([text(0, "x"), last(0)]))
+
+    assert not any("usage" in event or "timings" in event for event in earlier)
+    assert "usage" not in finish
+    assert finish["timings"]["predicted_n"] == 2
+
+
+def test_answers_of_one_stream_interleave_and_end_once():
+    answering = answer(CHAT, n=2, stream=True, usage=True)
+
+    events = sent(
+        answering.first()
+        + answering.events([text(1, "b"), text(0, "a"), last(1)])
+        + answering.events([text(0, "A"), last(0, Finish.LENGTH)])
+    )
+
+    assert choices(events) == [
+        delta(0, role="assistant", content=None),
+        delta(1, role="assistant", content=None),
+        delta(1, content="b"),
+        delta(0, content="a"),
+        delta(1, "stop"),
+        delta(0, content="A"),
+        delta(0, "length"),
+    ]
+    assert events.count("[DONE]") == 1
+    assert [event["usage"]["completion_tokens"] for event in events[:-1] if event["usage"]] == [5]
+
+
+def test_no_event_has_empty_text():
+    assert answer(CHAT, stream=True).events([text(0, "", 3)]) == b""
+
+
+@pytest.mark.parametrize("words", ['"quoted"\\', "line\nline\r\n", "\0\x1f\x7f", "\u2028é🌊", "</script>", "data: x"])
+def test_any_text_survives_the_wire(words):
+    stream = answer(CHAT, stream=True).events([text(0, words), last(0)])
+
+    assert choices(sent(stream))[0] == delta(0, content=words)
+    assert stream.count(b"\n") == 2 * stream.count(b"data: {") + 2  # no line but the events' own
+
+
+@pytest.mark.parametrize("shape", [CHAT, TEXT])
+def test_the_streamed_text_is_the_whole_text(shape):
+    chunks = [text(0, "a "), text(1, "b"), text(0, "c"), last(1, Finish.LENGTH, "d"), last(0)]
+
+    streamed = choices(sent(answer(shape, n=2, stream=True).events(chunks)))
+    whole = answer(shape, n=2).whole(chunks)["choices"]
+
+    def said(choice: dict[str, Any]) -> str:
+        return choice["text"] if shape is TEXT else choice.get("message", choice.get("delta")).get("content", "")
+
+    for index, expected in enumerate(("a c", "bd")):
+        assert "".join(said(one) for one in streamed if one["index"] == index) == expected
+        assert said(whole[index]) == expected
+
+
+# Whole answers.
+
+
+def test_a_whole_chat_has_these_members():
+    whole = answer(CHAT).whole([text(0, "Hello"), last(0)])
+
+    assert whole.pop("id").startswith("chatcmpl-")
+    assert isinstance(whole.pop("created"), int)
+    assert whole.pop("timings")
+    assert whole == {
+        "object": "chat.completion",
+        "model": "tiny",
+        "system_fingerprint": "b123",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 2,
+            "total_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+def test_a_whole_completion_has_its_own_names():
+    whole = answer(TEXT).whole([text(0, "Hello"), last(0, Finish.LENGTH)])
+
+    assert whole["id"].startswith("cmpl-")
+    assert whole["object"] == "text_completion"
+    assert whole["choices"] == [piece(0, "Hello", "length")]
+
+
+def test_choices_are_in_order_whatever_ends_first():
+    whole = answer(TEXT, n=2, prompts=2).whole([last(i, words=str(i)) for i in (2, 0, 3, 1)])
+
+    assert [(choice["index"], choice["text"]) for choice in whole["choices"]] == [(i, str(i)) for i in range(4)]
+
+
+def test_prompt_tokens_count_once_however_many_answers_there_are():
+    usage = answer(TEXT, n=3, prompts=2).whole([last(i, n_tokens=4) for i in range(6)])["usage"]
+
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 24, 34)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 4  # two of each prompt's first answer
+
+
+def test_timings_add_up_and_leave_the_first_token_out_of_the_rate():
+    timings = answer(CHAT).whole([text(0, "x", 4), last(0)])["timings"]
+
+    assert timings["prompt_n"] + timings["cache_n"] == 5
+    assert timings["predicted_n"] == 5
+    assert timings["predicted_per_second"] == pytest.approx(100.0)  # four tokens in 40 ms
+    assert timings["prompt_per_token_ms"] == pytest.approx(10 / 3)
+
+
+@pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH])
+@pytest.mark.parametrize("n_tokens", [0, 1])
+def test_timings_are_finite_when_there_is_next_to_nothing(finish, n_tokens):
+    timings = answer(CHAT).whole([Chunk(0, "", n_tokens, finish)])["timings"]
+
+    assert all(math.isfinite(value) for value in timings.values())
+    assert timings["predicted_per_second"] == 0
+
+
+# Failures.
+
+
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (Chunk(0, "the model broke", 0, Finish.ERROR), "the model broke"),
+        (Chunk(0, "", 0, Finish.CANCELLED), "cancelled"),
+    ],
+)
+def test_a_task_that_did_not_end_well_fails_the_job(chunk, words):
+    with pytest.raises(JobFailed, match=words):
+        answer(CHAT).whole([text(0, "x"), chunk])
+    with pytest.raises(JobFailed, match=words):
+        answer(CHAT, stream=True).events([chunk])
+
+
+def test_done_is_what_clients_wait_for():
+    assert DONE == b"data: [DONE]\n\n"

@@ -1,0 +1,116 @@
+"""Errors in OpenAI's shape: a status, a type and a code for each, and always four members."""
+
+import pytest
+
+from corosrv import errors
+from corosrv.openai import errors as wire
+
+TABLE = [
+    (errors.Refused("m", "n"), 400, "invalid_request_error", "n", "invalid_value"),
+    (errors.Refused("m", "n", None), 400, "invalid_request_error", "n", None),
+    (errors.NotSupported("m", "n", "unsupported_content"), 400, "invalid_request_error", "n", "unsupported_content"),
+    (errors.PromptTooLong(9, 8, "prompt"), 400, "exceed_context_size_error", "prompt", "context_length_exceeded"),
+    (errors.Unauthorized("m"), 401, "authentication_error", None, "invalid_api_key"),
+    (errors.ModelNotFound("x"), 404, "not_found_error", "model", "model_not_found"),
+    (errors.BodyTooLarge(8), 413, "invalid_request_error", None, "body_too_large"),
+    (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),
+    (errors.QueueFull("m"), 429, "rate_limit_error", None, "queue_full"),
+    (errors.ClientGone("m"), 499, "client_closed_request", None, None),
+    (errors.CorosrvError("m"), 500, "server_error", None, None),
+    (errors.JobFailed("m"), 500, "server_error", None, None),
+    (errors.Misuse("m"), 500, "server_error", None, None),
+    (errors.WrongThread("m"), 500, "server_error", None, None),
+    (errors.UsedAfterClose("m"), 500, "server_error", None, None),
+    (errors.ReadTimeout("m"), 500, "server_error", None, None),
+    (errors.SettingsError("m"), 500, "server_error", None, None),
+    (errors.LibllamaError("m"), 500, "server_error", None, None),
+    (errors.Unavailable("m"), 503, "unavailable_error", None, None),
+    (errors.Starting("m"), 503, "unavailable_error", None, None),
+    (errors.ModelFailed("m"), 503, "unavailable_error", None, None),
+    (errors.ShuttingDown("m"), 503, "unavailable_error", None, None),
+    (errors.NoDescriptor("m"), 503, "unavailable_error", None, None),
+    (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
+]
+
+
+def classes(root: type[errors.CorosrvError]) -> set[type[errors.CorosrvError]]:
+    return {root}.union(*map(classes, root.__subclasses__()))
+
+
+def named(value):
+    return type(value).__name__ if isinstance(value, Exception) else None
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "param", "code"), TABLE, ids=named)
+def test_an_error_has_its_status_and_four_members(error, status, kind, param, code):
+    answer = wire.response(error)
+
+    members = answer.get_json()["error"]
+    assert answer.status_code == status
+    assert {name: members[name] for name in ("message", "type", "param", "code")} == {
+        "message": str(error),
+        "type": kind,
+        "param": param,
+        "code": code,
+    }
+
+
+def test_the_table_has_every_error():
+    tested = {type(error) for error, *_ in TABLE}
+
+    assert {kind for kind in classes(errors.CorosrvError) if kind.__module__ == errors.__name__} == tested
+
+
+def test_a_prompt_that_is_too_long_comes_with_its_numbers():
+    members = wire.body(errors.PromptTooLong(9, 8))["error"]
+
+    assert (members["n_prompt_tokens"], members["n_ctx"]) == (9, 8)
+    assert "9" in members["message"]
+    assert "8" in members["message"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(error, status) for error, status, *_ in TABLE], ids=named)
+def test_only_what_passes_by_itself_says_when_to_try_again(error, status):
+    passes = isinstance(error, errors.Unavailable) and not isinstance(error, errors.ModelFailed)
+
+    assert wire.response(error).headers.get("Retry-After") == ("1" if passes else None)
+
+
+def test_a_missing_key_is_asked_for():
+    assert wire.response(errors.Unauthorized("m")).headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("error", "closes"),
+    [
+        (errors.Unauthorized("m"), True),
+        (errors.BodyTooLarge(8), True),
+        (errors.UnsupportedMedia("m"), True),
+        (errors.Refused("m", None, "incomplete_body"), True),
+        (errors.Refused("m", None, "request_timeout"), True),
+        (errors.Refused("m"), False),
+        (errors.QueueFull("m"), False),
+    ],
+)
+def test_a_connection_with_an_unread_body_is_closed(error, closes):
+    assert (wire.response(error).headers.get("Connection") == "close") is closes
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (404, "not_found_error", None),
+        (405, "invalid_request_error", "method_not_allowed"),
+        (400, "invalid_request_error", None),
+        (500, "server_error", None),
+    ],
+)
+def test_errors_of_http_itself_have_the_same_shape(status, kind, code):
+    answer = wire.http_response(status, "words")
+
+    assert answer.status_code == status
+    assert answer.get_json() == {"error": {"message": "words", "type": kind, "param": None, "code": code}}
+
+
+def test_what_is_switched_off_is_said_to_be_not_supported():
+    assert wire.http_response(501, "off").get_json()["error"]["type"] == "not_supported_error"
