@@ -295,14 +295,20 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
 
 int corosrv_engine_drain(corosrv_engine* engine, const char* message) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
-  engine->engine->drain(message);
-  return COROSRV_OK;
+  if (message == nullptr) return COROSRV_INVALID;
+  return guarded(nullptr, 0, [&] {
+    engine->engine->drain(message);
+    return Status::ok();
+  });
 }
 
 void corosrv_engine_close(corosrv_engine* engine) {
   if (engine == nullptr) return;
-  // In a child the thread that is to be joined does not exist, and the locks may be held for ever.
-  if (!engine->fork_guard.is_same_process()) return;
+  if (!engine->fork_guard.is_same_process()) {
+    // The thread that is to be joined does not exist here, and the locks may be held for ever.
+    ::close(engine->engine->fd());  // the child's copy
+    return;
+  }
   delete engine;
 }
 
