@@ -314,13 +314,13 @@ class Client {
   // Waits for chunks and takes them; false when none comes in time.
   bool wait(int timeout_ms = kPatience) {
     if (!is_readable(reader_->fd(), timeout_ms)) return false;
-    take();
+    take(true);
     return true;
   }
 
   // Takes what is there now.
-  void take() {
-    reader_->take(taken_);
+  void take(bool is_woken = false) {
+    reader_->take(is_woken, taken_);
     for (const Chunk& chunk : taken_) answers_[static_cast<size_t>(chunk.index)].add(chunk);
   }
 

@@ -14,7 +14,7 @@ TEST("when nobody streams a step takes all the prompt tokens it has rows for") {
 
 TEST("before anything is known a streaming step takes a modest piece of prompt") {
   CHECK_EQ(StepBudget(0.060, 512).prompt_tokens(4), 64);
-  CHECK_EQ(StepBudget(0.060, 32).prompt_tokens(4), 28);
+  CHECK_EQ(StepBudget(0.060, 32).prompt_tokens(4), 32);
 }
 
 TEST("the piece grows and shrinks with the time that rows were seen to take") {
@@ -37,13 +37,15 @@ TEST("a prompt advances however slow the machine is") {
   CHECK_EQ(budget.prompt_tokens(4), 16);
 }
 
-TEST("prompt tokens and decoded rows never exceed the rows of a step") {
+TEST("the piece is never larger than a step, nor less than the least, however many sequences decode") {
   for (const int32_t rows : {16, 100, 512}) {
     StepBudget budget(0.060, rows);
-    budget.observe(0, 64, 1e-6);
-    for (int32_t n_decode = 0; n_decode <= rows; ++n_decode) {
-      const int32_t tokens = budget.prompt_tokens(n_decode);
-      CHECK(tokens >= 0 && tokens + n_decode <= rows);
+    budget.observe(4, 0, 0.008);
+    for (const double step_s : {1e-6, 0.1, 100.0}) {
+      budget.observe(0, 64, step_s);
+      for (int32_t n_decode = 0; n_decode <= 2 * rows; ++n_decode) {
+        CHECK(budget.prompt_tokens(n_decode) >= 16 && budget.prompt_tokens(n_decode) <= rows);
+      }
     }
   }
 }
