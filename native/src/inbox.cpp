@@ -22,6 +22,11 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
   return Status::ok();
 }
 
+void Inbox::refuse(size_t count) {
+  MutexLock lock(mutex_);
+  refused_ += count;
+}
+
 void Inbox::on_cancel() {
   {
     MutexLock lock(mutex_);

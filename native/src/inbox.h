@@ -39,6 +39,8 @@ class Inbox final : public Reader::Listener {
 
   // Any thread: all of `tasks` or none.
   Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
+  // Any thread: counts tasks that were refused before they got here.
+  void refuse(size_t count);
   // Any thread: the loop looks again, at cancelled readers too.
   void on_cancel() override;
   void on_room() override;
