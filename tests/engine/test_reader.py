@@ -1,0 +1,495 @@
+"""Readers: greenlets, threads and asyncio wait for chunks; leaving early gives everything back."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import gevent
+import gevent.event
+import pytest
+
+from corosrv.engine import Chunk, Engine, Reader
+from corosrv.errors import Misuse, ReadTimeout, UsedAfterClose, WrongThread
+from corosrv.jobs import Finish, Job
+from tests.support import children
+from tests.support.engines import SLOW, TIMEOUT, job, opened, read_all, text_of, wait_until_idle
+
+
+@pytest.fixture
+def slow():
+    """Says a word every 50 ms, in four slots."""
+    with opened(model=SLOW) as engine:
+        yield engine
+
+
+def endless(text: str = "Hello", **chosen: Any) -> Job:
+    return job(text, max_tokens=None, **chosen)
+
+
+@contextmanager
+def queued(engine: Engine, job: Job) -> Iterator[tuple[Reader, Callable[[], None]]]:
+    """A job that gets its slot only when the function given with it is called."""
+    with ExitStack() as running:
+        for _ in range(engine.stats().slots):
+            running.enter_context(engine.submit(endless()))
+        with engine.submit(job) as reader:
+            yield reader, running.close
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# Three ways to read.
+
+
+def in_greenlet(engine: Engine, job: Job) -> list[Chunk]:
+    return gevent.spawn(lambda: read_all(engine.submit(job))).get(timeout=TIMEOUT)
+
+
+def in_thread(engine: Engine, job: Job) -> list[Chunk]:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: read_all(engine.submit(job))).result(TIMEOUT)
+
+
+def in_asyncio(engine: Engine, job: Job) -> list[Chunk]:
+    async def read() -> list[Chunk]:
+        with engine.submit(job) as reader:
+            return [chunk async for chunk in reader]
+
+    return asyncio.run(asyncio.wait_for(read(), TIMEOUT))
+
+
+WAYS = pytest.mark.parametrize("read", [in_greenlet, in_thread, in_asyncio])
+
+
+@WAYS
+def test_every_way_of_waiting_reads_the_same(engine, read):
+    expected = text_of(read_all(engine.submit(job(max_tokens=30))))
+
+    chunks = read(engine, job(max_tokens=30))
+
+    assert text_of(chunks) == expected
+    assert sum(chunk.n_tokens for chunk in chunks) == 30
+
+
+@WAYS
+def test_the_last_chunk_of_each_task_and_no_other_says_why_it_ended(engine, read):
+    chunks = read(engine, job(n=3))
+
+    ends = [(chunk.index, chunk.finish) for chunk in chunks if chunk.finish]
+    assert sorted(ends) == [(index, Finish.LENGTH) for index in range(3)]
+    for index in range(3):
+        assert [chunk for chunk in chunks if chunk.index == index][-1].finish
+
+
+def test_others_run_while_a_greenlet_waits(slow):
+    progress: list[str] = []
+    with queued(slow, job()) as (reader, begin):
+        reading = gevent.spawn(lambda: progress.append(text_of(reader)))
+
+        for _ in range(5):
+            gevent.sleep(0)
+            progress.append("tick")
+        begin()
+
+        reading.get(timeout=TIMEOUT)
+    assert progress[:5] == ["tick"] * 5
+    assert len(progress) == 6
+
+
+def test_other_tasks_run_while_an_asyncio_task_waits(slow):
+    async def race() -> list[str]:
+        progress: list[str] = []
+
+        with queued(slow, job()) as (reader, begin):
+
+            async def tick() -> None:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                    progress.append("tick")
+                begin()
+
+            ticking = asyncio.create_task(tick())
+            async for _ in reader:
+                progress.append("chunk")
+            await ticking
+        return progress
+
+    progress = asyncio.run(asyncio.wait_for(race(), TIMEOUT))
+
+    assert progress[:6] == ["tick"] * 5 + ["chunk"]
+
+
+def test_many_greenlets_read_at_once(engine):
+    alone = text_of(read_all(engine.submit(job())))
+
+    readings = [gevent.spawn(lambda: text_of(read_all(engine.submit(job())))) for _ in range(100)]
+
+    assert [reading.get(timeout=TIMEOUT) for reading in readings] == [alone] * 100
+
+
+def test_a_thread_needs_no_hub(engine):
+    def read() -> bool:
+        from gevent._hub_local import get_hub_if_exists
+
+        read_all(engine.submit(job()))
+        return get_hub_if_exists() is None
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(read).result(TIMEOUT)
+
+
+def test_chunks_that_pile_up_are_read_in_one_take(engine):
+    with engine.submit(job(max_tokens=50)) as reader:
+        while engine.stats().tasks_length < 1:
+            gevent.sleep(0.001)
+
+        (chunk,) = reader.take(TIMEOUT)
+
+    assert (chunk.n_tokens, chunk.finish) == (50, Finish.LENGTH)
+
+
+def test_a_pile_of_chunks_is_one_wake(engine):
+    read_all(engine.submit(job(max_tokens=50)))
+    before = engine.stats().eventfd_writes
+
+    with engine.submit(job(max_tokens=50)):
+        while engine.stats().tasks_length < 2:
+            gevent.sleep(0.001)
+
+    assert engine.stats().eventfd_writes - before == 1
+
+
+# What a reader says about itself.
+
+
+def test_prompt_tokens_are_known_before_the_first_chunk(engine):
+    with engine.submit(job("Hello")) as reader:
+        assert reader.prompt_tokens == (5,)
+
+
+def test_the_descriptor_is_readable_when_there_is_something_to_take(engine):
+    with engine.submit(job()) as reader:
+        assert select.select([reader.fileno()], [], [], TIMEOUT)[0]
+        assert reader.take_nowait()
+
+
+def test_a_finished_reader_gives_nothing_more(engine):
+    with engine.submit(job()) as reader:
+        list(reader)
+
+        assert reader.is_finished
+        assert reader.take(TIMEOUT) == []
+        assert list(reader) == []
+
+
+def test_take_nowait_never_waits(slow):
+    with queued(slow, job()) as (reader, _):
+        assert reader.take_nowait() == []
+
+
+def time_out_once(engine: Engine) -> int:
+    """Tokens of a job that was waited for in vain before it began."""
+    with queued(engine, job(max_tokens=3)) as (reader, begin):
+        with pytest.raises(ReadTimeout, match=r"0\.01 s"):
+            reader.take(0.01)
+        begin()
+        return sum(chunk.n_tokens for chunk in reader)
+
+
+def test_a_timeout_leaves_the_reader_as_it_was(slow):
+    gevent.get_hub()
+
+    assert time_out_once(slow) == 3
+
+
+def test_a_timeout_in_a_thread_leaves_the_reader_as_it_was(slow):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(time_out_once, slow).result(TIMEOUT) == 3
+
+
+def test_timeouts_one_after_the_other_are_each_their_own(slow):
+    with slow.submit(job(max_tokens=4)) as reader:
+        taken = 0
+        while not reader.is_finished:
+            with contextlib.suppress(ReadTimeout):
+                taken += sum(chunk.n_tokens for chunk in reader.take(0.02))
+
+    assert taken == 4
+
+
+# Ending early.
+
+
+def test_cancelling_ends_with_a_terminal_chunk(slow):
+    with slow.submit(endless()) as reader:
+        reader.take(TIMEOUT)
+        reader.cancel()
+
+        assert list(reader)[-1].finish is Finish.CANCELLED
+
+
+def test_any_thread_may_cancel(slow):
+    with slow.submit(endless()) as reader:
+        threading.Thread(target=reader.cancel).start()
+
+        assert list(reader)[-1].finish is Finish.CANCELLED
+
+
+def test_cancelling_what_has_ended_changes_nothing(engine):
+    with engine.submit(job()) as reader:
+        list(reader)
+        reader.cancel()
+
+        assert reader.take(TIMEOUT) == []
+
+
+def leave_while_queued(engine: Engine) -> None:
+    blocking = [engine.submit(endless()) for _ in range(4)]
+    with engine.submit(endless()):
+        pass
+    for reader in blocking:
+        reader.close()
+
+
+def leave_before_the_first_chunk(engine: Engine) -> None:
+    with engine.submit(endless("x" * 500)):
+        pass
+
+
+def leave_in_the_middle(engine: Engine) -> None:
+    with engine.submit(endless()) as reader:
+        for _ in reader:
+            break
+
+
+def leave_by_an_error(engine: Engine) -> None:
+    with pytest.raises(ZeroDivisionError), engine.submit(endless()) as reader:
+        assert 1 / len(reader.take(TIMEOUT)[0].text[:0])
+
+
+def leave_without_closing(engine: Engine) -> None:
+    engine.submit(endless()).take(TIMEOUT)
+    gc.collect()
+
+
+def leave_killed(engine: Engine) -> None:
+    has_begun = gevent.event.Event()
+
+    def read() -> None:
+        with engine.submit(endless()) as reader:
+            while reader.take(TIMEOUT):
+                has_begun.set()
+
+    reading = gevent.spawn(read)
+    assert has_begun.wait(TIMEOUT)
+    reading.kill(timeout=TIMEOUT)
+
+
+def leave_killed_in_the_queue(engine: Engine) -> None:
+    blocking = [engine.submit(endless()) for _ in range(4)]
+    reading = gevent.spawn(lambda: read_all(engine.submit(endless())))
+    gevent.idle()
+    reading.kill(timeout=TIMEOUT)
+    for reader in blocking:
+        reader.close()
+
+
+def leave_timed_out(engine: Engine) -> None:
+    with pytest.raises(gevent.Timeout), gevent.Timeout(0.02):
+        read_all(engine.submit(endless()))
+
+
+def leave_asyncio(engine: Engine) -> None:
+    async def read() -> None:
+        with engine.submit(endless()) as reader:
+            async for _ in reader:
+                break
+
+    asyncio.run(asyncio.wait_for(read(), TIMEOUT))
+
+
+def leave_asyncio_cancelled(engine: Engine) -> None:
+    async def read() -> None:
+        with engine.submit(endless()) as reader:
+            async for _ in reader:
+                pass
+
+    async def cancel() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), 0.1)
+
+    asyncio.run(cancel())
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        leave_while_queued,
+        leave_before_the_first_chunk,
+        leave_in_the_middle,
+        leave_by_an_error,
+        leave_without_closing,
+        leave_killed,
+        leave_killed_in_the_queue,
+        leave_timed_out,
+        leave_asyncio,
+        leave_asyncio_cancelled,
+    ],
+)
+def test_leaving_early_gives_back_slot_and_descriptor(slow: Engine, leave: Callable[[Engine], None]):
+    leave(slow)  # once before counting: the hub and pytest open descriptors of their own
+    wait_until_idle(slow)
+    before = n_descriptors()
+
+    for _ in range(3):
+        leave(slow)
+    wait_until_idle(slow)
+
+    assert n_descriptors() == before
+    assert slow.stats().tasks_cancelled >= 4
+
+
+def test_the_next_asyncio_reader_hears_nothing_of_one_that_was_left(slow):
+    async def read() -> int:
+        with slow.submit(endless()) as reader:
+            async for _ in reader:
+                break
+        # The same descriptor number, most likely.
+        with slow.submit(job(max_tokens=3)) as reader:
+            return sum([chunk.n_tokens async for chunk in reader])
+
+    assert asyncio.run(asyncio.wait_for(read(), TIMEOUT)) == 3
+
+
+def test_a_finished_reader_leaves_no_descriptor_behind(engine):
+    read_all(engine.submit(job()))
+    before = n_descriptors()
+
+    for _ in range(20):
+        read_all(engine.submit(job()))
+
+    assert n_descriptors() == before
+
+
+# Misuse.
+
+
+def test_another_thread_is_told_so(engine):
+    with engine.submit(job()) as reader, ThreadPoolExecutor(1) as pool:
+        for call in (lambda: reader.take(TIMEOUT), reader.take_nowait, lambda: list(reader)):
+            with pytest.raises(WrongThread, match="thread that reads"):
+                pool.submit(call).result(TIMEOUT)
+
+        assert sum(chunk.n_tokens for chunk in reader) == 8
+
+
+def test_a_closed_reader_is_told_so(engine):
+    reader = engine.submit(job())
+    reader.close()
+    reader.close()
+    reader.cancel()
+
+    for call in (lambda: reader.take(TIMEOUT), reader.take_nowait, reader.fileno, lambda: list(reader)):
+        with pytest.raises(UsedAfterClose):
+            call()
+
+
+def test_two_greenlets_on_one_reader_are_told_so(slow):
+    with slow.submit(job()) as reader:
+        first = gevent.spawn(list, reader)
+        gevent.idle()
+
+        with pytest.raises(Misuse, match="a reader of its own"):
+            reader.take(TIMEOUT)
+
+        assert sum(chunk.n_tokens for chunk in first.get(timeout=TIMEOUT)) == 8
+
+
+FORKING = """
+    import os, sys
+    from corosrv.engine import Engine
+    from corosrv.errors import UsedAfterFork
+    from tests.support.engines import SLOW, job, opened, read_all
+
+    with opened(model=SLOW) as engine:
+        reader = engine.submit(job(max_tokens=4))
+        fd = reader.fileno()
+        child = os.fork()
+        if child == 0:
+            for call in (reader.take_nowait, lambda: reader.take(5), reader.cancel, lambda: engine.submit(job())):
+                try:
+                    call()
+                except UsedAfterFork as error:
+                    assert "--preload" in str(error)
+                else:
+                    os._exit(1)
+            reader.close()
+            engine.close()
+            os._exit(0 if not os.path.exists(f"/proc/self/fd/{fd}") else 2)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), sum(chunk.n_tokens for chunk in read_all(reader)))
+"""
+
+
+def test_a_child_is_told_so_and_does_not_disturb_its_parent():
+    assert children.output(FORKING) == "0 4"
+
+
+# Descriptors.
+
+
+SCARCE = """
+    import os, resource
+    from corosrv.errors import NoDescriptor
+    from tests.support.engines import SLOW, job, opened, read_all
+
+    with opened(model=SLOW, queue=1000) as engine:
+        read_all(engine.submit(job(max_tokens=1)))
+        in_use = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 5, in_use + 5))
+        readers = []
+        try:
+            while True:
+                readers.append(engine.submit(job(max_tokens=2)))
+        except NoDescriptor as error:
+            print(len(readers) > 0, "ulimit" in str(error), engine.stats().tasks_refused, end=" ")
+        readers.pop().close()
+        print([sum(chunk.n_tokens for chunk in read_all(reader)) for reader in readers[:2]])
+"""
+
+
+def test_without_a_descriptor_a_job_is_refused_and_the_engine_goes_on():
+    assert children.output(SCARCE) == "True True 1 [2, 2]"
+
+
+def cpu_seconds() -> float:
+    return sum(os.times()[:2])
+
+
+def test_a_readable_descriptor_that_nobody_waits_for_costs_nothing(slow):
+    with slow.submit(endless()) as reader:
+        reader.take(TIMEOUT)  # the watcher runs from now on
+        before = cpu_seconds()
+        gevent.sleep(0.3)
+        spent = cpu_seconds() - before
+
+    assert spent < 0.15
+
+
+def test_a_reader_that_was_not_read_for_a_while_wakes_again(slow: Engine):
+    with slow.submit(job(max_tokens=8)) as reader:
+        first = reader.take(TIMEOUT)
+        gevent.sleep(0.15)
+
+        rest = list(reader)
+
+    assert sum(chunk.n_tokens for chunk in first + rest) == 8
