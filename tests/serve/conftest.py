@@ -37,5 +37,5 @@ def server(_kept: Servers) -> Server:
 
 @pytest.fixture(scope="session")
 def real(_kept: Servers) -> Server:
-    """SmolLM2, in little memory."""
-    return _kept.start(model="", ctx=1024, slots=8)
+    """SmolLM2, in little memory, and on one thread: two that wait for each other crawl where others compute too."""
+    return _kept.start(model="", ctx=1024, slots=8, threads=1)

@@ -109,7 +109,7 @@ def test_its_own_views_answer_at_once_while_sixteen_streams_run(mounted: Server)
 
 @pytest.mark.model
 def test_its_own_views_answer_at_once_while_the_real_model_decodes(start: Servers) -> None:
-    server = open_engine(start.start(*EXAMPLE, model="", ctx=512, slots=16, wait_for=None))
+    server = open_engine(start.start(*EXAMPLE, model="", ctx=512, slots=16, threads=1, wait_for=None))
 
     assert median_ping(server, 16) < 0.05
 

@@ -37,7 +37,7 @@ def question(text: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def client(real: Server) -> Iterator[openai.OpenAI]:
-    with real.client() as client:
+    with real.client(timeout=60) as client:
         yield client
 
 

@@ -125,7 +125,7 @@ def test_a_second_signal_ends_it_quickly(
 
 @pytest.mark.model
 def test_the_real_model_ends_cleanly_in_mid_decode(start: Servers, gone: Callable[[Server, list[int]], None]) -> None:
-    server = start.start(model="", ctx=512, slots=2, drain_s=0)
+    server = start.start(model="", ctx=512, slots=2, threads=1, drain_s=0)
     workers = server.workers()
     with begin(server, 400) as stream:
         server.signal(signal.SIGTERM)

@@ -60,7 +60,7 @@ def test_an_engine_opened_before_the_fork_is_refused_in_words(start: Servers) ->
 
 @pytest.mark.model
 def test_the_real_model_opened_before_the_fork_is_refused_too(start: Servers) -> None:
-    server = start.start(*APP, "--preload", model="", ctx=256, slots=1, wait_for="failed")
+    server = start.start(*APP, "--preload", model="", ctx=256, slots=1, threads=1, wait_for="failed")
 
     assert "--preload" in server.get("/health")[1]["error"]["message"]
     assert server.worker.is_alive
