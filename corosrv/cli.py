@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -41,8 +41,17 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(0, 65535), help="port")
-@click.option("--workers", "-w", default=1, show_default=True, type=click.IntRange(1, 64), help="processes, each with an engine of its own")
-@click.option("--connections", default=CONNECTIONS, show_default=True, type=click.IntRange(1), help="clients at once, per process")
+@click.option(
+    "--workers",
+    "-w",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="processes, each with an engine of its own",
+)
+@click.option(
+    "--connections", default=CONNECTIONS, show_default=True, type=click.IntRange(1), help="clients at once, per process"
+)
 @click.option("--open", "is_open", is_flag=True, help="listen beyond this machine without any API key")
 @setting_options
 def serve(
@@ -112,7 +121,7 @@ def _load(config: Path | None, overrides: dict[str, Any]) -> Settings:
         _fail(str(error))
 
 
-def _fail(message: str) -> Any:
+def _fail(message: str) -> NoReturn:
     click.echo(f"corosrv: {message}", err=True)
     sys.exit(1)
 

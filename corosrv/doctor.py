@@ -97,13 +97,17 @@ def _cpu() -> Finding:
     identity = _cpu_flags()
     name = re.search(r"model name: ([^;]*)", identity)
     fast = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_tile") if re.search(rf"\b{flag}\b", identity)]
-    text = f"{name.group(1) if name else 'unknown'}, {physical_cores()} cores, {' '.join(fast) or 'no vector units known'}"
+    text = (
+        f"{name.group(1) if name else 'unknown'}, {physical_cores()} cores, {' '.join(fast) or 'no vector units known'}"
+    )
     return Finding(Grade.OK, "processor", text)
 
 
 def _model(settings: Settings) -> Iterator[Finding]:
     if settings.is_synthetic:
-        yield Finding(Grade.WARN, "model", "synthetic: it makes up its text", "set COROSRV_MODEL to a GGUF for real use")
+        yield Finding(
+            Grade.WARN, "model", "synthetic: it makes up its text", "set COROSRV_MODEL to a GGUF for real use"
+        )
         return
     path = Path(settings.model)
     if not path.is_file():

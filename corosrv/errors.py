@@ -79,8 +79,8 @@ class PromptTooLong(Refused):
 
     def __init__(self, n_tokens: int, context: int, param: str | None = None, is_estimate: bool = False) -> None:
         super().__init__(
-            f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, and this model's context holds {context}, "
-            "of which at least one is for the answer",
+            f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, and this model's context holds "
+            f"{context}, of which at least one is for the answer",
             param,
             "context_length_exceeded",
         )
@@ -92,7 +92,9 @@ class ModelNotFound(Refused):
     """No model of this name is served here."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"the model '{model}' does not exist here; GET /v1/models lists those that do", "model", "model_not_found")
+        super().__init__(
+            f"the model '{model}' does not exist here; GET /v1/models lists those that do", "model", "model_not_found"
+        )
 
 
 class NotSupported(Refused):

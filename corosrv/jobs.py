@@ -39,7 +39,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn, in the order of application: bias, penalties, top_k, typical_p, top_p, min_p, temperature."""
+    """How tokens are drawn. Applied in order: bias, penalties, top_k, typical_p, top_p, min_p, temperature."""
 
     temperature: float = 0.8  # 0 is greedy
     top_k: int = 40  # 0 keeps all

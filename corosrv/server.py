@@ -1,4 +1,4 @@
-"""gunicorn with corosrv in it, for `corosrv serve`; the same as `gunicorn -k gevent corosrv.app` with other defaults."""
+"""gunicorn with corosrv in it: `corosrv serve` is `gunicorn -k gevent corosrv.app` with other defaults."""
 
 from __future__ import annotations
 

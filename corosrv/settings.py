@@ -47,7 +47,9 @@ class Settings:
     strict_model: bool = setting(False, "1: an unknown model is 404; 0: the loaded model answers whatever the name")
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413")
     api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
-    cors_origins: str = setting("*", "comma-separated origins that browsers may call from; * is any, localhost any port")
+    cors_origins: str = setting(
+        "*", "comma-separated origins that browsers may call from; * is any, localhost any port"
+    )
     metrics: bool = setting(True, "1: GET /metrics answers")
     sse_ping_interval: float = setting(15.0, "seconds of silence in a stream before a comment line; -1: never")
     write_timeout_s: float = setting(30.0, "seconds a client may accept nothing before its stream is ended")

@@ -41,7 +41,9 @@ def find_libllama() -> Libllama:
         asked = ["pkg-config", "--variable=includedir", "llama"], ["pkg-config", "--variable=libdir", "llama"]
         include, lib = (Path(subprocess.check_output(command, text=True).strip()) for command in asked)
     except (OSError, subprocess.CalledProcessError):
-        sys.exit("corosrv needs libllama to build: install llama-cpp-python (make install does), or set COROSRV_LLAMA_PREFIX")
+        sys.exit(
+            "corosrv needs libllama to build: install llama-cpp-python (make install does), or set COROSRV_LLAMA_PREFIX"
+        )
     return Libllama(include, lib, str(lib))
 
 

@@ -10,6 +10,7 @@ import msgspec
 from corosrv import errors
 from corosrv.engine import libllama
 from corosrv.jobs import Chunk, Finish, Sampling
+from corosrv.stats import DecodeStats, Histogram
 
 libllama.open_library()
 try:
@@ -83,37 +84,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     ftype: str
     description: str
     chat_template: str
-
-
-class Histogram(msgspec.Struct, frozen=True):
-    """Observations in seconds; bucket i counts those of at most 0.001 * 2**i, the last one all others."""
-
-    buckets: tuple[int, ...]
-    sum: float
-
-
-class Stats(msgspec.Struct, frozen=True):
-    """Counters of the decode loop as of its last step; see corosrv_stats in the C header."""
-
-    tasks_stop: int
-    tasks_length: int
-    tasks_cancelled: int
-    tasks_error: int
-    tasks_refused: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    steps: int
-    eventfd_writes: int
-    step_s: float
-    slots: int
-    running: int
-    waiting: int
-    paused: int
-    readers: int
-    queue_wait: Histogram
-    ttft: Histogram
-    itl: Histogram
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -198,9 +168,7 @@ class NativeEngine:
             synthetic = ffi.new("corosrv_synthetic *", msgspec.structs.asdict(options.synthetic))
         fields = msgspec.structs.asdict(options) | {"model": model, "synthetic": synthetic}
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", _MESSAGE_BYTES)
-        _check(
-            lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message
-        )
+        _check(lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message)
         self._handle = engine[0]
         self.fd: int = lib.corosrv_engine_fd(self._handle)
 
@@ -218,16 +186,14 @@ class NativeEngine:
     def info(self) -> ModelInfo:
         info = ffi.new("corosrv_model_info *")
         _check(lib.corosrv_engine_info(self._open_handle(), info))
-        texts = {"ftype", "description", "chat_template"}
-        names = ModelInfo.__struct_fields__
-        return ModelInfo(*(_text(getattr(info, name)) if name in texts else getattr(info, name) for name in names))
+        texts = {name: _text(getattr(info, name)) for name in ("ftype", "description", "chat_template")}
+        return ModelInfo(**{name: getattr(info, name) for name in ModelInfo.__struct_fields__} | texts)
 
-    def stats(self) -> Stats:
+    def stats(self) -> DecodeStats:
         stats = ffi.new("corosrv_stats *")
         _check(lib.corosrv_engine_stats(self._open_handle(), stats))
-        histograms = {"queue_wait", "ttft", "itl"}
-        names = Stats.__struct_fields__
-        return Stats(*(_histogram(getattr(stats, n)) if n in histograms else getattr(stats, n) for n in names))
+        histograms = {name: _histogram(getattr(stats, name)) for name in ("queue_wait", "ttft", "itl")}
+        return DecodeStats(**{name: getattr(stats, name) for name in DecodeStats.__struct_fields__} | histograms)
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids; takes time in proportion to the text, without the GIL."""
@@ -251,9 +217,7 @@ class NativeEngine:
         keep: list[Any] = []  # what the C structs point to, until the call returns
         c_tasks = ffi.new("corosrv_task[]", [_c_task(task, keep) for task in tasks])
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", _MESSAGE_BYTES)
-        _check(
-            lib.corosrv_submit(self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES), message
-        )
+        _check(lib.corosrv_submit(self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES), message)
         return NativeReader(reader[0])
 
     def drain(self, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -144,7 +144,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Counting().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+        counted: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
+        return counted
 
     def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
         self._step()

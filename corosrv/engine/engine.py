@@ -11,12 +11,13 @@ from dataclasses import replace
 
 from corosrv import errors
 from corosrv.engine import probe, waits
-from corosrv.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Stats, Synthetic, Task
+from corosrv.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Synthetic, Task
 from corosrv.engine.chat import ChatTemplate
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.reader import Reader
 from corosrv.jobs import Job, Messages, ModelCard, Prompt, State, Text, Tokens
 from corosrv.settings import Settings
+from corosrv.stats import DecodeStats
 
 log = logging.getLogger("corosrv.engine")
 
@@ -160,7 +161,9 @@ class Engine:
             tokens = [key] if isinstance(key, int) else self._tokenize([(key, False)], False, "logit_bias")
             for token in tokens:
                 if not 0 <= token < n_vocab:
-                    raise errors.Refused(f"logit_bias: {token} is no token id of this model (0 to {n_vocab - 1})", "logit_bias")
+                    raise errors.Refused(
+                        f"logit_bias: {token} is no token id of this model (0 to {n_vocab - 1})", "logit_bias"
+                    )
                 found.append((token, bias))
         return tuple(found)
 
@@ -228,7 +231,7 @@ class Engine:
         assert self._native is not None
         return b"".join(self._native.token_text(token, special=True) for token in tokens).decode("utf-8", "replace")
 
-    def stats(self) -> Stats | None:
+    def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None before the engine is open and after it is closed."""
         if self._native is None or self._is_closed or os.getpid() != self._pid:
             return None
@@ -259,7 +262,10 @@ def _special_texts(native: NativeEngine, info: ModelInfo) -> tuple[list[str], di
     def text(token: int) -> str:
         return native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
-    return [text(token) for token in native.control_tokens()], {"bos_token": text(info.bos), "eos_token": text(info.eos)}
+    return [text(token) for token in native.control_tokens()], {
+        "bos_token": text(info.bos),
+        "eos_token": text(info.eos),
+    }
 
 
 def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> ModelCard:

@@ -24,7 +24,9 @@ def folder() -> Path:
     # find_spec does not import the package, which would cost 0.3 s and numpy.
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        raise LibllamaError("llama-cpp-python is not installed: pip install corosrv brings it (in a clone: make install)")
+        raise LibllamaError(
+            "llama-cpp-python is not installed: pip install corosrv brings it (in a clone: make install)"
+        )
     return Path(spec.submodule_search_locations[0]) / "lib"
 
 

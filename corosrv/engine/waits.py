@@ -127,7 +127,7 @@ def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedP
     """Runs a command to its end; other greenlets run meanwhile. Raises subprocess.TimeoutExpired."""
     cooperative = get_hub_if_exists() is not None
     run = gevent.subprocess.run if cooperative else subprocess.run
-    return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)  # type: ignore[no-any-return]
+    return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
 
 
 def call_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 from flask import Blueprint, Response
 
 from corosrv.errors import CorosrvError, ModelFailed
-from corosrv.http.metrics import EngineStats, HasStats
 from corosrv.jobs import State, Worker
+from corosrv.stats import DecodeStats, HasDecodeStats
 
 
-class HealthWorker(Worker, HasStats):
+class HealthWorker(Worker, HasDecodeStats, Protocol):
     """A Worker that also counts."""
 
 
@@ -30,7 +32,7 @@ def blueprint(worker: HealthWorker) -> Blueprint:
     return routes
 
 
-def _is_busy(stats: EngineStats | None) -> bool:
+def _is_busy(stats: DecodeStats | None) -> bool:
     """Every slot is taken and jobs wait: a new one would wait too."""
     return stats is not None and stats.waiting > 0 and stats.running >= stats.slots
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from gevent._hub_local import get_hub_if_exists
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from corosrv.stats import HasDecodeStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LAG_INTERVAL = 0.25  # seconds
@@ -78,16 +80,6 @@ class _HubLag:
             timer.close()
 
 
-class EngineStats(Protocol):
-    """The counters of a decode loop; corosrv.engine.binding.Stats has them."""
-
-    def __getattr__(self, name: str) -> Any: ...
-
-
-class HasStats(Protocol):
-    def stats(self) -> EngineStats | None: ...
-
-
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens computed",
     "generated_tokens": "Tokens generated",
@@ -112,7 +104,7 @@ _OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
 class EngineCollector(Collector):
     """Reads the decode loop's counters when it is asked; keeps none of its own."""
 
-    def __init__(self, engine: HasStats) -> None:
+    def __init__(self, engine: HasDecodeStats) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:

@@ -104,7 +104,7 @@ class _StreamResponse(Response):
 
 def response(stream: EventStream) -> Response:
     """The stream as an answer; passed through to the server untouched."""
-    answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)  # type: ignore[arg-type]
+    answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)
     answer.headers["Cache-Control"] = "no-cache"
     answer.headers["X-Accel-Buffering"] = "no"
     return answer

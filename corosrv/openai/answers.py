@@ -169,7 +169,7 @@ class Answer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         """What these chunks look like on the wire. Raises JobFailed when a task ended in an error."""
-        parts = []
+        parts: list[bytes] = []
         for chunk in chunks:
             if chunk.finish is not None:
                 _check(chunk)

@@ -57,9 +57,7 @@ def chat(body: schema.ChatBody, unsupported: msgspec.Struct, defaults: Defaults)
             "add_generation_prompt and continue_final_message contradict each other", "continue_final_message"
         )
     if body.continue_final_message and not is_last_ours:
-        raise Refused(
-            "continue_final_message: the last message must be the assistant's", "continue_final_message"
-        )
+        raise Refused("continue_final_message: the last message must be the assistant's", "continue_final_message")
     continue_final = is_last_ours and not body.add_generation_prompt and body.continue_final_message is not False
     prompt = Messages(
         messages,

@@ -98,7 +98,7 @@ class Message(msgspec.Struct):
     """One turn; its content is checked by hand, because what is allowed depends on the role."""
 
     role: str
-    content: str | list[dict[str, Any]] | None | msgspec.UnsetType = msgspec.UNSET
+    content: str | list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
     name: str | None = None
     tool_calls: Any = None
     function_call: Any = None

@@ -225,7 +225,8 @@ int corosrv_reader_take(corosrv_reader* reader, int is_woken, corosrv_batch* bat
 /* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. Any thread. */
 int corosrv_reader_cancel(corosrv_reader* reader);
 
-/* Cancels, and lets go: the descriptor is closed as soon as the decode thread has let go of it too. NULL is harmless. */
+/* Cancels, and lets go: the descriptor is closed as soon as the decode thread has let go of it too. NULL is harmless.
+ */
 void corosrv_reader_close(corosrv_reader* reader);
 
 #ifdef __cplusplus

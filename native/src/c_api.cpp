@@ -157,8 +157,8 @@ int to_finish(Finish finish) {
 }
 
 corosrv_chunk to_chunk(const Chunk& from) {
-  return {from.index,         from.n_tokens,  to_finish(from.finish), from.prompt_tokens, from.cached_tokens,
-          from.prompt_ms,     from.decode_ms, from.text.data(),       from.text.size()};
+  return {from.index,     from.n_tokens,  to_finish(from.finish), from.prompt_tokens, from.cached_tokens,
+          from.prompt_ms, from.decode_ms, from.text.data(),       from.text.size()};
 }
 
 BackendFactory backend_factory(const corosrv_options& options) {
@@ -228,9 +228,18 @@ int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
   const Backend* backend = ready_backend(engine, status);
   if (backend == nullptr) return status.code();
   const ModelInfo& from = backend->info();
-  *info = {from.context,  from.context_train, backend->vocabulary().size(), from.n_embd,
-           from.vocab_type, from.add_bos,     from.bos,                     from.eos,
-           from.n_params, from.size,          from.ftype.c_str(),           from.description.c_str(),
+  *info = {from.context,
+           from.context_train,
+           backend->vocabulary().size(),
+           from.n_embd,
+           from.vocab_type,
+           from.add_bos,
+           from.bos,
+           from.eos,
+           from.n_params,
+           from.size,
+           from.ftype.c_str(),
+           from.description.c_str(),
            from.chat_template.c_str()};
   return COROSRV_OK;
 }

@@ -30,8 +30,8 @@ void DecodeLoop::run() {
 
 void DecodeLoop::take(Inbox::Mail mail) {
   for (Submission& submission : mail.submissions) {
-    scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
-                                              stats_));
+    scheduler_.add(
+        std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context, stats_));
   }
   if (mail.is_draining) {
     end_all(mail.reason);

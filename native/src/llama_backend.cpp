@@ -196,9 +196,8 @@ class LlamaBackend final : public Backend {
     const int32_t code = llama_decode(context_.get(), batch_.fill(rows));
     if (code == 0) return Status::ok();
     const std::string reason = last_reason();
-    return Status(COROSRV_INTERNAL,
-                  "the model could not compute this step (llama_decode: " + std::to_string(code) +
-                      (reason.empty() ? ")" : ", " + reason + ")"));
+    return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
+                                        (reason.empty() ? ")" : ", " + reason + ")"));
   }
 
   float* logits(size_t row) override { return llama_get_logits_ith(context_.get(), static_cast<int32_t>(row)); }

@@ -43,7 +43,8 @@ class Reader {
   // Decode thread. Returns true when the eventfd was written.
   bool push(Chunk chunk);
 
-  // Decode thread. True while the unread text is at the limit; the caller pauses its sequence, and the listener hears of room.
+  // Decode thread. True while the unread text is at the limit; the caller pauses its sequence, and the listener hears
+  // of room.
   bool is_full();
 
   // The reader's thread: all unread chunks, oldest first; `taken` is emptied first and its memory reused. `is_woken`:

@@ -36,23 +36,20 @@ size_t Scheduler::admit(Clock::time_point now) {
 }
 
 int32_t Scheduler::n_decoding() const {
-  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(), [](const auto& sequence) {
-    return is_in(*sequence, State::kDecoding);
-  }));
+  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
+                                            [](const auto& sequence) { return is_in(*sequence, State::kDecoding); }));
 }
 
 bool Scheduler::has_work() const {
   if (!waiting_.empty() && !free_slots_.empty()) return true;
-  return std::any_of(running_.begin(), running_.end(), [](const auto& sequence) {
-    return !sequence->is_paused() && sequence->state() != State::kDone;
-  });
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const auto& sequence) { return !sequence->is_paused() && sequence->state() != State::kDone; });
 }
 
 Plan Scheduler::plan(int32_t prompt_tokens) {
   Plan plan;
-  const bool has_prompts = std::any_of(running_.begin(), running_.end(), [](const auto& sequence) {
-    return is_in(*sequence, State::kPrefilling);
-  });
+  const bool has_prompts = std::any_of(running_.begin(), running_.end(),
+                                       [](const auto& sequence) { return is_in(*sequence, State::kPrefilling); });
   plan_decodes(plan, has_prompts ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
   plan_prompts(plan, std::min(prompt_tokens, rows_ - plan.n_decode));
   return plan;
@@ -79,9 +76,8 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   }
   if (reading.empty() || prompt_tokens <= 0) return;
 
-  const auto oldest = std::min_element(reading.begin(), reading.end(), [](const Sequence* a, const Sequence* b) {
-    return a->started() < b->started();
-  });
+  const auto oldest = std::min_element(
+      reading.begin(), reading.end(), [](const Sequence* a, const Sequence* b) { return a->started() < b->started(); });
   std::swap(*oldest, reading.front());
   std::stable_sort(reading.begin() + 1, reading.end(),
                    [](const Sequence* a, const Sequence* b) { return a->n_pending() < b->n_pending(); });
@@ -94,7 +90,8 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
     left -= n_tokens;
   }
   plan.items.push_back({reading.front(), std::min(reserved + left, reading.front()->n_pending())});
-  for (auto item = plan.items.begin() + plan.n_decode; item != plan.items.end(); ++item) plan.n_prompt += item->n_tokens;
+  for (auto item = plan.items.begin() + plan.n_decode; item != plan.items.end(); ++item)
+    plan.n_prompt += item->n_tokens;
 }
 
 std::vector<int32_t> Scheduler::sweep(size_t& n_unstarted) {

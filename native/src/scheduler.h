@@ -32,8 +32,9 @@ class Scheduler {
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
-  // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half to the one that started first, so that none
-  // starves, the rest to those with least left, so that a short prompt does not wait for a long one.
+  // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half
+  // to the one that started first, so that none starves, the rest to those with least left, so that a short prompt does
+  // not wait for a long one.
   Plan plan(int32_t prompt_tokens);
 
   // Running sequences that take part in steps and are past their prompt.

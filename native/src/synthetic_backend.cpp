@@ -8,9 +8,9 @@ namespace corosrv {
 
 namespace {
 
-constexpr std::array<std::string_view, 16> kWords = {" the", " river", " carries",  " a",     " small", " boat",
-                                                     " to",  " the sea", ", and", " nobody", " counts", " its",
-                                                     " waves", ".", " caf\xC3\xA9", " \xF0\x9F\x8C\x8A"};
+constexpr std::array<std::string_view, 16> kWords = {
+    " the",  " river",  " carries", " a",   " small", " boat", " to",          " the sea",
+    ", and", " nobody", " counts",  " its", " waves", ".",     " caf\xC3\xA9", " \xF0\x9F\x8C\x8A"};
 constexpr Token kFirstWord = 256;
 constexpr Token kEnd = kFirstWord + static_cast<Token>(kWords.size());
 constexpr int32_t kTokens = kEnd + 1;

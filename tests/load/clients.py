@@ -36,8 +36,8 @@ class Outcome:
 
 
 def request(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    lines = f"POST {path} HTTP/1.1", "Host: load", "Content-Type: application/json", f"Content-Length: {len(body)}"
+    return "\r\n".join((*lines, "", "")).encode() + body
 
 
 class LoadClient:

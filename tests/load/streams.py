@@ -15,6 +15,8 @@ from tests.load.clients import LoadClient, request
 from tests.load.health import HealthProbe
 from tests.load.process import Server, serving, usage
 
+EVENTS = "corosrv_eventfd_writes_total"  # one for each event that is sent
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -52,12 +54,10 @@ def measure(server: Server, n_streams: int, n_tokens: int) -> dict[str, object]:
         client.run_for(1)
     health = HealthProbe(server.address)
     health.start()
-    before, n_before, before_at = usage(server.worker_pid), server.metric("corosrv_eventfd_writes_total"), time.monotonic()
+    n_before, before, before_at = server.metric(EVENTS), usage(server.worker_pid), time.monotonic()
     client.run_for(10)
     n_open = client.n_open
-    after, n_after, seconds = (
-        usage(server.worker_pid), server.metric("corosrv_eventfd_writes_total"), time.monotonic() - before_at
-    )  # fmt: skip
+    n_after, after, seconds = server.metric(EVENTS), usage(server.worker_pid), time.monotonic() - before_at
     taken = sorted(health.stop())
     outcome = client.run(20 + 4 * n_tokens)
     n_events = n_after - n_before
@@ -73,8 +73,7 @@ def measure(server: Server, n_streams: int, n_tokens: int) -> dict[str, object]:
         "threads idle / loaded": f"{idle.threads} / {after.threads}",
         "/health answers": len(taken),
         "/health p50 / p99 / worst (ms)": " / ".join(
-            f"{1000 * value:.1f}"
-            for value in (statistics.median(taken), taken[int(0.99 * len(taken))], taken[-1])
+            f"{1000 * value:.1f}" for value in (statistics.median(taken), taken[int(0.99 * len(taken))], taken[-1])
         ),
     }
 

@@ -1,4 +1,4 @@
-"""Tokens a second of corosrv and llama-server on the same model and libllama: `python -m tests.load.versus LLAMA_SERVER`.
+"""Tokens a second of corosrv and llama-server on the same model: `python -m tests.load.versus LLAMA_SERVER`.
 
 Both run at once and are loaded in turn, several rounds; ratios are of medians. LLAMA_SERVER is the path of the peer's
 program, built from the sources that the pinned llama-cpp-python carries.
@@ -48,7 +48,8 @@ def compare(n_clients: int, n_tokens: int, rounds: int, ours: tuple[str, int], t
     medians = {name: statistics.median(seen) for name, seen in speeds.items()}
     ratio = medians["corosrv"] / medians["llama-server"]
     spread = {name: f"{min(seen):.0f}-{max(seen):.0f}" for name, seen in speeds.items()}
-    print(f"{n_clients:4} clients: " + ", ".join(f"{n} {m:.0f} tokens/s ({spread[n]})" for n, m in medians.items()) + f", ratio {ratio:.2f}", flush=True)
+    seen = ", ".join(f"{name} {median:.0f} tokens/s ({spread[name]})" for name, median in medians.items())
+    print(f"{n_clients:4} clients: {seen}, ratio {ratio:.2f}", flush=True)
 
 
 def tokens_per_second(address: tuple[str, int], n_clients: int, n_tokens: int, number: int) -> float:

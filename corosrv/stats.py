@@ -1,0 +1,45 @@
+"""Counters and histograms that parts keep about themselves. Parts return them; only /metrics knows Prometheus."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Observations in seconds; bucket i counts those of at most 0.001 * 2**i, the last one all others."""
+
+    buckets: tuple[int, ...]
+    sum: float
+
+
+class DecodeStats(msgspec.Struct, frozen=True):
+    """Counters of the decode loop as of its last step; see corosrv_stats in the C header."""
+
+    tasks_stop: int
+    tasks_length: int
+    tasks_cancelled: int
+    tasks_error: int
+    tasks_refused: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    steps: int
+    eventfd_writes: int
+    step_s: float
+    slots: int
+    running: int
+    waiting: int
+    paused: int
+    readers: int
+    queue_wait: Histogram
+    ttft: Histogram
+    itl: Histogram
+
+
+class HasDecodeStats(Protocol):
+    """Whoever has a decode loop."""
+
+    def stats(self) -> DecodeStats | None:
+        """Counters as of the last step; None while there is no loop."""
