@@ -147,7 +147,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         counted: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
         return counted
 
-    def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
         self._step()
         return super().call(context, function, *arguments, **named)
 

@@ -160,20 +160,27 @@ TEST("closing an engine ends what runs, what waits and what was just submitted (
   CHECK_EQ(engine->stats().tasks_error, uint64_t{3} + just_submitted.size());
 }
 
-TEST("an engine that dies ends what runs and what waits, and says so to whoever comes (I4)") {
-  ScriptedEngine engine([](ScriptedBackend& backend) {
-    backend.gate.shut();
-    backend.on_forget = [](int32_t) { throw std::runtime_error("the device fell off the bus"); };
-  });
-  const auto ending = engine.submit(make_task('e', 1, 1));
+TEST("an engine that dies ends what runs, what waits and what was just submitted, and refuses what comes (I4)") {
+  ScriptedEngine engine(
+      [](ScriptedBackend& backend) {
+        backend.gate.shut();
+        backend.on_forget = [](int32_t) { throw std::runtime_error("the device fell off the bus"); };
+      },
+      {{2, 8, 60}, 1000, 1 << 20});
+  // The first ends with its first token, and its slot is the engine's death; the second runs then, the third waits.
+  const auto ending = engine.submit({make_task('e', 1, 1), make_task('r'), make_task('w')});
   REQUIRE(engine.model.load()->gate.wait_until_held());
-  std::vector<std::unique_ptr<Client>> others;
-  for (int i = 0; i < 10; ++i) others.push_back(engine.submit({make_task('o'), make_task('p')}));
+  std::vector<std::unique_ptr<Client>> just_submitted;
+  for (int i = 0; i < 10; ++i) just_submitted.push_back(engine.submit({make_task('o'), make_task('p')}));
   engine.model.load()->gate.open();
 
-  CHECK(ending->finish());
-  CHECK_EQ(ending->answer().finish, Finish::kLength);
-  for (const auto& client : others) check_ended(*client, 2, "fell off the bus");
+  REQUIRE(ending->finish());
+  CHECK_EQ(ending->answer(0).finish, Finish::kLength);
+  for (const size_t i : {1u, 2u}) {
+    CHECK_EQ(ending->answer(i).n_terminal, 1);
+    CHECK(ending->answer(i).message.find("fell off the bus") != std::string::npos);
+  }
+  for (const auto& client : just_submitted) check_ended(*client, 2, "fell off the bus");
   CHECK(engine.submit(make_task('x')) == nullptr);
   CHECK_EQ(engine.refusal.code(), COROSRV_CLOSED);
   std::string message;
