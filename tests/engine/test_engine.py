@@ -1,0 +1,517 @@
+"""The engine: what it takes, what it refuses, how it starts and ends."""
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gevent
+import pytest
+
+from corosrv import errors
+from corosrv.engine import Engine
+from corosrv.jobs import Finish, Job, Messages, Sampling, State, Text, Tokens
+from corosrv.settings import Settings
+from tests.support.engines import (
+    FAST,
+    GREEDY,
+    SLOW,
+    TIMEOUT,
+    answer,
+    job,
+    opened,
+    packaged_model,
+    read_all,
+    text_of,
+    wait_until_idle,
+)
+
+
+@pytest.fixture
+def slow():
+    """Says a word every 50 ms, in two slots; two jobs may wait."""
+    with opened(model=SLOW, slots=2, queue=2) as engine:
+        yield engine
+
+
+def endless(**chosen) -> Job:
+    return job(max_tokens=None, **chosen)
+
+
+def wait_for_slots(engine: Engine, n_running: int) -> None:
+    with gevent.Timeout(TIMEOUT):
+        while engine.stats().running < n_running:
+            gevent.sleep(0.001)
+
+
+# What is taken.
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+def test_an_answer_has_as_many_tokens_as_asked_for(engine, max_tokens):
+    chunks = read_all(engine.submit(job(max_tokens=max_tokens)))
+
+    assert sum(chunk.n_tokens for chunk in chunks) == max_tokens
+    assert chunks[-1].finish is Finish.LENGTH
+
+
+def test_no_tokens_is_an_answer_too(engine):
+    (chunk,) = read_all(engine.submit(job(max_tokens=0)))
+
+    assert (chunk.text, chunk.n_tokens, chunk.finish, chunk.prompt_tokens) == ("", 0, Finish.LENGTH, 5)
+
+
+def test_without_a_limit_the_context_is_filled(engine):
+    chunks = read_all(engine.submit(endless()))
+
+    assert sum(chunk.n_tokens for chunk in chunks) == engine.info.context - 5
+    assert chunks[-1].finish is Finish.LENGTH
+
+
+def test_a_limit_beyond_any_context_is_no_limit(engine):
+    assert read_all(engine.submit(job(max_tokens=10**12)))[-1].finish is Finish.LENGTH
+
+
+def test_the_model_may_end_by_itself():
+    with opened(model=FAST + "&length=3") as engine:
+        chunks = read_all(engine.submit(endless()))
+
+    assert (sum(chunk.n_tokens for chunk in chunks), chunks[-1].finish) == (4, Finish.STOP)
+
+
+def test_a_model_that_may_not_end_goes_on():
+    with opened(model=FAST + "&length=3") as engine:
+        chunks = read_all(engine.submit(job(sampling=Sampling(temperature=0, ignore_eos=True))))
+
+    assert chunks[-1].finish is Finish.LENGTH
+
+
+def test_text_ends_before_a_stop_string(engine):
+    whole = answer(engine, job(max_tokens=30))
+    stop = whole[10:13]
+
+    chunks = read_all(engine.submit(job(max_tokens=30, stop=("never said", stop))))
+
+    assert text_of(chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].finish is Finish.STOP
+
+
+def test_what_looked_like_a_stop_string_is_said_in_the_end(engine):
+    whole = answer(engine, job())
+
+    assert answer(engine, job(stop=(whole[-3:] + "#",))) == whole
+
+
+def test_prompts_and_answers_are_tasks_in_order(engine):
+    prompts = tuple(map(Text, ("one", "two", "three")))
+    each = [answer(engine, job(text)) for text in ("one", "two", "three")]
+
+    chunks = read_all(engine.submit(Job(prompts, n=2, max_tokens=8, sampling=GREEDY)))
+
+    assert [text_of(chunks, index) for index in range(6)] == [text for text in each for _ in range(2)]
+
+
+def test_ids_are_as_good_as_text(engine):
+    assert answer(engine, job(prompts=(Tokens(tuple(b"Hello")),))) == answer(engine, job("Hello"))
+
+
+def test_more_jobs_than_slots_all_get_their_turn(engine):
+    readers = [engine.submit(job()) for _ in range(20)]
+
+    assert {text_of(read_all(reader)) for reader in readers} == {answer(engine, job())}
+
+
+def test_a_job_knows_how_long_it_took(engine):
+    last = read_all(engine.submit(job(max_tokens=20)))[-1]
+
+    assert last.prompt_tokens == 5
+    assert last.prompt_ms > 0
+    assert last.decode_ms > 0
+
+
+# Seeds and biases.
+
+
+def hot(seed: int | None) -> Sampling:
+    """Every token is about as likely as every other."""
+    return Sampling(temperature=100, seed=seed, top_k=0, top_p=1, min_p=0)
+
+
+def test_a_seed_says_the_same_again(engine):
+    sampled = job(sampling=hot(7))
+
+    assert answer(engine, sampled) == answer(engine, sampled)
+
+
+def test_other_seeds_say_other_things(engine):
+    texts = {answer(engine, job(sampling=hot(seed))) for seed in range(8)}
+
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("seed", [None, 7, 2**32 - 1])
+def test_answers_of_one_job_differ(engine, seed):
+    chunks = read_all(engine.submit(job(n=4, sampling=hot(seed))))
+
+    assert len({text_of(chunks, index) for index in range(4)}) > 1
+
+
+def biased(*biases) -> Job:
+    return job(sampling=Sampling(temperature=0, logit_bias=biases))
+
+
+def test_a_bias_by_id_changes_what_is_said(engine):
+    assert answer(engine, biased((ord("x"), 100.0))) == "x" * 8
+
+
+def test_a_bias_by_text_is_for_all_its_tokens(engine):
+    assert set(answer(engine, biased(("ab", 100.0)))) <= {"a", "b"}
+
+
+def test_a_ban_is_kept(engine):
+    alone = answer(engine, job())
+
+    banned = answer(engine, biased(*((token, -math.inf) for token in range(256, 272))))
+
+    assert banned != alone
+
+
+def test_a_model_that_may_say_nothing_ends_its_own_job_only(engine):
+    everything = biased(*((token, -math.inf) for token in range(engine.info.n_vocab)))
+
+    last = read_all(engine.submit(everything))[-1]
+
+    assert last.finish is Finish.ERROR
+    assert "no token can be drawn" in last.text
+    assert answer(engine, job())
+
+
+@pytest.mark.parametrize("token", [-1, 273, 2**31])
+def test_a_bias_for_an_unknown_token_is_refused(engine, token):
+    with pytest.raises(errors.Refused, match=rf"logit_bias: {token}\b"):
+        engine.submit(biased((token, 1.0)))
+
+
+# What is refused.
+
+
+def test_a_prompt_of_too_many_tokens_is_refused_with_both_numbers(engine):
+    with pytest.raises(errors.PromptTooLong, match=r"512 tokens.*512") as refused:
+        engine.submit(job("x" * 512))
+
+    assert (refused.value.n_tokens, refused.value.context, refused.value.param) == (512, 512, "prompt")
+
+
+def test_the_longest_prompt_that_fits_has_room_for_one_token(engine):
+    assert sum(chunk.n_tokens for chunk in read_all(engine.submit(endless(prompts=(Text("x" * 511),))))) == 1
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(engine):
+    with pytest.raises(errors.PromptTooLong, match="some") as refused:
+        engine.submit(job("x" * (16 * 512 + 1)))
+
+    assert refused.value.n_tokens > 512
+
+
+def test_too_many_ids_are_refused(engine):
+    with pytest.raises(errors.PromptTooLong):
+        engine.submit(job(prompts=(Tokens((1,) * 512),)))
+
+
+@pytest.mark.parametrize("token", [-1, 273, 2**31, 2**70])
+def test_an_unknown_id_in_a_prompt_is_refused(engine, token):
+    with pytest.raises(errors.Refused, match=f"prompt: {token} is no token id") as refused:
+        engine.submit(job(prompts=(Tokens((1, token)),)))
+
+    assert refused.value.param == "prompt"
+
+
+def test_which_prompt_is_at_fault_is_said(engine):
+    with pytest.raises(errors.Refused) as refused:
+        engine.submit(job(prompts=(Text("x"), Tokens((999,)))))
+
+    assert refused.value.param == "prompt[1]"
+
+
+@pytest.mark.parametrize("prompt", [Text(""), Tokens(())])
+def test_an_empty_prompt_needs_a_token_to_begin_with(engine, prompt):
+    with pytest.raises(errors.Refused, match="prompt is empty"):
+        engine.submit(job(prompts=(prompt,)))
+
+
+@pytest.mark.parametrize("model", ["synthetic", "other", None])
+def test_any_model_name_will_do_unless_names_are_strict(engine, model):
+    assert answer(engine, job(model=model))
+
+
+def test_strict_names_are_the_alias_and_no_other():
+    with opened(strict_model=True, model_alias="tiny,small") as engine:
+        assert answer(engine, job(model="tiny"))
+        assert answer(engine, job(model="small"))
+        assert answer(engine, job(model=None))
+        with pytest.raises(errors.ModelNotFound, match="'synthetic'"):
+            engine.submit(job(model="synthetic"))
+
+
+def test_a_full_queue_refuses_and_takes_again_later(slow):
+    readers = [slow.submit(endless()) for _ in range(2)]
+    wait_for_slots(slow, 2)
+    readers += [slow.submit(endless()) for _ in range(2)]
+
+    with pytest.raises(errors.QueueFull, match="2 of at most 2"):
+        slow.submit(job())
+
+    assert slow.stats().tasks_refused == 1
+    for reader in readers:
+        reader.close()
+    wait_until_idle(slow)
+    assert answer(slow, job(max_tokens=1))
+
+
+def test_a_job_is_queued_whole_or_not_at_all(slow):
+    with slow.submit(endless(n=2)):
+        wait_for_slots(slow, 2)
+
+        with pytest.raises(errors.QueueFull):
+            slow.submit(job(n=3))
+
+        assert slow.stats().waiting == 0
+
+
+def test_any_thread_may_submit(engine):
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: answer(engine, job()), range(40), timeout=TIMEOUT))
+
+    assert set(answers) == {answer(engine, job())}
+
+
+# Beginning and ending.
+
+
+def test_before_it_is_open_it_is_starting():
+    engine = Engine(Settings(model=FAST))
+
+    assert engine.state is State.STARTING
+    assert engine.models() == ()
+    assert engine.stats() is None
+    for call in (engine.check, lambda: engine.submit(job()), lambda: engine.info, lambda: engine.detokenize([1])):
+        with pytest.raises(errors.Starting):
+            call()
+
+
+def test_an_open_one_is_ready_and_lists_its_model(engine):
+    (card,) = engine.models()
+
+    assert engine.state is State.READY
+    assert (card.id, card.fingerprint, card.meta["n_ctx"]) == ("synthetic", "bsynthetic", 512)
+
+
+def test_draining_ends_every_job_with_the_reason(slow):
+    readers = [slow.submit(endless()) for _ in range(2)]
+    wait_for_slots(slow, 2)
+    readers += [slow.submit(endless()) for _ in range(2)]
+
+    slow.drain("it is late")
+
+    ends = [read_all(reader)[-1] for reader in readers]
+    assert [(end.finish, end.text) for end in ends] == [(Finish.ERROR, "it is late")] * 4
+    assert slow.state is State.DRAINING
+    with pytest.raises(errors.ShuttingDown):
+        slow.submit(job())
+
+
+def test_one_that_stops_accepting_finishes_what_it_took(engine):
+    reader = engine.submit(job())
+
+    engine.stop_accepting()
+
+    with pytest.raises(errors.ShuttingDown):
+        engine.submit(job())
+    assert read_all(reader)[-1].finish is Finish.LENGTH
+
+
+def test_closing_ends_streams_and_may_be_repeated(slow):
+    reader = slow.submit(endless())
+    reading = gevent.spawn(read_all, reader)
+    wait_for_slots(slow, 1)
+
+    slow.close()
+    slow.close()
+
+    assert reading.get(timeout=TIMEOUT)[-1].finish is Finish.ERROR
+    assert slow.stats() is None
+    with pytest.raises(errors.UsedAfterClose):
+        slow.submit(job())
+
+
+def test_a_reader_outlives_its_engine(slow):
+    with slow.submit(endless()) as reader:
+        slow.close()
+
+        assert list(reader)[-1].finish is Finish.ERROR
+
+
+def test_many_engines_live_one_after_the_other():
+    for _ in range(20):
+        with opened() as engine:
+            assert answer(engine, job(max_tokens=1))
+
+    assert not [name for name in threads() if name == "corosrv-decode"]
+
+
+def threads() -> list[str]:
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+def test_the_number_of_threads_does_not_depend_on_the_number_of_streams(slow):
+    before = len(threads())
+
+    with slow.submit(endless(n=2)), slow.submit(endless(n=2)):
+        assert len(threads()) == before
+
+
+# Models that cannot be served.
+
+
+def write_gguf(path: Path, size: int) -> None:
+    with open(packaged_model(), "rb") as model:
+        path.write_bytes(model.read(size))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "not a GGUF file"),
+        (lambda path: path.write_bytes(b""), "not a GGUF file"),
+        (lambda path: path.write_bytes(b"not a model at all"), "not a GGUF file"),
+        (lambda path: path.write_bytes(b"GGUF"), "cannot load"),
+        (lambda path: path.write_bytes(b"GGUF" + b"\xff" * 1000), "cannot load"),
+        (lambda path: path.write_bytes(b"GGUF\x03\0\0\0" + b"\0" * 16), "cannot load"),
+    ],
+    ids=["missing", "folder", "empty", "text", "magic", "garbage", "hollow"],
+)
+def test_what_is_no_model_is_refused_in_one_sentence(tmp_path, make, words):
+    path = tmp_path / "model.gguf"
+    make(path)
+
+    assert words in failure(path)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("size", [100, 1_000_000, 50_000_000])
+def test_half_a_model_is_refused_in_one_sentence(tmp_path, size):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, size)
+
+    assert "cannot load" in failure(path)
+
+
+def failure(path: Path) -> str:
+    """What an engine says that was opened with a bad model, to whoever opened it and to every job."""
+    engine = Engine(Settings(model=str(path)))
+    with pytest.raises(errors.ModelFailed) as failed:
+        engine.open()
+    with pytest.raises(errors.ModelFailed, match="could not be loaded"):
+        engine.submit(job())
+    engine.close()
+
+    message = str(failed.value)
+    assert engine.state is State.FAILED
+    assert "model.gguf" in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.model
+def test_memory_that_is_not_there_is_refused_with_the_settings_to_lower():
+    engine = Engine(Settings(model=packaged_model(), slots=256, ctx=8192, threads=1))
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if available > 90e9:
+        pytest.skip("this machine has the memory")
+
+    with pytest.raises(errors.ModelFailed, match=r"GB of KV cache.*COROSRV_SLOTS or COROSRV_CTX"):
+        engine.open()
+
+
+# The real model.
+
+
+@pytest.mark.model
+def test_a_real_model_loads_while_greenlets_run():
+    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
+    loading = gevent.spawn(engine.open)
+
+    longest = 0.0
+    hub = gevent.get_hub()
+    while not loading.ready():
+        before = hub.loop.now()
+        gevent.sleep(0.001)
+        hub.loop.update_now()
+        longest = max(longest, hub.loop.now() - before)
+
+    loading.get()
+    assert answer(engine, job(max_tokens=1))
+    engine.close()
+    assert longest < 0.25  # the load itself takes seconds without a core to spare
+
+
+PROMPTS = [
+    f"The {thing} of the sea is" for thing in ("colour", "depth", "sound", "smell", "king", "end", "salt", "god")
+]
+
+
+@pytest.mark.model
+def test_greedy_text_is_the_same_alone_and_among_sixteen(smollm2):
+    alone = [answer(smollm2, job(prompt, max_tokens=12)) for prompt in PROMPTS]
+
+    readers = [smollm2.submit(job(prompt, max_tokens=12)) for prompt in PROMPTS * 2]
+
+    assert [text_of(read_all(reader)) for reader in readers] == alone * 2
+
+
+@pytest.mark.model
+def test_a_seed_says_the_same_among_others(smollm2):
+    seeded = job(PROMPTS[0], max_tokens=16, sampling=Sampling(temperature=1.0, seed=3))
+    alone = answer(smollm2, seeded)
+
+    noise = [smollm2.submit(job(prompt, max_tokens=16)) for prompt in PROMPTS]
+    among = answer(smollm2, seeded)
+
+    for reader in noise:
+        reader.close()
+    assert among == alone
+
+
+@pytest.mark.model
+def test_a_real_answer_makes_sense(smollm2):
+    question = Messages(({"role": "user", "content": "What is the capital of France? One word."},))
+
+    assert "Paris" in answer(smollm2, job(prompts=(question,), max_tokens=24))
+
+
+@pytest.mark.model
+def test_an_empty_prompt_begins_with_the_beginning(smollm2):
+    last = read_all(smollm2.submit(job("")))[-1]
+
+    assert last.prompt_tokens == 1
+
+
+@pytest.mark.model
+def test_a_nul_in_a_prompt_does_not_end_it(smollm2):
+    assert len(smollm2.encode(Text("a\0b and more"))) > len(smollm2.encode(Text("a\0")))
+
+
+@pytest.mark.model
+def test_tokens_are_the_text(smollm2):
+    text = "Grüße, 世界! 🌊 <|im_end|>"
+
+    assert smollm2.detokenize(smollm2.encode(Text(text))) == text
+
+
+@pytest.mark.model
+def test_the_real_model_describes_itself(smollm2):
+    (card,) = smollm2.models()
+
+    assert (card.meta["n_vocab"], card.meta["n_ctx"], card.meta["n_ctx_train"]) == (49152, 512, 8192)
+    assert "/" not in card.id
