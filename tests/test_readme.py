@@ -1,0 +1,168 @@
+"""Runs what the README tells people to type, as it stands there; only ports and the made-up model path differ."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines import packaged_model
+
+REPOSITORY = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+# `make test` is what runs this.
+SERVERS = [
+    "make run",
+    "corosrv serve --model path/to/model.gguf --ctx 8192 --slots 16",
+    "gunicorn -k gevent corosrv.app",
+]
+DEADLINE = 60.0  # seconds
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+
+def blocks(language: str) -> list[str]:
+    return [text for kind, text in BLOCKS if kind == language]
+
+
+def block(language: str, holds: str) -> str:
+    (found,) = [text for text in blocks(language) if holds in text]
+    return found
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A small engine, so that the machine's memory is not what is tested."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COROSRV_")}
+    return kept | {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "COROSRV_SLOTS": "4",
+        "COROSRV_CTX": "512",
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+    }
+
+
+@contextmanager
+def running(command: str, port: int, environ: dict[str, str], path: str = "/health") -> Iterator[None]:
+    """A server that a shell command starts, ready; ended with everything that the command started."""
+    process = subprocess.Popen(
+        ["sh", "-c", f"exec {command}"], cwd=REPOSITORY, env=environ, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}{path}", process)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until_healthy(url: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server ended at once"
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"not healthy within {DEADLINE:g} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def port(environ: dict[str, str]) -> Iterator[int]:
+    """Where the first command's server listens; it serves the snippets."""
+    port = free_port()
+    with running(f"corosrv serve --port {port}", port, environ):
+        yield port
+
+
+def test_every_command_is_known_to_these_tests() -> None:
+    commands = [line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")]
+
+    assert sorted(commands) == sorted(["make test", *SERVERS])
+
+
+@pytest.mark.parametrize("command", SERVERS)
+def test_a_command_serves(command: str, environ: dict[str, str]) -> None:
+    port = free_port()
+    if command == "make run":
+        # In the environment that the tests run in, which `make` finds installed.
+        command = f"make run PORT={port} VENV={Path(sys.prefix)}"
+        if not (Path(sys.prefix) / ".installed").exists():
+            pytest.skip("the tests were not started by `make test`")
+    elif command.startswith("corosrv serve"):
+        command = command.replace("path/to/model.gguf", packaged_model()) + f" --port {port}"
+        command = command.replace("--ctx 8192 --slots 16", "--ctx 8192 --slots 2")
+    chosen = environ | {"GUNICORN_CMD_ARGS": f"-b 127.0.0.1:{port} --no-control-socket"}
+
+    with running(command, port, chosen):
+        pass
+
+
+def test_the_curl_command_streams(port: int) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    command = block("sh", "curl").replace(":8080", f":{port}")
+
+    answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE, check=True)
+
+    assert answer.stdout.startswith("data: ")
+    assert answer.stdout.endswith("data: [DONE]\n\n")
+
+
+def test_the_openai_snippet_prints_an_answer(port: int) -> None:
+    program = block("python", "OpenAI(").replace(":8080", f":{port}")
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+
+    assert answer.stdout.strip()
+
+
+def test_the_mount_snippet_answers_under_its_prefix(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "readme_app.py").write_text(block("python", "register_blueprint"))
+    port = free_port()
+    command = f"gunicorn -k gevent --no-control-socket -b 127.0.0.1:{port} --pythonpath {tmp_path} readme_app:app"
+
+    with running(command, port, environ, path="/llm/health"):
+        pass
+
+
+def test_the_engine_snippet_prints_an_answer(environ: dict[str, str]) -> None:
+    program = block("python", "engine.submit")
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True, env=environ
+    )
+
+    assert answer.stdout.strip()
+
+
+def test_doctor_finds_nothing_fatal(environ: dict[str, str]) -> None:
+    answer = subprocess.run(
+        [BIN / "corosrv", "doctor", "--port", str(free_port())], capture_output=True, text=True, timeout=DEADLINE,
+        check=False, env=environ,
+    )  # fmt: skip
+
+    assert answer.returncode == 0, answer.stdout
