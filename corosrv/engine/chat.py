@@ -65,7 +65,8 @@ class ChatTemplate:
         messages = [self._guarded(message, opening, closing) for message in prompt.messages]
         if prompt.continue_final:
             messages[-1]["content"] += end
-        rendered = self._run(messages, prompt)
+        values = {name: self._marked(value, opening, closing) for name, value in prompt.template_arguments.items()}
+        rendered = self._run(messages, prompt, values)
         if prompt.continue_final:
             before, found, _ = rendered.partition(end)
             if not found:
@@ -74,17 +75,20 @@ class ChatTemplate:
         return list(_pieces(rendered, opening, closing))
 
     def _guarded(self, message: dict[str, Any], opening: str, closing: str) -> dict[str, Any]:
-        """The message with the control markers in its content set between two marks."""
-        content = message.get("content")
-        if self._markers is None or not isinstance(content, str):
+        """The message with each control marker in its content set between two marks."""
+        if "content" not in message:
             return dict(message)
-        guarded = self._markers.sub(lambda found: opening + found.group() + closing, content)
-        return {**message, "content": guarded}
+        return {**message, "content": self._marked(message["content"], opening, closing)}
 
-    def _run(self, messages: list[dict[str, Any]], prompt: Messages) -> str:
+    def _marked(self, text: Any, opening: str, closing: str) -> Any:
+        if self._markers is None or not isinstance(text, str):
+            return text
+        return self._markers.sub(lambda found: opening + found.group() + closing, text)
+
+    def _run(self, messages: list[dict[str, Any]], prompt: Messages, values: dict[str, Any]) -> str:
         arguments = {
             **self._special,
-            **prompt.template_arguments,
+            **values,
             "messages": messages,
             "add_generation_prompt": prompt.add_generation_prompt,
         }
