@@ -120,7 +120,6 @@ def test_two_hundred_who_leave_at_any_moment_leave_nothing_behind(start: Servers
     with server.client() as client:
         expected = client.chat.completions.create(model="", messages=[{"role": "user", "content": "hi"}], max_tokens=5)
     server.wait_idle()
-    eventually(lambda: server.worker.n_descriptors() <= 11, what="no connection left over")
     descriptors, threads = server.worker.n_descriptors(), server.worker.n_threads()
 
     def visit(number: int) -> None:
