@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import subprocess
 import time
@@ -46,7 +47,8 @@ class HubWaiter(Waiter):
         self._hub = hub
         self._watcher = hub.loop.io(fd, 1)
         self._timer: Any = None
-        self._deadline = 0.0
+        self._due = 0.0  # when the timer fires
+        self._deadline = 0.0  # when the wait ends
         self._greenlet: Any = None
 
     def wait(self, timeout: float | None) -> None:
@@ -54,8 +56,8 @@ class HubWaiter(Waiter):
             raise Misuse("another greenlet waits for this reader already; give each greenlet a reader of its own")
         if not self._watcher.active:
             self._watcher.start(self._on_readable)
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         if timeout is not None:
-            self._deadline = time.monotonic() + timeout
             self._arm(timeout)
         self._greenlet = gevent.hub.getcurrent()
         try:
@@ -72,15 +74,20 @@ class HubWaiter(Waiter):
             self._greenlet.switch(True)
 
     def _arm(self, seconds: float) -> None:
-        # The timer is not moved at each wait: when it fires early it goes to sleep for the rest.
-        if self._timer is None or not self._timer.active:
-            self._timer = self._hub.loop.timer(seconds)
-            self._timer.start(self._on_timer)
+        # The timer is not moved at each wait, unless it would fire too late: when it fires early it goes to sleep for
+        # the rest.
+        if self._timer is not None:
+            if self._due <= self._deadline:
+                return
+            self._timer.close()
+        self._due = self._deadline
+        self._timer = self._hub.loop.timer(seconds)
+        self._timer.start(self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer.close()
         self._timer = None
-        if self._greenlet is None:
+        if self._greenlet is None or self._deadline == math.inf:
             return
         left = self._deadline - time.monotonic()
         if left > 0:
