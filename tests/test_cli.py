@@ -1,0 +1,136 @@
+"""The command line: what it says, refuses and hands down."""
+
+import os
+import resource
+from dataclasses import fields
+
+import pytest
+from click.testing import CliRunner, Result
+
+import corosrv
+from corosrv import cli
+from corosrv.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch):
+    """No setting from outside, and none left behind: serve hands its options down through the environment."""
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "COROSRV" not in name})
+
+
+@pytest.fixture
+def served(monkeypatch) -> list[dict]:
+    """What gunicorn is started with, instead of starting it."""
+    options: list[dict] = []
+    monkeypatch.setattr("corosrv.server.run", options.append)
+    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
+    return options
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, arguments, catch_exceptions=False)
+
+
+def test_the_version_is_the_package_s():
+    assert run("--version").output == f"corosrv, version {corosrv.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor", "models"])
+def test_every_setting_is_an_option_with_its_variable(command):
+    words = " ".join(run(command, "--help").output.split())
+
+    for field in fields(Settings):
+        assert f"--{field.name.replace('_', '-')} " in words
+        assert f"COROSRV_{field.name.upper()}" in words.replace(" ", "")
+
+
+def test_models_shows_the_made_up_one():
+    result = run("models", "--model", "synthetic:?length=5", "--model-alias", "tiny,small")
+
+    assert result.exit_code == 0
+    assert result.output.startswith("tiny  made up")
+
+
+def test_models_shows_file_and_size(tmp_path):
+    model = tmp_path / "small.gguf"
+    model.write_bytes(b"x" * 2_000_000)
+
+    assert run("models", "--model", str(model)).output == f"small  2 MB  {model}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("models", "--model", "/no/such.gguf"), "does not exist"),
+        (("models", "--model", "synthetic:", "--slots", "0"), "COROSRV_SLOTS"),
+        (("models", "--config", "/no/such.toml"), "cannot be read"),
+        (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_and_a_status(arguments, words):
+    result = run(*arguments)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("corosrv: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("serve", "--slots", "many"), ("serve", "--port", "70000"), ("serve", "--no-such")]
+)
+def test_what_click_refuses_has_its_status(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_serve_hands_its_options_to_the_workers(served, tmp_path):
+    config = tmp_path / "corosrv.toml"
+    config.write_text("slots = 3\n")
+
+    result = run("serve", "--config", str(config), "--model", "synthetic:", "--metrics", "no", "--temp", "0.5")
+
+    assert result.exit_code == 0
+    handed = {name: value for name, value in os.environ.items() if name.startswith("COROSRV_")}
+    assert handed == {
+        "COROSRV_CONFIG": str(config),
+        "COROSRV_MODEL": "synthetic:",
+        "COROSRV_METRICS": "0",
+        "COROSRV_TEMP": "0.5",
+    }
+
+
+def test_serve_starts_one_gevent_worker(served):
+    run("serve", "--model", "synthetic:", "--port", "0", "--drain-s", "7.5")
+
+    (options,) = served
+    assert (options["bind"], options["workers"], options["worker_class"]) == ("127.0.0.1:0", 1, "gevent")
+    assert options["graceful_timeout"] > 7.5
+
+
+@pytest.mark.parametrize(
+    ("host", "bind"), [("127.0.0.1", "127.0.0.1:8080"), ("localhost", "localhost:8080"), ("::1", "[::1]:8080")]
+)
+def test_this_machine_may_ask_without_a_key(served, host, bind):
+    assert run("serve", "--model", "synthetic:", "--host", host).exit_code == 0
+    assert served[0]["bind"] == bind
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "server.example"])
+def test_others_may_not_ask_without_a_key_unless_told_so(served, host):
+    refused = run("serve", "--model", "synthetic:", "--host", host)
+
+    assert refused.exit_code == 1
+    assert "COROSRV_API_KEYS" in refused.stderr
+    assert not served
+    assert run("serve", "--model", "synthetic:", "--host", host, "--open").exit_code == 0
+    assert run("serve", "--model", "synthetic:", "--host", host, "--api-keys", "k").exit_code == 0
+
+
+def test_several_processes_are_said_to_have_a_model_each(served):
+    assert "2 processes, each with an engine" in run("serve", "--model", "synthetic:", "-w", "2").stderr
+
+
+def test_a_low_limit_of_descriptors_is_said(served, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+
+    assert "enough for some 1948 streams" in run("serve", "--model", "synthetic:").stderr

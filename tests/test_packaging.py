@@ -1,0 +1,133 @@
+"""What is built and installed: the extension, its sources, and pins that agree."""
+
+import configparser
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT = 300.0  # seconds; the extension is compiled
+
+
+def run(*command: str, cwd: Path, **environ: str) -> str:
+    """What a command prints; fails with its words when it does not end well."""
+    child = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    return child.stdout
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of what git tracks, as it stands now."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("the tree is no clone")
+    tree = tmp_path_factory.mktemp("tree")
+    for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
+def build(tree: Path, kind: str) -> Path:
+    """Without isolation: what it would install again is here, and compiled."""
+    run(sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", "dist", cwd=tree)
+    (built,) = (tree / "dist").glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tree) -> Path:
+    return build(tree, "wheel")
+
+
+@pytest.mark.slow
+def test_the_wheel_is_for_every_python_and_this_platform(wheel):
+    assert re.search(r"-cp310-abi3-linux_\w+\.whl$", wheel.name)
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_extension_and_its_types(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert {"corosrv/_native.abi3.so", "corosrv/py.typed", "corosrv/app.py", "corosrv/engine/reader.py"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "native/"))]
+
+
+ASK = """
+import pathlib
+from corosrv.engine import Engine
+from corosrv.jobs import Job, Text
+from corosrv.settings import Settings
+import corosrv._native
+engine = Engine(Settings(model="synthetic:?tokens_per_s=0", slots=1, ctx=64))
+engine.open()
+with engine.submit(Job((Text("Hello"),), max_tokens=4)) as reader:
+    print(pathlib.Path(corosrv._native.__file__).parent, sum(chunk.n_tokens for chunk in reader))
+engine.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_works_where_the_tree_is_not(wheel, tmp_path):
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    # The dependencies of the interpreter that runs the tests: plain paths, so that its editable install stays out.
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel), cwd=tmp_path)
+
+    said = run(python, "-c", ASK, cwd=tmp_path, PYTHONPATH="")
+
+    assert said.split() == [str(packages / "corosrv"), "4"]
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_what_is_compiled(tree):
+    with tarfile.open(build(tree, "sdist")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    native = {path.relative_to(tree).as_posix() for path in (tree / "native").rglob("*") if path.is_file()}
+    assert {name for name in native if not name.startswith("native/build/")} <= names
+    assert {"native/include/corosrv.h", "native/build_native.py", "setup.py", "corosrv/py.typed"} <= names
+
+
+def pins() -> dict[str, str]:
+    """The versions of llama-cpp-python that the tree names, by file."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lines = {
+        "setup.cfg": setup["options"]["install_requires"].splitlines(),
+        "pyproject.toml": project["build-system"]["requires"],
+    }
+    found = {name: line.partition("==")[2] for name, all in lines.items() for line in all if "llama-cpp-python" in line}
+    return {**found, "native/libllama-version": (ROOT / "native" / "libllama-version").read_text().strip()}
+
+
+def test_the_pins_of_libllama_agree():
+    assert len(pins()) == 3
+    assert len(set(pins().values())) == 1, pins()
+
+
+@pytest.mark.model
+def test_the_pinned_libllama_is_the_installed_one():
+    from importlib.metadata import version
+
+    assert version("llama-cpp-python") == pins()["setup.cfg"]
