@@ -51,13 +51,14 @@ void DecodeLoop::end_all(const std::string& reason) {
 // Frees what has ended, so that its slots are there for the next admission.
 void DecodeLoop::settle() {
   size_t n_unstarted = 0;
-  for (const int32_t slot : scheduler_.sweep(n_unstarted)) backend_.forget(slot, 0);
-  if (n_unstarted > 0) inbox_.started(n_unstarted);
+  const std::vector<int32_t> freed = scheduler_.sweep(n_unstarted);
+  for (const int32_t slot : freed) backend_.forget(slot, 0);
+  if (const size_t n_ended = freed.size() + n_unstarted) inbox_.ended(n_ended);
 }
 
 void DecodeLoop::step() {
   const auto begin = Clock::now();
-  if (const size_t n_started = scheduler_.admit(begin)) inbox_.started(n_started);
+  scheduler_.admit(begin);
   stats_.paused = 0;
   scheduler_.for_each_running([this](Sequence& sequence) {
     sequence.set_paused(sequence.reader().is_full());
@@ -126,7 +127,8 @@ corosrv_stats DecodeLoop::snapshot() {
     MutexLock lock(mutex_);
     stats = published_;
   }
-  stats.waiting = static_cast<int32_t>(inbox_.waiting());
+  // Two readings, of which the second may have moved on.
+  stats.waiting = std::max(0, static_cast<int32_t>(inbox_.in_flight()) - stats.running);
   stats.tasks_refused = inbox_.refused();
   stats.readers = Reader::alive();
   return stats;

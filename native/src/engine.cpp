@@ -8,7 +8,7 @@
 namespace corosrv {
 
 Engine::Engine(const Limits& limits, BackendFactory make_backend)
-    : limits_(limits), inbox_(std::make_shared<Inbox>(limits.queue)) {
+    : limits_(limits), inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots))) {
   if (!settled_.is_open()) return;  // the caller looks at fd()
   thread_ = std::thread([this, make = std::move(make_backend)] { run(make); });
 }

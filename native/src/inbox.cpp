@@ -8,13 +8,13 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
   {
     MutexLock lock(mutex_);
     if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
-    if (waiting_ + tasks.size() > capacity_) {
+    if (in_flight_ + tasks.size() > capacity_) {
       refused_ += tasks.size();
-      return Status(COROSRV_QUEUE_FULL, std::to_string(waiting_) + " of at most " + std::to_string(capacity_) +
-                                            " tasks wait for a slot; try again later");
+      return Status(COROSRV_QUEUE_FULL, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
+                                            " tasks run or wait for a slot; try again later");
     }
     const auto now = Clock::now();
-    waiting_ += tasks.size();
+    in_flight_ += tasks.size();
     for (Task& task : tasks) mail_.submissions.push_back({std::move(task), reader, now});
     is_woken_ = true;
   }
@@ -77,14 +77,14 @@ Inbox::Mail Inbox::take(bool has_work) {
   return mail;
 }
 
-void Inbox::started(size_t count) {
+void Inbox::ended(size_t count) {
   MutexLock lock(mutex_);
-  waiting_ -= count;
+  in_flight_ -= count;
 }
 
-size_t Inbox::waiting() {
+size_t Inbox::in_flight() {
   MutexLock lock(mutex_);
-  return waiting_;
+  return in_flight_;
 }
 
 uint64_t Inbox::refused() {

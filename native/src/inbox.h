@@ -20,8 +20,8 @@ struct Submission {
   Clock::time_point submitted;
 };
 
-// Bounded: the tasks in it and those that the loop keeps waiting for a slot are counted together. The decode thread
-// sleeps here when it has nothing to do, and only here.
+// Bounded: all tasks that were taken and have not ended are counted, wherever they are. The decode thread sleeps here
+// when it has nothing to do, and only here.
 class Inbox final : public Reader::Listener {
  public:
   // What the loop finds when it looks.
@@ -33,6 +33,7 @@ class Inbox final : public Reader::Listener {
     std::string reason;
   };
 
+  // `capacity`: tasks that may run and wait, together.
   explicit Inbox(size_t capacity) : capacity_(capacity) {}
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
@@ -50,11 +51,11 @@ class Inbox final : public Reader::Listener {
 
   // Decode thread. Waits for mail, unless `has_work`.
   Mail take(bool has_work);
-  // Decode thread: `count` tasks have got a slot or ended, and no longer count against the capacity.
-  void started(size_t count);
+  // Decode thread: `count` tasks have ended, and no longer count against the capacity.
+  void ended(size_t count);
 
   // Any thread.
-  size_t waiting();
+  size_t in_flight();
   uint64_t refused();
 
  private:
@@ -63,7 +64,7 @@ class Inbox final : public Reader::Listener {
   Mutex mutex_;
   Mail mail_ GUARDED_BY(mutex_);
   bool is_woken_ GUARDED_BY(mutex_) = false;
-  size_t waiting_ GUARDED_BY(mutex_) = 0;
+  size_t in_flight_ GUARDED_BY(mutex_) = 0;
   uint64_t refused_ GUARDED_BY(mutex_) = 0;
 };
 

@@ -44,11 +44,13 @@ inline bool eventually(const std::function<bool()>& is_so) {
   return true;
 }
 
-// Tokens 0 to 255 are the bytes, kEnd ends a generation, further ones have the texts given.
+// Tokens 0 to 255 are the bytes, kEnd ends a generation, further ones have the texts given; one of kSpokenEnd ends a
+// generation too, though it has a text.
 class ByteVocabulary final : public Vocabulary {
  public:
   static constexpr Token kEnd = 256;
   static constexpr Token kFirstWord = 257;
+  static constexpr std::string_view kSpokenEnd = "<over>";
 
   explicit ByteVocabulary(std::vector<std::string> words = {}) : words_(std::move(words)), end_tokens_{kEnd} {
     for (size_t byte = 0; byte < sizeof bytes_; ++byte) bytes_[byte] = static_cast<char>(byte);
@@ -60,7 +62,7 @@ class ByteVocabulary final : public Vocabulary {
     return token == kEnd ? std::string_view() : words_[static_cast<size_t>(token - kFirstWord)];
   }
   std::string_view special_text(Token token) const override { return token == kEnd ? "<end>" : text(token); }
-  bool is_end_of_generation(Token token) const override { return token == kEnd; }
+  bool is_end_of_generation(Token token) const override { return token == kEnd || text(token) == kSpokenEnd; }
   bool is_control(Token token) const override { return token == kEnd; }
   const std::vector<Token>& end_tokens() const override { return end_tokens_; }
   std::vector<Token> tokenize(std::string_view text, bool, bool) const override {
@@ -81,18 +83,22 @@ class Gate {
   // The thread that is held: waits while the gate is shut.
   void pass() {
     std::unique_lock<std::mutex> lock(mutex_);
+    if (n_let_through_ >= 0 && n_let_through_-- == 0) is_shut_ = true;
     ++n_arrived_;
     changed_.notify_all();
     changed_.wait(lock, [this] { return !is_shut_; });
     --n_arrived_;
   }
-  void shut() {
+  void shut() { shut_after(0); }
+  // Lets so many through before.
+  void shut_after(int n_passes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    is_shut_ = true;
+    n_let_through_ = n_passes;
   }
   void open() {
     std::lock_guard<std::mutex> lock(mutex_);
     is_shut_ = false;
+    n_let_through_ = -1;
     changed_.notify_all();
   }
   // The test: true once somebody stands at the shut gate.
@@ -107,6 +113,7 @@ class Gate {
   std::condition_variable changed_;
   bool is_shut_ = false;
   int n_arrived_ = 0;
+  int n_let_through_ = -1;  // until it shuts; -1: it stays open
 };
 
 // A model whose sequences are told apart by the first token of their prompt, their *name*. What comes next is the
@@ -366,7 +373,9 @@ class RunningLoop {
  public:
   explicit RunningLoop(DecodeLoop::Limits limits = {4, 64, 60}, size_t queue = 1000, int32_t context = 4096,
                        std::vector<std::string> words = {})
-      : inbox(std::make_shared<Inbox>(queue)), backend(context, std::move(words)), limits_(limits) {}
+      : inbox(std::make_shared<Inbox>(queue + static_cast<size_t>(limits.slots))),
+        backend(context, std::move(words)),
+        limits_(limits) {}
   ~RunningLoop() { close("the test is over"); }
 
   void start() {

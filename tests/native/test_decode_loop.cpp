@@ -127,7 +127,7 @@ TEST("cancelling a task that waits ends it within the step, and it is never comp
   CHECK(next->finish());
   CHECK_EQ(next->text(), "next");
   CHECK(!contains(loop.backend.names_since(0), 'w'));
-  CHECK_EQ(loop.inbox->waiting(), size_t{0});
+  CHECK_EQ(loop.inbox->in_flight(), size_t{0});
 }
 
 TEST("cancelling a task that reads its prompt frees the slot after the step in progress (I5)") {
@@ -149,10 +149,9 @@ TEST("cancelling a task that reads its prompt frees the slot after the step in p
 TEST("cancelling a task that decodes frees the slot after the step in progress (I5)") {
   RunningLoop loop({1, 4, 60});
   loop.backend.scripts['n'] = "next";
+  loop.backend.gate.shut_after(1);
   loop.start();
   const auto cancelled = loop.submit(make_task('c', 1));
-  REQUIRE(cancelled->wait());
-  loop.backend.gate.shut();
   REQUIRE(loop.backend.gate.wait_until_held());
   const size_t n_batches = loop.backend.batches().size();
   const auto next = loop.submit(make_task('n'));
@@ -236,9 +235,9 @@ TEST("a take lets a paused sequence go on when nothing else wakes the loop (I6)"
 TEST("a submit beyond the queue is refused at once and takes nothing (I6)") {
   RunningLoop loop({1, 8, 60}, 2);
   loop.backend.scripts['a'] = "done";
-  loop.backend.gate.shut();
+  loop.backend.gate.shut_after(1);
   loop.start();
-  const auto running = loop.submit(make_task('a'));
+  const auto running = loop.submit(make_task('r', 1, 5));
   REQUIRE(loop.backend.gate.wait_until_held());
   const auto waiting = loop.submit(make_task('a'));
 
@@ -253,7 +252,7 @@ TEST("a submit beyond the queue is refused at once and takes nothing (I6)") {
 
   for (Client* client : {running.get(), waiting.get(), last.get()}) CHECK(client->finish());
   CHECK(!contains(loop.backend.names_since(0), 'x'));
-  CHECK_EQ(loop.inbox->waiting(), size_t{0});
+  CHECK_EQ(loop.inbox->in_flight(), size_t{0});
 }
 
 TEST("cancelled tasks leave room in the queue (I6)") {
@@ -268,7 +267,7 @@ TEST("cancelled tasks leave room in the queue (I6)") {
     CHECK(waiting->finish());
     running->reader().cancel();
     CHECK(running->finish());
-    CHECK(eventually([&] { return loop.inbox->waiting() == 0 && loop.stats().running == 0; }));
+    CHECK(eventually([&] { return loop.inbox->in_flight() == 0 && loop.stats().running == 0; }));
   }
 }
 

@@ -36,20 +36,20 @@ TEST("a submission beyond the capacity is refused as a whole and takes nothing (
 
   CHECK_EQ(refused.code(), COROSRV_QUEUE_FULL);
   CHECK(refused.message().find("2 of at most 3") != std::string::npos);
-  CHECK_EQ(inbox.waiting(), size_t{2});
+  CHECK_EQ(inbox.in_flight(), size_t{2});
   CHECK_EQ(inbox.refused(), uint64_t{2});
   CHECK_EQ(inbox.take(true).submissions.size(), size_t{2});
   CHECK(inbox.submit(make_tasks(1), reader).is_ok());
 }
 
-TEST("tasks that the loop has taken count until they have started (I6)") {
+TEST("tasks that the loop has taken count until they have ended (I6)") {
   Inbox inbox(2);
   const auto reader = make_reader();
   CHECK(inbox.submit(make_tasks(2), reader).is_ok());
   inbox.take(true);
   CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), COROSRV_QUEUE_FULL);
 
-  inbox.started(1);
+  inbox.ended(1);
 
   CHECK(inbox.submit(make_tasks(1), reader).is_ok());
   CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), COROSRV_QUEUE_FULL);

@@ -181,6 +181,16 @@ TEST("text comes token by token, and the end token counts though it has no text"
   CHECK_EQ(driven.stats.prompt_tokens, uint64_t{3});
 }
 
+TEST("an end token that has a text does not show it (I4)") {
+  Driven driven(make_task('p'), 100, {std::string(ByteVocabulary::kSpokenEnd)});
+
+  driven.prefill().say("hi").draw(ByteVocabulary::kFirstWord);
+
+  CHECK_EQ(driven.answer().text, "hi");
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+  CHECK_EQ(driven.answer().n_late, 0);
+}
+
 TEST("max_tokens 0 reads the prompt and ends") {
   Driven driven(make_task('p', 3, 0));
 
