@@ -1,0 +1,260 @@
+"""Where a model's chat template runs: it is code from a stranger, and may take so many steps, seconds and characters.
+
+Jinja's sandbox keeps a template from Python's insides. It stops neither nested loops nor strings that double, and the
+standard filters make a gigabyte out of one number; so every loop, call, filter and piece of output is counted here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+# Jinja's filters but those that build much from little and that no model's template was seen to need.
+_FILTERS = frozenset(
+    ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format",
+     "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject",
+     "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "sort", "string", "sum", "title",
+     "tojson", "trim", "truncate", "unique", "upper", "wordcount")
+)  # fmt: skip
+_PADDING = frozenset(("center", "ljust", "rjust", "zfill"))
+_REFUSED_METHODS = frozenset(("expandtabs", "format_map", "maketrans", "translate"))
+# A width that a format string asks for by itself, or takes from an argument.
+_WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
+_ITEM = 16  # characters that one item of a list stands for
+
+
+class TemplateLimits(NamedTuple):
+    """What one rendering may take."""
+
+    steps: int = 200_000  # loop rounds, calls and pieces of output
+    seconds: float = 0.25
+    characters: int = 8_000_000  # of all output together, and of any value on the way to it
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Offers what templates of models expect. One rendering at a time; nothing in here switches greenlets."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self.printed
+        )
+        self._limits = limits
+        self._begin()
+        filters = {name: self.filters[name] for name in _FILTERS} | {"tojson": _to_json}
+        self.filters = {name: self._counting(name, function) for name, function in filters.items()}
+        del self.globals["lipsum"]
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
+
+    def render_limited(self, template: jinja2.Template, arguments: dict[str, Any]) -> str:
+        self._begin()
+        return "".join(template.generate(arguments))
+
+    def _begin(self) -> None:
+        self._steps_left = self._limits.steps
+        self._characters_left = self._limits.characters
+        self._deadline = time.monotonic() + self._limits.seconds
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Counting().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+
+    # What templates are rewritten to call; see _Counting.
+
+    def counted(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        for item in iterable:
+            self._step()
+            yield item
+
+    def joined(self, parts: Sequence[Any]) -> str:
+        self._check_size(sum(map(self._size, parts)))
+        return "".join(map(str, parts))
+
+    def built(self, value: Any) -> Any:
+        self._size(value)
+        return value
+
+    def printed(self, value: Any) -> Any:
+        """Every piece of output passes here, also what goes into a variable first."""
+        self._characters_left -= self._size(value)
+        self._check_size(-self._characters_left + self._limits.characters)
+        return value
+
+    # What Jinja asks before it calls something.
+
+    def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+        self._step()
+        self._check_method(getattr(function, "__wrapped__", function), (*arguments, *named.values()))
+        result = super().call(context, function, *arguments, **named)
+        self._check_result(result)
+        return result
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" or (operator == "*" and not (_is_number(left) and _is_number(right))):
+            raise jinja2.TemplateRuntimeError(f"the operator {operator} is for numbers of ordinary size")
+        if operator == "%" and isinstance(left, str):
+            self._check_format(left, right if isinstance(right, tuple) else (right,))
+        result = super().call_binop(context, operator, left, right)
+        self._check_result(result, is_flat=True)
+        return result
+
+    def _counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)  # with Jinja's marks for the arguments that it adds
+        def counting(*arguments: Any, **named: Any) -> Any:
+            self._step()
+            # What Jinja adds comes first.
+            given = arguments[1:] if hasattr(function, "jinja_pass_arg") else arguments
+            added = arguments[: len(arguments) - len(given)]
+            if name == "join":
+                given = (list(given[0]), *given[1:])
+            self._check_filter(name, given, tuple(named.values()))
+            result = function(*added, *given, **named)
+            self._check_result(result)
+            return result
+
+        return counting
+
+    # Before something is built: how large it may get.
+
+    def _check_filter(self, name: str, given: tuple[Any, ...], named: tuple[Any, ...]) -> None:
+        value, more = given[0], (*given[1:], *named)
+        if name == "join":
+            self._check_size(sum(map(self._size, value)) + len(value) * max(map(self._size, more), default=0))
+        elif name == "format":
+            self._check_format(str(value), more)
+        elif name == "indent":
+            width = max((_length(argument) for argument in more), default=4)
+            self._check_size(len(str(value)) + (str(value).count("\n") + 1) * width)
+        elif name == "replace":
+            self._check_replace(str(value), more)
+        elif name in ("string", "tojson"):
+            self._size(value)
+        elif name == "sum" and not all(isinstance(argument, (str, int, float)) for argument in more):
+            raise jinja2.TemplateRuntimeError("sum is for numbers")
+
+    def _check_method(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if not isinstance(text, (str, bytes)):
+            return
+        if name in _REFUSED_METHODS or isinstance(text, bytes):
+            raise jinja2.TemplateRuntimeError(f"{name} is not for templates")
+        if name in _PADDING:
+            self._check_size(max(map(_length, arguments), default=0))
+        elif name == "format":
+            self._check_format(text, arguments)
+        elif name == "replace":
+            self._check_replace(text, arguments)
+        elif name == "join":
+            self._check_size(sum(self._size(argument) + len(text) * _length(argument) for argument in arguments))
+
+    def _check_format(self, form: str, arguments: Sequence[Any]) -> None:
+        if _WIDE.search(form) or any(_is_number(one) and abs(one) > 1e12 for one in arguments):
+            raise jinja2.TemplateRuntimeError("a format may not ask for such a width")
+        n_fields = form.count("{") + form.count("%")
+        self._check_size(len(form) + n_fields * max(map(self._size, arguments), default=0))
+
+    def _check_replace(self, text: str, arguments: Sequence[Any]) -> None:
+        old, new = (*map(str, arguments[:2]), "", "")[:2]
+        self._check_size(len(text) + text.count(old) * len(new))
+
+    def _check_result(self, result: Any, is_flat: bool = False) -> None:
+        if isinstance(result, str):
+            self._check_size(len(result))
+        elif isinstance(result, (list, tuple, dict)):
+            self._check_size(_ITEM * len(result))
+            if not is_flat:
+                self._size(result)
+
+    def _size(self, value: Any) -> int:
+        """Characters that a value may take, each part as often as it occurs. Refuses what is too large."""
+        size, left = 0, [value]
+        while left:
+            one = left.pop()
+            if isinstance(one, Namespace):
+                raise jinja2.TemplateRuntimeError("a namespace is no value")
+            size += len(one) if isinstance(one, str) else _ITEM
+            self._check_size(size)
+            if isinstance(one, (list, tuple)):
+                self._check_size(_ITEM * len(one))
+                left += one
+            elif isinstance(one, dict):
+                left += (*one.keys(), *one.values())
+        return size
+
+    def _step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0 or time.monotonic() > self._deadline:
+            raise jinja2.TemplateRuntimeError("it takes more steps or time than a template may")
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.characters:
+            raise jinja2.TemplateRuntimeError("it builds a longer text than a template may")
+
+
+class _Counting(NodeTransformer):
+    """Puts loops, `~`, literals and the template's own text through the sandbox's hands. By attributes of the
+    environment: a name could be taken by the template."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _call("counted", node.iter, node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        return _call("joined", nodes.List(node.nodes, lineno=node.lineno), node.lineno)
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        self.generic_visit(node)
+        return _call("built", node, node.lineno)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        self.generic_visit(node)
+        return _call("built", node, node.lineno)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        self.generic_visit(node)
+        return _call("built", node, node.lineno) if node.ctx == "load" else node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Call:
+        return _call("built", nodes.Const(node.data, lineno=node.lineno), node.lineno)
+
+
+def _call(name: str, argument: nodes.Node, lineno: int) -> nodes.Call:
+    assert isinstance(argument, nodes.Expr)
+    return nodes.Call(nodes.EnvironmentAttribute(name), [argument], [], None, None, lineno=lineno)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, int):
+        return abs(value)
+    return len(value) if isinstance(value, (str, list, tuple, dict)) else 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < 1e12
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateRuntimeError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
+    """As Transformers does it: no HTML escapes."""
+    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
+        raise jinja2.TemplateRuntimeError("tojson: indent must be from 0 to 16")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
