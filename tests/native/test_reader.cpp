@@ -1,10 +1,27 @@
 #include <atomic>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "check.h"
 #include "fakes.h"
 #include "foreign.h"
 #include "reader.h"
+
+namespace {
+
+// What this thread does right after its next write(), before write() returns.
+thread_local std::function<void()> after_write;
+
+}  // namespace
+
+// The linker puts this in the place of write() (--wrap=write in the Makefile).
+extern "C" ssize_t __real_write(int fd, const void* data, size_t size);
+extern "C" ssize_t __wrap_write(int fd, const void* data, size_t size) {
+  const ssize_t written = __real_write(fd, data, size);
+  if (after_write) std::exchange(after_write, {})();
+  return written;
+}
 
 namespace corosrv {
 namespace {
@@ -139,6 +156,18 @@ TEST("readers alive are counted") {
 
   reader.reset();
   CHECK_EQ(Reader::alive(), before);
+}
+
+TEST("a chunk is there in the moment in which its signal is (I1)") {
+  const auto reader = make_reader();
+  std::vector<Chunk> taken;
+  after_write = [&] { taken = take(*reader, true); };
+
+  CHECK(reader->push(make_chunk(0, "x")));
+
+  REQUIRE(taken.size() == 1);
+  CHECK_EQ(taken[0].text, "x");
+  CHECK(!is_readable(reader->fd(), 0));
 }
 
 // The producer waits until a chunk is taken before it pushes the next, so no push can fall into a take: whoever was
