@@ -179,10 +179,7 @@ TEST("each task out of range is refused with a message that names what is wrong"
       {"unknown token", [](TaskFor& task) { task.tokens[1] = -1; }},
       {"unknown token", [](TaskFor& task) { task.tokens[1] = 100000; }},
       {"max_tokens", [](TaskFor& task) { task.task.max_tokens = -2; }},
-      {"stop string",
-       [](TaskFor& task) {
-         task.stops = {{"x", 1}, {"", 0}};
-       }},
+      {"stop string", [](TaskFor& task) { task.stops = {{"x", 1}, {"", 0}}; }},
       {"temperature", [](TaskFor& task) { task.task.sampling.temperature = -0.1f; }},
       {"temperature", [](TaskFor& task) { task.task.sampling.temperature = kNan; }},
       {"temperature", [](TaskFor& task) { task.task.sampling.temperature = kInfinity; }},
@@ -196,18 +193,9 @@ TEST("each task out of range is refused with a message that names what is wrong"
       {"presence_penalty", [](TaskFor& task) { task.task.sampling.presence_penalty = kNan; }},
       {"frequency_penalty", [](TaskFor& task) { task.task.sampling.frequency_penalty = kInfinity; }},
       {"repeat_last_n", [](TaskFor& task) { task.task.sampling.repeat_last_n = -2; }},
-      {"logit_bias",
-       [](TaskFor& task) {
-         task.biases = {{-1, 0.0f}};
-       }},
-      {"logit_bias",
-       [](TaskFor& task) {
-         task.biases = {{100000, 0.0f}};
-       }},
-      {"logit_bias",
-       [](TaskFor& task) {
-         task.biases = {{1, kNan}};
-       }},
+      {"logit_bias", [](TaskFor& task) { task.biases = {{-1, 0.0f}}; }},
+      {"logit_bias", [](TaskFor& task) { task.biases = {{100000, 0.0f}}; }},
+      {"logit_bias", [](TaskFor& task) { task.biases = {{1, kNan}}; }},
   };
   const EnginePtr engine = open_synthetic();
 
