@@ -1,7 +1,7 @@
 """Engines for tests, and what they are asked."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,8 +62,14 @@ def answer(engine: Engine, job: Job) -> str:
     return text_of(read_all(engine.submit(job)))
 
 
-def wait_until_idle(engine: Engine) -> None:
-    """Waits until no task runs or waits and no reader lives; fails after TIMEOUT."""
+def wait_until(condition: Callable[[], object]) -> None:
+    """For what the decode thread does and tells nobody; fails after TIMEOUT."""
     with gevent.Timeout(TIMEOUT):
-        while (stats := engine.stats()) is not None and (stats.running or stats.waiting or stats.readers):
-            gevent.sleep(0.001)  # the decode thread tells nobody that it is idle
+        while not condition():
+            gevent.sleep(0.001)
+
+
+def is_idle(engine: Engine) -> bool:
+    """No task runs or waits."""
+    stats = engine.stats()
+    return stats is None or not (stats.running or stats.waiting)
