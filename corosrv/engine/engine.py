@@ -65,7 +65,12 @@ class Engine:
         self._check_alive()
         native = NativeEngine(self._options())
         self._native = native
-        waits.wait_readable(native.fd)
+        # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
+        loaded = os.dup(native.fd)
+        try:
+            waits.wait_readable(loaded)
+        finally:
+            os.close(loaded)
         state, reason = native.state()
         if state != "ready":
             raise errors.ModelFailed(reason)

@@ -457,6 +457,18 @@ def test_a_real_model_loads_while_greenlets_run():
     assert longest < 0.25  # the load itself takes seconds without a core to spare
 
 
+@pytest.mark.model
+def test_closing_while_a_model_loads_ends_the_load():
+    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
+    loading = gevent.spawn(engine.open)
+    wait_until(lambda: engine.stats() is not None)
+
+    engine.close()
+
+    with pytest.raises(errors.ModelFailed, match="closed"):
+        loading.get(timeout=TIMEOUT)
+
+
 PROMPTS = [
     f"The {thing} of the sea is" for thing in ("colour", "depth", "sound", "smell", "king", "end", "salt", "god")
 ]
