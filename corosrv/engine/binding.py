@@ -125,10 +125,10 @@ class NativeReader:
         self.fd: int = lib.corosrv_reader_fd(handle)
         self._batch = ffi.new("corosrv_batch *")
 
-    def take(self, is_woken: bool = True) -> list[Chunk]:
-        """All unread chunks, perhaps none. `is_woken`: the descriptor was seen readable and has to be cleared."""
+    def take(self) -> list[Chunk]:
+        """All unread chunks, perhaps none; clears the descriptor."""
         batch = self._batch
-        if code := lib.corosrv_reader_take(self._handle, is_woken, batch):
+        if code := lib.corosrv_reader_take(self._handle, batch):
             _raise(code, "")
         if batch.n_chunks == 1:
             return [_chunk(batch.chunks[0])]

@@ -218,9 +218,8 @@ void corosrv_engine_close(corosrv_engine* engine);
 /* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. */
 int corosrv_reader_fd(corosrv_reader* reader);
 
-/* Takes all unread chunks, perhaps none; clears the descriptor when there are some, and always when `is_woken` says
- * that it was seen readable. So looking before waiting costs no system call. One thread at a time. */
-int corosrv_reader_take(corosrv_reader* reader, int is_woken, corosrv_batch* batch);
+/* Clears the descriptor and takes all unread chunks, perhaps none. One thread at a time. */
+int corosrv_reader_take(corosrv_reader* reader, corosrv_batch* batch);
 
 /* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. Any thread. */
 int corosrv_reader_cancel(corosrv_reader* reader);

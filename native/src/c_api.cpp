@@ -96,7 +96,7 @@ Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabu
   for (size_t i = 0; i < sampling.n_biases; ++i) {
     const corosrv_bias& bias = sampling.biases[i];
     if (bias.token < 0 || bias.token >= vocabulary.size()) return invalid("logit_bias names an unknown token");
-    if (std::isnan(bias.bias)) return invalid("logit_bias must be a number");
+    if (std::isnan(bias.bias) || bias.bias == INFINITY) return invalid("logit_bias must be finite, or -infinity");
   }
   return Status::ok();
 }
@@ -323,10 +323,10 @@ void corosrv_engine_close(corosrv_engine* engine) {
 
 int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
 
-int corosrv_reader_take(corosrv_reader* reader, int is_woken, corosrv_batch* batch) {
+int corosrv_reader_take(corosrv_reader* reader, corosrv_batch* batch) {
   if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
   return guarded(nullptr, 0, [&] {
-    reader->reader->take(is_woken != 0, reader->taken);
+    reader->reader->take(reader->taken);
     reader->chunks.clear();
     for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
     *batch = {reader->chunks.data(), reader->chunks.size()};

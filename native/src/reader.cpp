@@ -62,14 +62,8 @@ bool Reader::is_full() {
   return was_seen_full_;
 }
 
-bool Reader::is_empty() {
-  MutexLock lock(mutex_);
-  return chunks_.empty();
-}
-
-void Reader::take(bool is_woken, std::vector<Chunk>& taken) {
+void Reader::take(std::vector<Chunk>& taken) {
   taken.clear();
-  if (!is_woken && is_empty()) return;
   event_fd_.clear();
   bool has_room_again;
   {

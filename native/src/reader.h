@@ -47,9 +47,9 @@ class Reader {
   // of room.
   bool is_full();
 
-  // The reader's thread: all unread chunks, oldest first; `taken` is emptied first and its memory reused. `is_woken`:
-  // the descriptor was seen readable. Without that and without chunks it costs no system call.
-  void take(bool is_woken, std::vector<Chunk>& taken);
+  // The reader's thread: clears the descriptor and takes all unread chunks, oldest first. `taken` is emptied first and
+  // its memory reused.
+  void take(std::vector<Chunk>& taken);
 
   // Any thread. Twice is harmless.
   void cancel();
@@ -63,8 +63,6 @@ class Reader {
   const std::shared_ptr<Listener> listener_;
   const EventFd event_fd_;
   std::atomic<bool> is_cancelled_{false};
-
-  bool is_empty();
 
   Mutex mutex_;
   std::vector<Chunk> chunks_ GUARDED_BY(mutex_);

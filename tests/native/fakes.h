@@ -321,13 +321,13 @@ class Client {
   // Waits for chunks and takes them; false when none comes in time.
   bool wait(int timeout_ms = kPatience) {
     if (!is_readable(reader_->fd(), timeout_ms)) return false;
-    take(true);
+    take();
     return true;
   }
 
   // Takes what is there now.
-  void take(bool is_woken = false) {
-    reader_->take(is_woken, taken_);
+  void take() {
+    reader_->take(taken_);
     for (const Chunk& chunk : taken_) answers_[static_cast<size_t>(chunk.index)].add(chunk);
   }
 

@@ -35,9 +35,9 @@ Chunk make_chunk(int32_t index, const std::string& text, Finish finish = Finish:
   return chunk;
 }
 
-std::vector<Chunk> take(Reader& reader, bool is_woken = false) {
+std::vector<Chunk> take(Reader& reader) {
   std::vector<Chunk> taken(1);  // is emptied first
-  reader.take(is_woken, taken);
+  reader.take(taken);
   return taken;
 }
 
@@ -58,7 +58,7 @@ TEST("a reader is readable from the push to the take") {
   CHECK(!is_readable(reader->fd(), 0));
 }
 
-TEST("a take by one who was woken leaves the reader unreadable, chunks or none") {
+TEST("a take leaves the reader unreadable, chunks or none") {
   const auto reader = make_reader();
   reader->push(make_chunk(0, "a"));
   take(*reader);
@@ -66,8 +66,6 @@ TEST("a take by one who was woken leaves the reader unreadable, chunks or none")
   REQUIRE(::write(reader->fd(), &one, sizeof one) == sizeof one);
 
   CHECK(take(*reader).empty());
-  CHECK(is_readable(reader->fd(), 0));
-  CHECK(take(*reader, true).empty());
   CHECK(!is_readable(reader->fd(), 0));
 }
 
@@ -161,7 +159,7 @@ TEST("readers alive are counted") {
 TEST("a chunk is there in the moment in which its signal is (I1)") {
   const auto reader = make_reader();
   std::vector<Chunk> taken;
-  after_write = [&] { taken = take(*reader, true); };
+  after_write = [&] { taken = take(*reader); };
 
   CHECK(reader->push(make_chunk(0, "x")));
 
@@ -191,7 +189,7 @@ TEST("whoever was woken finds a chunk (I1)") {
     while (!is_readable(reader->fd(), 0) && Clock::now() < end) {
     }
     if (!is_readable(reader->fd(), 0)) break;
-    n_idle += take(*reader, true).empty() ? 1 : 0;
+    n_idle += take(*reader).empty() ? 1 : 0;
     ++n_taken;
   }
   is_over = true;
@@ -216,7 +214,7 @@ TEST("nothing is lost between a producer and a consumer that run freely (I1)") {
 
   CHECK_EQ(client.text(0).size() + client.text(1).size(), size_t{kChunks});
   CHECK_EQ(client.answer(0).n_tokens + client.answer(1).n_tokens, kChunks);
-  CHECK(take(*reader, true).empty());
+  CHECK(take(*reader).empty());
   CHECK(!is_readable(reader->fd(), 0));
 }
 

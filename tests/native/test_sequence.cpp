@@ -330,7 +330,7 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
   }
 
   std::vector<Chunk> taken;
-  reader->take(false, taken);
+  reader->take(taken);
 
   REQUIRE(taken.size() == 1);
   CHECK_EQ(taken[0].prompt_ms, 20.0);
