@@ -88,6 +88,14 @@ class Reader:
             self._waiter.close()  # before the descriptor: its number may be somebody else's the moment it is closed
         native.close()
 
+    def __del__(self) -> None:
+        # Dropped without close(). Its watcher must not outlive the descriptor (libev aborts the process when it meets
+        # one that does), and only the thread that waits may touch it; garbage may be collected in any.
+        if self._waiter is None or self._thread == thread_id():
+            self.close()
+        else:
+            self._waiter.call_soon(self.close)
+
     def _open(self) -> NativeReader:
         if self._native is None:
             raise UsedAfterClose("this reader is closed; submit another job")

@@ -35,6 +35,10 @@ class Waiter:
     def close(self) -> None:
         """Stops watching. Twice is harmless."""
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Calls a function where this waiter may be closed. Any thread."""
+        function()
+
 
 class HubWaiter(Waiter):
     """Lets other greenlets run meanwhile.
@@ -101,6 +105,12 @@ class HubWaiter(Waiter):
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        if self._hub.loop is None:
+            function()  # the thread has ended, and its watchers with it
+        else:
+            self._hub.loop.run_callback_threadsafe(function)
 
 
 class PollWaiter(Waiter):

@@ -355,6 +355,45 @@ def test_leaving_early_gives_back_slot_and_descriptor(slow: Engine, leave: Calla
     assert slow.stats().tasks_cancelled >= 3
 
 
+DROPPED = """
+    import os, threading, time
+    import gevent
+    from tests.support.engines import SLOW, job, opened
+
+    loop = gevent.get_hub().loop
+    with opened(model=SLOW) as engine:
+        reader = engine.submit(job(max_tokens=None))
+        reader.take(20)  # its watcher runs from now on
+        fd = reader.fileno()
+        if {in_thread}:
+            box = [reader]
+            del reader
+            dropping = threading.Thread(target=box.clear)
+            dropping.start()
+            dropping.join()
+            gevent.sleep(0.01)
+        else:
+            del reader
+        while os.path.exists(f"/proc/self/fd/{{fd}}"):
+            time.sleep(0.001)
+        other = os.eventfd(0)
+        assert other == fd
+        # A watcher that is left on the descriptor would be registered again here, and libev aborts for that.
+        watcher = loop.io(other, 1)
+        watcher.start(print)
+        watcher.stop()
+        watcher.close()
+        os.close(other)
+        gevent.sleep(0.01)
+    print("alive")
+"""
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_reader_that_is_dropped_leaves_no_watcher_behind(in_thread):
+    assert children.output(DROPPED.format(in_thread=in_thread)) == "alive"
+
+
 def test_leaving_the_block_closes_the_reader(slow):
     with slow.submit(endless()) as reader:
         pass
