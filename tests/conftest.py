@@ -17,6 +17,6 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[Engine]:
-    """The real model; for tests marked `model`."""
-    with opened(model=packaged_model(), slots=16, ctx=512, queue=64) as engine:
+    """The real model, on one thread: two wait for each other where others compute too. For tests marked `model`."""
+    with opened(model=packaged_model(), slots=16, ctx=512, queue=64, threads=1) as engine:
         yield engine

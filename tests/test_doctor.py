@@ -52,7 +52,7 @@ def test_a_file_that_is_no_model_is_fatal(tmp_path):
 
 @pytest.mark.model
 def test_a_model_that_works_gives_an_answer():
-    found = findings(Settings(model=packaged_model(), slots=1, ctx=128))["engine"]
+    found = findings(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))["engine"]
 
     assert found.grade is Grade.OK
     assert found.text.startswith("answers 'One, two,' with ")
