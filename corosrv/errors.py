@@ -130,7 +130,14 @@ class QueueFull(Unavailable):
 
 
 class JobFailed(CorosrvError):
-    """A job that was taken ended in an error chunk; the message is the chunk's."""
+    """A job that was taken ended in an error chunk; the message is the chunk's.
+
+    `unsent`: what an adapter had made of the chunks before it, and has to send before the error.
+    """
+
+    def __init__(self, message: str, unsent: bytes = b"") -> None:
+        super().__init__(message)
+        self.unsent = unsent
 
 
 class ReadTimeout(CorosrvError):

@@ -76,7 +76,7 @@ class EventStream:
                 yield PING
             except CorosrvError as error:
                 log.info("a stream ended in an error: %s", error)
-                yield self._encode_error(error)
+                yield getattr(error, "unsent", b"") + self._encode_error(error)
                 return
 
     def close(self) -> None:

@@ -118,11 +118,11 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def _check(chunk: Chunk) -> None:
+def _check(chunk: Chunk, unsent: Iterable[bytes] = ()) -> None:
     if chunk.finish is Finish.ERROR:
-        raise JobFailed(chunk.text)
+        raise JobFailed(chunk.text, b"".join(unsent))
     if chunk.finish is Finish.CANCELLED:
-        raise JobFailed("the request was cancelled")
+        raise JobFailed("the request was cancelled", b"".join(unsent))
 
 
 class Answer:
@@ -172,7 +172,7 @@ class Answer:
         parts: list[bytes] = []
         for chunk in chunks:
             if chunk.finish is not None:
-                _check(chunk)
+                _check(chunk, parts)
             self._tally.add(chunk)
             if chunk.text:
                 before, after = self._around[chunk.index]

@@ -246,3 +246,12 @@ def test_a_task_that_did_not_end_well_fails_the_job(chunk, words):
 
 def test_done_is_what_clients_wait_for():
     assert DONE == b"data: [DONE]\n\n"
+
+
+def test_text_that_comes_with_an_error_is_not_lost():
+    answering = answer(CHAT, stream=True)
+
+    with pytest.raises(JobFailed, match="it broke") as failure:
+        answering.events([text(0, "so far"), last(0, Finish.ERROR, "it broke")])
+
+    assert choices(sent(failure.value.unsent)) == [delta(0, content="so far")]
