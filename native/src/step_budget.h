@@ -17,7 +17,10 @@ class StepBudget {
   int32_t prompt_tokens(int32_t n_decode) const {
     if (n_decode == 0) return rows_;
     if (prompt_row_s_ <= 0) return std::min(rows_, kFirst);
-    const double left_s = target_s_ - std::min(n_decode, rows_) * decode_row_s_;
+    const double decode_s = std::min(n_decode, rows_) * decode_row_s_;
+    // Where decoding alone takes most of the target or more, prompts may take as long again: starved of rows, they
+    // would leave slots without a stream, and every step would be paid for by fewer.
+    const double left_s = std::max(target_s_ - decode_s, decode_s);
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
