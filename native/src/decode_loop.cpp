@@ -65,7 +65,7 @@ void DecodeLoop::step() {
     stats_.paused += sequence.is_paused() ? 1 : 0;
   });
 
-  const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding()));
+  const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
   compute(plan.items);
 

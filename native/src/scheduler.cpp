@@ -40,6 +40,11 @@ int32_t Scheduler::n_decoding() const {
                                             [](const auto& sequence) { return is_in(*sequence, State::kDecoding); }));
 }
 
+int32_t Scheduler::n_prefilling() const {
+  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
+                                            [](const auto& sequence) { return is_in(*sequence, State::kPrefilling); }));
+}
+
 bool Scheduler::has_work() const {
   if (!waiting_.empty() && !free_slots_.empty()) return true;
   return std::any_of(running_.begin(), running_.end(),
@@ -48,9 +53,7 @@ bool Scheduler::has_work() const {
 
 Plan Scheduler::plan(int32_t prompt_tokens) {
   Plan plan;
-  const bool has_prompts = std::any_of(running_.begin(), running_.end(),
-                                       [](const auto& sequence) { return is_in(*sequence, State::kPrefilling); });
-  plan_decodes(plan, has_prompts ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
+  plan_decodes(plan, n_prefilling() > 0 ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
   plan_prompts(plan, std::min(prompt_tokens, rows_ - plan.n_decode));
   return plan;
 }

@@ -39,6 +39,8 @@ class Scheduler {
 
   // Running sequences that take part in steps and are past their prompt.
   int32_t n_decoding() const;
+  // Running sequences that take part in steps and still read their prompt.
+  int32_t n_prefilling() const;
 
   // Calls `visit` with every sequence, running and waiting.
   template <typename Visit>

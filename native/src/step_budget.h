@@ -14,13 +14,16 @@ class StepBudget {
 
   // Prompt tokens for a step while `n_decode` sequences decode; the scheduler fits them into what room there is. A
   // whole step's when nobody streams; otherwise at least kLeast, so that a prompt advances however slow the machine is.
-  int32_t prompt_tokens(int32_t n_decode) const {
+  // `n_prompts`: sequences that read their prompts. Where they are many and streams are few, a step may take up to
+  // kPatience times as long: larger pieces are read faster, and more streams begin sooner.
+  int32_t prompt_tokens(int32_t n_decode, int32_t n_prompts = 0) const {
     if (n_decode == 0) return rows_;
     if (prompt_row_s_ <= 0) return std::min(rows_, kFirst);
     const double decode_s = std::min(n_decode, rows_) * decode_row_s_;
     // Where decoding alone takes most of the target or more, prompts may take as long again: starved of rows, they
     // would leave slots without a stream, and every step would be paid for by fewer.
-    const double left_s = std::max(target_s_ - decode_s, decode_s);
+    const double patience = std::min(1.0 + double(n_prompts) / n_decode, kPatience);
+    const double left_s = std::max(target_s_ * patience - decode_s, decode_s);
     return std::min(rows_, static_cast<int32_t>(std::clamp(left_s / prompt_row_s_, double{kLeast}, double(rows_))));
   }
 
@@ -34,6 +37,7 @@ class StepBudget {
  private:
   static constexpr int32_t kLeast = 16;
   static constexpr int32_t kFirst = 64;  // before anything is known
+  static constexpr double kPatience = 4;
   static constexpr double kWeight = 0.2;
 
   static void learn(double& known, double seen) { known = known <= 0 ? seen : known + kWeight * (seen - known); }

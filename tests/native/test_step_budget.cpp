@@ -59,5 +59,17 @@ TEST("the budget follows a machine whose speed changes") {
   CHECK(budget.prompt_tokens(1) < 65);
 }
 
+TEST("many prompts and few streams make a step longer, up to four times") {
+  StepBudget budget(0.06, 512);
+  budget.observe(10, 0, 0.01);
+  budget.observe(0, 100, 0.1);
+
+  const int32_t alone = budget.prompt_tokens(10);
+
+  CHECK(alone >= 49 && alone <= 50);
+  CHECK(budget.prompt_tokens(10, 10) >= 2 * alone);
+  CHECK(budget.prompt_tokens(10, 1000) >= 4 * alone && budget.prompt_tokens(10, 1000) <= 5 * alone);
+}
+
 }  // namespace
 }  // namespace corosrv
