@@ -1,4 +1,4 @@
-# make install | run | test | lint | bench-load | clean; DESIGN section 9 of the project says what each is for.
+# make install, run and test are the README's; lint checks, format mends, load prints figures, clean starts anew.
 PYTHON ?= python3
 VENV   ?= .venv
 HOST   ?= 127.0.0.1
@@ -32,7 +32,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format corosrv native tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
-# The figures of README and CHANGELOG: open streams on the synthetic model, then the real one.
+# Two of the README's figures: open streams on the synthetic model, clients that leave on the real one.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
 	$(BIN)/python -m tests.load.disconnects

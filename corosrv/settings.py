@@ -39,7 +39,9 @@ class Settings:
     slots: int = setting(32, "sequences decoded at once, up to 256")
     queue: int = setting(10_000, "jobs that may wait for a slot")
     threads: int = setting(0, "compute threads; 0: physical cores")
-    step_ms: float = setting(60.0, "target duration of a step while others stream, in milliseconds")
+    step_ms: float = setting(
+        60.0, "target milliseconds of a step while others stream; up to 4 times that if many prompts wait"
+    )
     reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused")
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")

@@ -9,7 +9,7 @@ namespace corosrv {
 // Learns from the steps that were: what a decoded row costs, and what a prompt token costs on top.
 class StepBudget {
  public:
-  // `target_s`: how long a step should take while sequences decode. `rows`: of one step, at most.
+  // `target_s`: how long a step should take while sequences decode and few prompts wait. `rows`: of one step, at most.
   StepBudget(double target_s, int32_t rows) : target_s_(target_s), rows_(rows) {}
 
   // Prompt tokens for a step while `n_decode` sequences decode; the scheduler fits them into what room there is. A
