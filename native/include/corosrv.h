@@ -31,7 +31,8 @@ typedef enum corosrv_code {
   COROSRV_CLOSED = 5,        /* the engine is closing or closed */
   COROSRV_FORKED = 6,        /* the handle was made before a fork() */
   COROSRV_TOO_LONG = 7,      /* the prompt leaves no room in the context of a slot */
-  COROSRV_INTERNAL = 8       /* out of memory or a bug; the message has the words */
+  COROSRV_INTERNAL = 8,      /* out of memory or a bug; the message has the words */
+  COROSRV_NO_ROOM = 9        /* the KV cache is full; stays inside, where sequences then wait for each other */
 } corosrv_code;
 
 typedef enum corosrv_state {
@@ -70,6 +71,8 @@ typedef struct corosrv_options {
   int32_t batch;                      /* rows of one step at most */
   double step_ms;                     /* target duration of a step while others stream */
   int64_t reader_bytes;               /* unread text at which a reader's sequences are paused */
+  int64_t cache_bytes;                /* of saved prefixes, at most; 0 shares none */
+  int32_t deterministic;              /* 1: no result depends on the shape of a batch; slower on long prompts */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
 } corosrv_options;
 
@@ -125,6 +128,7 @@ typedef struct corosrv_task {
   corosrv_sampling sampling;
   const corosrv_text* stops;
   size_t n_stops;
+  int32_t share_prefix; /* 0: computes its whole prompt, and leaves nothing behind for others */
 } corosrv_task;
 
 typedef struct corosrv_chunk {
@@ -164,12 +168,15 @@ typedef struct corosrv_stats {
   uint64_t generated_tokens;
   uint64_t steps;
   uint64_t eventfd_writes;
-  double step_s;   /* seconds spent in steps */
-  int32_t slots;   /* in all */
-  int32_t running; /* slots in use */
-  int32_t waiting; /* tasks without a slot yet */
-  int32_t paused;  /* running, and waiting for their reader to be read */
-  int32_t readers; /* alive, on either side */
+  uint64_t preempted; /* times that a task lost its slot and went on later */
+  double step_s;      /* seconds spent in steps */
+  int32_t slots;      /* in all */
+  int32_t running;    /* slots in use */
+  int32_t waiting;    /* tasks without a slot */
+  int32_t paused;     /* with or without a slot, and waiting for their reader to be read */
+  int32_t readers;    /* alive, on either side */
+  int32_t cache_entries;
+  uint64_t cache_bytes; /* of saved prefixes */
   corosrv_histogram queue_wait;
   corosrv_histogram ttft;
   corosrv_histogram itl;

@@ -1,6 +1,8 @@
 // What a model must offer to the decode loop.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,6 +52,12 @@ struct Row {
   bool wants_logits;
 };
 
+// What the KV cache holds of one sequence, copied out of a slot.
+struct Snapshot {
+  std::unique_ptr<uint8_t[]> bytes;
+  size_t size = 0;
+};
+
 // Used by the decode thread alone, vocabulary() and info() excepted.
 class Backend {
  public:
@@ -57,13 +65,21 @@ class Backend {
   virtual const Vocabulary& vocabulary() const = 0;
   virtual const ModelInfo& info() const = 0;
   // Computes the rows; those of one slot are contiguous and in order of position. After a failure the caller
-  // forgets what may have been computed of them.
+  // forgets what may have been computed of them. COROSRV_NO_ROOM: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
   // next one.
   virtual float* logits(size_t row) = 0;
   // Drops what `slot` holds from `position` on.
   virtual void forget(int32_t slot, int32_t position) = 0;
+
+  // Whether what a slot holds can be copied, and cut at any position: recurrent memories cannot.
+  virtual bool has_snapshots() const = 0;
+  // A copy of all that `slot` holds; null bytes where it cannot be had, or would be larger than `limit_bytes`.
+  virtual Snapshot save(int32_t slot, size_t limit_bytes) = 0;
+  // Makes `slot`, which holds nothing, hold the first `n_tokens` tokens of a snapshot of any slot. Upon failure it
+  // still holds nothing.
+  virtual bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) = 0;
 };
 
 }  // namespace corosrv

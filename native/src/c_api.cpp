@@ -75,6 +75,7 @@ Status check_options(const corosrv_options& options) {
   if (options.context < 0) return invalid("context must not be negative");
   if (options.synthetic != nullptr && options.context == 0) return invalid("a synthetic model needs a context");
   if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
+  if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
   if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
   return Status::ok();
 }
@@ -136,6 +137,7 @@ Task to_task(const corosrv_task& from, size_t index) {
   task.prompt.assign(from.tokens, from.tokens + from.n_tokens);
   task.max_tokens = from.max_tokens;
   task.sampling = to_sampling(from.sampling);
+  task.share_prefix = from.share_prefix != 0;
   for (size_t i = 0; i < from.n_stops; ++i) task.stops.emplace_back(from.stops[i].data, from.stops[i].size);
   return task;
 }
@@ -202,7 +204,8 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     Status status = check_options(*options);
     if (!status.is_ok()) return status;
     Engine::Limits limits;
-    limits.loop = {options->slots, options->batch, options->step_ms};
+    limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
+                   std::max(options->threads, 1)};
     limits.queue = static_cast<size_t>(options->queue);
     limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
     auto opened = std::make_unique<corosrv_engine>();

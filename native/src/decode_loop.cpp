@@ -6,11 +6,40 @@
 
 namespace corosrv {
 
+namespace {
+
+struct Draw {
+  Sequence* sequence;
+  float* logits;
+};
+
+// Sequences share nothing while they choose. OpenMP, because libllama computes with it: the same threads, which still
+// spin from the step's last matrix, and none besides.
+void choose_all(const std::vector<Draw>& draws, [[maybe_unused]] int32_t threads) {
+  const auto n_draws = static_cast<int32_t>(draws.size());
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (n_draws > 1)
+#endif
+  for (int32_t i = 0; i < n_draws; ++i) {
+    draws[static_cast<size_t>(i)].sequence->choose(draws[static_cast<size_t>(i)].logits);
+  }
+}
+
+// libllama computes slots that stand in a row, each one's rows together, in one go.
+std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
+  std::sort(items.begin(), items.end(),
+            [](const Plan::Item& a, const Plan::Item& b) { return a.sequence->slot() < b.sequence->slot(); });
+  return items;
+}
+
+}  // namespace
+
 DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
     : limits_(limits),
       inbox_(inbox),
       backend_(backend),
       scheduler_(limits.slots, limits.rows),
+      sharing_(backend, limits.cache_bytes),
       budget_(limits.step_ms / 1000, limits.rows) {
   stats_.slots = limits.slots;
   publish();
@@ -48,31 +77,56 @@ void DecodeLoop::end_all(const std::string& reason) {
   scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason); });
 }
 
-// Frees what has ended, so that its slots are there for the next admission.
+// Frees what has ended, so that its slots are there for the next admission. What an answer computed stays for the next
+// one that begins like it, unless it ended for a reason that may lie in the numbers.
 void DecodeLoop::settle() {
-  size_t n_unstarted = 0;
-  const std::vector<int32_t> freed = scheduler_.sweep(n_unstarted);
-  for (const int32_t slot : freed) backend_.forget(slot, 0);
-  if (const size_t n_ended = freed.size() + n_unstarted) inbox_.ended(n_ended);
+  size_t n_others = 0;
+  const auto ended = scheduler_.sweep(n_others);
+  for (const auto& sequence : ended) {
+    if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
+    backend_.forget(sequence->slot(), 0);
+  }
+  if (const size_t n_ended = ended.size() + n_others) inbox_.ended(n_ended);
 }
 
 void DecodeLoop::step() {
   const auto begin = Clock::now();
+  note_paused();
+  lend_slots();
   scheduler_.admit(begin);
-  stats_.paused = 0;
-  scheduler_.for_each_running([this](Sequence& sequence) {
-    sequence.set_paused(sequence.reader().is_full());
-    stats_.paused += sequence.is_paused() ? 1 : 0;
-  });
+  sharing_.close_gaps(scheduler_);
+  sharing_.begin(scheduler_);
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
-  compute(plan.items);
+  compute(in_order_of_slots(plan.items));
+  if (std::exchange(is_out_of_room_, false)) make_room();
 
   const double step_s = seconds(Clock::now() - begin);
   budget_.observe(plan.n_decode, plan.n_prompt, step_s);
   ++stats_.steps;
   stats_.step_s += step_s;
+}
+
+void DecodeLoop::note_paused() {
+  stats_.paused = 0;
+  scheduler_.for_each_started([this](Sequence& sequence) {
+    sequence.set_paused(sequence.reader().is_full());
+    stats_.paused += sequence.is_paused() ? 1 : 0;
+  });
+  scheduler_.unpark();
+}
+
+// A reader that nobody reads holds no slot that others wait for.
+void DecodeLoop::lend_slots() {
+  while (Sequence* holder = scheduler_.idle_holder()) preempt(*holder);
+}
+
+void DecodeLoop::preempt(Sequence& sequence) {
+  sharing_.keep(sequence);  // so that it need not compute everything again
+  const int32_t slot = sequence.slot();
+  scheduler_.preempt(sequence);
+  backend_.forget(slot, 0);
 }
 
 // Decodes and draws. When a batch fails, each half is tried by itself, down to the sequence that is to blame: only
@@ -94,19 +148,34 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
     status = Status(COROSRV_INTERNAL, std::string("the model failed: ") + error.what());
   }
   if (status.is_ok()) {
-    const auto now = Clock::now();
-    size_t row = 0;
-    for (const auto& [sequence, n_tokens] : items) {
-      row += static_cast<size_t>(n_tokens);
-      const bool has_logits = n_tokens == sequence->n_pending();
-      sequence->computed(n_tokens);
-      if (has_logits) sequence->draw(backend_.logits(row - 1), now);
-    }
-    return;
+    advance(items);
+  } else {
+    fail(items, status);
   }
+}
+
+// The rows were computed: those that have all their logits draw, side by side, and what they drew goes out in order.
+void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
+  std::vector<Draw> draws;
+  size_t row = 0;
+  for (const auto& [sequence, n_tokens] : items) {
+    row += static_cast<size_t>(n_tokens);
+    const bool has_logits = n_tokens == sequence->n_pending();
+    sequence->computed(n_tokens);
+    if (has_logits) draws.push_back({sequence, backend_.logits(row - 1)});
+  }
+  choose_all(draws, limits_.threads);
+  const auto now = Clock::now();
+  for (const Draw& draw : draws) draw.sequence->take(now);
+}
+
+void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status) {
   // Part of a failed batch may have been computed; whoever is tried again begins where it began.
   for (const auto& item : items) backend_.forget(item.sequence->slot(), item.sequence->n_computed());
-  if (items.size() == 1) {
+  const bool is_alone = items.size() == 1;
+  if (status.code() == COROSRV_NO_ROOM && !(is_alone && scheduler_.n_running() == 1)) {
+    is_out_of_room_ = true;
+  } else if (is_alone) {
     items[0].sequence->finish(Finish::kError, status.message());
   } else {
     const auto half = items.begin() + static_cast<std::ptrdiff_t>(items.size() / 2);
@@ -115,8 +184,17 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
   }
 }
 
+// The KV cache is full: the sequence that started last goes on when another has ended.
+void DecodeLoop::make_room() {
+  if (scheduler_.n_running() < 2) return;
+  preempt(*scheduler_.youngest());
+  scheduler_.hold_admission();
+}
+
 void DecodeLoop::publish() {
   stats_.running = static_cast<int32_t>(scheduler_.n_running());
+  stats_.cache_entries = static_cast<int32_t>(sharing_.cache().size());
+  stats_.cache_bytes = sharing_.cache().bytes();
   MutexLock lock(mutex_);
   published_ = stats_;
 }

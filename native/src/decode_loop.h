@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "inbox.h"
+#include "prefix_sharing.h"
 #include "scheduler.h"
 #include "step_budget.h"
 #include "thread_annotations.h"
@@ -20,6 +21,8 @@ class DecodeLoop {
     int32_t slots;
     int32_t rows;    // of one step, at most
     double step_ms;  // target while sequences decode
+    size_t cache_bytes = 0;  // of saved prefixes, at most; 0 shares none
+    int32_t threads = 1;     // that draw tokens
   };
 
   // `inbox` and `backend` outlive the loop.
@@ -38,7 +41,13 @@ class DecodeLoop {
  private:
   void take(Inbox::Mail mail);
   void step();
+  void note_paused();
+  void lend_slots();
   void compute(const std::vector<Plan::Item>& items);
+  void advance(const std::vector<Plan::Item>& items);
+  void fail(const std::vector<Plan::Item>& items, const Status& status);
+  void make_room();
+  void preempt(Sequence& sequence);
   void settle();
   void publish();
 
@@ -47,8 +56,10 @@ class DecodeLoop {
   Backend& backend_;
   corosrv_stats stats_{};  // the decode thread's own; outlives the sequences below, which count in it
   Scheduler scheduler_;
+  PrefixSharing sharing_;
   StepBudget budget_;
   std::vector<Row> rows_;
+  bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;
   corosrv_stats published_ GUARDED_BY(mutex_){};

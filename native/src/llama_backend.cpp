@@ -187,7 +187,8 @@ class LlamaBackend final : public Backend {
         memory_(llama_get_memory(context_.get())),
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
-        info_(describe(model_.get(), context_.get())) {}
+        info_(describe(model_.get(), context_.get())),
+        has_snapshots_(!llama_model_is_recurrent(model_.get()) && !llama_model_is_hybrid(model_.get())) {}
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   const ModelInfo& info() const override { return info_; }
@@ -195,6 +196,7 @@ class LlamaBackend final : public Backend {
   Status decode(const std::vector<Row>& rows) override {
     const int32_t code = llama_decode(context_.get(), batch_.fill(rows));
     if (code == 0) return Status::ok();
+    if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
     const std::string reason = last_reason();
     return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
                                         (reason.empty() ? ")" : ", " + reason + ")"));
@@ -205,6 +207,25 @@ class LlamaBackend final : public Backend {
   void forget(int32_t slot, int32_t position) override {
     // Recurrent memory cannot be cut in the middle: it is then dropped whole.
     if (!llama_memory_seq_rm(memory_, slot, position, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
+  }
+
+  bool has_snapshots() const override { return has_snapshots_; }
+
+  Snapshot save(int32_t slot, size_t limit_bytes) override {
+    Snapshot snapshot;
+    snapshot.size = llama_state_seq_get_size(context_.get(), slot);
+    if (snapshot.size > limit_bytes) return {};
+    snapshot.bytes.reset(new uint8_t[snapshot.size]);  // not zeroed: all of it is written
+    const size_t n_written = llama_state_seq_get_data(context_.get(), snapshot.bytes.get(), snapshot.size, slot);
+    return n_written == snapshot.size ? std::move(snapshot) : Snapshot();
+  }
+
+  bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
+    const bool is_read =
+        llama_state_seq_set_data(context_.get(), snapshot.bytes.get(), snapshot.size, slot) == snapshot.size;
+    if (is_read && llama_memory_seq_rm(memory_, slot, n_tokens, -1)) return true;
+    forget(slot, 0);
+    return false;
   }
 
   // Touches the weights and lets libllama reserve its buffers, so that the first request does not wait for it.
@@ -222,6 +243,7 @@ class LlamaBackend final : public Backend {
   LlamaBatch batch_;
   const LlamaVocabulary vocabulary_;
   const ModelInfo info_;
+  const bool has_snapshots_;
 };
 
 llama_context_params context_params(const corosrv_options& options, int32_t context) {
@@ -234,6 +256,9 @@ llama_context_params context_params(const corosrv_options& options, int32_t cont
   // One stream per sequence: no attention over the neighbours' cells, and what is not a number in one sequence stays
   // there.
   params.kv_unified = false;
+  // For this type of cache libllama has one kernel, whatever the number of rows and tokens; for 16-bit floats it has
+  // three, which round differently.
+  if (options.deterministic != 0) params.type_k = params.type_v = GGML_TYPE_BF16;
   params.no_perf = true;
   return params;
 }

@@ -1,8 +1,12 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <cassert>
 #include <functional>
+#include <iterator>
 #include <utility>
+
+#include "prefix_cache.h"
 
 namespace corosrv {
 
@@ -10,13 +14,29 @@ namespace {
 
 using State = Sequence::State;
 
+// Plans with the same slots in use before gaps are worth closing: a slot that was just freed is often taken again.
+constexpr int32_t kCalm = 2;
+
 bool is_in(const Sequence& sequence, State state) { return sequence.state() == state && !sequence.is_paused(); }
+
+// Knows where it begins, or whom it follows there: so the older never waits for the younger of two that start together.
+bool may_lead(const Sequence& sequence) {
+  const bool is_undecided = sequence.state() == State::kStarting && sequence.leader() == nullptr;
+  return !is_undecided && !sequence.is_paused() && sequence.shares_prefix();
+}
+
+// Whether it waits, perhaps by way of others, for `leader`.
+bool follows(const Sequence& sequence, const Sequence& leader) {
+  const Sequence* other = sequence.leader();
+  while (other != nullptr && other != &leader) other = other->leader();
+  return other == &leader;
+}
 
 bool is_done(const std::unique_ptr<Sequence>& sequence) { return sequence->state() == State::kDone; }
 
 }  // namespace
 
-Scheduler::Scheduler(int32_t slots, int32_t rows) : rows_(rows) {
+Scheduler::Scheduler(int32_t slots, int32_t rows) : slots_(slots), rows_(rows), capacity_(slots) {
   for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
@@ -24,7 +44,7 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std
 
 size_t Scheduler::admit(Clock::time_point now) {
   size_t started = 0;
-  while (!free_slots_.empty() && !waiting_.empty()) {
+  while (has_free_slot() && !waiting_.empty()) {
     std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.pop_front();
     sequence->start(free_slots_.back(), now);
@@ -32,6 +52,7 @@ size_t Scheduler::admit(Clock::time_point now) {
     running_.push_back(std::move(sequence));
     ++started;
   }
+  if (started > 0) n_calm_ = 0;
   return started;
 }
 
@@ -46,12 +67,13 @@ int32_t Scheduler::n_prefilling() const {
 }
 
 bool Scheduler::has_work() const {
-  if (!waiting_.empty() && !free_slots_.empty()) return true;
+  if (!waiting_.empty() && (has_free_slot() || idle_holder() != nullptr)) return true;
   return std::any_of(running_.begin(), running_.end(),
                      [](const auto& sequence) { return !sequence->is_paused() && sequence->state() != State::kDone; });
 }
 
 Plan Scheduler::plan(int32_t prompt_tokens) {
+  ++n_calm_;
   Plan plan;
   plan_decodes(plan, n_prefilling() > 0 ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
   plan_prompts(plan, std::min(prompt_tokens, rows_ - plan.n_decode));
@@ -97,19 +119,88 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
     plan.n_prompt += item->n_tokens;
 }
 
-std::vector<int32_t> Scheduler::sweep(size_t& n_unstarted) {
-  std::vector<int32_t> freed;
-  for (const auto& sequence : running_) {
-    if (is_done(sequence)) freed.push_back(sequence->slot());
+Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
+  Leader leader;
+  for (const auto& other : running_) {
+    if (other.get() == &sequence || !may_lead(*other) || follows(*other, sequence)) continue;
+    const size_t n_tokens = common_prefix(other->tokens(), sequence.tokens());
+    if (n_tokens > leader.n_tokens) leader = {other.get(), n_tokens};
   }
-  running_.erase(std::remove_if(running_.begin(), running_.end(), is_done), running_.end());
-  const size_t n_before = waiting_.size();
-  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_done), waiting_.end());
-  n_unstarted = n_before - waiting_.size();
+  return leader;
+}
 
-  free_slots_.insert(free_slots_.end(), freed.begin(), freed.end());
-  std::sort(free_slots_.begin(), free_slots_.end(), std::greater<int32_t>());
-  return freed;
+void Scheduler::preempt(Sequence& sequence) {
+  const auto found = std::find_if(running_.begin(), running_.end(),
+                                  [&](const auto& running) { return running.get() == &sequence; });
+  assert(found != running_.end());
+  release_followers(sequence);
+  free_slot(sequence.slot());
+  sequence.preempt();
+  (sequence.is_paused() ? parked_ : waiting_).push_front(std::move(*found));
+  running_.erase(found);
+}
+
+void Scheduler::unpark() {
+  const auto ready = std::stable_partition(parked_.begin(), parked_.end(),
+                                           [](const auto& sequence) { return sequence->is_paused(); });
+  waiting_.insert(waiting_.begin(), std::make_move_iterator(ready), std::make_move_iterator(parked_.end()));
+  parked_.erase(ready, parked_.end());
+}
+
+Sequence* Scheduler::idle_holder() const {
+  if (waiting_.empty() || has_free_slot()) return nullptr;
+  const auto idle =
+      std::find_if(running_.begin(), running_.end(), [](const auto& sequence) { return sequence->is_paused(); });
+  return idle == running_.end() ? nullptr : idle->get();
+}
+
+Sequence* Scheduler::youngest() const {
+  const auto found = std::max_element(running_.begin(), running_.end(),
+                                      [](const auto& a, const auto& b) { return a->started() < b->started(); });
+  return found == running_.end() ? nullptr : found->get();
+}
+
+Sequence* Scheduler::above_gap() const {
+  if (n_calm_ < kCalm || free_slots_.empty() || running_.empty()) return nullptr;
+  const auto highest = std::max_element(running_.begin(), running_.end(),
+                                        [](const auto& a, const auto& b) { return a->slot() < b->slot(); });
+  return (*highest)->slot() > lowest_free_slot() ? highest->get() : nullptr;
+}
+
+void Scheduler::move(Sequence& sequence, int32_t slot) {
+  assert(slot == lowest_free_slot());
+  free_slots_.pop_back();
+  const int32_t left = sequence.slot();
+  sequence.move(slot);
+  free_slots_.insert(std::upper_bound(free_slots_.begin(), free_slots_.end(), left, std::greater<int32_t>()), left);
+}
+
+void Scheduler::free_slot(int32_t slot) {
+  n_calm_ = 0;
+  free_slots_.insert(std::upper_bound(free_slots_.begin(), free_slots_.end(), slot, std::greater<int32_t>()), slot);
+}
+
+void Scheduler::release_followers(const Sequence& leader) {
+  for (auto& sequence : running_) {
+    if (sequence->leader() == &leader) sequence->follow(nullptr, 0);
+  }
+}
+
+std::vector<std::unique_ptr<Sequence>> Scheduler::sweep(size_t& n_others) {
+  std::vector<std::unique_ptr<Sequence>> ended;
+  const auto done = std::stable_partition(running_.begin(), running_.end(), std::not_fn(is_done));
+  std::move(done, running_.end(), std::back_inserter(ended));
+  running_.erase(done, running_.end());
+  for (const auto& sequence : ended) {
+    release_followers(*sequence);
+    free_slot(sequence->slot());
+  }
+  const size_t n_before = waiting_.size() + parked_.size();
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_done), waiting_.end());
+  parked_.erase(std::remove_if(parked_.begin(), parked_.end(), is_done), parked_.end());
+  n_others = n_before - waiting_.size() - parked_.size();
+  capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(ended.size()));
+  return ended;
 }
 
 }  // namespace corosrv

@@ -20,7 +20,8 @@ struct Plan {
   int32_t n_prompt = 0;  // rows
 };
 
-// Owns all sequences: those that wait for a slot, in order of arrival, and those that have one.
+// Owns all sequences: those that wait for a slot, in order of arrival, those that have one, and those that had one and
+// are parked until their reader is read.
 class Scheduler {
  public:
   // `slots`: sequences that may run at once. `rows`: of one step, at most.
@@ -42,11 +43,44 @@ class Scheduler {
   // Running sequences that take part in steps and still read their prompt.
   int32_t n_prefilling() const;
 
-  // Calls `visit` with every sequence, running and waiting.
+  // The running sequence that holds, or is to compute, the longest prefix of `sequence`'s tokens, and how long that is.
+  // Never one that waits for `sequence` itself.
+  struct Leader {
+    const Sequence* sequence = nullptr;
+    size_t n_tokens = 0;
+  };
+  Leader leader_of(const Sequence& sequence) const;
+
+  // Takes the slot of a running sequence, which goes on later: as the first of those that wait or, where its reader is
+  // full, once there is room (unpark()).
+  void preempt(Sequence& sequence);
+  // Lets parked sequences that are no longer paused wait for a slot again, before all others.
+  void unpark();
+  // A running sequence that is paused while others wait for a slot, or null.
+  Sequence* idle_holder() const;
+  // The running sequence that started last.
+  Sequence* youngest() const;
+  // The memory has no room for as many sequences as run now: no more are admitted until one of them ends.
+  void hold_admission() { capacity_ = static_cast<int32_t>(running_.size()); }
+
+  // The running sequence of the highest slot, when there has been a free slot below it for a while; else null.
+  Sequence* above_gap() const;
+  int32_t lowest_free_slot() const { return free_slots_.back(); }
+  // `sequence` now lives in this free slot.
+  void move(Sequence& sequence, int32_t slot);
+
+  // Calls `visit` with every sequence: running, parked and waiting.
   template <typename Visit>
   void for_each(Visit visit) {
-    for (auto& sequence : running_) visit(*sequence);
+    for_each_started(visit);
     for (auto& sequence : waiting_) visit(*sequence);
+  }
+
+  // Those that run and those that are parked.
+  template <typename Visit>
+  void for_each_started(Visit visit) {
+    for_each_running(visit);
+    for (auto& sequence : parked_) visit(*sequence);
   }
 
   template <typename Visit>
@@ -54,23 +88,31 @@ class Scheduler {
     for (auto& sequence : running_) visit(*sequence);
   }
 
-  // Lets go of what is done: returns the slots that are free again, and counts in `n_unstarted` the sequences that
-  // ended before they had one.
-  std::vector<int32_t> sweep(size_t& n_unstarted);
+  // Lets go of what is done: returns the sequences that had a slot, which is free again, and counts in `n_others` those
+  // that had none.
+  std::vector<std::unique_ptr<Sequence>> sweep(size_t& n_others);
 
   size_t n_running() const { return running_.size(); }
   size_t n_waiting() const { return waiting_.size(); }
+  size_t n_parked() const { return parked_.size(); }
   // Something can be computed now.
   bool has_work() const;
 
  private:
+  bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
+  void free_slot(int32_t slot);
+  void release_followers(const Sequence& leader);
   void plan_decodes(Plan& plan, int32_t rows);
   void plan_prompts(Plan& plan, int32_t prompt_tokens);
 
+  const int32_t slots_;
   const int32_t rows_;
+  int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
+  int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;
+  std::deque<std::unique_ptr<Sequence>> parked_;
 };
 
 }  // namespace corosrv

@@ -1,6 +1,8 @@
 #include "sequence.h"
 
+#include <algorithm>
 #include <cassert>
+#include <exception>
 #include <utility>
 
 namespace corosrv {
@@ -9,15 +11,17 @@ namespace {
 
 using State = Sequence::State;
 
-// The state table. Any state but the last may end; only a slot lets a sequence compute.
+// The state table. Any state but the last may end; only a slot lets a sequence compute, and it may lose it.
 bool may_move(State from, State to) {
   switch (from) {
     case State::kWaiting:
-      return to == State::kPrefilling || to == State::kDone;
+      return to == State::kStarting || to == State::kDone;
+    case State::kStarting:
+      return to == State::kPrefilling || to == State::kWaiting || to == State::kDone;
     case State::kPrefilling:
-      return to == State::kDecoding || to == State::kDone;
+      return to == State::kDecoding || to == State::kWaiting || to == State::kDone;
     case State::kDecoding:
-      return to == State::kDone;
+      return to == State::kWaiting || to == State::kDone;
     case State::kDone:
       return false;
   }
@@ -36,6 +40,7 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       n_prompt_(static_cast<int32_t>(submission.task.prompt.size())),
       max_tokens_(submission.task.max_tokens),
       context_(context),
+      shares_prefix_(submission.task.share_prefix),
       tokens_(std::move(submission.task.prompt)),
       sampler_(submission.task.sampling, vocabulary, context),
       stop_matcher_(submission.task.stops),
@@ -54,30 +59,60 @@ void Sequence::enter(State state) {
 }
 
 void Sequence::start(int32_t slot, Clock::time_point now) {
-  enter(State::kPrefilling);
+  enter(State::kStarting);
   slot_ = slot;
+  if (was_started()) return;
   started_ = now;
   observe(stats_.queue_wait, seconds(now - submitted_));
+}
+
+void Sequence::begin(int32_t n_held) {
+  assert(n_held < static_cast<int32_t>(tokens_.size()));
+  enter(State::kPrefilling);
+  follow(nullptr, 0);
+  n_computed_ = n_held;
+  if (was_started()) return;
+  n_read_ = n_cached_ = n_held;
+  stats_.cached_tokens += static_cast<uint64_t>(n_held);
 }
 
 void Sequence::computed(int32_t n_tokens) {
   assert(n_tokens <= n_pending());
   n_computed_ += n_tokens;
   if (state_ != State::kPrefilling) return;
-  stats_.prompt_tokens += static_cast<uint64_t>(n_tokens);
+  const int32_t n_read = std::min(n_computed_, n_prompt_);
+  if (n_read > n_read_) stats_.prompt_tokens += static_cast<uint64_t>(n_read - std::exchange(n_read_, n_read));
   if (n_pending() > 0) return;
   enter(State::kDecoding);
   if (is_at_limit()) finish(Finish::kLength);
 }
 
-void Sequence::draw(float* logits, Clock::time_point now) {
+void Sequence::preempt() {
+  enter(State::kWaiting);
+  follow(nullptr, 0);
+  slot_ = -1;
+  n_computed_ = 0;
+  ++stats_.preempted;
+}
+
+void Sequence::choose(float* logits) {
   if (state_ != State::kDecoding) return;
-  const Token token = sampler_.draw(logits);
-  if (token < 0) {
-    finish(Finish::kError, "no token can be drawn: all are banned, or the model's logits are not numbers");
-    return;
+  try {
+    chosen_ = sampler_.draw(logits);
+    failure_ = chosen_ < 0 ? "no token can be drawn: all are banned, or the model's logits are not numbers" : "";
+  } catch (const std::exception& error) {
+    chosen_ = -1;
+    failure_ = std::string("no token could be drawn: ") + error.what();
   }
-  accept(token, now);
+}
+
+void Sequence::take(Clock::time_point now) {
+  if (state_ != State::kDecoding) return;
+  if (chosen_ < 0) {
+    finish(Finish::kError, failure_);
+  } else {
+    accept(chosen_, now);
+  }
 }
 
 void Sequence::accept(Token token, Clock::time_point now) {
@@ -121,6 +156,7 @@ void Sequence::emit(std::string text) {
 void Sequence::finish(Finish finish, const std::string& message) {
   if (state_ == State::kDone) return;  // exactly one terminal chunk, whoever ends it again (I4)
   enter(State::kDone);
+  finish_ = finish;
   count_finish(stats_, finish);
   // What the stop matcher held back in vain belongs to the answer, also when it ends early.
   std::string held = stop_matcher_.flush();
@@ -131,6 +167,7 @@ void Sequence::finish(Finish finish, const std::string& message) {
   chunk.n_tokens = std::exchange(n_unsent_, 0);
   chunk.finish = finish;
   chunk.prompt_tokens = n_prompt_;
+  chunk.cached_tokens = n_cached_;
   if (n_generated() > 0) {
     chunk.prompt_ms = milliseconds(first_token_ - started_);
     chunk.decode_ms = milliseconds(last_token_ - first_token_);

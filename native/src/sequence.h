@@ -20,7 +20,8 @@ namespace corosrv {
 // finish() or, for a sequence that is dropped whatever the reason, in the destructor (I4).
 class Sequence {
  public:
-  enum class State { kWaiting, kPrefilling, kDecoding, kDone };
+  // kStarting: has a slot, and may yet begin from a prefix that another sequence computes.
+  enum class State { kWaiting, kStarting, kPrefilling, kDecoding, kDone };
 
   // `vocabulary` and `stats` outlive the sequence. `context`: tokens that a slot holds.
   Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, corosrv_stats& stats);
@@ -36,25 +37,47 @@ class Sequence {
   int32_t n_computed() const { return n_computed_; }
   int32_t n_pending() const { return static_cast<int32_t>(tokens_.size()) - n_computed_; }
   Token token(int32_t position) const { return tokens_[static_cast<size_t>(position)]; }
+  // Prompt, then generated.
+  const std::vector<Token>& tokens() const { return tokens_; }
+  bool shares_prefix() const { return shares_prefix_; }
+  Finish finished() const { return finish_; }
 
-  // When it got its slot.
+  // When it first got a slot.
   Clock::time_point started() const { return started_; }
 
-  // The reader is full: the sequence keeps its slot and is left out of the steps.
+  // The reader is full: the sequence is left out of the steps.
   bool is_paused() const { return is_paused_; }
   void set_paused(bool is_paused) { is_paused_ = is_paused; }
 
+  // While kStarting: the running sequence that is to compute its first n_led() tokens, or null.
+  const Sequence* leader() const { return leader_; }
+  int32_t n_led() const { return n_led_; }
+  void follow(const Sequence* leader, int32_t n_tokens) {
+    leader_ = leader;
+    n_led_ = n_tokens;
+  }
+
   // Moves; an assertion where the table has none.
-  void start(int32_t slot, Clock::time_point now);  // waiting -> prefilling
-  void computed(int32_t n_tokens);                  // these are in the KV cache now; prefilling -> decoding at the end
-  void draw(float* logits, Clock::time_point now);  // the next token; -> done when it is the last
+  void start(int32_t slot, Clock::time_point now);  // waiting -> starting
+  void begin(int32_t n_held);       // its slot holds these tokens already; starting -> prefilling
+  void computed(int32_t n_tokens);  // these are in the KV cache now; prefilling -> decoding at the end
+  void preempt();                   // gives up its slot and what that holds; -> waiting
   void finish(Finish finish, const std::string& message = {});  // -> done; nothing when it is done already
+
+  // The slot's content now lies in another slot.
+  void move(int32_t slot) { slot_ = slot; }
+
+  // The next token is drawn in two parts: choose() touches this sequence alone and throws nothing, so that different
+  // ones may choose in different threads at once; take() then tells the reader and the counters, and may end it.
+  void choose(float* logits);
+  void take(Clock::time_point now);
 
  private:
   void enter(State state);
   void accept(Token token, Clock::time_point now);
   void emit(std::string text);
   bool is_at_limit() const;
+  bool was_started() const { return n_read_ > 0; }
   int32_t n_generated() const { return static_cast<int32_t>(tokens_.size()) - n_prompt_; }
 
   const std::shared_ptr<Reader> reader_;
@@ -64,12 +87,20 @@ class Sequence {
   const int32_t n_prompt_;
   const int32_t max_tokens_;
   const int32_t context_;
+  const bool shares_prefix_;
 
   State state_ = State::kWaiting;
+  Finish finish_ = Finish::kUnfinished;
   bool is_paused_ = false;
+  const Sequence* leader_ = nullptr;
+  int32_t n_led_ = 0;
   int32_t slot_ = -1;
-  std::vector<Token> tokens_;  // prompt, then generated
+  std::vector<Token> tokens_;
+  Token chosen_ = -1;
+  std::string failure_;  // why nothing was chosen
   int32_t n_computed_ = 0;
+  int32_t n_read_ = 0;    // of the prompt, at any time: a preempted sequence reads it again
+  int32_t n_cached_ = 0;  // of the prompt, not computed for it
   int32_t n_unsent_ = 0;  // generated, and in no chunk yet
 
   Sampler sampler_;

@@ -37,6 +37,7 @@ struct Task {
   int32_t max_tokens = -1;  // -1: until the context is full
   Sampling sampling;
   std::vector<std::string> stops;
+  bool share_prefix = true;  // begin from what was computed before, and leave behind what is computed now
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

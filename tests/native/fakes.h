@@ -134,6 +134,9 @@ class ScriptedBackend final : public Backend {
   std::function<Status(const ScriptedBackend&, const Rows&)> before_decode;
   std::function<void(Token name, int32_t position, float* logits, size_t size)> spoil;
   std::function<void(int32_t slot)> on_forget;
+  bool can_save = true;
+  bool fails_to_load = false;
+  std::atomic<int> n_saves{0};
   Gate gate;  // every decode() passes it
 
   // Any thread.
@@ -190,6 +193,30 @@ class ScriptedBackend final : public Backend {
     if (position == 0) prompt_end_.erase(slot);
     auto& held = held_[slot];
     if (held.size() > static_cast<size_t>(position)) held.resize(static_cast<size_t>(position));
+  }
+
+  bool has_snapshots() const override { return can_save; }
+
+  Snapshot save(int32_t slot, size_t limit_bytes) override {
+    const std::vector<Token>& held = held_[slot];
+    Snapshot snapshot;
+    snapshot.size = held.size() * sizeof(Token);
+    if (snapshot.size > limit_bytes) return {};
+    snapshot.bytes.reset(new uint8_t[snapshot.size]);
+    std::memcpy(snapshot.bytes.get(), held.data(), snapshot.size);
+    ++n_saves;
+    return snapshot;
+  }
+
+  bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
+    std::vector<Token>& held = held_[slot];
+    if (!held.empty()) fault("slot " + std::to_string(slot) + " got a snapshot while it held something");
+    if (fails_to_load) return false;
+    held.resize(snapshot.size / sizeof(Token));
+    std::memcpy(held.data(), snapshot.bytes.get(), snapshot.size);
+    if (static_cast<size_t>(n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
+    held.resize(static_cast<size_t>(n_tokens));
+    return true;
   }
 
  private:
@@ -296,6 +323,7 @@ struct Answer {
   int n_late = 0;  // chunks after the terminal one
   Finish finish = Finish::kUnfinished;
   int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;
 
   void add(const Chunk& chunk) {
     ++n_chunks;
@@ -306,6 +334,7 @@ struct Answer {
     ++n_terminal;
     finish = chunk.finish;
     prompt_tokens = chunk.prompt_tokens;
+    cached_tokens = chunk.cached_tokens;
   }
 };
 

@@ -25,7 +25,14 @@ class Driven {
     return added;
   }
 
-  size_t admit() { return scheduler.admit(now_ += std::chrono::milliseconds(1)); }
+  // Those who start begin from nothing.
+  size_t admit() {
+    const size_t n_started = scheduler.admit(now_ += std::chrono::milliseconds(1));
+    scheduler.for_each_running([](Sequence& sequence) {
+      if (sequence.state() == State::kStarting) sequence.begin(0);
+    });
+    return n_started;
+  }
 
   // Adds a sequence that is past its prompt.
   Sequence* add_decoding(int32_t max_tokens = -1) {
@@ -40,15 +47,20 @@ class Driven {
     item.sequence->computed(item.n_tokens);
     std::vector<float> logits(static_cast<size_t>(vocabulary_.size()), 0.0f);
     logits['x'] = 1;
-    if (has_logits) item.sequence->draw(logits.data(), now_);
+    if (!has_logits) return;
+    item.sequence->choose(logits.data());
+    item.sequence->take(now_);
   }
   void compute(const Plan& plan) {
     for (const Plan::Item& item : plan.items) compute(item);
   }
 
+  // The slots that became free.
   std::vector<int32_t> sweep() {
-    size_t n_unstarted = 0;
-    return scheduler.sweep(n_unstarted);
+    size_t n_others = 0;
+    std::vector<int32_t> slots;
+    for (const auto& sequence : scheduler.sweep(n_others)) slots.push_back(sequence->slot());
+    return slots;
   }
 
  private:
@@ -183,11 +195,12 @@ TEST("sweep lets go of what is done, waiting and running, and counts them apart"
   running->finish(Finish::kCancelled);
   waiting->finish(Finish::kCancelled);
 
-  size_t n_unstarted = 99;
-  const std::vector<int32_t> freed = driven.scheduler.sweep(n_unstarted);
+  size_t n_others = 99;
+  const auto ended = driven.scheduler.sweep(n_others);
 
-  CHECK_EQ(freed, std::vector<int32_t>{0});
-  CHECK_EQ(n_unstarted, size_t{1});
+  REQUIRE(ended.size() == 1);
+  CHECK_EQ(ended[0]->slot(), 0);
+  CHECK_EQ(n_others, size_t{1});
   CHECK_EQ(driven.scheduler.n_running(), size_t{0});
   CHECK_EQ(driven.scheduler.n_waiting(), size_t{1});
   CHECK(driven.sweep().empty());
@@ -200,9 +213,10 @@ TEST("there is work while something runs, or waits and has a slot free") {
   CHECK(driven.scheduler.has_work());
   driven.admit();
   CHECK(driven.scheduler.has_work());
-  driven.add(1);
   first->set_paused(true);
-  CHECK(!driven.scheduler.has_work());  // the second waits, but no slot is free
+  CHECK(!driven.scheduler.has_work());
+  driven.add(1);
+  CHECK(driven.scheduler.has_work());  // the first can lend its slot to the second
 
   first->finish(Finish::kCancelled);
   driven.sweep();

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "check.h"
 #include "fakes.h"
@@ -28,6 +29,7 @@ class Driven {
   // Gets a slot and reads the whole prompt.
   Driven& prefill() {
     sequence->start(0, Clock::now());
+    sequence->begin(0);
     sequence->computed(sequence->n_pending());
     return *this;
   }
@@ -36,7 +38,8 @@ class Driven {
   Driven& draw(Token token) {
     std::vector<float> logits(static_cast<size_t>(vocabulary_.size()), 0.0f);
     logits[static_cast<size_t>(token)] = 9;
-    sequence->draw(logits.data(), Clock::now());
+    sequence->choose(logits.data());
+    sequence->take(Clock::now());
     if (sequence->state() == State::kDecoding) sequence->computed(1);
     return *this;
   }
@@ -68,35 +71,42 @@ Task with_stops(std::vector<std::string> stops, int32_t max_tokens = -1) {
 }
 
 // The table: what each move makes of each state. Refused moves are bugs and end the program.
-enum class Outcome { kWaiting, kPrefilling, kDecoding, kDone, kRefused };
+enum class Outcome { kWaiting, kStarting, kPrefilling, kDecoding, kDone, kRefused };
 
 struct Move {
   const char* name;
   std::function<void(Driven&)> make;
-  Outcome from_waiting, from_prefilling, from_decoding, from_done;
+  Outcome from_waiting, from_starting, from_prefilling, from_decoding, from_done;
 };
 
 const std::vector<Move> kMoves = {
     {"start", [](Driven& driven) { driven.sequence->start(1, Clock::now()); },  //
-     Outcome::kPrefilling, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
+     Outcome::kStarting, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
+    {"begin", [](Driven& driven) { driven.sequence->begin(1); },  //
+     Outcome::kRefused, Outcome::kPrefilling, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
+    {"begin with all that is known", [](Driven& driven) { driven.sequence->begin(3); },  //
+     Outcome::kRefused, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
     {"computed, a part", [](Driven& driven) { driven.sequence->computed(0); },  //
-     Outcome::kWaiting, Outcome::kPrefilling, Outcome::kDecoding, Outcome::kDone},
+     Outcome::kWaiting, Outcome::kStarting, Outcome::kPrefilling, Outcome::kDecoding, Outcome::kDone},
     {"computed, all", [](Driven& driven) { driven.sequence->computed(driven.sequence->n_pending()); },  //
-     Outcome::kWaiting, Outcome::kDecoding, Outcome::kDecoding, Outcome::kDone},
+     Outcome::kWaiting, Outcome::kStarting, Outcome::kDecoding, Outcome::kDecoding, Outcome::kDone},
     {"computed, more than there is",  //
      [](Driven& driven) { driven.sequence->computed(driven.sequence->n_pending() + 1); }, Outcome::kRefused,
-     Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
+     Outcome::kRefused, Outcome::kRefused, Outcome::kRefused, Outcome::kRefused},
     {"draw", [](Driven& driven) { driven.draw('x'); },  //
-     Outcome::kWaiting, Outcome::kPrefilling, Outcome::kDecoding, Outcome::kDone},
+     Outcome::kWaiting, Outcome::kStarting, Outcome::kPrefilling, Outcome::kDecoding, Outcome::kDone},
     {"draw the end", [](Driven& driven) { driven.draw(kEnd); },  //
-     Outcome::kWaiting, Outcome::kPrefilling, Outcome::kDone, Outcome::kDone},
+     Outcome::kWaiting, Outcome::kStarting, Outcome::kPrefilling, Outcome::kDone, Outcome::kDone},
+    {"preempt", [](Driven& driven) { driven.sequence->preempt(); },  //
+     Outcome::kRefused, Outcome::kWaiting, Outcome::kWaiting, Outcome::kWaiting, Outcome::kRefused},
     {"finish", [](Driven& driven) { driven.sequence->finish(Finish::kCancelled); },  //
-     Outcome::kDone, Outcome::kDone, Outcome::kDone, Outcome::kDone},
+     Outcome::kDone, Outcome::kDone, Outcome::kDone, Outcome::kDone, Outcome::kDone},
 };
 
 std::unique_ptr<Driven> bring_to(State state) {
   auto driven = std::make_unique<Driven>(make_task('p', 3));
-  if (state == State::kPrefilling) driven->sequence->start(0, Clock::now());
+  if (state == State::kStarting || state == State::kPrefilling) driven->sequence->start(0, Clock::now());
+  if (state == State::kPrefilling) driven->sequence->begin(0);
   if (state == State::kDecoding || state == State::kDone) driven->prefill();
   if (state == State::kDone) driven->draw(kEnd);
   return driven;
@@ -129,6 +139,7 @@ void check_move(const Move& move, State from, Outcome expected) {
 TEST("each move makes of each state what the table says, or is refused") {
   for (const Move& move : kMoves) {
     check_move(move, State::kWaiting, move.from_waiting);
+    check_move(move, State::kStarting, move.from_starting);
     check_move(move, State::kPrefilling, move.from_prefilling);
     check_move(move, State::kDecoding, move.from_decoding);
     check_move(move, State::kDone, move.from_done);
@@ -136,7 +147,7 @@ TEST("each move makes of each state what the table says, or is refused") {
 }
 
 TEST("there is exactly one terminal chunk, whoever ends a sequence again (I4)") {
-  for (const State state : {State::kWaiting, State::kPrefilling, State::kDecoding, State::kDone}) {
+  for (const State state : {State::kWaiting, State::kStarting, State::kPrefilling, State::kDecoding, State::kDone}) {
     const auto driven = bring_to(state);
     driven->client.take();
     driven->sequence->finish(Finish::kCancelled);
@@ -152,7 +163,7 @@ TEST("there is exactly one terminal chunk, whoever ends a sequence again (I4)") 
 }
 
 TEST("a sequence that is dropped ends its task with an error, in every state (I4)") {
-  for (const State state : {State::kWaiting, State::kPrefilling, State::kDecoding}) {
+  for (const State state : {State::kWaiting, State::kStarting, State::kPrefilling, State::kDecoding}) {
     const auto driven = bring_to(state);
 
     driven->sequence.reset();
@@ -296,7 +307,8 @@ TEST("logits that are not numbers end the sequence with an error that says so") 
   driven.prefill().say("ab");
   std::vector<float> logits(1000, std::numeric_limits<float>::quiet_NaN());
 
-  driven.sequence->draw(logits.data(), Clock::now());
+  driven.sequence->choose(logits.data());
+  driven.sequence->take(Clock::now());
 
   CHECK_EQ(driven.state(), State::kDone);
   CHECK_EQ(driven.answer().finish, Finish::kError);
@@ -322,10 +334,12 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
   const auto reader = make_reader();
   Sequence sequence({make_task('p', 1, 3), reader, t0}, vocabulary, 100, stats);
   sequence.start(0, t0 + milliseconds(5));
+  sequence.begin(0);
   sequence.computed(1);
   for (const int at : {25, 35, 65}) {
     std::vector<float> logits(static_cast<size_t>(vocabulary.size()), 0.0f);
-    sequence.draw(logits.data(), t0 + milliseconds(at));
+    sequence.choose(logits.data());
+    sequence.take(t0 + milliseconds(at));
     if (sequence.state() == State::kDecoding) sequence.computed(1);
   }
 
@@ -339,6 +353,61 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
   CHECK_EQ(stats.ttft.buckets[5], uint64_t{1});        // at most 32 ms
   CHECK_EQ(stats.itl.buckets[4], uint64_t{1});         // at most 16 ms
   CHECK_EQ(stats.itl.buckets[5], uint64_t{1});
+}
+
+TEST("what a slot held already is not computed, and reported as cached") {
+  Driven driven(make_task('p', 10, 2));
+  driven.sequence->start(0, Clock::now());
+  driven.sequence->begin(7);
+  CHECK_EQ(driven.sequence->n_pending(), 3);
+  driven.sequence->computed(3);
+  driven.say("ab");
+
+  CHECK_EQ(driven.answer().finish, Finish::kLength);
+  CHECK_EQ(driven.answer().prompt_tokens, 10);
+  CHECK_EQ(driven.answer().cached_tokens, 7);
+  CHECK_EQ(driven.stats.cached_tokens, uint64_t{7});
+  CHECK_EQ(driven.stats.prompt_tokens, uint64_t{3});
+}
+
+TEST("a preempted sequence computes prompt and answer again, and goes on where it was") {
+  Driven driven(make_task('p', 4, 5));
+  driven.prefill().say("abc");
+  driven.sequence->preempt();
+
+  CHECK_EQ(driven.sequence->slot(), -1);
+  CHECK_EQ(driven.sequence->n_computed(), 0);
+  CHECK_EQ(driven.sequence->n_pending(), 7);
+  driven.prefill().say("de");
+
+  CHECK_EQ(driven.answer().text, "abcde");
+  CHECK_EQ(driven.answer().finish, Finish::kLength);
+  CHECK_EQ(driven.answer().n_terminal, 1);
+  CHECK_EQ(driven.answer().cached_tokens, 0);
+  // Counted as they first were: neither its prompt nor its wait for a slot is seen twice.
+  CHECK_EQ(driven.stats.prompt_tokens, uint64_t{4});
+  CHECK_EQ(driven.stats.preempted, uint64_t{1});
+  CHECK_EQ(std::accumulate(std::begin(driven.stats.queue_wait.buckets), std::end(driven.stats.queue_wait.buckets),
+                           uint64_t{0}),
+           uint64_t{1});
+}
+
+TEST("what was cached is reported as it first was, also after a preemption") {
+  Driven driven(make_task('p', 10, 3));
+  driven.sequence->start(0, Clock::now());
+  driven.sequence->begin(7);
+  driven.sequence->computed(3);
+  driven.say("a");
+  driven.sequence->preempt();
+  driven.sequence->start(0, Clock::now());
+  driven.sequence->begin(10);
+  driven.sequence->computed(1);
+  driven.say("bc");
+
+  CHECK_EQ(driven.answer().text, "abc");
+  CHECK_EQ(driven.answer().cached_tokens, 7);
+  CHECK_EQ(driven.stats.cached_tokens, uint64_t{7});
+  CHECK_EQ(driven.stats.prompt_tokens, uint64_t{3});
 }
 
 }  // namespace

@@ -1,0 +1,67 @@
+#include "prefix_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace corosrv {
+
+namespace {
+
+// A snapshot is copied whole, and what is too much is cut off. Copying a token costs some microseconds, computing one
+// some hundreds and more, so a match of one in so many tokens pays.
+constexpr size_t kCopiedPerComputed = 64;
+
+bool is_worth(size_t n_matched, size_t n_copied) {
+  return n_matched >= std::max(PrefixCache::kLeastTokens, n_copied / kCopiedPerComputed);
+}
+
+}  // namespace
+
+size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b) {
+  const auto size = static_cast<std::ptrdiff_t>(std::min(a.size(), b.size()));
+  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + size, b.begin()).first - a.begin());
+}
+
+PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens) {
+  auto best = entries_.end();
+  size_t most = 0;
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    const size_t n_matched = common_prefix(entry->tokens, tokens);
+    if (n_matched < most || !is_worth(n_matched, entry->tokens.size())) continue;
+    if (n_matched == most && entry->tokens.size() >= best->tokens.size()) continue;
+    best = entry;
+    most = n_matched;
+  }
+  if (best == entries_.end()) return {};
+  touch(best);
+  return {&best->snapshot, most};
+}
+
+bool PrefixCache::covers(const std::vector<Token>& tokens) {
+  const auto covering = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return common_prefix(entry.tokens, tokens) == tokens.size();
+  });
+  if (covering == entries_.end()) return false;
+  touch(covering);
+  return true;
+}
+
+void PrefixCache::keep(std::vector<Token> tokens, Snapshot snapshot) {
+  Entry entry{std::move(tokens), std::move(snapshot)};
+  if (entry.bytes() > limit_bytes_) return;
+  for (auto other = entries_.begin(); other != entries_.end();) {
+    const auto next = std::next(other);
+    if (common_prefix(other->tokens, entry.tokens) == other->tokens.size()) drop(other);
+    other = next;
+  }
+  while (bytes_ + entry.bytes() > limit_bytes_) drop(std::prev(entries_.end()));
+  bytes_ += entry.bytes();
+  entries_.push_front(std::move(entry));
+}
+
+void PrefixCache::drop(Entries::iterator entry) {
+  bytes_ -= entry->bytes();
+  entries_.erase(entry);
+}
+
+}  // namespace corosrv

@@ -1,0 +1,63 @@
+// What was computed before: token sequences and the KV cache they left, up to a limit of bytes.
+#pragma once
+
+#include <list>
+#include <vector>
+
+#include "backend.h"
+#include "types.h"
+
+namespace corosrv {
+
+// How many tokens two sequences begin with alike.
+size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b);
+
+// Entries in order of use; the one that was not used longest goes first when room is needed. Pure bookkeeping: it knows
+// no slot and no model. Used by the decode thread alone.
+//
+// A match is a scan over all entries. Most differ within a few tokens, and there are hundreds and not millions of them,
+// each worth milliseconds of prefill: next to a step the scan does not show (test_prefix_cache.cpp has a bound).
+class PrefixCache {
+ public:
+  // 0 keeps nothing.
+  explicit PrefixCache(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  struct Match {
+    const Snapshot* snapshot = nullptr;  // until the next keep()
+    size_t n_tokens = 0;
+  };
+  // The entry that begins with most of `tokens`, the shortest of several; null where none is worth its copying. It
+  // counts as used.
+  Match find(const std::vector<Token>& tokens);
+
+  // Whether some entry begins with all of `tokens`; it then counts as used.
+  bool covers(const std::vector<Token>& tokens);
+
+  // Takes in what `tokens` left, in place of entries that are a beginning of it, and lets go of the oldest until all
+  // fit. Nothing happens when it is over the limit by itself.
+  void keep(std::vector<Token> tokens, Snapshot snapshot);
+
+  size_t limit_bytes() const { return limit_bytes_; }
+  size_t bytes() const { return bytes_; }
+  size_t size() const { return entries_.size(); }
+
+  // A prefix shorter than this is computed again: copying costs about as much.
+  static constexpr size_t kLeastTokens = 16;
+
+ private:
+  struct Entry {
+    std::vector<Token> tokens;
+    Snapshot snapshot;
+    size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot.size; }
+  };
+  using Entries = std::list<Entry>;
+
+  void touch(Entries::iterator entry) { entries_.splice(entries_.begin(), entries_, entry); }
+  void drop(Entries::iterator entry);
+
+  const size_t limit_bytes_;
+  size_t bytes_ = 0;
+  Entries entries_;  // the one used last comes first
+};
+
+}  // namespace corosrv
