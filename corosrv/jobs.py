@@ -92,6 +92,7 @@ class Job:
     max_tokens: int | None = None  # None: until the context is full
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
+    share_prefix: bool = True  # begin from what was computed before, and leave behind what is computed now
     model: str | None = None  # the capability wanted; None takes what there is
 
     @property

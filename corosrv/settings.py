@@ -43,6 +43,10 @@ class Settings:
         60.0, "target milliseconds of a step while others stream; up to 4 times that if many prompts wait"
     )
     reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused")
+    cache_bytes: int = setting(
+        1_073_741_824, "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are"
+    )
+    deterministic: bool = setting(False, "1: a seed's text depends on no neighbour, no shared prefix and no load")
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")
     seed: int = setting(-1, "seed when the request does not say; -1: random")
@@ -65,6 +69,7 @@ class Settings:
         self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
         self._check("reader_bytes", 1024 <= self.reader_bytes < 2**63, "must be at least 1024, and below 2**63")
+        self._check("cache_bytes", 0 <= self.cache_bytes < 2**63, "must be at least 0, and below 2**63")
         self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
         self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
         self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")

@@ -27,12 +27,15 @@ class DecodeStats(msgspec.Struct, frozen=True):
     generated_tokens: int
     steps: int
     eventfd_writes: int
+    preempted: int
     step_s: float
     slots: int
     running: int
     waiting: int
     paused: int
     readers: int
+    cache_entries: int
+    cache_bytes: int
     queue_wait: Histogram
     ttft: Histogram
     itl: Histogram

@@ -19,7 +19,7 @@ from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent
 HEADER = NATIVE / "include" / "corosrv.h"
-CFLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wconversion"]
+CFLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
 
 
 class Libllama(NamedTuple):
@@ -80,6 +80,7 @@ def make_ffi() -> FFI:
         extra_compile_args=CFLAGS + shlex.split(os.environ.get("COROSRV_CFLAGS", "")),
         library_dirs=[str(libllama.lib)],
         libraries=["llama"],
+        extra_link_args=["-fopenmp"],
         # The second path serves builds in place, where the extension is not beside the llama_cpp package.
         runtime_library_dirs=[libllama.runtime, str(libllama.lib)],
         py_limited_api=True,

@@ -64,6 +64,8 @@ class Options(msgspec.Struct, frozen=True):
     threads: int
     step_ms: float
     reader_bytes: int
+    cache_bytes: int = 0
+    deterministic: bool = False
     safe_load: bool = False
     batch: int = 512
 
@@ -94,6 +96,7 @@ class Task(msgspec.Struct, frozen=True):
     sampling: Sampling
     seed: int
     stops: Sequence[bytes]
+    share_prefix: bool = True
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -244,6 +247,7 @@ def _c_task(task: Task, keep: list[Any]) -> dict[str, Any]:
         "max_tokens": task.max_tokens,
         "stops": kept("corosrv_text[]", stops),
         "n_stops": len(stops),
+        "share_prefix": task.share_prefix,
         "sampling": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,

@@ -98,6 +98,8 @@ class Engine:
             threads=settings.threads or physical_cores(),
             step_ms=settings.step_ms,
             reader_bytes=settings.reader_bytes,
+            cache_bytes=settings.cache_bytes,
+            deterministic=settings.deterministic,
             safe_load=is_safe,
         )
 
@@ -152,7 +154,7 @@ class Engine:
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         tasks = [
-            Task(tokens, max_tokens, sampling, (seed + answer) % 2**32, stops)
+            Task(tokens, max_tokens, sampling, (seed + answer) % 2**32, stops, job.share_prefix)
             for tokens in prompts
             for answer in range(job.n)
         ]

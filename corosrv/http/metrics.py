@@ -82,16 +82,20 @@ class _HubLag:
 
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens computed",
+    "cached_tokens": "Prompt tokens that were known already",
     "generated_tokens": "Tokens generated",
     "steps": "Steps of the decode loop",
     "eventfd_writes": "Wake-ups sent to readers",
+    "preempted": "Times that a task lost its slot and went on later",
 }
 _GAUGES = {
     "slots": "Slots in all",
     "running": "Slots in use",
     "waiting": "Tasks that wait for a slot",
-    "paused": "Running tasks that wait for their reader to be read",
+    "paused": "Tasks, with or without a slot, that wait for their reader to be read",
     "readers": "Readers alive",
+    "cache_entries": "Prefixes kept for prompts that begin like them",
+    "cache_bytes": "Bytes that they take",
 }
 _HISTOGRAMS = {
     "queue_wait": "From submission to a slot",

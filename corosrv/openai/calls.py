@@ -83,6 +83,7 @@ def _call(body: schema.GenerationBody, prompts: tuple[Prompt, ...], least_tokens
         max_tokens=_max_tokens(body, least_tokens, defaults.max_tokens),
         sampling=_sampling(body, defaults),
         stop=_stops(body.stop),
+        share_prefix=body.cache_prompt is not False,
         model=body.model,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -1,12 +1,18 @@
 #include "llama_backend.h"
 
 #include <llama.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <limits>
 #include <mutex>
+#include <stdexcept>
 
 namespace corosrv {
 
@@ -125,6 +131,11 @@ class LlamaVocabulary final : public Vocabulary {
   std::vector<Token> end_tokens_;
 };
 
+// Recurrent memories are no lists of tokens that could be cut and copied.
+bool can_copy_memory(const llama_model* model) {
+  return !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+}
+
 struct FreeModel {
   void operator()(llama_model* model) const { llama_model_free(model); }
 };
@@ -158,10 +169,10 @@ class LlamaBatch {
   llama_batch batch_;
 };
 
-ModelInfo describe(const llama_model* model, const llama_context* context) {
+ModelInfo describe(const llama_model* model, int32_t context) {
   const llama_vocab* vocab = llama_model_get_vocab(model);
   ModelInfo info;
-  info.context = static_cast<int32_t>(llama_n_ctx_seq(context));
+  info.context = context;
   info.context_train = llama_model_n_ctx_train(model);
   info.n_embd = llama_model_n_embd(model);
   info.vocab_type = llama_vocab_type(vocab);
@@ -179,21 +190,31 @@ ModelInfo describe(const llama_model* model, const llama_context* context) {
   return info;
 }
 
+// Makes the context that a backend is to have in the end. Touching gigabytes of KV cache takes seconds.
+using MakeContext = std::function<Context()>;
+
 class LlamaBackend final : public Backend {
  public:
-  LlamaBackend(Model model, Context context, int32_t rows)
+  // `first` may have room for less than `context` tokens in each slot: `make_full` then makes one that has, while
+  // `first` serves already.
+  LlamaBackend(Model model, Context first, const MakeContext& make_full, int32_t context, int32_t slots, int32_t rows)
       : model_(std::move(model)),
-        context_(std::move(context)),
+        context_(std::move(first)),
+        capacity_(static_cast<int32_t>(llama_n_ctx_seq(context_.get()))),
+        slots_(slots),
         memory_(llama_get_memory(context_.get())),
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
-        info_(describe(model_.get(), context_.get())),
-        has_snapshots_(!llama_model_is_recurrent(model_.get()) && !llama_model_is_hybrid(model_.get())) {}
+        info_(describe(model_.get(), std::max(context, capacity_))),
+        has_snapshots_(can_copy_memory(model_.get())) {
+    if (capacity_ < info_.context) full_ = std::async(std::launch::async, make_in_background, make_full);
+  }
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   const ModelInfo& info() const override { return info_; }
 
   Status decode(const std::vector<Row>& rows) override {
+    if (const Status status = grow(rows); !status.is_ok()) return status;
     const int32_t code = llama_decode(context_.get(), batch_.fill(rows));
     if (code == 0) return Status::ok();
     if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
@@ -221,9 +242,8 @@ class LlamaBackend final : public Backend {
   }
 
   bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
-    const bool is_read =
-        llama_state_seq_set_data(context_.get(), snapshot.bytes.get(), snapshot.size, slot) == snapshot.size;
-    if (is_read && llama_memory_seq_rm(memory_, slot, n_tokens, -1)) return true;
+    if (n_tokens > capacity_ || !read(context_.get(), slot, snapshot)) return false;
+    if (llama_memory_seq_rm(memory_, slot, n_tokens, -1)) return true;
     forget(slot, 0);
     return false;
   }
@@ -237,14 +257,60 @@ class LlamaBackend final : public Backend {
   }
 
  private:
+  static Context make_in_background(const MakeContext& make) {
+    // Whoever is served meanwhile goes first.
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
+    return make();
+  }
+
+  static bool read(llama_context* context, int32_t slot, const Snapshot& snapshot) {
+    if (llama_state_seq_set_data(context, snapshot.bytes.get(), snapshot.size, slot) == snapshot.size) return true;
+    llama_memory_seq_rm(llama_get_memory(context), slot, -1, -1);
+    return false;
+  }
+
+  // Goes over to the full context once it is there, and waits for it where `rows` need it.
+  Status grow(const std::vector<Row>& rows) {
+    if (full_.valid()) {
+      const bool needs_full = needs_more(rows);
+      if (!needs_full && full_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return Status::ok();
+      if (Context full = full_.get()) move_to(std::move(full));
+    }
+    if (!needs_more(rows)) return Status::ok();
+    return Status(COROSRV_INTERNAL, "the KV cache could not grow beyond " + std::to_string(capacity_) +
+                                        " tokens in each slot: too little memory was left");
+  }
+
+  bool needs_more(const std::vector<Row>& rows) const {
+    return std::any_of(rows.begin(), rows.end(), [this](const Row& row) { return row.position >= capacity_; });
+  }
+
+  void move_to(Context full) {
+    for (int32_t slot = 0; slot < slots_; ++slot) {
+      if (llama_memory_seq_pos_max(memory_, slot) < 0) continue;
+      // Both contexts are alike but for their size, so there is no reason for this to fail.
+      const Snapshot held = save(slot, std::numeric_limits<size_t>::max());
+      if (!held.bytes || !read(full.get(), slot, held)) throw std::runtime_error("the KV cache could not be moved");
+    }
+    context_ = std::move(full);
+    capacity_ = static_cast<int32_t>(llama_n_ctx_seq(context_.get()));
+    memory_ = llama_get_memory(context_.get());
+  }
+
   const Model model_;
-  const Context context_;
-  const llama_memory_t memory_;
+  Context context_;
+  int32_t capacity_;  // tokens that a slot of context_ holds
+  const int32_t slots_;
+  llama_memory_t memory_;
   LlamaBatch batch_;
   const LlamaVocabulary vocabulary_;
   const ModelInfo info_;
   const bool has_snapshots_;
+  std::future<Context> full_;  // last: it uses the model, and is waited for first
 };
+
+// Of each slot: what a server starts with, where the whole KV cache would keep it waiting.
+constexpr int32_t kFirstTokens = 256;
 
 llama_context_params context_params(const corosrv_options& options, int32_t context) {
   llama_context_params params = llama_context_default_params();
@@ -311,12 +377,16 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Stat
   status = check_memory(model.get(), options.slots, context);
   if (!status.is_ok()) return nullptr;
 
-  Context made(llama_init_from_model(model.get(), context_params(options, context)));
-  if (!made) {
+  const auto make_context = [options, raw_model = model.get()](int32_t tokens) {
+    return Context(llama_init_from_model(raw_model, context_params(options, tokens)));
+  };
+  Context first = make_context(can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
+  if (!first) {
     status = failure("libllama cannot make a context for", path);
     return nullptr;
   }
-  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(made), options.batch);
+  auto backend = std::make_unique<LlamaBackend>(
+      std::move(model), std::move(first), [=] { return make_context(context); }, context, options.slots, options.batch);
   status = backend->warm_up();
   return status.is_ok() ? std::move(backend) : nullptr;
 }
