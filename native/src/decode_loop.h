@@ -19,8 +19,8 @@ class DecodeLoop {
  public:
   struct Limits {
     int32_t slots;
-    int32_t rows;    // of one step, at most
-    double step_ms;  // target while sequences decode
+    int32_t rows;            // of one step, at most
+    double step_ms;          // target while sequences decode
     size_t cache_bytes = 0;  // of saved prefixes, at most; 0 shares none
     int32_t threads = 1;     // that draw tokens
   };

@@ -105,7 +105,7 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
       reading.begin(), reading.end(), [](const Sequence* a, const Sequence* b) { return a->started() < b->started(); });
   std::swap(*oldest, reading.front());
   std::stable_sort(reading.begin() + 1, reading.end(),
-                   [](const Sequence* a, const Sequence* b) { return a->n_pending() < b->n_pending(); });
+                   [this](const Sequence* a, const Sequence* b) { return n_awaited(*a) < n_awaited(*b); });
 
   const int32_t reserved = std::min((prompt_tokens + 1) / 2, reading.front()->n_pending());
   int32_t left = prompt_tokens - reserved;
@@ -130,8 +130,8 @@ Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
 }
 
 void Scheduler::preempt(Sequence& sequence) {
-  const auto found = std::find_if(running_.begin(), running_.end(),
-                                  [&](const auto& running) { return running.get() == &sequence; });
+  const auto found =
+      std::find_if(running_.begin(), running_.end(), [&](const auto& running) { return running.get() == &sequence; });
   assert(found != running_.end());
   release_followers(sequence);
   free_slot(sequence.slot());
@@ -141,8 +141,8 @@ void Scheduler::preempt(Sequence& sequence) {
 }
 
 void Scheduler::unpark() {
-  const auto ready = std::stable_partition(parked_.begin(), parked_.end(),
-                                           [](const auto& sequence) { return sequence->is_paused(); });
+  const auto ready =
+      std::stable_partition(parked_.begin(), parked_.end(), [](const auto& sequence) { return sequence->is_paused(); });
   waiting_.insert(waiting_.begin(), std::make_move_iterator(ready), std::make_move_iterator(parked_.end()));
   parked_.erase(ready, parked_.end());
 }
@@ -184,6 +184,14 @@ void Scheduler::release_followers(const Sequence& leader) {
   for (auto& sequence : running_) {
     if (sequence->leader() == &leader) sequence->follow(nullptr, 0);
   }
+}
+
+int32_t Scheduler::n_awaited(const Sequence& sequence) const {
+  int32_t least = sequence.n_pending();
+  for (const auto& other : running_) {
+    if (other->leader() == &sequence) least = std::min(least, other->n_led() - sequence.n_computed());
+  }
+  return least;
 }
 
 std::vector<std::unique_ptr<Sequence>> Scheduler::sweep(size_t& n_others) {

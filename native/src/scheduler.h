@@ -34,8 +34,8 @@ class Scheduler {
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
   // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half
-  // to the one that started first, so that none starves, the rest to those with least left, so that a short prompt does
-  // not wait for a long one.
+  // to the one that started first, so that none starves, the rest to those with least left until they, or one that
+  // follows them, can go on, so that a short prompt does not wait for a long one.
   Plan plan(int32_t prompt_tokens);
 
   // Running sequences that take part in steps and are past their prompt.
@@ -102,6 +102,8 @@ class Scheduler {
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
+  // Prompt tokens until somebody can go on: the sequence itself, or one that follows it.
+  int32_t n_awaited(const Sequence& sequence) const;
   void plan_decodes(Plan& plan, int32_t rows);
   void plan_prompts(Plan& plan, int32_t prompt_tokens);
 

@@ -59,9 +59,9 @@ class Sequence {
 
   // Moves; an assertion where the table has none.
   void start(int32_t slot, Clock::time_point now);  // waiting -> starting
-  void begin(int32_t n_held);       // its slot holds these tokens already; starting -> prefilling
-  void computed(int32_t n_tokens);  // these are in the KV cache now; prefilling -> decoding at the end
-  void preempt();                   // gives up its slot and what that holds; -> waiting
+  void begin(int32_t n_held);                       // its slot holds these tokens already; starting -> prefilling
+  void computed(int32_t n_tokens);                  // these are in the KV cache now; prefilling -> decoding at the end
+  void preempt();                                   // gives up its slot and what that holds; -> waiting
   void finish(Finish finish, const std::string& message = {});  // -> done; nothing when it is done already
 
   // The slot's content now lies in another slot.

@@ -336,8 +336,9 @@ void check_random_load(uint32_t seed) {
   std::vector<std::unique_ptr<Client>> clients;
   std::set<size_t> cancelled;
   for (size_t i = 0; i < 25; ++i) {
-    Task task = task_with(below(2) * (20 + below(3) * 40), std::string(1 + below(30), static_cast<char>('a' + below(4))),
-                          static_cast<int32_t>(1 + below(30)));
+    Task task =
+        task_with(below(2) * (20 + below(3) * 40), std::string(1 + below(30), static_cast<char>('a' + below(4))),
+                  static_cast<int32_t>(1 + below(30)));
     task.share_prefix = below(5) > 0;
     tasks.push_back(task);
     clients.push_back(loop.submit(task, below(3) == 0 ? 5 : 1 << 20));

@@ -151,6 +151,119 @@ TEST("a short prompt passes a long one") {
   CHECK_EQ(long_one->n_computed(), 64 + 4);
 }
 
+TEST("a long prompt that a short one waits for is read as if it were short") {
+  Driven driven(4, 200);
+  driven.add(1000);
+  driven.admit();
+  Sequence* leader = driven.add(500);
+  driven.admit();
+  const Sequence* other = driven.add(60);
+  driven.admit();
+  driven.add(50);
+  driven.scheduler.admit(Clock::now());
+  driven.scheduler.for_each_running([&](Sequence& sequence) {
+    if (sequence.state() == State::kStarting) sequence.follow(leader, 40);
+  });
+
+  const Plan plan = driven.scheduler.plan(100);
+
+  CHECK_EQ(tokens_of(plan, leader), 50);
+  CHECK_EQ(tokens_of(plan, other), 0);
+}
+
+TEST("only what another sequence is sure to compute is waited for, and never in a circle") {
+  Driven driven(4, 64);
+  Sequence* first = driven.add(100);
+  Sequence* second = driven.add(100);
+  Sequence* third = driven.add(100);
+  driven.scheduler.admit(Clock::now());
+
+  CHECK(driven.scheduler.leader_of(*second).sequence == nullptr);  // nobody knows where to begin yet
+  first->begin(0);
+  CHECK(driven.scheduler.leader_of(*second).sequence == first);
+  CHECK_EQ(driven.scheduler.leader_of(*second).n_tokens, size_t{100});
+  second->follow(first, 99);
+  third->follow(second, 99);
+  second->follow(nullptr, 0);
+  first->set_paused(true);
+  CHECK(driven.scheduler.leader_of(*second).sequence == nullptr);  // the third waits for the second
+}
+
+TEST("a preempted sequence is the first to get a slot again, and nobody waits for it any more") {
+  Driven driven(2, 64);
+  Sequence* first = driven.add_decoding();
+  Sequence* second = driven.add(50);
+  driven.scheduler.admit(Clock::now());
+  second->follow(first, 10);
+  Sequence* third = driven.add(1);
+
+  driven.scheduler.preempt(*first);
+
+  CHECK(second->leader() == nullptr);
+  CHECK_EQ(first->state(), State::kWaiting);
+  CHECK_EQ(driven.admit(), size_t{1});
+  CHECK_EQ(first->slot(), 0);
+  CHECK_EQ(third->state(), State::kWaiting);
+}
+
+TEST("a paused sequence lends its slot only while others wait, and asks for one when it can go on") {
+  Driven driven(1, 64);
+  Sequence* stalled = driven.add_decoding();
+  stalled->set_paused(true);
+  CHECK(driven.scheduler.idle_holder() == nullptr);
+  Sequence* other = driven.add(1);
+  REQUIRE(driven.scheduler.idle_holder() == stalled);
+
+  driven.scheduler.preempt(*stalled);
+  CHECK_EQ(driven.admit(), size_t{1});
+  CHECK_EQ(driven.scheduler.n_parked(), size_t{1});
+  CHECK(driven.scheduler.idle_holder() == nullptr);
+  driven.scheduler.unpark();
+  CHECK_EQ(driven.scheduler.n_parked(), size_t{1});
+  stalled->set_paused(false);
+  driven.scheduler.unpark();
+  CHECK_EQ(driven.scheduler.n_parked(), size_t{0});
+
+  other->finish(Finish::kCancelled);
+  driven.sweep();
+  CHECK_EQ(driven.admit(), size_t{1});
+  CHECK_EQ(stalled->slot(), 0);
+}
+
+TEST("while memory is short as many run as fit, and one more each time that one has ended") {
+  Driven driven(4, 64);
+  for (int i = 0; i < 4; ++i) driven.add_decoding();
+  driven.scheduler.preempt(*driven.scheduler.youngest());
+  driven.scheduler.hold_admission();
+
+  CHECK_EQ(driven.admit(), size_t{0});
+  CHECK_EQ(driven.scheduler.n_running(), size_t{3});
+  driven.scheduler.youngest()->finish(Finish::kCancelled);
+  driven.sweep();
+  driven.add(1);
+  CHECK_EQ(driven.admit(), size_t{2});
+  CHECK_EQ(driven.scheduler.n_running(), size_t{4});
+}
+
+TEST("a gap below a slot in use is shown once it has stayed for a while") {
+  Driven driven(4, 64);
+  Sequence* low = driven.add_decoding();
+  driven.add_decoding();
+  Sequence* high = driven.add_decoding();
+  low->finish(Finish::kCancelled);
+  driven.sweep();
+  CHECK(driven.scheduler.above_gap() == nullptr);
+  for (int i = 0; i < 2; ++i) driven.scheduler.plan(1);
+
+  REQUIRE(driven.scheduler.above_gap() == high);
+  CHECK_EQ(driven.scheduler.lowest_free_slot(), 0);
+  driven.scheduler.move(*high, 0);
+
+  CHECK_EQ(high->slot(), 0);
+  CHECK(driven.scheduler.above_gap() == nullptr);
+  CHECK_EQ(driven.scheduler.lowest_free_slot(), 2);
+}
+
 TEST("when more run than a step has rows, those left out come first next time") {
   Driven driven(5, 2);
   std::vector<Sequence*> sequences;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <thread>
 
 #include "check.h"
 #include "fakes.h"
@@ -408,6 +409,52 @@ TEST("what was cached is reported as it first was, also after a preemption") {
   CHECK_EQ(driven.answer().cached_tokens, 7);
   CHECK_EQ(driven.stats.cached_tokens, uint64_t{7});
   CHECK_EQ(driven.stats.prompt_tokens, uint64_t{3});
+}
+
+// Under the thread sanitizer this shows that choose() shares nothing: the decode loop lets sequences choose side by
+// side, in OpenMP's threads, which the sanitizer does not see.
+TEST("sequences that choose at the same time choose what they choose one after the other") {
+  const auto choices = [](bool is_parallel) {
+    std::vector<std::unique_ptr<Driven>> sequences;
+    for (uint32_t seed = 1; seed <= 4; ++seed) {
+      Task task = make_task('p');
+      task.sampling.temperature = 1;
+      task.sampling.seed = seed;
+      task.sampling.top_k = seed % 2 == 0 ? 0 : 20;
+      task.sampling.repeat_penalty = 1.1f;
+      task.sampling.typical_p = 0.9f;
+      sequences.push_back(std::make_unique<Driven>(task));
+      sequences.back()->prefill();
+    }
+    for (int step = 0; step < 50; ++step) {
+      std::vector<std::thread> threads;
+      for (size_t i = 0; i < sequences.size(); ++i) {
+        const auto choose = [&sequence = *sequences[i]->sequence, i, step] {
+          std::vector<float> logits(257);
+          for (size_t token = 0; token < logits.size(); ++token) {
+            logits[token] = static_cast<float>((token * 7919 + i * 31 + static_cast<size_t>(step)) % 97) / 20;
+          }
+          logits[256] = -100;
+          sequence.choose(logits.data());
+        };
+        if (is_parallel) {
+          threads.emplace_back(choose);
+        } else {
+          choose();
+        }
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const auto& driven : sequences) {
+        driven->sequence->take(Clock::now());
+        driven->sequence->computed(1);
+      }
+    }
+    std::vector<std::vector<Token>> tokens;
+    for (const auto& driven : sequences) tokens.push_back(driven->sequence->tokens());
+    return tokens;
+  };
+
+  CHECK(choices(true) == choices(false));
 }
 
 }  // namespace
