@@ -58,10 +58,7 @@ void DecodeLoop::run() {
 }
 
 void DecodeLoop::take(Inbox::Mail mail) {
-  for (Submission& submission : mail.submissions) {
-    scheduler_.add(
-        std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context, stats_));
-  }
+  for (Submission& submission : mail.submissions) add(std::move(submission));
   if (mail.is_draining) {
     end_all(mail.reason);
     settle();
@@ -70,6 +67,20 @@ void DecodeLoop::take(Inbox::Mail mail) {
       if (sequence.reader().is_cancelled()) sequence.finish(Finish::kCancelled);
     });
     settle();
+  }
+}
+
+// What cannot be made, for want of memory, ends; the loop goes on.
+void DecodeLoop::add(Submission submission) {
+  const std::shared_ptr<Reader> reader = submission.reader;
+  const int32_t index = submission.task.index;
+  try {
+    scheduler_.add(
+        std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context, stats_));
+  } catch (const std::exception& error) {
+    push_error(*reader, index, std::string("the request could not be taken up: ") + error.what());
+    count_finish(stats_, Finish::kError);
+    inbox_.ended(1);
   }
 }
 

@@ -40,6 +40,7 @@ class DecodeLoop {
 
  private:
   void take(Inbox::Mail mail);
+  void add(Submission submission);
   void step();
   void note_paused();
   void lend_slots();

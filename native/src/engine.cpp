@@ -38,11 +38,7 @@ void Engine::run(const BackendFactory& make_backend) {
 
 void Engine::end_submissions(const std::string& message) {
   for (const Submission& submission : inbox_->take(true).submissions) {
-    Chunk chunk;
-    chunk.index = submission.task.index;
-    chunk.finish = Finish::kError;
-    chunk.text = message;
-    submission.reader->push(std::move(chunk));
+    push_error(*submission.reader, submission.task.index, message);
   }
 }
 

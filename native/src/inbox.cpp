@@ -4,6 +4,14 @@
 
 namespace corosrv {
 
+void push_error(Reader& reader, int32_t index, const std::string& message) {
+  Chunk chunk;
+  chunk.index = index;
+  chunk.finish = Finish::kError;
+  chunk.text = message;
+  reader.push(std::move(chunk));
+}
+
 Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader) {
   {
     MutexLock lock(mutex_);

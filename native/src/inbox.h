@@ -20,6 +20,9 @@ struct Submission {
   Clock::time_point submitted;
 };
 
+// The one terminal chunk of a task that never became a sequence.
+void push_error(Reader& reader, int32_t index, const std::string& message);
+
 // Bounded: all tasks that were taken and have not ended are counted, wherever they are. The decode thread sleeps here
 // when it has nothing to do, and only here.
 class Inbox final : public Reader::Listener {

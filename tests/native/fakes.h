@@ -129,11 +129,12 @@ class ScriptedBackend final : public Backend {
   }
 
   // Behaviour, to be set before the loop starts. `before_decode` may block, throw or fail; `spoil` may change logits;
-  // `on_forget` may throw.
+  // `on_forget` and `on_info` may throw; the loop asks for the info when it takes a task up.
   std::map<Token, std::string> scripts;
   std::function<Status(const ScriptedBackend&, const Rows&)> before_decode;
   std::function<void(Token name, int32_t position, float* logits, size_t size)> spoil;
   std::function<void(int32_t slot)> on_forget;
+  std::function<void()> on_info;
   bool can_save = true;
   bool fails_to_load = false;
   std::atomic<int> n_saves{0};
@@ -170,7 +171,10 @@ class ScriptedBackend final : public Backend {
   }
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
-  const ModelInfo& info() const override { return info_; }
+  const ModelInfo& info() const override {
+    if (on_info) on_info();
+    return info_;
+  }
 
   Status decode(const Rows& rows) override {
     note(rows);

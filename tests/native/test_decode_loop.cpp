@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <stdexcept>
 
 #include "check.h"
@@ -93,6 +94,26 @@ TEST("no batch has more rows than a step may have, and each slot's rows stand to
     CHECK(std::adjacent_find(slots.begin(), slots.end()) == slots.end());
   }
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("a task that cannot be taken up ends with an error, and the loop goes on (I4, I10)") {
+  RunningLoop loop;
+  int n_asked = 0;
+  loop.backend.on_info = [&n_asked] {
+    if (++n_asked == 2) throw std::bad_alloc();
+  };
+  loop.backend.scripts['c'] = "here";
+  loop.start();
+
+  const auto client = loop.submit({make_task('a', 1, 3), make_task('b', 1, 3), make_task('c')});
+
+  CHECK(client->finish());
+  CHECK_EQ(client->answer(0).finish, Finish::kLength);
+  CHECK_EQ(client->answer(1).finish, Finish::kError);
+  CHECK_EQ(client->answer(1).n_terminal, 1);
+  CHECK_EQ(client->text(2), "here");
+  CHECK(eventually([&] { return loop.inbox->in_flight() == 0; }));
+  CHECK_EQ(loop.stats().tasks_error, uint64_t{1});
 }
 
 // I5. In each of these the model is held in a step; what is cancelled then must be in no later batch, and its slot
