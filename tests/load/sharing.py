@@ -1,7 +1,7 @@
 """What sharing a prompt's beginning saves, and whether it changes texts: `python -m tests.load.sharing`.
 
-As many greedy requests as there are slots, all at once, with one long system prompt: first each computes all of it, then
-they share. The same texts are then compared, request by request, with and without COROSRV_DETERMINISTIC.
+As many greedy requests as there are slots, all at once, with one long system prompt: first each computes all of it,
+then they share. The same texts are then compared, request by request, with and without COROSRV_DETERMINISTIC.
 """
 
 from __future__ import annotations
