@@ -24,15 +24,16 @@ extern "C" {
 
 typedef enum corosrv_code {
   COROSRV_OK = 0,
-  COROSRV_INVALID = 1,       /* an argument is out of range; the message names it */
-  COROSRV_QUEUE_FULL = 2,    /* as many jobs wait as may wait; nothing was taken */
-  COROSRV_NO_DESCRIPTOR = 3, /* the process has no file descriptor left for an eventfd */
-  COROSRV_NOT_READY = 4,     /* the model is still loading, or failed to load */
-  COROSRV_CLOSED = 5,        /* the engine is closing or closed */
-  COROSRV_FORKED = 6,        /* the handle was made before a fork() */
-  COROSRV_TOO_LONG = 7,      /* the prompt leaves no room in the context of a slot */
-  COROSRV_INTERNAL = 8,      /* out of memory or a bug; the message has the words */
-  COROSRV_NO_ROOM = 9        /* the KV cache is full; stays inside, where sequences then wait for each other */
+  COROSRV_INVALID = 1,         /* an argument is out of range; the message names it */
+  COROSRV_QUEUE_FULL = 2,      /* as many jobs wait as may wait; nothing was taken */
+  COROSRV_NO_DESCRIPTOR = 3,   /* the process has no file descriptor left for an eventfd */
+  COROSRV_NOT_READY = 4,       /* the model is still loading, or failed to load */
+  COROSRV_CLOSED = 5,          /* the engine is closing or closed */
+  COROSRV_FORKED = 6,          /* the handle was made before a fork() */
+  COROSRV_TOO_LONG = 7,        /* the prompt leaves no room in the context of a slot */
+  COROSRV_INTERNAL = 8,        /* out of memory or a bug; the message has the words */
+  COROSRV_INVALID_GRAMMAR = 9, /* a task's grammar cannot be used; the message says where and why */
+  COROSRV_NO_ROOM = 10         /* the KV cache is full; stays inside, where sequences then wait for each other */
 } corosrv_code;
 
 typedef enum corosrv_state {
@@ -45,7 +46,7 @@ typedef enum corosrv_state {
 /* Why a task ended; anything but COROSRV_UNFINISHED marks the task's one terminal chunk. */
 typedef enum corosrv_finish {
   COROSRV_UNFINISHED = 0,
-  COROSRV_STOP = 1,      /* an end-of-generation token or a stop string */
+  COROSRV_STOP = 1,      /* an end-of-generation token, a stop string, or the grammar has come to its end */
   COROSRV_LENGTH = 2,    /* max_tokens reached, or the slot's context is full */
   COROSRV_CANCELLED = 3, /* corosrv_reader_cancel or corosrv_reader_close */
   COROSRV_ERROR = 4      /* the chunk's text is the message */
@@ -103,7 +104,8 @@ typedef struct corosrv_text {
   size_t size;
 } corosrv_text;
 
-/* Order of application: bias, penalties, top_k, typical_p, top_p, min_p, temperature, draw. */
+/* Order of application: bias, penalties, top_k, grammar, typical_p, top_p, min_p, temperature, draw. Where the grammar
+ * allows none of the top_k, it goes first, and they are the best of what it allows. */
 typedef struct corosrv_sampling {
   float temperature; /* 0 is greedy */
   int32_t top_k;     /* 0 keeps all */
@@ -118,6 +120,7 @@ typedef struct corosrv_sampling {
   int32_t ignore_eos; /* 1: end-of-generation tokens are never drawn */
   const corosrv_bias* biases;
   size_t n_biases;
+  corosrv_text grammar; /* GBNF that the text has to follow; of size 0: none */
 } corosrv_sampling;
 
 /* One generation. A reader may carry several; their chunks are told apart by `index`. */
@@ -211,7 +214,8 @@ int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, coros
 /* 1 when the token is a control token (`<|im_start|>`), 0 otherwise. Any thread. */
 int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
 
-/* Queues all tasks or none. The reader is the caller's, to be closed by it. Any thread. */
+/* Queues all tasks or none. The reader is the caller's, to be closed by it. Any thread; compiles the grammars, which
+ * takes up to some milliseconds for each that is different. */
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size);
 

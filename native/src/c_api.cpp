@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -140,6 +142,20 @@ Task to_task(const corosrv_task& from, size_t index) {
   task.share_prefix = from.share_prefix != 0;
   for (size_t i = 0; i < from.n_stops; ++i) task.stops.emplace_back(from.stops[i].data, from.stops[i].size);
   return task;
+}
+
+// Compiles what grammars there are, each text once however many tasks have it.
+Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
+  std::map<std::string_view, std::shared_ptr<const Grammar>> compiled;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const corosrv_text& text = from[i].sampling.grammar;
+    if (text.size == 0) continue;
+    std::shared_ptr<const Grammar>& grammar = compiled[{text.data, text.size}];
+    const Status status = grammar ? Status::ok() : engine.compile({text.data, text.size}, grammar);
+    if (!status.is_ok()) return status;
+    tasks[i].sampling.grammar = grammar;
+  }
+  return Status::ok();
 }
 
 int to_finish(Finish finish) {
@@ -298,6 +314,8 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
       if (!status.is_ok()) return status;
       converted.push_back(to_task(tasks[i], i));
     }
+    status = compile_grammars(*engine->engine, tasks, converted);
+    if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_reader>();
     status = engine->engine->submit(std::move(converted), opened->reader);
     if (status.is_ok()) *reader = opened.release();

@@ -5,6 +5,8 @@
 #include <exception>
 #include <utility>
 
+#include "gbnf.h"
+
 namespace corosrv {
 
 Engine::Engine(const Limits& limits, BackendFactory make_backend)
@@ -55,6 +57,18 @@ corosrv_state Engine::state(std::string& message) {
   MutexLock lock(mutex_);
   message = message_;
   return state_;
+}
+
+Status Engine::compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar) {
+  const Backend* model = backend();
+  if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
+  auto program = std::make_shared<Program>();
+  const Status status = compile_gbnf(gbnf, *program);
+  if (!status.is_ok()) return status;
+  const Vocabulary& vocabulary = model->vocabulary();
+  std::call_once(is_ordered_, [&] { token_order_ = std::make_shared<const TokenOrder>(vocabulary); });
+  grammar = std::make_shared<const Grammar>(std::move(program), vocabulary, token_order_);
+  return Status::ok();
 }
 
 Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) {

@@ -4,13 +4,16 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "backend.h"
 #include "decode_loop.h"
 #include "event_fd.h"
+#include "grammar.h"
 #include "inbox.h"
 #include "thread_annotations.h"
 
@@ -40,6 +43,10 @@ class Engine {
   // Null until the model is loaded; lives as long as the engine.
   const Backend* backend() const { return ready_backend_.load(std::memory_order_acquire); }
 
+  // A grammar of the model's tokens, from GBNF. On the thread that submits: the decode thread has others to serve, and
+  // the limits keep it to milliseconds.
+  Status compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar);
+
   // Checks and queues `tasks`; `reader` is where their chunks come out.
   Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
   void drain(const std::string& reason) { inbox_->drain(reason); }
@@ -61,6 +68,9 @@ class Engine {
   // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model
   // and the loop.
   std::atomic<const Backend*> ready_backend_{nullptr};
+
+  std::once_flag is_ordered_;
+  std::shared_ptr<const TokenOrder> token_order_;  // made with the first grammar
 
   Mutex mutex_;
   corosrv_state state_ GUARDED_BY(mutex_) = COROSRV_STARTING;

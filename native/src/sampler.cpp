@@ -10,6 +10,8 @@ namespace corosrv {
 namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
+constexpr size_t kWiden = 16;              // times as many candidates, when a grammar refuses all of them
+constexpr size_t kGreedyCandidates = 16;  // that a grammar looks at before it looks at all
 
 size_t window_size(const Sampling& sampling, int32_t context) {
   const int32_t wanted = sampling.repeat_last_n < 0 ? context : sampling.repeat_last_n;
@@ -40,7 +42,8 @@ Sampler::Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t
     : sampling_(sampling),
       vocabulary_(vocabulary),
       window_size_(window_size(sampling, context)),
-      random_(sampling.seed) {}
+      random_(sampling.seed),
+      grammar_(sampling.grammar ? std::make_unique<Grammar>(*sampling.grammar) : nullptr) {}
 
 bool Sampler::has_penalties() const {
   return window_size_ > 0 && (sampling_.repeat_penalty != 1.0f || sampling_.presence_penalty != 0.0f ||
@@ -63,10 +66,46 @@ void Sampler::accept(Token token) {
 Token Sampler::draw(float* logits) {
   apply_biases(logits);
   if (has_penalties()) apply_penalties(logits);
-  if (sampling_.temperature <= 0) return argmax(logits, static_cast<size_t>(vocabulary_.size()));
+  const bool is_greedy = sampling_.temperature <= 0;
+  if (is_greedy && !grammar_) return argmax(logits, static_cast<size_t>(vocabulary_.size()));
   thread_local std::vector<Candidate> candidates;  // one for all sequences: it may take kilobytes
   select(logits, candidates);
+  lack_ = Lack::kChoice;
   if (candidates.empty() || !std::isfinite(candidates[0].logit)) return -1;
+  if (grammar_) select_allowed(logits, candidates);
+  if (candidates.empty()) return -1;
+  const Token token = is_greedy ? candidates[0].token : choose(candidates);
+  if (grammar_) grammar_->accept(token);
+  return token;
+}
+
+// Leaves of the candidates those that the grammar allows, or puts the best of those that it allows in their place.
+void Sampler::select_allowed(float* logits, std::vector<Candidate>& candidates) {
+  const bool has_all = n_candidates() == static_cast<size_t>(vocabulary_.size());
+  if (!has_all) grammar_->keep_allowed(candidates);
+  if (has_all || candidates.empty()) select_best_allowed(logits, candidates);
+  lack_ = grammar_->is_complete() ? Lack::kContinuation : Lack::kAllowed;
+  if (!grammar_->is_too_slow()) return;
+  lack_ = Lack::kTime;
+  candidates.clear();  // not all were looked at: the best may be missing
+}
+
+// The k best of what the grammar allows. Where it allows much, they are soon found from the top; where it allows little,
+// the whole vocabulary is soon seen through, because most tokens are refused for their first byte.
+void Sampler::select_best_allowed(float* logits, std::vector<Candidate>& candidates) {
+  const auto size = static_cast<size_t>(vocabulary_.size());
+  const size_t k = n_candidates();
+  if (k <= size / kWiden) {
+    top_k(logits, size, k * kWiden, candidates);
+    grammar_->keep_allowed(candidates);
+    if (candidates.size() > k) candidates.resize(k);
+    if (candidates.size() == k) return;
+  }
+  grammar_->ban_refused(logits);
+  select(logits, candidates);
+}
+
+Token Sampler::choose(std::vector<Candidate>& candidates) {
   if (sampling_.typical_p < 1.0f) keep_typical(candidates);
   if (sampling_.top_p < 1.0f) keep_top_p(candidates);
   if (sampling_.min_p > 0.0f) keep_min_p(candidates);
@@ -88,9 +127,13 @@ void Sampler::apply_penalties(float* logits) const {
 }
 
 void Sampler::select(const float* logits, std::vector<Candidate>& candidates) const {
+  top_k(logits, static_cast<size_t>(vocabulary_.size()), n_candidates(), candidates);
+}
+
+size_t Sampler::n_candidates() const {
   const auto size = static_cast<size_t>(vocabulary_.size());
-  const size_t k = sampling_.top_k > 0 ? std::min(static_cast<size_t>(sampling_.top_k), size) : size;
-  top_k(logits, size, k, candidates);
+  if (sampling_.temperature <= 0) return std::min(kGreedyCandidates, size);
+  return sampling_.top_k > 0 ? std::min(static_cast<size_t>(sampling_.top_k), size) : size;
 }
 
 // Locally typical sampling (Meister et al. 2022): the tokens whose surprise is nearest to the expected one, until

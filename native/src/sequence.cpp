@@ -97,11 +97,10 @@ void Sequence::preempt() {
 
 void Sequence::choose(float* logits) {
   if (state_ != State::kDecoding) return;
+  chosen_ = -1;
   try {
     chosen_ = sampler_.draw(logits);
-    failure_ = chosen_ < 0 ? "no token can be drawn: all are banned, or the model's logits are not numbers" : "";
   } catch (const std::exception& error) {
-    chosen_ = -1;
     failure_ = std::string("no token could be drawn: ") + error.what();
   }
 }
@@ -109,9 +108,23 @@ void Sequence::choose(float* logits) {
 void Sequence::take(Clock::time_point now) {
   if (state_ != State::kDecoding) return;
   if (chosen_ < 0) {
-    finish(Finish::kError, failure_);
+    finish_without_token();
   } else {
     accept(chosen_, now);
+  }
+}
+
+void Sequence::finish_without_token() {
+  if (!failure_.empty()) return finish(Finish::kError, failure_);
+  switch (sampler_.lack()) {
+    case Sampler::Lack::kChoice:
+      return finish(Finish::kError, "no token can be drawn: all are banned, or the model's logits are not numbers");
+    case Sampler::Lack::kContinuation:
+      return finish(Finish::kStop);
+    case Sampler::Lack::kAllowed:
+      return finish(Finish::kError, "grammar_dead_end: no token of this model goes on as the grammar wants");
+    case Sampler::Lack::kTime:
+      return finish(Finish::kError, "grammar_too_slow: there are too many ways to read the text by this grammar");
   }
 }
 

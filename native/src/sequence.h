@@ -75,6 +75,7 @@ class Sequence {
  private:
   void enter(State state);
   void accept(Token token, Clock::time_point now);
+  void finish_without_token();
   void emit(std::string text);
   bool is_at_limit() const;
   bool was_started() const { return n_read_ > 0; }
@@ -97,7 +98,7 @@ class Sequence {
   int32_t slot_ = -1;
   std::vector<Token> tokens_;
   Token chosen_ = -1;
-  std::string failure_;  // why nothing was chosen
+  std::string failure_;  // of choose(), with an exception
   int32_t n_computed_ = 0;
   int32_t n_read_ = 0;    // of the prompt, at any time: a preempted sequence reads it again
   int32_t n_cached_ = 0;  // of the prompt, not computed for it

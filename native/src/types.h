@@ -3,11 +3,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace corosrv {
+
+class Grammar;
 
 using Token = int32_t;
 using Clock = std::chrono::steady_clock;
@@ -28,6 +31,7 @@ struct Sampling {
   uint32_t seed = 0;
   bool ignore_eos = false;
   std::vector<std::pair<Token, float>> biases;
+  std::shared_ptr<const Grammar> grammar;  // at its beginning; each sequence follows a copy. Null: any text
 };
 
 // One generation as it was submitted.

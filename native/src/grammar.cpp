@@ -1,0 +1,69 @@
+#include "grammar.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+namespace corosrv {
+
+namespace {
+
+constexpr float kBanned = -std::numeric_limits<float>::infinity();
+constexpr uint64_t kMaxWorkPerToken = 4'000'000;
+
+}  // namespace
+
+Grammar::Grammar(std::shared_ptr<const Program> program, const Vocabulary& vocabulary,
+                 std::shared_ptr<const TokenOrder> order)
+    : recognizer_(std::move(program)), vocabulary_(&vocabulary), order_(std::move(order)) {
+  recognizer_.limit_work(kMaxWorkPerToken);
+}
+
+void Grammar::keep_allowed(std::vector<Candidate>& candidates) {
+  const auto is_refused = [this](const Candidate& candidate) { return !allows(candidate.token); };
+  candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_refused), candidates.end());
+}
+
+bool Grammar::allows(Token token) {
+  if (vocabulary_->is_end_of_generation(token)) return is_complete();
+  const bool is_allowed = push(token);
+  recognizer_.pop_to(0);
+  return is_allowed;
+}
+
+bool Grammar::push(Token token) {
+  const std::string_view text = vocabulary_->text(token);
+  for (const char byte : text) {
+    if (!recognizer_.push(static_cast<uint8_t>(byte))) return false;
+  }
+  return !text.empty();
+}
+
+void Grammar::ban_refused(float* logits) {
+  thread_local std::vector<bool> is_allowed;
+  is_allowed.assign(static_cast<size_t>(vocabulary_->size()), false);
+  for (const Token token : vocabulary_->end_tokens()) is_allowed[static_cast<size_t>(token)] = is_complete();
+  for (const auto& [token, n_shared] : order_->entries()) {
+    // Deeper than the recogniser got with the entry before: refused for the same byte.
+    if (n_shared > recognizer_.depth()) continue;
+    recognizer_.pop_to(n_shared);
+    const std::string_view text = vocabulary_->text(token);
+    size_t depth = n_shared;
+    while (depth < text.size() && recognizer_.push(static_cast<uint8_t>(text[depth]))) ++depth;
+    is_allowed[static_cast<size_t>(token)] = depth == text.size();
+  }
+  recognizer_.pop_to(0);
+  for (size_t token = 0; token < is_allowed.size(); ++token) {
+    if (!is_allowed[token]) logits[token] = kBanned;
+  }
+}
+
+bool Grammar::accept(Token token) {
+  const bool is_allowed = vocabulary_->is_end_of_generation(token) ? is_complete() : push(token);
+  recognizer_.commit();
+  recognizer_.reset_work();
+  return is_allowed;
+}
+
+}  // namespace corosrv
