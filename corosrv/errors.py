@@ -10,6 +10,7 @@ CorosrvError
 │   ├── BodyTooLarge
 │   ├── UnsupportedMedia     the body is something else than JSON
 │   ├── ModelNotFound        no such model here
+│   ├── InvalidGrammar       no GBNF, or more of it than is taken; says where
 │   └── NotSupported         known, and not offered by this server or model
 ├── Unavailable              this server cannot take it now; another moment may do
 │   ├── Starting             the model is still loading
@@ -95,6 +96,13 @@ class ModelNotFound(Refused):
         super().__init__(
             f"the model '{model}' does not exist here; GET /v1/models lists those that do", "model", "model_not_found"
         )
+
+
+class InvalidGrammar(Refused):
+    """The grammar cannot be used; the message begins with line and column."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"grammar: {message}", "grammar", "invalid_grammar")
 
 
 class NotSupported(Refused):

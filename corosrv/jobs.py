@@ -39,7 +39,10 @@ class Chunk(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Applied in order: bias, penalties, top_k, typical_p, top_p, min_p, temperature."""
+    """How tokens are drawn. Applied in order: bias, penalties, top_k, grammar, typical_p, top_p, min_p, temperature.
+
+    A grammar that allows none of the top_k tokens goes before them, and they are the best of what it allows.
+    """
 
     temperature: float = 0.8  # 0 is greedy
     top_k: int = 40  # 0 keeps all
@@ -54,6 +57,7 @@ class Sampling:
     ignore_eos: bool = False
     # Token id, or a text for all its tokens; and what is added to the logit: -inf bans it.
     logit_bias: tuple[tuple[int | str, float], ...] = ()
+    grammar: str = ""  # GBNF that the text follows; empty: any text
 
 
 @dataclass(frozen=True, slots=True)

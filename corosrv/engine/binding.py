@@ -31,6 +31,7 @@ _ERRORS: dict[int, type[errors.CorosrvError]] = {
     lib.COROSRV_FORKED: errors.UsedAfterFork,
     lib.COROSRV_TOO_LONG: errors.Refused,
     lib.COROSRV_INTERNAL: errors.CorosrvError,
+    lib.COROSRV_INVALID_GRAMMAR: errors.InvalidGrammar,
 }
 _FORKED = (
     "this engine was opened before a fork() and serves the parent process only; open one in each process after "
@@ -218,7 +219,8 @@ class NativeEngine:
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
         """Queues all tasks or none."""
         keep: list[Any] = []  # what the C structs point to, until the call returns
-        c_tasks = ffi.new("corosrv_task[]", [_c_task(task, keep) for task in tasks])
+        grammars = {text: ffi.new("char[]", text.encode()) for text in {task.sampling.grammar for task in tasks}}
+        c_tasks = ffi.new("corosrv_task[]", [_c_task(task, grammars[task.sampling.grammar], keep) for task in tasks])
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", _MESSAGE_BYTES)
         _check(lib.corosrv_submit(self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES), message)
         return NativeReader(reader[0])
@@ -234,7 +236,9 @@ class NativeEngine:
             lib.corosrv_engine_close(handle)
 
 
-def _c_task(task: Task, keep: list[Any]) -> dict[str, Any]:
+def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
+    """`grammar`: the task's, as the C string that all tasks with the same share."""
+
     def kept(c_type: str, value: Any) -> Any:
         keep.append(ffi.new(c_type, value))
         return keep[-1]
@@ -262,5 +266,6 @@ def _c_task(task: Task, keep: list[Any]) -> dict[str, Any]:
             "ignore_eos": sampling.ignore_eos,
             "biases": kept("corosrv_bias[]", [{"token": token, "bias": bias} for token, bias in sampling.logit_bias]),
             "n_biases": len(sampling.logit_bias),
+            "grammar": {"data": grammar, "size": len(grammar) - 1},  # without the NUL that cffi adds
         },
     }

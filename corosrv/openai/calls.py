@@ -187,6 +187,7 @@ def _sampling(body: schema.GenerationBody, defaults: Defaults) -> Sampling:
         temperature=defaults.temperature if body.temperature is None else body.temperature,
         seed=_seed(body.seed, defaults.seed),
         logit_bias=tuple(_biases(body.logit_bias or {})),
+        grammar=check_text(body.grammar or "", "grammar"),
         **chosen,
     )
 

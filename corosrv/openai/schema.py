@@ -28,7 +28,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "grammar": ("",),
     "id_slot": (-1,),
     "json_schema": (),
     "lora": ([],),
@@ -92,6 +91,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
+    grammar: str | None = None
 
 
 class Message(msgspec.Struct):

@@ -3,11 +3,9 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
-#include <map>
 #include <memory>
 #include <new>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -144,16 +142,17 @@ Task to_task(const corosrv_task& from, size_t index) {
   return task;
 }
 
-// Compiles what grammars there are, each text once however many tasks have it.
+// Compiles what grammars there are; tasks in a row that point to the same text share one.
 Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
-  std::map<std::string_view, std::shared_ptr<const Grammar>> compiled;
   for (size_t i = 0; i < tasks.size(); ++i) {
     const corosrv_text& text = from[i].sampling.grammar;
     if (text.size == 0) continue;
-    std::shared_ptr<const Grammar>& grammar = compiled[{text.data, text.size}];
-    const Status status = grammar ? Status::ok() : engine.compile({text.data, text.size}, grammar);
+    if (i > 0 && from[i - 1].sampling.grammar.data == text.data && from[i - 1].sampling.grammar.size == text.size) {
+      tasks[i].sampling.grammar = tasks[i - 1].sampling.grammar;
+      continue;
+    }
+    const Status status = engine.compile({text.data, text.size}, tasks[i].sampling.grammar);
     if (!status.is_ok()) return status;
-    tasks[i].sampling.grammar = grammar;
   }
   return Status::ok();
 }

@@ -5,12 +5,18 @@
 #include <exception>
 #include <utility>
 
-#include "gbnf.h"
-
 namespace corosrv {
 
+namespace {
+
+constexpr size_t kMaxGrammarBytesAlive = 64 << 20;
+
+}  // namespace
+
 Engine::Engine(const Limits& limits, BackendFactory make_backend)
-    : limits_(limits), inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots))) {
+    : limits_(limits),
+      inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots))),
+      grammars_(kMaxGrammarBytesAlive) {
   if (!settled_.is_open()) return;  // the caller looks at fd()
   thread_ = std::thread([this, make = std::move(make_backend)] { run(make); });
 }
@@ -62,13 +68,7 @@ corosrv_state Engine::state(std::string& message) {
 Status Engine::compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar) {
   const Backend* model = backend();
   if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
-  auto program = std::make_shared<Program>();
-  const Status status = compile_gbnf(gbnf, *program);
-  if (!status.is_ok()) return status;
-  const Vocabulary& vocabulary = model->vocabulary();
-  std::call_once(is_ordered_, [&] { token_order_ = std::make_shared<const TokenOrder>(vocabulary); });
-  grammar = std::make_shared<const Grammar>(std::move(program), vocabulary, token_order_);
-  return Status::ok();
+  return grammars_.compile(gbnf, model->vocabulary(), grammar);
 }
 
 Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -13,7 +12,7 @@
 #include "backend.h"
 #include "decode_loop.h"
 #include "event_fd.h"
-#include "grammar.h"
+#include "grammar_compiler.h"
 #include "inbox.h"
 #include "thread_annotations.h"
 
@@ -43,8 +42,7 @@ class Engine {
   // Null until the model is loaded; lives as long as the engine.
   const Backend* backend() const { return ready_backend_.load(std::memory_order_acquire); }
 
-  // A grammar of the model's tokens, from GBNF. On the thread that submits: the decode thread has others to serve, and
-  // the limits keep it to milliseconds.
+  // A grammar of the model's tokens, for a task; takes milliseconds.
   Status compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar);
 
   // Checks and queues `tasks`; `reader` is where their chunks come out.
@@ -69,8 +67,7 @@ class Engine {
   // and the loop.
   std::atomic<const Backend*> ready_backend_{nullptr};
 
-  std::once_flag is_ordered_;
-  std::shared_ptr<const TokenOrder> token_order_;  // made with the first grammar
+  GrammarCompiler grammars_;
 
   Mutex mutex_;
   corosrv_state state_ GUARDED_BY(mutex_) = COROSRV_STARTING;

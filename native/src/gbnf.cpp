@@ -18,7 +18,7 @@ using Op = Instruction::Op;
 using Code = std::vector<Instruction>;
 
 constexpr std::string_view kRoot = "root";
-constexpr uint32_t kAnyChar = 0;  // in the sets
+constexpr int32_t kAnyChar = 0;  // in the sets
 constexpr uint32_t kUnbounded = std::numeric_limits<uint32_t>::max();
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -53,9 +53,9 @@ Code join(std::vector<Code>& alternatives) {
   code.reserve(size);
   for (const Code& alternative : alternatives) {
     const bool is_last = &alternative == &alternatives.back();
-    if (!is_last) code.push_back({Op::kSplit, 0, offset(alternative.size() + 2)});
+    if (!is_last) code.push_back({Op::kSplit, offset(alternative.size() + 2)});
     code.insert(code.end(), alternative.begin(), alternative.end());
-    if (!is_last) code.push_back({Op::kJump, 0, offset(size - code.size())});
+    if (!is_last) code.push_back({Op::kJump, offset(size - code.size())});
   }
   return code;
 }
@@ -65,13 +65,13 @@ Code repeat(const Code& item, uint32_t least, uint32_t most) {
   Code code;
   for (uint32_t i = 0; i < least; ++i) code.insert(code.end(), item.begin(), item.end());
   if (most == kUnbounded) {
-    code.push_back({Op::kSplit, 0, offset(item.size() + 2)});
+    code.push_back({Op::kSplit, offset(item.size() + 2)});
     code.insert(code.end(), item.begin(), item.end());
-    code.push_back({Op::kJump, 0, -offset(item.size() + 1)});
+    code.push_back({Op::kJump, -offset(item.size() + 1)});
     return code;
   }
   for (uint32_t left = most - least; left > 0; --left) {
-    code.push_back({Op::kSplit, 0, offset(left * (item.size() + 1))});
+    code.push_back({Op::kSplit, offset(left * (item.size() + 1))});
     code.insert(code.end(), item.begin(), item.end());
   }
   return code;
@@ -266,7 +266,7 @@ bool Parser::parse_item(Code& item, int depth) {
     item.push_back({Op::kSet, kAnyChar});
   } else if (is_word(c)) {
     const size_t begin = position_;
-    item.push_back({Op::kCall, rule_named(parse_name(), begin)});
+    item.push_back({Op::kCall, static_cast<int32_t>(rule_named(parse_name(), begin))});
   } else if (c == '<' || c == '!') {
     refuse("references to tokens (<...>) are not supported by this server");
   } else if (c != '\0' && std::strchr("*+?{", c) != nullptr) {
@@ -281,7 +281,7 @@ void Parser::parse_literal(Code& item) {
   const size_t begin = position_++;
   while (peek() != '"') {
     if (is_at_end()) return refuse_at(begin, "this '\"' is never closed");
-    item.push_back({Op::kChar, parse_char()});
+    item.push_back({Op::kChar, static_cast<int32_t>(parse_char())});
   }
   ++position_;
 }
@@ -305,7 +305,7 @@ void Parser::parse_set(Code& item) {
   ++position_;
   if (ranges.empty()) return refuse_at(begin, "the set is empty");
   sets_.emplace_back(std::move(ranges), is_negated);
-  item.push_back({Op::kSet, static_cast<uint32_t>(sets_.size() - 1)});
+  item.push_back({Op::kSet, static_cast<int32_t>(sets_.size() - 1)});
 }
 
 void Parser::parse_group(Code& item, int depth) {
@@ -495,14 +495,14 @@ class EmptinessCheck {
 
   bool follow(uint32_t rule, uint32_t at, std::vector<uint32_t>& todo) {
     const Instruction& instruction = program_.code[at];
-    const auto target = at + static_cast<uint32_t>(instruction.offset);
+    const auto target = at + instruction.index();
     switch (instruction.op) {
       case Op::kChar:
       case Op::kSet:
         return true;
       case Op::kCall:
-        if (!visit(instruction.argument)) return false;
-        if (program_.rules[instruction.argument].is_nullable) todo.push_back(at + 1);
+        if (!visit(instruction.index())) return false;
+        if (program_.rules[instruction.index()].is_nullable) todo.push_back(at + 1);
         return true;
       case Op::kSplit:
         todo.push_back(at + 1);
@@ -534,7 +534,7 @@ void Parser::link(Program& program) {
   // A jump to a return is a return, and whoever returns to it has nothing left to do: the recogniser asks for that.
   for (size_t i = program.code.size(); i-- > 0;) {
     Instruction& jump = program.code[i];
-    if (jump.op == Op::kJump && program.code[i + static_cast<size_t>(jump.offset)].op == Op::kReturn) {
+    if (jump.op == Op::kJump && program.code[i + static_cast<size_t>(jump.operand)].op == Op::kReturn) {
       jump = {Op::kReturn};
     }
   }

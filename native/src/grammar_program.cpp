@@ -49,4 +49,10 @@ bool CharSet::has_any(uint32_t least, uint32_t most) const {
   return range != ranges_.end() && range->first <= most;
 }
 
+size_t Program::bytes() const {
+  size_t bytes = sizeof *this + code.size() * sizeof code[0] + rules.size() * sizeof rules[0];
+  for (const CharSet& set : sets) bytes += sizeof set + set.ranges().size() * sizeof set.ranges()[0];
+  return bytes;
+}
+
 }  // namespace corosrv

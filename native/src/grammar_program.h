@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -34,16 +35,17 @@ class CharSet {
 // are followed at once. Offsets are relative, so that a repeated piece is a copied piece.
 struct Instruction {
   enum class Op : uint8_t {
-    kChar,    // one character: the code point `argument`
-    kSet,     // one character of sets[argument]
-    kCall,    // whatever rules[argument] allows, then on
-    kJump,    // go on `offset` instructions further
-    kSplit,   // go on at the next instruction and `offset` instructions further
+    kChar,    // one character: the code point `operand`
+    kSet,     // one character of sets[operand]
+    kCall,    // whatever rules[operand] allows, then on
+    kJump,    // go on `operand` instructions further
+    kSplit,   // go on at the next instruction and `operand` instructions further
     kReturn,  // the rule ends here
   };
   Op op;
-  uint32_t argument = 0;
-  int32_t offset = 0;
+  int32_t operand = 0;
+
+  uint32_t index() const { return static_cast<uint32_t>(operand); }
 };
 
 struct Program {
@@ -55,6 +57,9 @@ struct Program {
   std::vector<CharSet> sets;
   std::vector<Rule> rules;
   uint32_t root = 0;  // in rules
+
+  // What it takes of memory.
+  size_t bytes() const;
 };
 
 }  // namespace corosrv

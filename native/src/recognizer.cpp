@@ -17,10 +17,36 @@ constexpr size_t kMostRemembered = 250'000;  // nodes and edges: 4 MB; a text ne
 
 }  // namespace
 
-Recognizer::Recognizer(std::shared_ptr<const Program> program)
-    : program_(std::move(program)), visited_at_(program_->code.size()), called_(program_->rules.size()) {
-  nodes_.push_back({0, kNone});
-  frames_.push_back({0, 0, 0, false, {}});
+// What is known while one byte is read. Of the thread and not of the recogniser: it may take kilobytes, of which
+// nothing is needed afterwards.
+struct Recognizer::Scratch {
+  // The node of a rule, if it was called at this moment.
+  struct Called {
+    uint64_t moment = 0;
+    uint32_t node = 0;
+  };
+
+  // The last visit to a place in the code.
+  struct Visit {
+    uint64_t moment = 0;
+    uint32_t node = 0;
+  };
+
+  uint64_t moment = 0;         // never the same twice in a thread
+  std::vector<Called> called;  // by rule
+  std::vector<Visit> visits;   // by place in the code
+  std::vector<Item> visited;   // at this moment
+  std::vector<Item> todo;      // reached, and not looked at
+};
+
+Recognizer::Scratch& Recognizer::scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+Recognizer::Recognizer(std::shared_ptr<const Program> program) : program_(std::move(program)) {
+  nodes_.push_back({kNone});
+  frames_.push_back({0, nodes_.size(), 0, false, {}});
   start_moment();
   follow({program_->rules[program_->root].entry, kRootNode});
   frames_.back() = {0, nodes_.size(), edges_.size(), is_complete_, {}};
@@ -79,24 +105,27 @@ bool Recognizer::keep_possible(const Utf8Decoder& decoder, size_t first, size_t 
 }
 
 void Recognizer::start_moment() {
-  ++moment_;
-  is_complete_ = false;
-  visited_.clear();
+  Scratch& now = scratch();
+  ++now.moment;
+  now.visits.resize(std::max(now.visits.size(), program_->code.size()));
+  now.called.resize(std::max(now.called.size(), program_->rules.size()));
+  now.visited.clear();
 }
 
 // From a place on, everything that needs no character.
 void Recognizer::follow(Item item) {
-  todo_.push_back(item);
-  while (!todo_.empty()) {
-    const Item next = todo_.back();
-    todo_.pop_back();
+  std::vector<Item>& todo = scratch().todo;
+  todo.push_back(item);
+  while (!todo.empty()) {
+    const Item next = todo.back();
+    todo.pop_back();
     if (is_first_visit(next) && !is_overworked()) follow_one(next);
   }
 }
 
 void Recognizer::follow_one(Item item) {
   const Instruction& instruction = program_->code[item.at];
-  const Item target{item.at + static_cast<uint32_t>(instruction.offset), item.node};
+  const Item target{item.at + instruction.index(), item.node};
   switch (instruction.op) {
     case Op::kChar:
     case Op::kSet:
@@ -106,11 +135,11 @@ void Recognizer::follow_one(Item item) {
       follow_call(item);
       return;
     case Op::kSplit:
-      todo_.push_back(target);
-      todo_.push_back({item.at + 1, item.node});
+      scratch().todo.push_back(target);
+      scratch().todo.push_back({item.at + 1, item.node});
       return;
     case Op::kJump:
-      todo_.push_back(target);
+      scratch().todo.push_back(target);
       return;
     case Op::kReturn:
       follow_return(item.node);
@@ -119,26 +148,27 @@ void Recognizer::follow_one(Item item) {
 }
 
 void Recognizer::follow_call(Item item) {
-  const uint32_t id = program_->code[item.at].argument;
+  Scratch& now = scratch();
+  const uint32_t id = program_->code[item.at].index();
   const Program::Rule& rule = program_->rules[id];
-  Called& called = called_[id];
-  if (called.moment != moment_) {
-    called = {moment_, static_cast<uint32_t>(nodes_.size())};
-    nodes_.push_back({moment_, kNone});
-    todo_.push_back({rule.entry, called.node});
+  Scratch::Called& called = now.called[id];
+  if (called.moment != now.moment) {
+    called = {now.moment, static_cast<uint32_t>(nodes_.size())};
+    nodes_.push_back({kNone});
+    now.todo.push_back({rule.entry, called.node});
   }
   const Item after{item.at + 1, item.node};
   add_caller(called.node, after);
   // A rule that ends where it began returns to callers that may not be known yet, so each passes it by itself.
-  if (rule.is_nullable) todo_.push_back(after);
+  if (rule.is_nullable) now.todo.push_back(after);
 }
 
 void Recognizer::follow_return(uint32_t node) {
   if (node == kRootNode) {
     is_complete_ = true;
-  } else if (nodes_[node].moment != moment_) {
+  } else if (!is_of_this_moment(node)) {
     for (uint32_t edge = nodes_[node].first_edge; edge != kNone; edge = edges_[edge].next) {
-      todo_.push_back({edges_[edge].at, edges_[edge].node});
+      scratch().todo.push_back({edges_[edge].at, edges_[edge].node});
     }
   }
 }
@@ -148,7 +178,7 @@ void Recognizer::follow_return(uint32_t node) {
 // character in between.
 void Recognizer::add_caller(uint32_t node, Item caller) {
   const bool has_nothing_left = program_->code[caller.at].op == Op::kReturn;
-  if (has_nothing_left && caller.node != kRootNode && nodes_[caller.node].moment != moment_) {
+  if (has_nothing_left && caller.node != kRootNode && !is_of_this_moment(caller.node)) {
     for (uint32_t edge = nodes_[caller.node].first_edge; edge != kNone; edge = edges_[edge].next) {
       add_caller(node, {edges_[edge].at, edges_[edge].node});
     }
@@ -163,29 +193,32 @@ void Recognizer::add_caller(uint32_t node, Item caller) {
 }
 
 bool Recognizer::is_first_visit(Item item) {
+  Scratch& now = scratch();
   ++work_;
-  if (visited_at_[item.at] == moment_) {
-    // The same place, perhaps for somebody else.
-    for (const Item& visited : visited_) {
+  Scratch::Visit& last = now.visits[item.at];
+  if (last.moment == now.moment) {
+    if (last.node == item.node) return false;
+    // The same place for somebody else, who may have been here before too.
+    for (const Item& visited : now.visited) {
       ++work_;
       if (visited.at == item.at && visited.node == item.node) return false;
     }
   }
-  visited_at_[item.at] = moment_;
-  visited_.push_back(item);
+  last = {now.moment, item.node};
+  now.visited.push_back(item);
   return true;
 }
 
 bool Recognizer::matches(const Instruction& instruction, uint32_t code_point) const {
-  if (instruction.op == Op::kChar) return instruction.argument == code_point;
-  return program_->sets[instruction.argument].has(code_point);
+  if (instruction.op == Op::kChar) return instruction.index() == code_point;
+  return program_->sets[instruction.index()].has(code_point);
 }
 
 bool Recognizer::may_match(const Instruction& instruction, const Utf8Decoder& decoder) const {
   if (instruction.op == Op::kChar) {
-    return instruction.argument >= decoder.least() && instruction.argument <= decoder.most();
+    return instruction.index() >= decoder.least() && instruction.index() <= decoder.most();
   }
-  return program_->sets[instruction.argument].has_any(decoder.least(), decoder.most());
+  return program_->sets[instruction.index()].has_any(decoder.least(), decoder.most());
 }
 
 // Forgets the nodes to which no way leads back any more. Without bytes on trial only.

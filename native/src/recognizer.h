@@ -18,7 +18,7 @@ namespace corosrv {
 // 1985). A byte so costs at most the square of what came before, however ambiguous the grammar is, where a stack for
 // each way can double with every byte. Work is counted all the same, because the square may be too much too.
 //
-// Used by one thread at a time; copies share the program, which does not change, and nothing else.
+// Used by one thread at a time; copies share the program, which does not change, and nothing else that stays.
 class Recognizer {
  public:
   // `program`: without left recursion.
@@ -53,7 +53,6 @@ class Recognizer {
   };
   // A rule that was called at some point of the text, once for all that called it there.
   struct Node {
-    uint64_t moment;      // when
     uint32_t first_edge;  // who called it
   };
   struct Edge {
@@ -70,16 +69,13 @@ class Recognizer {
     bool is_complete;
     Utf8Decoder decoder;
   };
-  // The node of a rule, if it was called at this moment.
-  struct Called {
-    uint64_t moment = 0;
-    uint32_t node = 0;
-  };
+  struct Scratch;
 
-  void begin();
   bool read(uint32_t code_point, size_t first, size_t end);
   bool keep_possible(const Utf8Decoder& decoder, size_t first, size_t end);
   void start_moment();
+  static Scratch& scratch();
+  bool is_of_this_moment(uint32_t node) const { return node >= frames_.back().n_nodes; }
   void follow(Item item);
   void follow_one(Item item);
   void follow_call(Item item);
@@ -97,14 +93,7 @@ class Recognizer {
   std::vector<Edge> edges_;
   size_t n_collected_ = 0;  // nodes and edges after the last collect()
 
-  // Of the moment that is being computed: places reached, and those still to be looked at.
-  uint64_t moment_ = 0;
-  bool is_complete_ = false;
-  std::vector<Item> visited_;
-  std::vector<Item> todo_;
-  std::vector<uint64_t> visited_at_;  // by place in the code: the last moment
-  std::vector<Called> called_;        // by rule
-
+  bool is_complete_ = false;  // after the byte that is being read
   uint64_t work_ = 0;
   uint64_t work_limit_ = UINT64_MAX;
 };
