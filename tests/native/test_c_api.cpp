@@ -79,7 +79,7 @@ struct TaskFor {
   explicit TaskFor(const std::string& prompt, int32_t max_tokens = -1) {
     for (const char byte : prompt) tokens.push_back(static_cast<uint8_t>(byte));
     task.max_tokens = max_tokens;
-    task.sampling = {0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, nullptr, 0};
+    task.sampling = {0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, nullptr, 0, {nullptr, 0}};
   }
 
   const corosrv_task& get() {
@@ -292,6 +292,25 @@ TEST("stop strings, biases and max_tokens reach the model") {
   const Answer none = read_all(submit(engine, banned));
   CHECK_EQ(none.finish, COROSRV_ERROR);
   CHECK(none.message.find("banned") != std::string::npos);
+}
+
+TEST("a grammar reaches the model, and one that cannot be used is refused by its code and its place") {
+  const EnginePtr engine = open_synthetic();
+  const std::string good = "root ::= \"yes\" \"!\"{2}";
+  const std::string bad = "root ::= \"yes";
+  TaskFor task("prompt");
+  corosrv_reader* reader = nullptr;
+  char message[200] = "";
+
+  task.task.sampling.grammar = {good.data(), good.size()};
+  const Answer answer = read_all(submit(engine, task));
+  task.task.sampling.grammar = {bad.data(), bad.size()};
+  const int code = corosrv_submit(engine.get(), &task.get(), 1, &reader, message, sizeof message);
+
+  CHECK_EQ(answer.text, "yes!!");
+  CHECK_EQ(answer.finish, COROSRV_STOP);
+  CHECK_EQ(code, COROSRV_INVALID_GRAMMAR);
+  CHECK_EQ(std::string(message), "line 1, column 10: this '\"' is never closed");
 }
 
 TEST("text becomes tokens, and tokens become text again") {

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "fakes.h"
+#include "grammars.h"
 #include "sampler.h"
 
 namespace corosrv {
@@ -299,6 +300,105 @@ TEST("all cut-offs together leave at least one token") {
   sampling.temperature = 1e-30f;
 
   CHECK_EQ(support(sampling, kHalves), Tokens{0});
+}
+
+// Grammars.
+
+Sampling following(const std::string& grammar, Sampling sampling = plain()) {
+  sampling.grammar = make_grammar(grammar, kVocabulary);
+  return sampling;
+}
+
+std::vector<float> random_logits(Random& random) {
+  std::vector<float> logits(static_cast<size_t>(kVocabulary.size()));
+  for (float& logit : logits) logit = 10 * random.next();
+  return logits;
+}
+
+TEST("greedy with a grammar is the best of all tokens that it allows") {
+  Random random(3);
+  for (const char* grammar : {"root ::= [a-z]", "root ::= [q]", "root ::= .", "root ::= \"\" | \"z\""}) {
+    for (int round = 0; round < 50; ++round) {
+      const std::vector<float> logits = random_logits(random);
+      std::vector<float> filtered = logits;
+      Grammar(*make_grammar(grammar, kVocabulary)).ban_refused(filtered.data());
+
+      CHECK_EQ(draw_once(following(grammar, greedy()), logits), argmax(filtered.data(), filtered.size()));
+    }
+  }
+}
+
+TEST("of the k best a grammar leaves those that it allows, and no other takes the place of the rest") {
+  Sampling sampling = following("root ::= [\\x01\\x03\\x04]*");
+  sampling.top_k = 4;
+
+  CHECK_EQ(support(sampling, make_logits({5, 4, 3, 4, 4})), (std::vector<Token>{1, 3, 4}));
+  sampling.top_k = 3;
+  CHECK_EQ(support(sampling, make_logits({5, 4, 3, 4, 4})), (std::vector<Token>{1, 3}));
+}
+
+TEST("where a grammar allows none of the k best, they are the k best of what it allows") {
+  Sampling sampling = plain();
+  sampling.top_k = 3;
+  std::vector<float> logits(static_cast<size_t>(kVocabulary.size()), 5.0f);
+  logits.back() = kMinusInfinity;  // the end token
+  for (Token letter = 'a'; letter <= 'z'; ++letter)
+    logits[static_cast<size_t>(letter)] = 0.1f * static_cast<float>(letter % 7);
+
+  std::vector<float> filtered = logits;
+  Grammar(*make_grammar("root ::= [a-z]", kVocabulary)).ban_refused(filtered.data());
+
+  CHECK_EQ(draw_many(following("root ::= [a-z]*", sampling), logits, 100), draw_many(sampling, filtered, 100));
+}
+
+TEST("where a grammar allows much but none of the k best, they are found without looking at all") {
+  Sampling sampling = following("root ::= [^\\x00-\\x05]*");
+  sampling.top_k = 3;
+  std::vector<float> logits(static_cast<size_t>(kVocabulary.size()));
+  for (size_t token = 0; token < logits.size(); ++token) logits[token] = -static_cast<float>(token);
+
+  CHECK_EQ(support(sampling, logits), (std::vector<Token>{6, 7, 8}));
+}
+
+TEST("the cut-offs look at what the grammar has left") {
+  Sampling sampling = following("root ::= [\\x01\\x02]*");
+  sampling.top_k = 4;
+  sampling.min_p = 0.5f;
+
+  CHECK_EQ(support(sampling, make_distribution({0.8f, 0.1f, 0.08f, 0.02f})), (std::vector<Token>{1, 2}));
+}
+
+TEST("every token that is drawn leads on in the grammar, and the same seed draws the same") {
+  const Sampling sampling = following("root ::= \"a\" [x-z] \"b\" [0-9]+");
+  const std::vector<float> logits(static_cast<size_t>(kVocabulary.size()), 1.0f);
+  const std::vector<Token> drawn = draw_many(sampling, logits, 40);
+
+  CHECK_EQ(drawn[0], 'a');
+  CHECK(drawn[1] >= 'x' && drawn[1] <= 'z');
+  CHECK_EQ(drawn[2], 'b');
+  CHECK(drawn[3] >= '0' && drawn[3] <= '9');
+  CHECK_EQ(draw_many(sampling, logits, 40), drawn);
+}
+
+TEST("the prompt is no part of what the grammar follows") {
+  CHECK_EQ(draw_once(following("root ::= \"b\"", greedy()), make_logits(std::vector<float>(128, 1)), {'x', 'y'}), 'b');
+}
+
+TEST("a draw without a token says what is lacking") {
+  using Lack = Sampler::Lack;
+  const auto lack = [](const Sampling& sampling, std::vector<float> logits) {
+    Sampler sampler(sampling, kVocabulary, kContext);
+    CHECK_EQ(sampler.draw(logits.data()), -1);
+    return sampler.lack();
+  };
+  const std::vector<float> letters = make_logits(std::vector<float>(128, 1));  // and no end token
+  const std::string slow = "root ::= " + repeated("[^a]? ", 8000);
+
+  CHECK_EQ(lack(plain(), make_logits({kMinusInfinity})), Lack::kChoice);
+  CHECK_EQ(lack(following("root ::= \"a\""), make_logits({kNan, kNan})), Lack::kChoice);
+  CHECK_EQ(lack(following("root ::= \"\""), letters), Lack::kContinuation);
+  CHECK_EQ(lack(following("root ::= [\\xE9]"), letters), Lack::kAllowed);
+  CHECK_EQ(lack(following(slow), letters), Lack::kTime);
 }
 
 }  // namespace

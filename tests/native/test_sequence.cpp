@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "fakes.h"
+#include "grammars.h"
 #include "sequence.h"
 
 namespace corosrv {
@@ -455,6 +456,63 @@ TEST("sequences that choose at the same time choose what they choose one after t
   };
 
   CHECK(choices(true) == choices(false));
+}
+
+Task with_grammar(const std::string& text, std::vector<std::string> stops = {}) {
+  static const ByteVocabulary vocabulary;
+  Task task = with_stops(std::move(stops));
+  task.sampling.grammar = make_grammar(text, vocabulary);
+  return task;
+}
+
+TEST("a grammar decides what is said, and its end is a stop with the end token") {
+  Driven driven(with_grammar("root ::= \"yes\" | \"no\""));
+  driven.prefill().say("nzz").draw('z');
+
+  CHECK_EQ(driven.answer().text, "no");
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+  CHECK_EQ(driven.answer().n_tokens, 3);
+}
+
+TEST("a grammar at its end stops also where no end token may be drawn") {
+  Task task = with_grammar("root ::= \"no\"");
+  task.sampling.ignore_eos = true;
+  Driven driven(std::move(task));
+  driven.prefill().say("zzz");
+
+  CHECK_EQ(driven.answer().text, "no");
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
+  CHECK_EQ(driven.answer().n_tokens, 2);
+}
+
+TEST("a grammar that no token can follow ends its own sequence with an error that says so") {
+  Task task = with_grammar("root ::= \"a\" \"b\"");
+  task.sampling.biases = {{'b', -std::numeric_limits<float>::infinity()}};
+  Driven driven(std::move(task));
+  driven.prefill().say("ab");
+
+  CHECK_EQ(driven.answer().text, "a");
+  CHECK_EQ(driven.answer().finish, Finish::kError);
+  CHECK(driven.answer().message.rfind("grammar_dead_end", 0) == 0);
+}
+
+TEST("a grammar that takes too long ends its own sequence with an error that says so") {
+  Task task = with_grammar("root ::= " + repeated("[^a]? ", 8000));
+  task.sampling.temperature = 1;
+  task.sampling.top_k = 0;  // all tokens are looked at
+  Driven driven(std::move(task));
+  driven.prefill().say("b");
+
+  CHECK_EQ(driven.answer().finish, Finish::kError);
+  CHECK(driven.answer().message.rfind("grammar_too_slow", 0) == 0);
+}
+
+TEST("a stop string ends what a grammar would go on with") {
+  Driven driven(with_grammar("root ::= [a-z]+", {"cd"}));
+  driven.prefill().say("abcde");
+
+  CHECK_EQ(driven.answer().text, "ab");
+  CHECK_EQ(driven.answer().finish, Finish::kStop);
 }
 
 }  // namespace
