@@ -170,7 +170,6 @@ def test_a_prompt_that_cannot_be_is_refused(connection: Connection, prompt: Any)
         {"response_format": "json"},
         {"logprobs": True},
         {"top_logprobs": 3},
-        {"grammar": 'root ::= "x"'},
         {"json_schema": {}},
         {"modalities": ["audio"]},
         {"mirostat": 1},
