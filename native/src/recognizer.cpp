@@ -39,11 +39,6 @@ struct Recognizer::Scratch {
   std::vector<Item> todo;      // reached, and not looked at
 };
 
-Recognizer::Scratch& Recognizer::scratch() {
-  thread_local Scratch scratch;
-  return scratch;
-}
-
 Recognizer::Recognizer(std::shared_ptr<const Program> program) : program_(std::move(program)) {
   nodes_.push_back({kNone});
   frames_.push_back({0, nodes_.size(), 0, false, {}});
@@ -105,16 +100,17 @@ bool Recognizer::keep_possible(const Utf8Decoder& decoder, size_t first, size_t 
 }
 
 void Recognizer::start_moment() {
-  Scratch& now = scratch();
-  ++now.moment;
-  now.visits.resize(std::max(now.visits.size(), program_->code.size()));
-  now.called.resize(std::max(now.called.size(), program_->rules.size()));
-  now.visited.clear();
+  thread_local Scratch scratch;
+  now_ = &scratch;
+  ++now_->moment;
+  now_->visits.resize(std::max(now_->visits.size(), program_->code.size()));
+  now_->called.resize(std::max(now_->called.size(), program_->rules.size()));
+  now_->visited.clear();
 }
 
 // From a place on, everything that needs no character.
 void Recognizer::follow(Item item) {
-  std::vector<Item>& todo = scratch().todo;
+  std::vector<Item>& todo = now_->todo;
   todo.push_back(item);
   while (!todo.empty()) {
     const Item next = todo.back();
@@ -135,11 +131,11 @@ void Recognizer::follow_one(Item item) {
       follow_call(item);
       return;
     case Op::kSplit:
-      scratch().todo.push_back(target);
-      scratch().todo.push_back({item.at + 1, item.node});
+      now_->todo.push_back(target);
+      now_->todo.push_back({item.at + 1, item.node});
       return;
     case Op::kJump:
-      scratch().todo.push_back(target);
+      now_->todo.push_back(target);
       return;
     case Op::kReturn:
       follow_return(item.node);
@@ -148,19 +144,18 @@ void Recognizer::follow_one(Item item) {
 }
 
 void Recognizer::follow_call(Item item) {
-  Scratch& now = scratch();
   const uint32_t id = program_->code[item.at].index();
   const Program::Rule& rule = program_->rules[id];
-  Scratch::Called& called = now.called[id];
-  if (called.moment != now.moment) {
-    called = {now.moment, static_cast<uint32_t>(nodes_.size())};
+  Scratch::Called& called = now_->called[id];
+  if (called.moment != now_->moment) {
+    called = {now_->moment, static_cast<uint32_t>(nodes_.size())};
     nodes_.push_back({kNone});
-    now.todo.push_back({rule.entry, called.node});
+    now_->todo.push_back({rule.entry, called.node});
   }
   const Item after{item.at + 1, item.node};
   add_caller(called.node, after);
   // A rule that ends where it began returns to callers that may not be known yet, so each passes it by itself.
-  if (rule.is_nullable) now.todo.push_back(after);
+  if (rule.is_nullable) now_->todo.push_back(after);
 }
 
 void Recognizer::follow_return(uint32_t node) {
@@ -168,7 +163,7 @@ void Recognizer::follow_return(uint32_t node) {
     is_complete_ = true;
   } else if (!is_of_this_moment(node)) {
     for (uint32_t edge = nodes_[node].first_edge; edge != kNone; edge = edges_[edge].next) {
-      scratch().todo.push_back({edges_[edge].at, edges_[edge].node});
+      now_->todo.push_back({edges_[edge].at, edges_[edge].node});
     }
   }
 }
@@ -193,19 +188,18 @@ void Recognizer::add_caller(uint32_t node, Item caller) {
 }
 
 bool Recognizer::is_first_visit(Item item) {
-  Scratch& now = scratch();
   ++work_;
-  Scratch::Visit& last = now.visits[item.at];
-  if (last.moment == now.moment) {
+  Scratch::Visit& last = now_->visits[item.at];
+  if (last.moment == now_->moment) {
     if (last.node == item.node) return false;
     // The same place for somebody else, who may have been here before too.
-    for (const Item& visited : now.visited) {
+    for (const Item& visited : now_->visited) {
       ++work_;
       if (visited.at == item.at && visited.node == item.node) return false;
     }
   }
-  last = {now.moment, item.node};
-  now.visited.push_back(item);
+  last = {now_->moment, item.node};
+  now_->visited.push_back(item);
   return true;
 }
 

@@ -74,7 +74,6 @@ class Recognizer {
   bool read(uint32_t code_point, size_t first, size_t end);
   bool keep_possible(const Utf8Decoder& decoder, size_t first, size_t end);
   void start_moment();
-  static Scratch& scratch();
   bool is_of_this_moment(uint32_t node) const { return node >= frames_.back().n_nodes; }
   void follow(Item item);
   void follow_one(Item item);
@@ -93,7 +92,9 @@ class Recognizer {
   std::vector<Edge> edges_;
   size_t n_collected_ = 0;  // nodes and edges after the last collect()
 
-  bool is_complete_ = false;  // after the byte that is being read
+  // While a byte is read.
+  Scratch* now_ = nullptr;  // the thread's
+  bool is_complete_ = false;
   uint64_t work_ = 0;
   uint64_t work_limit_ = UINT64_MAX;
 };

@@ -108,10 +108,11 @@ def test_any_text_as_a_grammar_is_refused_or_followed_and_the_engine_lives(kept:
     try:
         chunks = read_all(kept.submit(asked("x", grammar, replace(HOT, seed=1), max_tokens=12)))
     except InvalidGrammar as refused:
-        assert str(refused).startswith("grammar: line ")
+        outcome = str(refused)
     else:
-        assert chunks[-1].finish in (Finish.STOP, Finish.LENGTH) or chunks[-1].text.startswith("grammar_")
+        outcome = chunks[-1].finish if chunks[-1].finish is not Finish.ERROR else chunks[-1].text
 
+    assert outcome in (Finish.STOP, Finish.LENGTH) or outcome.startswith(("grammar: line ", "grammar_"))
     assert answer(kept, job("x")) != ""
 
 
@@ -141,7 +142,7 @@ def test_what_the_model_says_belongs_to_the_grammar(
 @pytest.mark.model
 def test_json_is_json_however_hot_it_is_drawn(smollm2: Engine) -> None:
     chunks = read_all(
-        smollm2.submit(asked("A person as JSON:", JSON_OBJECT, replace(HOT, temperature=0.9, seed=3), 200, n=8))
+        smollm2.submit(asked("A person as JSON:", JSON_OBJECT, replace(HOT, top_k=100, seed=3), 150, n=8))
     )
     finishes = {chunk.index: chunk.finish for chunk in chunks if chunk.finish}
 

@@ -422,10 +422,24 @@ def test_a_wrong_prompt_is_refused_with_its_place(sent, param):
 
 
 @pytest.mark.parametrize("half", ["\ud800", "\udfff x", "\ud800\ud800"])
-@pytest.mark.parametrize("name", ["prompt", "stop", "model"])
+@pytest.mark.parametrize("name", ["prompt", "stop", "model", "grammar"])
 def test_half_a_surrogate_pair_is_no_character(name, half):
     with pytest.raises(Refused):
         completion(**{name: half})
+
+
+def test_a_grammar_goes_with_the_sampling_and_null_or_empty_is_none(call):
+    assert call(grammar='root ::= "x"').job.sampling.grammar == 'root ::= "x"'
+    assert call(grammar="").job.sampling.grammar == ""
+    assert call(grammar=None).job.sampling.grammar == ""
+
+
+@pytest.mark.parametrize("wrong", [1, True, [], {}, ['root ::= "x"']])
+def test_a_grammar_that_is_no_text_is_refused(call, wrong):
+    with pytest.raises(Refused) as refused:
+        call(grammar=wrong)
+
+    assert refused.value.param == "grammar"
 
 
 # Anything at all.
