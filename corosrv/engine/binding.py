@@ -129,10 +129,10 @@ class NativeReader:
         self.fd: int = lib.corosrv_reader_fd(handle)
         self._batch = ffi.new("corosrv_batch *")
 
-    def take(self) -> list[Chunk]:
-        """All unread chunks, perhaps none; clears the descriptor."""
+    def take(self, clear: bool = True) -> list[Chunk]:
+        """All unread chunks, perhaps none. Clears the descriptor; whoever watches its edges may save that."""
         batch = self._batch
-        if code := lib.corosrv_reader_take(self._handle, batch):
+        if code := lib.corosrv_reader_take(self._handle, clear, batch):
             _raise(code, "")
         if batch.n_chunks == 1:
             return [_chunk(batch.chunks[0])]

@@ -57,13 +57,16 @@ class Reader:
                 self._waiter.wait(timeout)
             except TimedOut:
                 raise ReadTimeout(f"nothing to read for {timeout:g} s") from None
-            if chunks := self.take_nowait():
+            if chunks := self._take(clear=not self._waiter.is_edge_triggered):
                 return chunks
         return []
 
     def take_nowait(self) -> list[Chunk]:
         """All unread chunks, perhaps none. Never waits."""
-        chunks = self._owned().take()
+        return self._take(clear=True)
+
+    def _take(self, clear: bool) -> list[Chunk]:
+        chunks = self._owned().take(clear)
         for chunk in chunks:
             if chunk.finish is not None:
                 self._n_unfinished -= 1

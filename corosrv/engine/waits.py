@@ -14,6 +14,7 @@ import gevent.monkey
 import gevent.subprocess
 from gevent._hub_local import get_hub_if_exists
 
+from corosrv.engine.edges import edges_of
 from corosrv.errors import Misuse
 
 # The thread's own identity and clock-free poll, whatever is monkey-patched.
@@ -28,6 +29,9 @@ class TimedOut(Exception):
 class Waiter:
     """Waits for one descriptor again and again. Owns its watchers: close it before the descriptor is closed."""
 
+    # Whether a descriptor that was written wakes without having been read since the write before.
+    is_edge_triggered = False
+
     def wait(self, timeout: float | None) -> None:
         """Returns when the descriptor is readable; raises TimedOut after `timeout` seconds."""
         raise NotImplementedError
@@ -41,15 +45,20 @@ class Waiter:
 
 
 class HubWaiter(Waiter):
-    """Lets other greenlets run meanwhile.
+    """Lets other greenlets run meanwhile, and is woken by edges: what was written once wakes once, read or not.
 
-    One persistent watcher: it costs no system call a wait, where a watcher a wait costs two. While nobody waits it may
-    fire once, and stops itself then.
+    A write while nobody waits is remembered for the next wait.
     """
+
+    is_edge_triggered = True
 
     def __init__(self, hub: Any, fd: int) -> None:
         self._hub = hub
-        self._watcher = hub.loop.io(fd, 1)
+        self._fd = fd
+        self._edges = edges_of(hub)
+        self._edges.add(fd, self._on_edge)
+        self._is_open = True
+        self._is_written = False
         self._timer: Any = None
         self._due = 0.0  # when the timer fires
         self._deadline = 0.0  # when the wait ends
@@ -58,31 +67,33 @@ class HubWaiter(Waiter):
     def wait(self, timeout: float | None) -> None:
         if self._greenlet is not None:
             raise Misuse("another greenlet waits for this reader already; give each greenlet a reader of its own")
-        if not self._watcher.active:
-            self._watcher.start(self._on_readable)
-        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if timeout is not None:
-            self._arm(timeout)
+        if timeout is None:
+            self._deadline = math.inf
+        else:
+            self._deadline = time.monotonic() + timeout
+            if self._timer is None or self._due > self._deadline:
+                self._arm(timeout)
+        if self._is_written:
+            # Not returned from at once: a stream with much to say gives way to the others between two of its pieces.
+            self._hub.loop.run_callback(self._on_edge)
         self._greenlet = gevent.hub.getcurrent()
         try:
-            is_readable = self._hub.switch()
+            is_written = self._hub.switch()
         finally:
             self._greenlet = None
-        if not is_readable:
+        if not is_written:
             raise TimedOut
+        self._is_written = False
 
-    def _on_readable(self) -> None:
-        if self._greenlet is None:
-            self._watcher.stop()
-        else:
+    def _on_edge(self) -> None:
+        self._is_written = True
+        if self._greenlet is not None:
             self._greenlet.switch(True)
 
     def _arm(self, seconds: float) -> None:
         # The timer is not moved at each wait, unless it would fire too late: when it fires early it goes to sleep for
         # the rest.
         if self._timer is not None:
-            if self._due <= self._deadline:
-                return
             self._timer.close()
         self._due = self._deadline
         self._timer = self._hub.loop.timer(seconds)
@@ -100,8 +111,9 @@ class HubWaiter(Waiter):
             self._greenlet.switch(False)
 
     def close(self) -> None:
-        self._watcher.stop()
-        self._watcher.close()
+        if self._is_open:
+            self._is_open = False
+            self._edges.remove(self._fd)
         if self._timer is not None:
             self._timer.close()
             self._timer = None
@@ -132,12 +144,13 @@ def waiter(fd: int) -> Waiter:
 
 
 def wait_readable(fd: int, timeout: float | None = None) -> None:
-    """Waits once; raises TimedOut after `timeout` seconds."""
-    waiting = waiter(fd)
-    try:
-        waiting.wait(timeout)
-    finally:
-        waiting.close()
+    """Waits once, for the descriptor to be readable; raises TimedOut after `timeout` seconds."""
+    hub = get_hub_if_exists()
+    if hub is None:
+        PollWaiter(fd).wait(timeout)
+        return
+    with gevent.Timeout(timeout, TimedOut()), hub.loop.io(fd, 1) as watcher:
+        hub.wait(watcher)
 
 
 def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[bytes]:

@@ -343,10 +343,10 @@ void corosrv_engine_close(corosrv_engine* engine) {
 
 int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
 
-int corosrv_reader_take(corosrv_reader* reader, corosrv_batch* batch) {
+int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch) {
   if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
   return guarded(nullptr, 0, [&] {
-    reader->reader->take(reader->taken);
+    reader->reader->take(reader->taken, clear != 0);
     reader->chunks.clear();
     for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
     *batch = {reader->chunks.data(), reader->chunks.size()};

@@ -62,9 +62,9 @@ bool Reader::is_full() {
   return was_seen_full_;
 }
 
-void Reader::take(std::vector<Chunk>& taken) {
+void Reader::take(std::vector<Chunk>& taken, bool clear) {
   taken.clear();
-  event_fd_.clear();
+  if (clear) event_fd_.clear();
   bool has_room_again;
   {
     MutexLock lock(mutex_);

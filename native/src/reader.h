@@ -16,7 +16,8 @@ namespace corosrv {
 // The order that makes it safe: push() makes a chunk readable under the mutex and signals afterwards (I1), and only
 // when the reader was empty (I3). take() clears the descriptor before it takes, so a chunk pushed in between leaves
 // it readable: one idle wake-up, nothing lost. A signal that comes after its chunk was taken is cleared by the take
-// that follows the wake-up it causes.
+// that follows the wake-up it causes. Edge-triggered watching needs no clearing: every signal is an edge, also of a
+// descriptor that is readable already.
 //
 // A vector under a mutex and not a lock-free ring: unread chunks of one task merge, so that whatever piled up leaves
 // in one piece, and the buffer has no capacity to choose. The lock is held for a swap or an append.
@@ -47,9 +48,9 @@ class Reader {
   // of room.
   bool is_full();
 
-  // The reader's thread: clears the descriptor and takes all unread chunks, oldest first. `taken` is emptied first and
-  // its memory reused.
-  void take(std::vector<Chunk>& taken);
+  // The reader's thread: takes all unread chunks, oldest first. `taken` is emptied first and its memory reused. Whoever
+  // polls the descriptor has it cleared; whoever watches its edges need not.
+  void take(std::vector<Chunk>& taken, bool clear = true);
 
   // Any thread. Twice is harmless.
   void cancel();

@@ -112,7 +112,7 @@ struct Answer {
 
 void take(const ReaderPtr& reader, Answer& answer) {
   corosrv_batch batch{};
-  CHECK_EQ(corosrv_reader_take(reader.get(), &batch), COROSRV_OK);
+  CHECK_EQ(corosrv_reader_take(reader.get(), 1, &batch), COROSRV_OK);
   for (size_t i = 0; i < batch.n_chunks; ++i) {
     const corosrv_chunk& chunk = batch.chunks[i];
     CHECK_EQ(answer.n_terminal, 0);
@@ -413,7 +413,7 @@ TEST("a look that was not woken takes what is there and finds nothing where noth
   while (answer.n_terminal == 0) take(reader, answer);
 
   corosrv_batch batch{};
-  CHECK_EQ(corosrv_reader_take(reader.get(), &batch), COROSRV_OK);
+  CHECK_EQ(corosrv_reader_take(reader.get(), 1, &batch), COROSRV_OK);
   CHECK_EQ(batch.n_chunks, size_t{0});
 }
 
@@ -432,7 +432,7 @@ TEST("a closed reader's descriptor is never written to again (I2)") {
         if (corosrv_submit(engine.get(), &task.get(), 1, &reader, nullptr, 0) != COROSRV_OK) continue;
         corosrv_batch batch{};
         if (i % 2 == thread) is_readable(corosrv_reader_fd(reader), kPatience);
-        if (i % 2 == thread) (void)corosrv_reader_take(reader, &batch);
+        if (i % 2 == thread) (void)corosrv_reader_take(reader, 1, &batch);
         corosrv_reader_close(reader);
       }
     });
@@ -463,7 +463,7 @@ int answers_in_child(const EnginePtr& engine, const ReaderPtr& reader) {
   if (corosrv_submit(engine.get(), &task.get(), 1, &submitted, message, sizeof message) != COROSRV_FORKED) return 8;
   if (std::strstr(message, "--preload") == nullptr) return 9;
   if (corosrv_engine_drain(engine.get(), "x") != COROSRV_FORKED) return 10;
-  if (corosrv_reader_take(reader.get(), &batch) != COROSRV_FORKED) return 11;
+  if (corosrv_reader_take(reader.get(), 1, &batch) != COROSRV_FORKED) return 11;
   if (corosrv_reader_cancel(reader.get()) != COROSRV_FORKED) return 12;
   const int fd = corosrv_reader_fd(reader.get());
   const int engine_fd = corosrv_engine_fd(engine.get());
