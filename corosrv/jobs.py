@@ -5,7 +5,7 @@ Adapters know no worker and workers no protocol; they meet in these values and p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -124,6 +124,10 @@ class ModelCard:
     fingerprint: str = ""  # changes when the same seed may give another text
 
 
+# Takes over chunks; says whether it wants more.
+Sink = Callable[[list[Chunk]], bool]
+
+
 class Reader(Protocol):
     """The receiving end of one job's results.
 
@@ -141,6 +145,12 @@ class Reader(Protocol):
         """All unread chunks, at least one; an empty list once every task has ended. Waits.
 
         Raises ReadTimeout after `timeout` seconds without any.
+        """
+
+    def pump(self, sink: Sink, timeout: float | None = None) -> None:
+        """Hands all unread chunks to `sink` each time there are some, until it returns False or every task has ended.
+
+        Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without chunks.
         """
 
     def cancel(self) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from corosrv.engine.binding import NativeReader
 from corosrv.engine.waits import TimedOut, Waiter, thread_id, waiter
 from corosrv.errors import ReadTimeout, UsedAfterClose, WrongThread
-from corosrv.jobs import Chunk
+from corosrv.jobs import Chunk, Sink
 
 
 async def _readable(fd: int) -> None:
@@ -47,30 +47,53 @@ class Reader:
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """
-        # Waits first, also when chunks are there already: the descriptor is readable then, and a stream with much to
-        # say gives way to the others between two of its pieces.
+        chunks: list[Chunk] = []
+
+        def keep(taken: list[Chunk]) -> bool:
+            nonlocal chunks
+            chunks = taken
+            return False
+
+        self.pump(keep, timeout)
+        return chunks
+
+    def pump(self, sink: Sink, timeout: float | None = None) -> None:
+        """Hands all unread chunks to `sink` each time there are some; ends when that returns False, and at the end.
+
+        Waits; meanwhile `sink` is called in the hub, without the switches that waking a greenlet costs, and must not
+        wait itself. Raises what it raises, and ReadTimeout after `timeout` seconds without chunks.
+        """
+        # Waits first, also when chunks are there already: a stream with much to say gives way to the others between
+        # two of its pieces.
         native = self._owned()
-        while self._n_unfinished:
-            if self._waiter is None:
-                self._waiter = waiter(native.fd)
-            try:
-                self._waiter.wait(timeout)
-            except TimedOut:
-                raise ReadTimeout(f"nothing to read for {timeout:g} s") from None
-            if chunks := self._take(clear=not self._waiter.is_edge_triggered):
-                return chunks
-        return []
+        if self._n_unfinished == 0:
+            return
+        if self._waiter is None:
+            self._waiter = waiter(native.fd)
+        clear = not self._waiter.is_edge_triggered
+
+        def look() -> bool:
+            chunks = native.take(clear)
+            if not chunks:
+                return False
+            self._count(chunks)
+            return not sink(chunks) or self._n_unfinished == 0
+
+        try:
+            self._waiter.wait(timeout, look)
+        except TimedOut:
+            raise ReadTimeout(f"nothing to read for {timeout:g} s") from None
 
     def take_nowait(self) -> list[Chunk]:
         """All unread chunks, perhaps none. Never waits."""
-        return self._take(clear=True)
+        chunks = self._owned().take()
+        self._count(chunks)
+        return chunks
 
-    def _take(self, clear: bool) -> list[Chunk]:
-        chunks = self._owned().take(clear)
+    def _count(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             if chunk.finish is not None:
                 self._n_unfinished -= 1
-        return chunks
 
     @property
     def is_finished(self) -> bool:

@@ -22,8 +22,16 @@ thread_id: Callable[[], int] = gevent.monkey.get_original("_thread", "get_ident"
 _poll = gevent.monkey.get_original("select", "poll")
 
 
+# Asked whether a wait is over, each time the descriptor was written. May run in the hub: it must not wait.
+Look = Callable[[], bool]
+
+
 class TimedOut(Exception):
     """Nothing became readable in time."""
+
+
+def _seen() -> bool:
+    return True
 
 
 class Waiter:
@@ -32,8 +40,11 @@ class Waiter:
     # Whether a descriptor that was written wakes without having been read since the write before.
     is_edge_triggered = False
 
-    def wait(self, timeout: float | None) -> None:
-        """Returns when the descriptor is readable; raises TimedOut after `timeout` seconds."""
+    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+        """Returns when the descriptor is readable and `look` says so, or raises what that raises.
+
+        Raises TimedOut after `timeout` seconds in which the descriptor was not written.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -59,52 +70,62 @@ class HubWaiter(Waiter):
         self._edges.add(fd, self._on_edge)
         self._is_open = True
         self._is_written = False
+        self._look: Look = _seen
         self._timer: Any = None
         self._due = 0.0  # when the timer fires
-        self._deadline = 0.0  # when the wait ends
+        self._timeout = math.inf
+        self._since = 0.0  # the wait's beginning, or the last edge that was looked at
         self._greenlet: Any = None
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None, look: Look = _seen) -> None:
         if self._greenlet is not None:
             raise Misuse("another greenlet waits for this reader already; give each greenlet a reader of its own")
-        if timeout is None:
-            self._deadline = math.inf
-        else:
-            self._deadline = time.monotonic() + timeout
-            if self._timer is None or self._due > self._deadline:
-                self._arm(timeout)
+        self._timeout = math.inf if timeout is None else timeout
+        self._since = time.monotonic()
+        if timeout is not None and (self._timer is None or self._due > self._since + timeout):
+            self._arm(timeout)
         if self._is_written:
-            # Not returned from at once: a stream with much to say gives way to the others between two of its pieces.
+            # Not looked at here: a stream with much to say gives way to the others between two of its pieces.
             self._hub.loop.run_callback(self._on_edge)
+        self._look = look
         self._greenlet = gevent.hub.getcurrent()
         try:
             is_written = self._hub.switch()
         finally:
             self._greenlet = None
+            self._look = _seen
         if not is_written:
             raise TimedOut
-        self._is_written = False
 
     def _on_edge(self) -> None:
-        self._is_written = True
-        if self._greenlet is not None:
-            self._greenlet.switch(True)
+        if self._greenlet is None or not self._is_open:
+            self._is_written = True
+            return
+        self._is_written = False
+        self._since = time.monotonic()
+        try:
+            is_over = self._look()
+        except BaseException as error:
+            self._greenlet.throw(error)
+        else:
+            if is_over:
+                self._greenlet.switch(True)
 
     def _arm(self, seconds: float) -> None:
-        # The timer is not moved at each wait, unless it would fire too late: when it fires early it goes to sleep for
-        # the rest.
+        # The timer is not moved at each edge or wait, unless it would fire too late: when it fires early it goes to
+        # sleep for the rest.
         if self._timer is not None:
             self._timer.close()
-        self._due = self._deadline
+        self._due = time.monotonic() + seconds
         self._timer = self._hub.loop.timer(seconds)
         self._timer.start(self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer.close()
         self._timer = None
-        if self._greenlet is None or self._deadline == math.inf:
+        if self._greenlet is None or self._timeout == math.inf:
             return
-        left = self._deadline - time.monotonic()
+        left = self._since + self._timeout - time.monotonic()
         if left > 0:
             self._arm(left)
         else:
@@ -132,9 +153,12 @@ class PollWaiter(Waiter):
         self._poll = _poll()
         self._poll.register(fd, select.POLLIN)
 
-    def wait(self, timeout: float | None) -> None:
-        if not self._poll.poll(None if timeout is None else timeout * 1000):
-            raise TimedOut
+    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+        while True:
+            if not self._poll.poll(None if timeout is None else timeout * 1000):
+                raise TimedOut
+            if look():
+                return
 
 
 def waiter(fd: int) -> Waiter:

@@ -20,16 +20,25 @@ class DirectSender:
         self._socket = socket
         self._send = _socket.socket.send
         self._raw = socket._sock
+        self._unsent = b""
 
-    def send(self, piece: bytes) -> None:
-        """Sends one piece, not empty; waits only when the client is slow, at most the socket's time-out."""
+    def send(self, piece: bytes) -> bool:
+        """Sends one piece, not empty. Never waits; False when the client is slow, and flush() has to send the rest."""
         chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
         try:
             n_sent = self._send(self._raw, chunk)
         except BlockingIOError:
             n_sent = 0
-        if n_sent < len(chunk):
-            self._socket.sendall(memoryview(chunk)[n_sent:])
+        if n_sent == len(chunk):
+            return True
+        self._unsent = chunk[n_sent:]
+        return False
+
+    def flush(self) -> None:
+        """Sends what is left of the last piece; waits for a slow client, at most the socket's time-out."""
+        unsent, self._unsent = self._unsent, b""
+        if unsent:
+            self._socket.sendall(unsent)
 
 
 def direct_sender(start_response: Any) -> DirectSender | None:

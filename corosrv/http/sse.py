@@ -62,22 +62,28 @@ class EventStream:
             self._socket.settimeout(self._write_timeout)
         yield self._first
         reader, watch, encode, interval = self._reader, self._watch, self._encode, self._ping_interval
-        sender = self._sender
+        sender, pass_on = self._sender, self._pass_on
         # One generator, and no name for what was sent: thousands of streams wait in here, and each keeps what is named
         # and a stack that is as deep as the calls are.
         while not (reader.is_finished or watch.is_gone):
             try:
                 if sender is None:
                     yield encode(reader.take(interval))
-                elif piece := encode(reader.take(interval)):
-                    sender.send(piece)
-                    del piece
+                else:
+                    reader.pump(pass_on, interval)
+                    sender.flush()
             except ReadTimeout:
                 yield PING
             except CorosrvError as error:
                 log.info("a stream ended in an error: %s", error)
                 yield getattr(error, "unsent", b"") + self._encode_error(error)
                 return
+
+    def _pass_on(self, chunks: list[Chunk]) -> bool:
+        """Sends what fits; True while more may follow."""
+        assert self._sender is not None
+        piece = self._encode(chunks)
+        return not piece or self._sender.send(piece)
 
     def close(self) -> None:
         """Ends the job if it is unfinished. Twice is harmless."""

@@ -37,19 +37,27 @@ def test_a_slow_client_gets_everything_in_order(pair):
     pieces = [bytes([65 + i]) * 50_000 for i in range(5)]
     reading = gevent.spawn(received, client)
 
+    sender = DirectSender(server)
+    sent_whole = []
     for piece in pieces:
-        DirectSender(server).send(piece)
+        sent_whole.append(sender.send(piece))
+        sender.flush()
     server.shutdown(socket.SHUT_WR)
 
     assert reading.get(timeout=TIMEOUT) == b"".join(b"C350\r\n" + piece + b"\r\n" for piece in pieces)
+    assert False in sent_whole  # or the client was not slow
 
 
 def test_a_client_that_takes_nothing_is_given_up(pair):
     server, _ = pair
     server.settimeout(0.05)
 
+    sender = DirectSender(server)
+
+    assert not sender.send(b"x" * 1_000_000)
+
     with pytest.raises(TimeoutError):
-        DirectSender(server).send(b"x" * 1_000_000)
+        sender.flush()
 
 
 def test_a_client_that_left_is_an_error_of_the_socket(pair):

@@ -6,7 +6,7 @@ from types import TracebackType
 import gevent.queue
 
 from corosrv.errors import CorosrvError, ReadTimeout
-from corosrv.jobs import Chunk, Finish
+from corosrv.jobs import Chunk, Finish, Sink
 
 
 class HandDrivenReader:
@@ -42,6 +42,10 @@ class HandDrivenReader:
             raise piece
         self._n_unfinished -= sum(chunk.finish is not None for chunk in piece)
         return piece
+
+    def pump(self, sink: Sink, timeout: float | None = None) -> None:
+        while not self.is_finished and sink(self.take(timeout)):
+            pass
 
     def cancel(self) -> None:
         if not self.is_cancelled:
