@@ -23,7 +23,7 @@ class Finish(str, Enum):
     ERROR = "error"
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """What a reader yields. One with `finish` is its task's terminal chunk: the last one, and the only such."""
 
     index: int  # which task of the job

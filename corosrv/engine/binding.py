@@ -38,6 +38,10 @@ _FORKED = (
     "forking (gunicorn: do not use --preload)"
 )
 _FINISH = (None, Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.ERROR)
+# Looked up once: these are needed for every chunk.
+_UNFINISHED = lib.COROSRV_UNFINISHED
+_reader_take = lib.corosrv_reader_take
+_unpack = ffi.unpack
 _STATES = {
     lib.COROSRV_STARTING: "starting",
     lib.COROSRV_READY: "ready",
@@ -132,11 +136,12 @@ class NativeReader:
     def take(self, clear: bool = True) -> list[Chunk]:
         """All unread chunks, perhaps none. Clears the descriptor; whoever watches its edges may save that."""
         batch = self._batch
-        if code := lib.corosrv_reader_take(self._handle, clear, batch):
+        if code := _reader_take(self._handle, clear, batch):
             _raise(code, "")
-        if batch.n_chunks == 1:
-            return [_chunk(batch.chunks[0])]
-        return [_chunk(batch.chunks[i]) for i in range(batch.n_chunks)]
+        n_chunks, chunks = batch.n_chunks, batch.chunks
+        if n_chunks == 1:
+            return [_chunk(chunks[0])]
+        return [_chunk(chunks[i]) for i in range(n_chunks)]
 
     def cancel(self) -> None:
         _check(lib.corosrv_reader_cancel(self._handle))
@@ -146,14 +151,15 @@ class NativeReader:
 
 
 def _chunk(chunk: Any) -> Chunk:
-    text = str(ffi.buffer(chunk.text, chunk.text_size), "utf-8")
-    if chunk.finish == lib.COROSRV_UNFINISHED:
+    text = _unpack(chunk.text, chunk.text_size).decode()
+    finish = chunk.finish
+    if finish == _UNFINISHED:
         return Chunk(chunk.index, text, chunk.n_tokens)
     return Chunk(
         chunk.index,
         text,
         chunk.n_tokens,
-        _FINISH[chunk.finish],
+        _FINISH[finish],
         chunk.prompt_tokens,
         chunk.cached_tokens,
         chunk.prompt_ms,

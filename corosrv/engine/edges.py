@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,10 @@ class EdgeSet:
         # Each call may run a greenlet up to its next wait, and that may add and remove.
         for fd, _ in self._epoll.poll(0, AT_ONCE):
             if on_edge := members.get(fd):
-                on_edge()
+                try:
+                    on_edge()
+                except BaseException:  # of a bare greenlet that ended: the others were told of as well, and only once
+                    self.hub.handle_error(on_edge, *sys.exc_info())
 
 
 class _Current(_local):  # type: ignore[misc,valid-type]

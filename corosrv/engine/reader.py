@@ -31,6 +31,8 @@ class Reader:
     be called from any.
     """
 
+    __slots__ = ("__weakref__", "_n_unfinished", "_native", "_thread", "_waiter", "prompt_tokens")
+
     def __init__(self, native: NativeReader, n_tasks: int, prompt_tokens: tuple[int, ...]) -> None:
         self.prompt_tokens = prompt_tokens
         self._native: NativeReader | None = native

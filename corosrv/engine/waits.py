@@ -37,6 +37,8 @@ def _seen() -> bool:
 class Waiter:
     """Waits for one descriptor again and again. Owns its watchers: close it before the descriptor is closed."""
 
+    __slots__ = ()
+
     # Whether a descriptor that was written wakes without having been read since the write before.
     is_edge_triggered = False
 
@@ -60,6 +62,10 @@ class HubWaiter(Waiter):
 
     A write while nobody waits is remembered for the next wait.
     """
+
+    __slots__ = (
+        "_due", "_edges", "_fd", "_greenlet", "_hub", "_is_open", "_is_written", "_look", "_since", "_timeout", "_timer"
+    )  # fmt: skip
 
     is_edge_triggered = True
 

@@ -16,6 +16,8 @@ import gunicorn.http.wsgi
 class DirectSender:
     """Frames pieces of a chunked body as gunicorn does, which has sent the headers and will send the last chunk."""
 
+    __slots__ = ("_raw", "_send", "_socket", "_unsent")
+
     def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._send = _socket.socket.send

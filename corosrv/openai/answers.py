@@ -118,11 +118,11 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def _check(chunk: Chunk, unsent: Iterable[bytes] = ()) -> None:
+def _check(chunk: Chunk, unsent: bytes = b"") -> None:
     if chunk.finish is Finish.ERROR:
-        raise JobFailed(chunk.text, b"".join(unsent))
+        raise JobFailed(chunk.text, unsent)
     if chunk.finish is Finish.CANCELLED:
-        raise JobFailed("the request was cancelled", b"".join(unsent))
+        raise JobFailed("the request was cancelled", unsent)
 
 
 class Answer:
@@ -141,10 +141,14 @@ class Answer:
             "model": model.id,
             "system_fingerprint": model.fingerprint,
         }
-        # An event is: prefix, before[i], the text as a JSON string, after[i], suffix.
-        self._prefix = b"data: " + _encode(self._members)[:-1] + b',"choices":['
-        self._suffix = b'],"usage":null}\n\n' if call.include_usage else b"]}\n\n"
-        self._around = [shape.around_text(i) for i in range(self._n_choices)] if call.stream else []
+        # What stands before and after the text, a JSON string, in an event of each choice.
+        self._around = self._events_around_text() if call.stream else []
+
+    def _events_around_text(self) -> list[tuple[bytes, bytes]]:
+        prefix = b"data: " + _encode(self._members)[:-1] + b',"choices":['
+        suffix = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        around = map(self._shape.around_text, range(self._n_choices))
+        return [(prefix + before, after + suffix) for before, after in around]
 
     def whole(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
         """The answer that is not streamed. Raises JobFailed when a task ended in an error."""
@@ -169,17 +173,17 @@ class Answer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         """What these chunks look like on the wire. Raises JobFailed when a task ended in an error."""
-        parts: list[bytes] = []
+        sent = b""
         for chunk in chunks:
             if chunk.finish is not None:
-                _check(chunk, parts)
+                _check(chunk, sent)
             self._tally.add(chunk)
-            if chunk.text:
+            if text := chunk.text:
                 before, after = self._around[chunk.index]
-                parts += (self._prefix, before, _encode(chunk.text), after, self._suffix)
+                sent += before + _encode(text) + after
             if chunk.finish is not None:
-                parts.append(self._end(chunk))
-        return b"".join(parts)
+                sent += self._end(chunk)
+        return sent
 
     def _end(self, chunk: Chunk) -> bytes:
         self._n_finished += 1

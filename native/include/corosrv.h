@@ -229,8 +229,9 @@ void corosrv_engine_close(corosrv_engine* engine);
 /* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. */
 int corosrv_reader_fd(corosrv_reader* reader);
 
-/* Takes all unread chunks, perhaps none. One thread at a time. `clear`: 1 makes the descriptor unreadable until there is
- * more, for whoever polls it; 0 saves that call for whoever watches its edges (EPOLLET), of which every signal is one. */
+/* Takes all unread chunks, perhaps none. One thread at a time. `clear`: 1 makes the descriptor unreadable until there
+ * is more, for whoever polls it; 0 saves that call for whoever watches its edges (EPOLLET), of which every signal is
+ * one. */
 int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch);
 
 /* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. Any thread. */

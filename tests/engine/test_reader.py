@@ -14,6 +14,7 @@ from typing import Any
 import gevent
 import gevent.event
 import pytest
+from gevent._hub_local import get_hub_if_exists
 
 from corosrv.engine import Chunk, Engine, Reader
 from corosrv.errors import Misuse, ReadTimeout, UsedAfterClose, WrongThread
@@ -179,6 +180,82 @@ def test_the_descriptor_is_readable_when_there_is_something_to_take(engine):
     with engine.submit(job()) as reader:
         assert select.select([reader.fileno()], [], [], TIMEOUT)[0]
         assert reader.take_nowait()
+
+
+def test_a_pump_passes_everything_on_in_the_hub(engine):
+    passed: list[Chunk] = []
+    where: set[object] = set()
+
+    def sink(chunks: list[Chunk]) -> bool:
+        passed.extend(chunks)
+        where.add(gevent.getcurrent())
+        return True
+
+    with engine.submit(job(max_tokens=50)) as reader:
+        reader.pump(sink, TIMEOUT)
+
+        assert reader.is_finished
+    assert where == {gevent.get_hub()}
+    assert sum(chunk.n_tokens for chunk in passed) == 50
+
+
+def test_a_pump_in_a_thread_needs_no_hub(engine):
+    def pump() -> int:
+        passed: list[Chunk] = []
+        with engine.submit(job(max_tokens=50)) as reader:
+            reader.pump(lambda chunks: passed.extend(chunks) or True, TIMEOUT)
+        assert get_hub_if_exists() is None
+        return sum(chunk.n_tokens for chunk in passed)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(pump).result(TIMEOUT) == 50
+
+
+def test_a_pump_ends_when_its_sink_is_full_and_can_go_on(slow):
+    n_taken: list[int] = []
+
+    def sink(chunks: list[Chunk]) -> bool:
+        n_taken.append(sum(chunk.n_tokens for chunk in chunks))
+        return False
+
+    with slow.submit(job(max_tokens=4)) as reader:
+        n_pumps = 0
+        while not reader.is_finished:
+            reader.pump(sink, TIMEOUT)
+            n_pumps += 1
+            assert len(n_taken) == n_pumps
+
+    assert sum(n_taken) == 4
+
+
+def test_what_a_sink_raises_is_raised_where_it_was_pumped(slow):
+    with slow.submit(endless()) as failing, slow.submit(job(max_tokens=4)) as other:
+        reading = gevent.spawn(list, other)
+
+        with pytest.raises(ZeroDivisionError):
+            failing.pump(lambda chunks: 1 // 0 == 0, TIMEOUT)
+
+        assert failing.take(TIMEOUT)
+        assert sum(chunk.n_tokens for chunk in reading.get(timeout=TIMEOUT)) == 4
+
+
+def test_a_pump_without_chunks_times_out(slow):
+    with slow.submit(endless()) as reader, pytest.raises(ReadTimeout):
+        reader.pump(lambda chunks: True, 0.01)
+
+
+def test_no_chunk_is_lost_between_takes_at_any_speed(engine):
+    def read() -> int:
+        n_tokens = 0
+        with engine.submit(job(max_tokens=400)) as reader:
+            while chunks := reader.take(TIMEOUT):
+                n_tokens += sum(chunk.n_tokens for chunk in chunks)
+                gevent.sleep(0)  # some chunks come while it waits, some while it does not
+        return n_tokens
+
+    reading = [gevent.spawn(read) for _ in range(40)]
+
+    assert [greenlet.get(timeout=3 * TIMEOUT) for greenlet in reading] == [400] * 40
 
 
 def test_a_finished_reader_gives_nothing_more(engine):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -125,6 +126,95 @@ def test_a_killed_wait_leaves_the_waiter_usable(descriptor, waiter):
     waiter.wait(TIMEOUT)
 
 
+def test_a_wait_goes_on_until_the_look_says_so(descriptor, waiter):
+    answers = [False, False, True]
+    waiting = gevent.spawn(waiter.wait, TIMEOUT, lambda: answers.pop(0))
+
+    for n_left in (2, 1):
+        gevent.idle()
+        descriptor.signal()
+        gevent.idle()
+        assert len(answers) == n_left
+        assert not waiting.ready()
+    descriptor.signal()
+
+    waiting.get(timeout=TIMEOUT)
+
+
+def test_what_a_look_raises_ends_the_wait_and_nobody_else_s(descriptor, waiter):
+    waiting = gevent.spawn(waiter.wait, TIMEOUT, lambda: 1 // 0 == 0)
+    gevent.idle()
+
+    descriptor.signal()
+
+    with pytest.raises(ZeroDivisionError):
+        waiting.get(timeout=TIMEOUT)
+    descriptor.signal()
+    waiter.wait(TIMEOUT)
+
+
+def test_a_look_puts_off_the_time_out(descriptor, waiter):
+    looks: list[float] = []
+    began = time.monotonic()
+    waiting = gevent.spawn(waiter.wait, 0.1, lambda: looks.append(time.monotonic() - began))
+    gevent.spawn_later(0.07, descriptor.signal)
+
+    with pytest.raises(waits.TimedOut):
+        waiting.get(timeout=TIMEOUT)
+
+    assert time.monotonic() - began >= looks[0] + 0.1
+
+
+def test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first(descriptor, waiter):
+    order: list[str] = []
+    descriptor.signal()
+    gevent.idle()
+    gevent.spawn(order.append, "other")
+
+    waiter.wait(TIMEOUT)
+
+    assert order == ["other"]
+
+
+def test_a_closed_waiter_looks_no_more(descriptor, waiter):
+    looks: list[bool] = []
+    descriptor.signal()
+    gevent.idle()
+    waiting = gevent.spawn(waiter.wait, TIMEOUT, lambda: looks.append(True))
+    gevent.get_hub().loop.run_callback(waiter.close)  # before the look that the wait asks for
+    gevent.idle()
+
+    assert looks == []
+    waiting.kill(timeout=TIMEOUT)
+
+
+def test_a_wait_is_as_long_as_asked_for_whatever_the_one_before_left_of_its_timer(descriptor, waiter):
+    descriptor.signal()
+    waiter.wait(0.1)
+    gevent.sleep(0.06)
+    began = time.monotonic()
+
+    with pytest.raises(waits.TimedOut):
+        waiter.wait(0.1)
+
+    assert time.monotonic() - began >= 0.1
+
+
+def test_closing_the_last_waiter_of_a_hub_gives_its_descriptor_back(descriptor):
+    def descriptors() -> list[str]:
+        return sorted(os.listdir("/proc/self/fd"))
+
+    def wait_and_close() -> bool:
+        hub = gevent.get_hub()
+        before = descriptors()
+        waits.HubWaiter(hub, descriptor.fd).close()
+        after = descriptors()
+        hub.destroy(destroy_loop=True)
+        return before == after
+
+    assert in_thread(wait_and_close)
+
+
 def test_closing_twice_is_harmless(waiter):
     waiter.close()
     waiter.close()
@@ -136,7 +226,9 @@ def test_a_plain_thread_polls(descriptor):
         with pytest.raises(waits.TimedOut):
             waiter.wait(0.01)
         descriptor.signal()
-        waiter.wait(TIMEOUT)
+        answers = [False, True]
+        waiter.wait(TIMEOUT, lambda: answers.pop(0))
+        assert answers == []
         return type(waiter)
 
     assert in_thread(wait) is waits.PollWaiter

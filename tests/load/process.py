@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TICK = os.sysconf("SC_CLK_TCK")
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -34,17 +32,17 @@ def usage(pid: int) -> Usage:
         line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
     )
     return Usage(
-        main_cpu=_cpu(Path(f"/proc/{pid}/task/{pid}/stat")),
-        cpu=_cpu(Path(f"/proc/{pid}/stat")),
+        main_cpu=_cpu(pid, pid),
+        cpu=sum(_cpu(pid, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")),
         rss=int(status["VmRSS"].split()[0]) * 1024,
         threads=int(status["Threads"]),
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
     )
 
 
-def _cpu(stat: Path) -> float:
-    fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
+def _cpu(pid: int, thread: int) -> float:
+    # In nanoseconds, where /proc/PID/stat counts in hundredths of a second.
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
-"""Thousands of streams open at once on the synthetic model: `python -m tests.load.streams [--streams 5000]`.
+"""Few and many streams open at once on the synthetic model: `python -m tests.load.streams [--streams 100 9500]`.
 
-Prints what a stream and an event cost the process that serves them, and how /health answers meanwhile.
+Prints what a stream and an event cost the process that serves them, how /health answers meanwhile, and by how much an
+event costs more with many streams than with few. All loads have the same number of events a second. Processor time
+moves with whatever else the machine does, so the loads take turns and medians are compared; what the bare sending
+costs on this machine at the same moment is printed with them.
 """
 
 from __future__ import annotations
@@ -10,26 +13,79 @@ import json
 import resource
 import statistics
 import time
+from dataclasses import dataclass
 
 from tests.load.clients import LoadClient, request
 from tests.load.health import HealthProbe
-from tests.load.process import Server, serving, usage
+from tests.load.process import Server, Usage, serving, usage
+from tests.load.sending import bare_send
 
 EVENTS = "corosrv_eventfd_writes_total"  # one for each event that is sent
+WINDOW = 10.0  # seconds that are measured, while all streams are open
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many streams, and how fast they are together."""
+
+    n_streams: int
+    events_per_s: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of each stream."""
+        return self.events_per_s / self.n_streams
+
+    @property
+    def n_tokens(self) -> int:
+        """Of each stream: enough for opening all of them, some 1,000 a second, and for the window."""
+        return int(self.rate * (2 * WINDOW + self.n_streams / 1000))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "MODEL": f"synthetic:?tokens_per_s={self.rate}",
+            "SLOTS": str(self.n_streams),
+            "CTX": str(self.n_tokens + 64),
+            "STEP_MS": "60000",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one load cost. Times of a front thread and of a process are per event, in microseconds."""
+
+    n_open: int
+    n_done: int
+    failures: list[str]
+    events_per_s: float
+    front_us: float
+    process_us: float
+    send_us: float
+    client_load: float
+    bytes_per_stream: float
+    idle: Usage
+    loaded: Usage
+    health: list[float]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=5000)
-    parser.add_argument("--tokens", type=int, default=60, help="of each stream")
-    parser.add_argument("--rate", type=float, default=1.0, help="tokens a second of each stream")
+    parser.add_argument("--streams", type=int, nargs="+", default=[100, 9500])
+    parser.add_argument("--events", type=float, default=4750.0, help="a second, of all streams together")
+    parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    model = f"synthetic:?tokens_per_s={arguments.rate}"
-    with serving({"MODEL": model, "SLOTS": str(arguments.streams), "CTX": "512", "STEP_MS": "60000"}) as server:
-        for name, value in measure(server, arguments.streams, arguments.tokens).items():
-            print(f"{name:42} {value}")
+    seen: dict[int, list[Figures]] = {n_streams: [] for n_streams in arguments.streams}
+    for _ in range(arguments.rounds):
+        for n_streams in arguments.streams:
+            load = Load(n_streams, arguments.events)
+            with serving(load.settings) as server:
+                seen[n_streams].append(measure(server, load))
+            show(seen[n_streams][-1])
+    if len(seen) > 1:
+        compare(seen)
 
 
 def completion(n_tokens: int) -> bytes:
@@ -37,7 +93,7 @@ def completion(n_tokens: int) -> bytes:
     return request("/v1/completions", json.dumps(body).encode())
 
 
-def measure(server: Server, n_streams: int, n_tokens: int) -> dict[str, object]:
+def measure(server: Server, load: Load) -> Figures:
     warm_up = LoadClient(server.address)
     for _ in range(20):
         warm_up.open(completion(n_tokens=1))
@@ -45,37 +101,76 @@ def measure(server: Server, n_streams: int, n_tokens: int) -> dict[str, object]:
     idle = usage(server.worker_pid)
 
     client = LoadClient(server.address)
-    began = time.monotonic()
-    sent = completion(n_tokens)
-    for _ in range(n_streams):
+    opened = time.monotonic()
+    sent = completion(load.n_tokens)
+    for i in range(load.n_streams):
         client.open(sent)
-    opened = time.monotonic() - began
-    while client.n_waiting and time.monotonic() < began + n_tokens:
-        client.run_for(1)
+        if i % 100 == 99:
+            client.run_for(0)  # what came meanwhile
+    while client.n_waiting and time.monotonic() < opened + 3 * WINDOW:
+        client.run_for(0.5)
     health = HealthProbe(server.address)
     health.start()
-    n_before, before, before_at = server.metric(EVENTS), usage(server.worker_pid), time.monotonic()
-    client.run_for(10)
+    n_before, before, client_before, before_at = events(server), usage(server.worker_pid), own_cpu(), time.monotonic()
+    client.run_for(WINDOW)
     n_open = client.n_open
-    n_after, after, seconds = server.metric(EVENTS), usage(server.worker_pid), time.monotonic() - before_at
+    n_events, after, seconds = events(server) - n_before, usage(server.worker_pid), time.monotonic() - before_at
+    client_load = (own_cpu() - client_before) / seconds
     taken = sorted(health.stop())
-    outcome = client.run(20 + 4 * n_tokens)
-    n_events = n_after - n_before
-    return {
-        "streams open at once": n_open,
-        "completed / failed": f"{outcome.n_done} / {outcome.n_failed} {set(outcome.failures) or ''}",
-        "seconds to open them": f"{opened:.1f}",
-        "events a second": f"{n_events / seconds:.0f}",
-        "CPU of the front thread per event (us)": f"{(after.main_cpu - before.main_cpu) / n_events * 1e6:.1f}",
-        "CPU of the process per event (us)": f"{(after.cpu - before.cpu) / n_events * 1e6:.1f}",
-        "RSS per stream above idle (kB)": f"{(after.rss - idle.rss) / n_open / 1000:.1f}",
-        "RSS idle (MB)": f"{idle.rss / 1e6:.0f}",
-        "threads idle / loaded": f"{idle.threads} / {after.threads}",
+    outcome = client.run(60 + 4 * load.n_tokens / load.rate)
+    return Figures(
+        n_open=n_open,
+        n_done=outcome.n_done,
+        failures=outcome.failures,
+        events_per_s=n_events / seconds,
+        front_us=(after.main_cpu - before.main_cpu) / n_events * 1e6,
+        process_us=(after.cpu - before.cpu) / n_events * 1e6,
+        send_us=bare_send() * 1e6,
+        client_load=client_load,
+        bytes_per_stream=(after.rss - idle.rss) / n_open,
+        idle=idle,
+        loaded=after,
+        health=taken,
+    )
+
+
+def events(server: Server) -> float:
+    return server.metric(EVENTS)
+
+
+def own_cpu() -> float:
+    return time.process_time()
+
+
+def show(figures: Figures) -> None:
+    taken = figures.health
+    quantiles = statistics.median(taken), taken[int(0.99 * len(taken))], taken[-1]
+    rows = {
+        "streams open at once": figures.n_open,
+        "completed / failed": f"{figures.n_done} / {len(figures.failures)} {set(figures.failures) or ''}",
+        "events a second": f"{figures.events_per_s:.0f}",
+        "CPU of the front thread per event (us)": f"{figures.front_us:.1f}",
+        "CPU of the process per event (us)": f"{figures.process_us:.1f}",
+        "a bare send of as many bytes (us)": f"{figures.send_us:.1f}",
+        "the client's share of a processor": f"{figures.client_load:.2f}",
+        "RSS per stream above idle (kB)": f"{figures.bytes_per_stream / 1000:.1f}",
+        "RSS idle (MB)": f"{figures.idle.rss / 1e6:.0f}",
+        "threads idle / loaded": f"{figures.idle.threads} / {figures.loaded.threads}",
         "/health answers": len(taken),
-        "/health p50 / p99 / worst (ms)": " / ".join(
-            f"{1000 * value:.1f}" for value in (statistics.median(taken), taken[int(0.99 * len(taken))], taken[-1])
-        ),
+        "/health p50 / p99 / worst (ms)": " / ".join(f"{1000 * value:.1f}" for value in quantiles),
     }
+    for name, value in rows.items():
+        print(f"{name:42} {value}", flush=True)
+    print()
+
+
+def compare(seen: dict[int, list[Figures]]) -> None:
+    medians = {n: statistics.median(figures.front_us for figures in all_of) for n, all_of in seen.items()}
+    few, many = min(medians), max(medians)
+    print(
+        f"an event of {many} streams costs {medians[many] / medians[few]:.2f} times one of {few} "
+        f"({medians[many]:.1f} and {medians[few]:.1f} us of the front thread, medians of {len(seen[few])})"
+    )
 
 
 if __name__ == "__main__":
