@@ -417,6 +417,23 @@ TEST("a look that was not woken takes what is there and finds nothing where noth
   CHECK_EQ(batch.n_chunks, size_t{0});
 }
 
+TEST("a take clears the descriptor only where it is asked to") {
+  const EnginePtr engine = open_synthetic();
+  const ReaderPtr reader = submit(engine, TaskFor("x", 3));
+  REQUIRE(is_readable(corosrv_reader_fd(reader.get()), kPatience));
+  Answer answer;
+  while (answer.n_terminal == 0) {
+    corosrv_batch batch{};
+    REQUIRE(corosrv_reader_take(reader.get(), 0, &batch) == COROSRV_OK);
+    for (size_t i = 0; i < batch.n_chunks; ++i) answer.n_terminal += batch.chunks[i].finish != COROSRV_UNFINISHED;
+  }
+  CHECK(is_readable(corosrv_reader_fd(reader.get()), 0));
+
+  corosrv_batch batch{};
+  CHECK_EQ(corosrv_reader_take(reader.get(), 1, &batch), COROSRV_OK);
+  CHECK(!is_readable(corosrv_reader_fd(reader.get()), 0));
+}
+
 // I2. Readers come and go in thousands, each closed while the decode thread is about to end it, and the numbers of
 // their descriptors go to somebody else at once.
 TEST("a closed reader's descriptor is never written to again (I2)") {

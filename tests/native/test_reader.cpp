@@ -1,3 +1,5 @@
+#include <sys/epoll.h>
+
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -67,6 +69,50 @@ TEST("a take leaves the reader unreadable, chunks or none") {
 
   CHECK(take(*reader).empty());
   CHECK(!is_readable(reader->fd(), 0));
+}
+
+TEST("a take that clears nothing leaves an edge for the next chunk, and one for each signal") {
+  const auto reader = make_reader();
+  const int edges = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  REQUIRE(::epoll_ctl(edges, EPOLL_CTL_ADD, reader->fd(), &event) == 0);
+  std::vector<Chunk> taken;
+
+  for (int i = 0; i < 3; ++i) {
+    CHECK_EQ(::epoll_wait(edges, &event, 1, 0), 0);
+    reader->push(make_chunk(0, "a"));
+    CHECK_EQ(::epoll_wait(edges, &event, 1, 0), 1);
+    reader->take(taken, false);
+    CHECK_EQ(taken.size(), size_t{1});
+    CHECK(is_readable(reader->fd(), 0));
+  }
+  ::close(edges);
+}
+
+// One thread pushes while another takes whatever an edge tells it of: a chunk that is pushed between a take and the
+// wait after it has to be an edge, or this hangs.
+TEST("no chunk is lost between a take and a wait for edges (I1)") {
+  constexpr int kChunks = 200000;
+  const auto reader = make_reader();
+  const int edges = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  REQUIRE(::epoll_ctl(edges, EPOLL_CTL_ADD, reader->fd(), &event) == 0);
+  std::thread pushing([&reader] {
+    for (int i = 0; i < kChunks; ++i) reader->push(make_chunk(0, "x"));
+  });
+
+  int n_tokens = 0;
+  std::vector<Chunk> taken;
+  while (n_tokens < kChunks && ::epoll_wait(edges, &event, 1, 5000) == 1) {
+    reader->take(taken, false);
+    for (const Chunk& chunk : taken) n_tokens += chunk.n_tokens;
+  }
+
+  pushing.join();
+  ::close(edges);
+  CHECK_EQ(n_tokens, kChunks);
 }
 
 TEST("unread chunks of one task leave as one, with their tokens added up") {
