@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from corosrv.jobs import Chunk, Reader
 log = logging.getLogger("corosrv.http")
 
 PING = b":\n\n"
+# What the system may keep for a client that reads slower than it is sent to. By itself it keeps megabytes, for each of
+# those who stopped reading, while their jobs run on.
+UNSENT_BYTES = 16_384
 
 Encode = Callable[[list[Chunk]], bytes]
 
@@ -60,6 +64,7 @@ class EventStream:
         if self._socket is not None:
             # A client that accepts nothing for that long is as good as gone.
             self._socket.settimeout(self._write_timeout)
+            _bound_unsent(self._socket)
         yield self._first
         reader, watch, encode, interval = self._reader, self._watch, self._encode, self._ping_interval
         sender, pass_on = self._sender, self._pass_on
@@ -95,6 +100,11 @@ class EventStream:
         if self._socket is not None:
             self._socket.settimeout(None)
         self._stats.stream_closed()
+
+
+def _bound_unsent(sending: socket.socket) -> None:
+    if sending.family in (socket.AF_INET, socket.AF_INET6):
+        sending.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 class _StreamResponse(Response):

@@ -58,9 +58,13 @@ class LoadClient:
         """Streams without a first event."""
         return sum(stream.first_event is None for stream in self._streams.values())
 
-    def open(self, sent: bytes) -> None:
-        """Connects and sends one request."""
-        connected = socket.create_connection(self._address, timeout=10)
+    def open(self, sent: bytes, receive_buffer: int | None = None) -> None:
+        """Connects and sends one request. `receive_buffer`: bytes that the system may keep for it."""
+        connected = socket.socket()
+        if receive_buffer is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connected.settimeout(10)
+        connected.connect(self._address)
         connected.sendall(sent)
         connected.setblocking(False)
         self._epoll.register(connected.fileno(), select.EPOLLIN)

@@ -165,6 +165,15 @@ def test_a_client_that_reads_nothing_is_ended_and_the_others_go_on(start: Server
             assert other.post(chat(max_tokens=50, stream=True)).body.endswith(b"data: [DONE]\n\n")
 
 
+def test_little_is_kept_for_a_client_that_stops_reading(start: Servers) -> None:
+    server = start.start(reader_bytes=1024, ctx=1_000_000, slots=2, model="synthetic:?tokens_per_s=0")
+    with server.connect(receive_buffer=4096) as stalled:
+        stalled.send(request("POST", CHAT, chat(stream=True)))
+        server.wait_metric("paused", 1, within=10)
+
+        assert server.metric("generated_tokens_total") < 10_000  # the system would keep 40,000 by itself
+
+
 def test_a_client_that_reads_slowly_gets_it_all(start: Servers) -> None:
     server = start.start(write_timeout_s=1, reader_bytes=1024, ctx=1_000_000, model="synthetic:?tokens_per_s=0")
     with server.connect(receive_buffer=4096) as connection:
