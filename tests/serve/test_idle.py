@@ -1,0 +1,47 @@
+"""A server that has nothing to do sleeps."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.serve.server import SERVE, Server, Servers
+from tests.serve.wire import chat
+
+SECONDS = 3.0
+
+
+def wake_ups(pid: int) -> dict[str, int]:
+    """How often each thread of a process has gone to sleep by itself so far."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        status = (task / "status").read_text()
+        counted = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)
+        assert counted
+        found[(task / "comm").read_text().strip()] = int(counted.group(1))
+    return found
+
+
+@pytest.fixture
+def served(start: Servers) -> Server:
+    """A server that had something to do, and has nothing any more."""
+    server = start.start(*SERVE)
+    with server.connect() as connection:
+        assert connection.post(chat(max_tokens=5, stream=True)).body.endswith(b"data: [DONE]\n\n")
+    server.wait_idle()
+    return server
+
+
+def test_nothing_wakes_an_idle_server_but_gunicorn_s_heartbeat(served: Server) -> None:
+    pid = served.worker.pid
+    before = wake_ups(pid)
+
+    time.sleep(SECONDS)  # the one thing to be seen here is time passing
+
+    woken = {name: count - before[name] for name, count in wake_ups(pid).items()}
+    assert woken.pop("corosrv-decode") == 0
+    (main,) = woken.values()
+    assert main <= SECONDS + 1  # once a second
