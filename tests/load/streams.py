@@ -37,9 +37,14 @@ class Load:
         return self.events_per_s / self.n_streams
 
     @property
+    def ramp(self) -> float:
+        """Seconds until all have their first event: thousands of prompts are read a few in each step."""
+        return 0.004 * self.n_streams / self.rate
+
+    @property
     def n_tokens(self) -> int:
-        """Of each stream: enough for opening all of them, some 1,000 a second, and for the window."""
-        return int(self.rate * (2 * WINDOW + self.n_streams / 1000))
+        """Of each stream: none ends before the window does."""
+        return int(self.rate * (2 * WINDOW + self.ramp))
 
     @property
     def settings(self) -> dict[str, str]:
@@ -72,7 +77,7 @@ class Figures:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[100, 9500])
-    parser.add_argument("--events", type=float, default=4750.0, help="a second, of all streams together")
+    parser.add_argument("--events", type=float, default=9500.0, help="a second, of all streams together")
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -107,7 +112,7 @@ def measure(server: Server, load: Load) -> Figures:
         client.open(sent)
         if i % 100 == 99:
             client.run_for(0)  # what came meanwhile
-    while client.n_waiting and time.monotonic() < opened + 3 * WINDOW:
+    while client.n_waiting and time.monotonic() < opened + WINDOW + load.ramp:
         client.run_for(0.5)
     health = HealthProbe(server.address)
     health.start()
