@@ -9,7 +9,8 @@ INSTALLED := $(VENV)/.installed
 LIBLLAMA := $(VENV)/.libllama
 NATIVE   := $(wildcard native/src/*) native/include/corosrv.h native/build_native.py
 CLANGFMT := $(BIN)/clang-format
-CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h)
+CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
+             tests/native/ggml/*.cpp)
 
 .PHONY: install run test lint format load clean
 

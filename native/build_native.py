@@ -47,9 +47,9 @@ def find_libllama() -> Libllama:
     return Libllama(include, lib, str(lib))
 
 
-def fingerprint(header: Path) -> str:
-    """Hash of llama.h: struct layouts change between versions, the library's SONAME does not."""
-    return hashlib.sha256(header.read_bytes()).hexdigest()
+def fingerprint(include: Path) -> str:
+    """Hash of the headers: struct layouts change between versions, the library's SONAME does not."""
+    return hashlib.sha256(b"".join((include / name).read_bytes() for name in ("llama.h", "ggml.h"))).hexdigest()
 
 
 def declarations() -> str:
@@ -76,10 +76,10 @@ def make_ffi() -> FFI:
         # Relative to the project: setuptools refuses absolute ones.
         sources=sorted(str(source.relative_to(NATIVE.parent)) for source in (NATIVE / "src").glob("*.cpp")),
         include_dirs=[str(NATIVE / "include"), str(NATIVE / "src"), str(libllama.include)],
-        define_macros=[("COROSRV_LLAMA_FINGERPRINT", f'"{fingerprint(libllama.include / "llama.h")}"')],
+        define_macros=[("COROSRV_LLAMA_FINGERPRINT", f'"{fingerprint(libllama.include)}"')],
         extra_compile_args=CFLAGS + shlex.split(os.environ.get("COROSRV_CFLAGS", "")),
         library_dirs=[str(libllama.lib)],
-        libraries=["llama"],
+        libraries=["llama", "ggml", "ggml-base"],
         extra_link_args=["-fopenmp"],
         # The second path serves builds in place, where the extension is not beside the llama_cpp package.
         runtime_library_dirs=[libllama.runtime, str(libllama.lib)],

@@ -30,10 +30,11 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "lib"
 
 
-def header() -> Path | None:
-    """The llama.h that came with the library, if there is one."""
+def headers() -> tuple[Path, Path] | None:
+    """The llama.h and ggml.h that came with the library, if they did."""
     places = folder().parent.parent / "include", folder().parent / "include"
-    return next((place / "llama.h" for place in places if (place / "llama.h").is_file()), None)
+    found = ((place / "llama.h", place / "ggml.h") for place in places)
+    return next((pair for pair in found if all(header.is_file() for header in pair)), None)
 
 
 def open_library() -> None:
@@ -46,12 +47,12 @@ def open_library() -> None:
 
 
 def check_fingerprint(built_with: str) -> None:
-    """Refuses a libllama whose llama.h is not the one that the extension was built with.
+    """Refuses a libllama whose headers are not those that the extension was built with.
 
     Struct layouts change between versions and the SONAME does not: a mismatch would be memory corruption.
     """
-    installed = header()
+    installed = headers()
     if installed is None or not built_with:
         return
-    if hashlib.sha256(installed.read_bytes()).hexdigest() != built_with:
+    if hashlib.sha256(b"".join(header.read_bytes() for header in installed)).hexdigest() != built_with:
         raise LibllamaError(f"the installed llama-cpp-python is not the one corosrv was built with; {REBUILD}")

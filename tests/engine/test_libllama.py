@@ -36,15 +36,16 @@ def test_the_process_holds_one_copy(modules):
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
-    """A folder in which libllama stands as installed, its llama.h to be changed."""
+    """A folder in which libllama stands as installed, its headers to be changed."""
     lib, include = tmp_path / "llama_cpp" / "lib", tmp_path / "include"
     lib.mkdir(parents=True)
     include.mkdir()
     for library in libllama.folder().iterdir():
         (lib / library.name).symlink_to(library)
-    header = libllama.header()
-    assert header is not None
-    (include / "llama.h").write_bytes(header.read_bytes())
+    headers = libllama.headers()
+    assert headers is not None
+    for header in headers:
+        (include / header.name).write_bytes(header.read_bytes())
     return lib
 
 
@@ -60,8 +61,9 @@ def test_another_folder_may_be_named(copy):
     assert start(copy) == "started"
 
 
-def test_a_changed_header_is_refused_in_one_sentence(copy):
-    with (copy.parent.parent / "include" / "llama.h").open("a") as header:
+@pytest.mark.parametrize("name", ["llama.h", "ggml.h"])
+def test_a_changed_header_is_refused_in_one_sentence(copy, name):
+    with (copy.parent.parent / "include" / name).open("a") as header:
         header.write("// another version\n")
 
     words = start(copy)

@@ -49,7 +49,7 @@ extern "C" int32_t llama_decode(llama_context* context, llama_batch batch) {
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory) -> Path:
     compiler = shutil.which("c++") or pytest.skip("there is no C++ compiler")
-    header = libllama.header() or pytest.skip("there is no llama.h")
+    headers = libllama.headers() or pytest.skip("there is no llama.h")
     folder = tmp_path_factory.mktemp("shim")
     source, library = folder / "shim.cpp", folder / "shim.so"
     source.write_text(SHIM)
@@ -58,7 +58,7 @@ def shim(tmp_path_factory) -> Path:
         "-std=c++17",
         "-shared",
         "-fPIC",
-        f"-I{header.parent}",
+        f"-I{headers[0].parent}",
         str(source),
         "-o",
         str(library),

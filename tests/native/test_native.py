@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from corosrv.engine import libllama
+
 HERE = Path(__file__).parent
 BUILD_TIMEOUT = 240  # seconds, on a slow machine with nothing built yet
 RUN_TIMEOUT = 120
@@ -39,5 +41,18 @@ def test_the_native_core_passes_its_tests(kind: str, tmp_path: Path) -> None:
     built = run("make", f"-j{jobs}", kind, timeout=BUILD_TIMEOUT)
     assert built.returncode == 0, built.stdout
     tested = run(f"build/{kind}/test_native", timeout=RUN_TIMEOUT)
+
+    assert tested.returncode == 0, tested.stdout
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+def test_the_kernels_pass_their_tests_inside_ggml() -> None:
+    assert shutil.which("make"), "the native tests need make"
+    headers = libllama.headers() or pytest.skip("there is no ggml.h")
+    places = f"LLAMA_INCLUDE={headers[0].parent}", f"LLAMA_LIB={libllama.folder()}"
+
+    built = run("make", "ggml", *places, timeout=BUILD_TIMEOUT)
+    assert built.returncode == 0, built.stdout
+    tested = run("build/ggml/test_native", timeout=RUN_TIMEOUT)
 
     assert tested.returncode == 0, tested.stdout

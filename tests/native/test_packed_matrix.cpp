@@ -38,6 +38,13 @@ Half random_half(std::mt19937& random) {
   return {static_cast<uint16_t>(sign << 15 | exponent << 10 | mantissa), sign == 0 ? value : -value};
 }
 
+// Whether eleven bits hold the digits.
+bool is_half(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits % (1u << 13) == 0;
+}
+
 // A matrix in ggml's layout, and its parts in plain numbers.
 struct Matrix {
   Matrix(BlockFormat chosen, size_t rows, size_t blocks, unsigned seed)
@@ -215,7 +222,8 @@ KERNEL_TEST("quantising keeps every value within half a step, and the sums are t
       CHECK(std::fabs(block.quants[i] * step - values[b * kBlockValues + i]) <= 0.5001f * step);
     }
     CHECK_EQ(block.sum, sum);
-    // Half floats have eleven bits.
+    CHECK(is_half(block.scale));
+    CHECK(is_half(block.scaled_sum));
     CHECK(std::fabs(block.scale - step) <= step / 2048);
     CHECK(std::fabs(block.scaled_sum - step * static_cast<float>(sum)) <=
           std::fabs(step * static_cast<float>(sum)) / 2048);

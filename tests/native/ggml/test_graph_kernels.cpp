@@ -1,0 +1,255 @@
+// The kernels inside ggml's own scheduler, next to what ggml computes by itself.
+#include <ggml-backend.h>
+#include <ggml-cpu.h>
+#include <ggml.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "graph_kernels.h"
+
+namespace corosrv {
+namespace {
+
+constexpr int64_t kColumns = 96;
+constexpr int kThreads = 3;
+constexpr size_t kNoLimit = size_t{1} << 40;
+
+using Values = std::vector<float>;
+using Tensors = std::vector<ggml_tensor*>;
+
+Values random_values(size_t size, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Values values(size);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+Values input_of(int64_t n_rows, unsigned seed) { return random_values(static_cast<size_t>(n_rows * kColumns), seed); }
+
+struct FreeContext {
+  void operator()(ggml_context* context) const { ggml_free(context); }
+};
+using Context = std::unique_ptr<ggml_context, FreeContext>;
+
+// A scheduler on the processor alone, with or without kernels.
+class Machine {
+ public:
+  explicit Machine(GraphKernels* kernels) : backend_(ggml_backend_cpu_init()) {
+    ggml_backend_cpu_set_n_threads(backend_, kThreads);
+    scheduler_ = ggml_backend_sched_new(&backend_, nullptr, 1, GGML_DEFAULT_GRAPH_SIZE, false, false);
+    if (kernels != nullptr) ggml_backend_sched_set_eval_callback(scheduler_, &GraphKernels::on_node, kernels);
+  }
+  ~Machine() {
+    ggml_backend_sched_free(scheduler_);
+    ggml_backend_free(backend_);
+  }
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  // One at a time, always in the same memory: the tensors of one graph get the addresses of those of the last one.
+  Context make_context() { return Context(ggml_init({memory_.size(), memory_.data(), true})); }
+
+  ggml_backend_t backend() { return backend_; }
+  ggml_backend_sched_t scheduler() { return scheduler_; }
+
+ private:
+  std::vector<char> memory_ = std::vector<char>(64 * ggml_tensor_overhead() + ggml_graph_overhead());
+  ggml_backend_t backend_;
+  ggml_backend_sched_t scheduler_;
+};
+
+// Quantised matrices of kColumns columns in a buffer of ggml's.
+class Weights {
+ public:
+  Weights(Machine& machine, ggml_type type, const std::vector<int64_t>& n_rows,
+          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+      : context_(ggml_init({n_rows.size() * ggml_tensor_overhead(), nullptr, true})) {
+    for (const int64_t rows : n_rows) matrices_.push_back(ggml_new_tensor_2d(context_.get(), type, kColumns, rows));
+    buffer_ = ggml_backend_alloc_ctx_tensors(context_.get(), machine.backend());
+    ggml_backend_buffer_set_usage(buffer_, usage);
+    for (ggml_tensor* matrix : matrices_) fill(matrix);
+  }
+  ~Weights() { ggml_backend_buffer_free(buffer_); }
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  ggml_tensor* operator[](size_t i) const { return matrices_[i]; }
+  size_t bytes(size_t i) const { return ggml_nbytes(matrices_[i]); }
+
+ private:
+  static void fill(ggml_tensor* matrix) {
+    const Values values = random_values(static_cast<size_t>(ggml_nelements(matrix)), 7);
+    std::vector<char> blocks(ggml_nbytes(matrix));
+    ggml_quantize_chunk(matrix->type, values.data(), blocks.data(), 0, matrix->ne[1], kColumns, nullptr);
+    ggml_backend_tensor_set(matrix, blocks.data(), 0, blocks.size());
+  }
+
+  const Context context_;
+  Tensors matrices_;
+  ggml_backend_buffer_t buffer_;
+};
+
+// A graph from an input of `n_rows` rows to what `build` makes of it; may be computed again and again.
+class Graph {
+ public:
+  using Build = std::function<Tensors(ggml_context* context, ggml_tensor* input)>;
+
+  Graph(Machine& machine, int64_t n_rows, const Build& build) : machine_(machine), context_(machine.make_context()) {
+    input_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kColumns, n_rows);
+    ggml_set_input(input_);
+    outputs_ = build(context_.get(), input_);
+    graph_ = ggml_new_graph(context_.get());
+    for (ggml_tensor* output : outputs_) {
+      ggml_set_output(output);
+      ggml_build_forward_expand(graph_, output);
+    }
+    ggml_backend_sched_reset(machine_.scheduler());
+    ggml_backend_sched_alloc_graph(machine_.scheduler(), graph_);
+  }
+
+  std::vector<Values> compute(const Values& input) {
+    ggml_backend_tensor_set(input_, input.data(), 0, ggml_nbytes(input_));
+    CHECK_EQ(ggml_backend_sched_graph_compute(machine_.scheduler(), graph_), GGML_STATUS_SUCCESS);
+    std::vector<Values> results;
+    for (ggml_tensor* output : outputs_) {
+      results.emplace_back(static_cast<size_t>(ggml_nelements(output)));
+      ggml_backend_tensor_get(output, results.back().data(), 0, ggml_nbytes(output));
+    }
+    return results;
+  }
+
+  // How many outputs our kernels compute; known once they were computed.
+  size_t n_ours() const {
+    size_t n = 0;
+    for (const ggml_tensor* output : outputs_) n += output->op == GGML_OP_CUSTOM;
+    return n;
+  }
+
+ private:
+  Machine& machine_;
+  const Context context_;
+  ggml_tensor* input_;
+  Tensors outputs_;
+  ggml_cgraph* graph_;
+};
+
+float largest_difference(const std::vector<Values>& a, const std::vector<Values>& b) {
+  float most = a.size() == b.size() ? 0.0f : INFINITY;
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < a[i].size(); ++j) most = std::fmax(most, std::fabs(a[i][j] - b[i][j]));
+  }
+  return most;
+}
+
+// Computes the same with kernels and without, and checks how many outputs the kernels took.
+void check_against_ggml(GraphKernels& kernels, Machine& ours, int64_t n_rows, const Graph::Build& build,
+                        size_t n_expected, unsigned n_times = 1) {
+  Machine theirs(nullptr);
+  Graph graph(ours, n_rows, build), reference(theirs, n_rows, build);
+  for (unsigned seed = 1; seed <= n_times; ++seed) {
+    const Values input = input_of(n_rows, 100 * seed + static_cast<unsigned>(n_rows));
+    // Outputs are of the size of ten; other activations move them by more than a tenth.
+    CHECK(largest_difference(graph.compute(input), reference.compute(input)) < 2e-5f);
+  }
+  CHECK_EQ(graph.n_ours(), n_expected);
+  CHECK_EQ(reference.n_ours(), 0u);
+  CHECK_EQ(kernels.bytes() > 0, n_expected > 0);
+}
+
+// What a layer asks for: three products of the same activations, one of others, and one of the first again.
+Graph::Build layer(const Weights& weights) {
+  return [&weights](ggml_context* context, ggml_tensor* input) -> Tensors {
+    ggml_tensor* first = ggml_scale(context, input, 0.5f);
+    ggml_tensor* second = ggml_scale(context, first, -3.0f);
+    return {ggml_mul_mat(context, weights[0], first), ggml_mul_mat(context, weights[1], first),
+            ggml_mul_mat(context, weights[2], first), ggml_mul_mat(context, weights[0], second),
+            ggml_mul_mat(context, weights[1], first)};
+  };
+}
+
+TEST("products are ggml's but for the order of their sums, also in a graph that is computed again") {
+  for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
+    GraphKernels kernels(kNoLimit);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {48, 16, 160});
+
+    // Down as well as up: the second graph has more rows than the first, the last fewer.
+    for (const int64_t n_rows : {1, 33, 2, 70, 8}) check_against_ggml(kernels, machine, n_rows, layer(weights), 5, 3);
+  }
+}
+
+TEST("activations of an earlier graph are not taken for those of a later one at the same address") {
+  GraphKernels kernels(kNoLimit);
+  Machine machine(&kernels);
+  const Weights weights(machine, GGML_TYPE_Q4_1, {16});
+  const Graph::Build of_a_node = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    return {ggml_mul_mat(context, weights[0], ggml_scale(context, input, 2.0f))};
+  };
+  const Graph::Build of_the_input = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+    return {ggml_mul_mat(context, weights[0], input)};
+  };
+
+  for (const Graph::Build& build : {of_a_node, of_the_input}) {
+    for (const int64_t n_rows : {4, 3, 2}) check_against_ggml(kernels, machine, n_rows, build, 1);
+  }
+}
+
+TEST("a row of a graph gives the same bits alone and among others") {
+  GraphKernels kernels(kNoLimit);
+  Machine machine(&kernels);
+  const Weights weights(machine, GGML_TYPE_Q4_1, {48, 16, 160});
+  const Values input = input_of(40, 1);
+  const std::vector<Values> together = Graph(machine, 40, layer(weights)).compute(input);
+
+  for (const int64_t n_rows : {1, 2, 7, 8, 9, 39}) {
+    const std::vector<Values> few = Graph(machine, n_rows, layer(weights)).compute(input);
+    for (size_t i = 0; i < few.size(); ++i) {
+      CHECK(std::memcmp(few[i].data(), together[i].data(), few[i].size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+TEST("what is no plain product with a weight stays ggml's") {
+  GraphKernels kernels(kNoLimit);
+  Machine machine(&kernels);
+  const Weights others(machine, GGML_TYPE_Q4_1, {16}, GGML_BACKEND_BUFFER_USAGE_ANY);
+  const Weights unknown(machine, GGML_TYPE_Q5_1, {16});
+  const Weights odd(machine, GGML_TYPE_Q4_1, {24});
+  const Weights good(machine, GGML_TYPE_Q4_1, {32});
+
+  check_against_ggml(
+      kernels, machine, 4,
+      [&](ggml_context* context, ggml_tensor* input) -> Tensors {
+        ggml_tensor* half = ggml_view_2d(context, good[0], kColumns, 16, good[0]->nb[1], 0);
+        ggml_tensor* strided = ggml_view_2d(context, input, kColumns, 2, 2 * input->nb[1], 0);
+        ggml_tensor* stacked = ggml_view_3d(context, input, kColumns, 2, 2, input->nb[1], 2 * input->nb[1], 0);
+        return {ggml_mul_mat(context, others[0], input), ggml_mul_mat(context, unknown[0], input),
+                ggml_mul_mat(context, odd[0], input),    ggml_mul_mat(context, half, input),
+                ggml_mul_mat(context, good[0], strided), ggml_mul_mat(context, good[0], stacked)};
+      },
+      0);
+}
+
+TEST("weights are packed up to the limit, and each once") {
+  Machine bare(nullptr);
+  const Weights weights(bare, GGML_TYPE_Q4_1, {16, 16, 16});
+  GraphKernels kernels(2 * weights.bytes(0) + weights.bytes(0) / 2);
+  Machine machine(&kernels);
+
+  check_against_ggml(kernels, machine, 5, layer(weights), 4);  // all but the products with the third
+  const size_t bytes = kernels.bytes();
+  check_against_ggml(kernels, machine, 6, layer(weights), 4);
+
+  CHECK_EQ(kernels.bytes(), bytes);
+  CHECK(bytes >= 2 * weights.bytes(0) && bytes < 3 * weights.bytes(0));
+}
+
+}  // namespace
+}  // namespace corosrv
