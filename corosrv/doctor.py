@@ -82,7 +82,7 @@ def _libllama() -> Finding:
         from corosrv.engine.binding import FINGERPRINT
     except CorosrvError as error:
         return Finding(Grade.FAIL, "libllama", str(error), "in a clone: make install")
-    return Finding(Grade.OK, "libllama", f"{libllama.folder()}, llama.h {FINGERPRINT[:10]} as built")
+    return Finding(Grade.OK, "libllama", f"{libllama.folder()}, headers {FINGERPRINT[:10]} as built")
 
 
 def _cpu_flags() -> str:
@@ -127,6 +127,7 @@ def _engine(settings: Settings) -> Finding:
         engine.open()
         with engine.submit(Job((Text("One, two,"),), max_tokens=4)) as reader:
             text = "".join(chunk.text for chunk in reader)
+        kernels = engine.info.kernels
         if probe.verdict(settings.model) is probe.Verdict.SAFE:
             return Finding(
                 Grade.WARN,
@@ -138,7 +139,7 @@ def _engine(settings: Settings) -> Finding:
         return Finding(Grade.FAIL, "engine", str(error))
     finally:
         engine.close()
-    return Finding(Grade.OK, "engine", f"answers 'One, two,' with {text!r}")
+    return Finding(Grade.OK, "engine", f"answers 'One, two,' with {text!r}; {kernels}")
 
 
 def _descriptors() -> Finding:

@@ -39,6 +39,9 @@ class Settings:
     slots: int = setting(32, "sequences decoded at once, up to 256")
     queue: int = setting(10_000, "jobs that may wait for a slot")
     threads: int = setting(0, "compute threads; 0: physical cores")
+    kernels: str = setting(
+        "auto", "auto: corosrv multiplies matrices where libllama is slow at batches; ggml: libllama alone does"
+    )
     step_ms: float = setting(
         60.0, "target milliseconds of a step while others stream; up to 4 times that if many prompts wait"
     )
@@ -67,6 +70,7 @@ class Settings:
         self._check("ctx", 16 <= self.ctx <= MAX_INT32, f"must be from 16 to {MAX_INT32}")
         self._check("queue", 0 <= self.queue <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
         self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
+        self._check("kernels", self.kernels in ("auto", "ggml"), "must be 'auto' or 'ggml'")
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
         self._check("reader_bytes", 1024 <= self.reader_bytes < 2**63, "must be at least 1024, and below 2**63")
         self._check("cache_bytes", 0 <= self.cache_bytes < 2**63, "must be at least 0, and below 2**63")

@@ -56,6 +56,7 @@ def test_a_model_that_works_gives_an_answer():
 
     assert found.grade is Grade.OK
     assert found.text.startswith("answers 'One, two,' with ")
+    assert "kernels" in found.text
 
 
 def test_wrong_settings_are_fatal_and_the_rest_is_still_looked_at():

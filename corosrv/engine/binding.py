@@ -17,7 +17,7 @@ try:
     from corosrv._native import ffi, lib
 except ImportError as error:
     raise errors.LibllamaError(f"corosrv's extension cannot be loaded ({error}); {libllama.REBUILD}") from error
-# Hash of the llama.h that the extension was built with.
+# Hash of the llama.h and ggml.h that the extension was built with.
 FINGERPRINT = bytes(ffi.string(lib.corosrv_llama_fingerprint())).decode()
 libllama.check_fingerprint(FINGERPRINT)
 
@@ -38,6 +38,7 @@ _FORKED = (
     "forking (gunicorn: do not use --preload)"
 )
 _FINISH = (None, Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.ERROR)
+_KERNELS = {"auto": lib.COROSRV_KERNELS_AUTO, "ggml": lib.COROSRV_KERNELS_GGML}
 # Looked up once: these are needed for every chunk.
 _UNFINISHED = lib.COROSRV_UNFINISHED
 _reader_take = lib.corosrv_reader_take
@@ -72,6 +73,7 @@ class Options(msgspec.Struct, frozen=True):
     cache_bytes: int = 0
     deterministic: bool = False
     safe_load: bool = False
+    kernels: str = "auto"
     batch: int = 512
 
 
@@ -88,9 +90,17 @@ class ModelInfo(msgspec.Struct, frozen=True):
     eos: int
     n_params: int
     size: int
+    packed_bytes: int
     ftype: str
     description: str
     chat_template: str
+
+    @property
+    def kernels(self) -> str:
+        """Who multiplies matrices, in words."""
+        if self.packed_bytes:
+            return f"{self.packed_bytes / 1e6:.0f} MB of weights repacked for corosrv's kernels"
+        return "libllama's kernels alone"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -176,7 +186,8 @@ class NativeEngine:
         synthetic = ffi.NULL
         if options.synthetic is not None:
             synthetic = ffi.new("corosrv_synthetic *", msgspec.structs.asdict(options.synthetic))
-        fields = msgspec.structs.asdict(options) | {"model": model, "synthetic": synthetic}
+        fields = msgspec.structs.asdict(options)
+        fields |= {"model": model, "synthetic": synthetic, "kernels": _KERNELS[options.kernels]}
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", _MESSAGE_BYTES)
         _check(lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message)
         self._handle = engine[0]

@@ -79,8 +79,8 @@ class Engine:
         self._card = _model_card(self._settings.names, info, "" if self._settings.is_synthetic else FINGERPRINT)
         self._info = info
         log.info(
-            "engine ready in %.1f s, in process %d alone: %s, %d slots of %d tokens",
-            time.monotonic() - began, os.getpid(), self._card.id, self._settings.slots, info.context,
+            "engine ready in %.1f s, in process %d alone: %s, %d slots of %d tokens, %s",
+            time.monotonic() - began, os.getpid(), self._card.id, self._settings.slots, info.context, info.kernels,
         )  # fmt: skip
 
     def _options(self) -> Options:
@@ -101,6 +101,7 @@ class Engine:
             cache_bytes=settings.cache_bytes,
             deterministic=settings.deterministic,
             safe_load=is_safe,
+            kernels=settings.kernels,
         )
 
     @property
@@ -286,4 +287,7 @@ def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> Mode
         "size": info.size,
         "ftype": info.ftype,
     }
-    return ModelCard(names[0], int(time.time()), tuple(names[1:]), meta, f"b{fingerprint[:10] or 'synthetic'}")
+    # Other kernels round otherwise: the same seed may then give another text.
+    kernels = "k" if info.packed_bytes else ""
+    fingerprint = f"b{fingerprint[:10] or 'synthetic'}{kernels}"
+    return ModelCard(names[0], int(time.time()), tuple(names[1:]), meta, fingerprint)

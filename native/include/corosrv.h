@@ -62,6 +62,12 @@ typedef struct corosrv_synthetic {
   int32_t length;              /* tokens until the model ends a sequence by itself; 0 is never */
 } corosrv_synthetic;
 
+/* Who multiplies matrices. */
+typedef enum corosrv_kernels {
+  COROSRV_KERNELS_AUTO = 0, /* corosrv where libllama has nothing for batches and the processor can, else libllama */
+  COROSRV_KERNELS_GGML = 1  /* libllama alone */
+} corosrv_kernels;
+
 typedef struct corosrv_options {
   const char* model;                  /* path of a GGUF; unused when `synthetic` is given */
   const corosrv_synthetic* synthetic; /* NULL: load `model` */
@@ -75,6 +81,7 @@ typedef struct corosrv_options {
   int64_t cache_bytes;                /* of saved prefixes, at most; 0 shares none */
   int32_t deterministic;              /* 1: no result depends on the shape of a batch; slower on long prompts */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
+  int32_t kernels;                    /* corosrv_kernels */
 } corosrv_options;
 
 /* What the model is. Strings live as long as the engine. */
@@ -88,7 +95,8 @@ typedef struct corosrv_model_info {
   int32_t bos;        /* token id or -1 */
   int32_t eos;        /* token id or -1 */
   uint64_t n_params;
-  uint64_t size; /* bytes of weights */
+  uint64_t size;         /* bytes of weights */
+  uint64_t packed_bytes; /* of weights that corosrv repacked for its own kernels, and holds beside the originals */
   const char* ftype;
   const char* description;
   const char* chat_template; /* "" when the model carries none */
@@ -185,7 +193,8 @@ typedef struct corosrv_stats {
   corosrv_histogram itl;
 } corosrv_stats;
 
-/* Hash of the llama.h this library was compiled with (hex SHA-256), "" for builds without libllama. Any thread. */
+/* Hash of the llama.h and ggml.h this library was compiled with (hex SHA-256), "" for builds without libllama. Any
+ * thread. */
 const char* corosrv_llama_fingerprint(void);
 
 /* Starts the decode thread, which loads the model; returns at once. Any thread. */

@@ -38,7 +38,8 @@ struct ModelInfo {
   Token bos = -1;
   Token eos = -1;
   uint64_t n_params = 0;
-  uint64_t size = 0;  // bytes
+  uint64_t size = 0;          // bytes
+  uint64_t packed_bytes = 0;  // of weights that our own kernels hold a copy of
   std::string ftype;
   std::string description;
   std::string chat_template;

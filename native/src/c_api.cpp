@@ -76,6 +76,9 @@ Status check_options(const corosrv_options& options) {
   if (options.synthetic != nullptr && options.context == 0) return invalid("a synthetic model needs a context");
   if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
   if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
+  if (options.kernels != COROSRV_KERNELS_AUTO && options.kernels != COROSRV_KERNELS_GGML) {
+    return invalid("kernels must be a corosrv_kernels");
+  }
   if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
   return Status::ok();
 }
@@ -256,6 +259,7 @@ int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
            from.eos,
            from.n_params,
            from.size,
+           from.packed_bytes,
            from.ftype.c_str(),
            from.description.c_str(),
            from.chat_template.c_str()};

@@ -14,6 +14,8 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "graph_kernels.h"
+
 namespace corosrv {
 
 namespace {
@@ -197,8 +199,10 @@ class LlamaBackend final : public Backend {
  public:
   // `first` may have room for less than `context` tokens in each slot: `make_full` then makes one that has, while
   // `first` serves already.
-  LlamaBackend(Model model, Context first, const MakeContext& make_full, int32_t context, int32_t slots, int32_t rows)
+  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, const MakeContext& make_full,
+               int32_t context, int32_t slots, int32_t rows)
       : model_(std::move(model)),
+        kernels_(std::move(kernels)),
         context_(std::move(first)),
         capacity_(static_cast<int32_t>(llama_n_ctx_seq(context_.get()))),
         slots_(slots),
@@ -248,11 +252,13 @@ class LlamaBackend final : public Backend {
     return false;
   }
 
-  // Touches the weights and lets libllama reserve its buffers, so that the first request does not wait for it.
+  // Touches the weights, packs those that want it and lets libllama reserve its buffers, so that the first request
+  // does not wait for it.
   Status warm_up() {
     const Token token = info_.bos >= 0 ? info_.bos : 0;
     Status status = decode({{token, 0, 0, true}});
     forget(0, 0);
+    if (kernels_) info_.packed_bytes = kernels_->bytes();
     return status;
   }
 
@@ -298,13 +304,14 @@ class LlamaBackend final : public Backend {
   }
 
   const Model model_;
+  const std::unique_ptr<GraphKernels> kernels_;  // null: libllama's alone
   Context context_;
   int32_t capacity_;  // tokens that a slot of context_ holds
   const int32_t slots_;
   llama_memory_t memory_;
   LlamaBatch batch_;
   const LlamaVocabulary vocabulary_;
-  const ModelInfo info_;
+  ModelInfo info_;  // constant once warm
   const bool has_snapshots_;
   std::future<Context> full_;  // last: it uses the model, and is waited for first
 };
@@ -312,7 +319,7 @@ class LlamaBackend final : public Backend {
 // Of each slot: what a server starts with, where the whole KV cache would keep it waiting.
 constexpr int32_t kFirstTokens = 256;
 
-llama_context_params context_params(const corosrv_options& options, int32_t context) {
+llama_context_params context_params(const corosrv_options& options, int32_t context, GraphKernels* kernels) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<uint32_t>(context) * static_cast<uint32_t>(options.slots);
   params.n_seq_max = static_cast<uint32_t>(options.slots);
@@ -326,6 +333,10 @@ llama_context_params context_params(const corosrv_options& options, int32_t cont
   // three, which round differently.
   if (options.deterministic != 0) params.type_k = params.type_v = GGML_TYPE_BF16;
   params.no_perf = true;
+  if (kernels != nullptr) {
+    params.cb_eval = &GraphKernels::on_node;
+    params.cb_eval_user_data = kernels;
+  }
   return params;
 }
 
@@ -345,6 +356,13 @@ Status check_memory(const llama_model* model, int32_t slots, int32_t context) {
                 "COROSRV_SLOTS or COROSRV_CTX",
                 slots, context, wanted / 1e9, available / 1e9);
   return Status(COROSRV_INVALID, text);
+}
+
+// Packed weights may take half of what the cache leaves: the other half is everybody else's.
+std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context) {
+  if (options.kernels == COROSRV_KERNELS_GGML) return nullptr;
+  const double left = available_memory() - kv_bytes(model, static_cast<double>(options.slots) * context);
+  return GraphKernels::make(static_cast<size_t>(std::clamp(left / 2, 0.0, 1e18)));
 }
 
 Status failure(const std::string& what, const std::string& path) {
@@ -377,8 +395,9 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Stat
   status = check_memory(model.get(), options.slots, context);
   if (!status.is_ok()) return nullptr;
 
-  const auto make_context = [options, raw_model = model.get()](int32_t tokens) {
-    return Context(llama_init_from_model(raw_model, context_params(options, tokens)));
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context);
+  const auto make_context = [options, raw_model = model.get(), raw_kernels = kernels.get()](int32_t tokens) {
+    return Context(llama_init_from_model(raw_model, context_params(options, tokens, raw_kernels)));
   };
   Context first = make_context(can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
   if (!first) {
@@ -386,7 +405,8 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Stat
     return nullptr;
   }
   auto backend = std::make_unique<LlamaBackend>(
-      std::move(model), std::move(first), [=] { return make_context(context); }, context, options.slots, options.batch);
+      std::move(model), std::move(kernels), std::move(first), [=] { return make_context(context); }, context,
+      options.slots, options.batch);
   status = backend->warm_up();
   return status.is_ok() ? std::move(backend) : nullptr;
 }

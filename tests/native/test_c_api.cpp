@@ -158,6 +158,8 @@ TEST("each option out of range is refused with a message that names it") {
       {"needs a context", [](corosrv_options& options) { options.context = 0; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = 0; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = std::nan(""); }},
+      {"kernels", [](corosrv_options& options) { options.kernels = 2; }},
+      {"kernels", [](corosrv_options& options) { options.kernels = -1; }},
       {"reader_bytes", [](corosrv_options& options) { options.reader_bytes = 0; }},
   };
 
