@@ -1,4 +1,4 @@
-"""The command line: serve, doctor, models."""
+"""The command line: serve, bench, doctor, models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from corosrv import __version__, settings
+from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.settings import Settings
 
@@ -25,6 +26,9 @@ BACKLOG = 2048
 @click.version_option(__version__, prog_name="corosrv")
 def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
+
+
+main.add_command(bench)
 
 
 def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 CorosrvError
 ├── SettingsError            a setting is wrong; the start stops
 ├── LibllamaError            libllama cannot be found, or is not the one that the extension was built with
+├── BenchError               a load cannot be put on a server as asked
 ├── Unauthorized             no key, or a wrong one
 ├── ClientGone               the client left before its answer was ready
 ├── Refused                  the request cannot be taken as it stands; says which parameter
@@ -39,6 +40,10 @@ class SettingsError(CorosrvError):
 
 class LibllamaError(CorosrvError):
     """libllama cannot be used; says how to install or rebuild."""
+
+
+class BenchError(CorosrvError):
+    """A load cannot be put on a server as asked: no such address, nobody there, or more than this machine can open."""
 
 
 class Unauthorized(CorosrvError):

@@ -1,0 +1,189 @@
+"""The command line of `corosrv bench`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from corosrv.bench.plan import Mix, Plan, Point
+from corosrv.errors import BenchError
+
+RATE_OF_ARRIVALS = 1.0  # long prompts a second, where nobody said how many
+SPARE_DESCRIPTORS = 100
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """Numbers with commas between them, each above zero."""
+
+    name = "N,N,..."
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(self._kind(part) for part in value.split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < number < 1e6 for number in numbers):
+            self.fail(f"{value!r} is no list of numbers above zero, such as 1,8,32", param, ctx)
+        return numbers
+
+
+class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """A JSON object."""
+
+    name = "JSON"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            members = json.loads(value)
+        except ValueError:
+            members = None
+        if not isinstance(members, dict):
+            self.fail(f"{value!r} is no JSON object", param, ctx)
+        return members
+
+
+@click.command()
+@click.option("--url", required=True, help="address of an OpenAI-compatible server, with or without its /v1")
+@click.option("--versus", help="address of another one: the same load on both, in turn, the order alternating")
+@click.option("--name", help="what the report calls the server  [host:port]")
+@click.option("--versus-name", help="what the report calls the other one  [host:port]")
+@click.option("--mix", type=click.Choice([mix.value for mix in Mix]), default="short", show_default=True,
+              help="short: short chats, each its own; long: prompts of 1,500 tokens; shared: one system prompt of 400 "
+              "tokens for all; arrivals: running streams while prompts of 1,500 tokens arrive")  # fmt: skip
+@click.option("--clients", type=Numbers(int), help="clients at once; several make a sweep  [1,8,32; arrivals: 16]")
+@click.option("--rate", type=Numbers(float),
+              help="instead of clients, requests that arrive at random, so many a second, whoever still waits; in the "
+              "mix arrivals, long prompts a second  [1]")  # fmt: skip
+@click.option("--requests", "-n", type=click.IntRange(1, 10_000_000),
+              help="of one round, all clients together  [one for each client, at least 8]")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="that count")
+@click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="rounds before them")
+@click.option("--tokens", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="of each answer")
+@click.option("--force/--no-force", default=True, show_default=True,
+              help="ask for exactly that many, by ignore_eos; off for servers that refuse it")  # fmt: skip
+@click.option("--chat/--completions", default=True, show_default=True, help="which API")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="of prompts, arrivals and sampling")
+@click.option("--model", default="", help="[the first that the server lists]")
+@click.option("--api-key", envvar="OPENAI_API_KEY", default="", help="sent as a bearer key; also OPENAI_API_KEY")
+@click.option("--extra", type=Members(), default="{}", help="more members for every request body")
+@click.option("--timeout", type=click.FloatRange(0.001), default=600.0, show_default=True, help="seconds of a request")
+@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True,
+              help="that make the load, when one core is not enough")  # fmt: skip
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="writes all figures")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="writes a page with plots")
+@click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="writes the plots")
+def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | None, **chosen: Any) -> None:
+    """Put a load on a server, or on two in turn, and report tokens a second, TTFT and ITL.
+
+    Ends with status 1 when a request failed.
+    """
+    from corosrv.bench.compare import Comparison, find_model
+    from corosrv.bench.machine import look
+    from corosrv.bench.progress import Progress
+    from corosrv.bench.report import Report
+    from corosrv.bench.target import parse
+
+    plan = plan_of(chosen)
+    machine = look()  # before the load, which changes it
+    targets = [parse(chosen["url"], chosen["name"] or "", chosen["model"], chosen["api_key"])]
+    if chosen["versus"]:
+        targets.append(parse(chosen["versus"], chosen["versus_name"] or "", chosen["model"], chosen["api_key"]))
+    if len({target.name for target in targets}) < len(targets):
+        raise BenchError(f"both servers are called {targets[0].name}: say --name and --versus-name")
+    raise_descriptor_limit(plan)
+    command = _command_line()
+    section = Comparison(plan, list(map(find_model, targets)), command, Progress(sys.stderr)).run()
+    report = Report(machine, [section])
+    _write(report, json_file, html_file, svg_folder)
+    _show(report)
+    sys.exit(130 if section.is_interrupted else 1 if section.failed else 0)
+
+
+def plan_of(chosen: dict[str, Any]) -> Plan:
+    """The plan that the options ask for. Raises BenchError where they contradict each other."""
+    mix = Mix(chosen["mix"])
+    if mix is Mix.ARRIVALS and chosen["processes"] > 1:
+        raise click.UsageError("--mix arrivals runs in one process: leave out --processes")
+    return Plan(
+        mix=mix,
+        points=_points(mix, chosen["clients"], chosen["rate"]),
+        rounds=chosen["rounds"],
+        warmup=chosen["warmup"],
+        requests=chosen["requests"],
+        tokens=chosen["tokens"],
+        temperature=chosen["temperature"],
+        seed=chosen["seed"],
+        is_chat=chosen["chat"],
+        is_forced=chosen["force"],
+        timeout=chosen["timeout"],
+        processes=chosen["processes"],
+        extra=chosen["extra"],
+    )
+
+
+def _points(mix: Mix, clients: tuple[int, ...] | None, rates: tuple[float, ...] | None) -> tuple[Point, ...]:
+    if mix is Mix.ARRIVALS:
+        return tuple(Point(n, rate) for n in clients or (16,) for rate in rates or (RATE_OF_ARRIVALS,))
+    if rates and clients:
+        raise click.UsageError("--rate sends requests when they are due, whoever still waits: leave out --clients")
+    return tuple(Point(rate=rate) for rate in rates) if rates else tuple(Point(n) for n in clients or (1, 8, 32))
+
+
+def raise_descriptor_limit(plan: Plan) -> None:
+    """Raises the soft limit of open files to the hard one. Raises BenchError where that is not enough."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    n_most = max(point.clients for point in plan.points) // plan.processes
+    if hard != resource.RLIM_INFINITY and n_most + SPARE_DESCRIPTORS > hard:
+        raise BenchError(f"{n_most} clients need as many descriptors, and {hard} may be open (ulimit -Hn)")
+
+
+def _command_line() -> str:
+    """What was typed, without secrets."""
+    words = ["corosrv", *sys.argv[1:]]
+    for i, word in enumerate(words):
+        if word == "--api-key" and i + 1 < len(words):
+            words[i + 1] = "..."
+        elif word.startswith("--api-key="):
+            words[i] = "--api-key=..."
+    return shlex.join(words)
+
+
+def _write(report: Any, json_file: Path | None, html_file: Path | None, svg_folder: Path | None) -> None:
+    from corosrv.bench import page, plots
+    from corosrv.bench.report import write
+
+    try:
+        if json_file is not None:
+            write(report, json_file)
+        if html_file is not None:
+            html_file.write_text(page.page(report), "utf-8")
+        if svg_folder is not None:
+            svg_folder.mkdir(parents=True, exist_ok=True)
+            for name, plot in plots.plots(report).items():
+                (svg_folder / f"{name}.svg").write_text(plot, "utf-8")
+    except OSError as error:
+        raise BenchError(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
+def _show(report: Any) -> None:
+    from corosrv.bench import table, words
+
+    click.echo(words.machine(report.machine))
+    for section in report.sections:
+        click.echo(section.command + "\n")
+        click.echo(table.text(section), nl=False)

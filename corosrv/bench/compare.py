@@ -1,0 +1,116 @@
+"""Runs a plan: every point, round by round, the servers in turn. Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+
+import msgspec
+
+from corosrv.bench import figures, spread, stats
+from corosrv.bench.client import Client
+from corosrv.bench.load import Work
+from corosrv.bench.machine import n_cores
+from corosrv.bench.outcome import Outcome
+from corosrv.bench.plan import Mix, Plan, Point
+from corosrv.bench.progress import Progress
+from corosrv.bench.report import PointFigures, Section, ServerFigures
+from corosrv.bench.schedule import in_turn
+from corosrv.bench.target import Target
+from corosrv.errors import BenchError
+
+TITLES = {
+    Mix.SHORT: "Short chats, each with a prompt of its own",
+    Mix.LONG: "Prompts of about 1,500 tokens, each of its own",
+    Mix.SHARED: "One system prompt of about 400 tokens, shared by all, new in each round",
+    Mix.ARRIVALS: "Running streams while prompts of about 1,500 tokens arrive",
+}
+
+
+class _Models(msgspec.Struct):
+    class Model(msgspec.Struct):
+        id: str
+
+    data: list[Model]
+
+
+def find_model(target: Target) -> Target:
+    """The target with the model that it serves, unless one was named. Raises BenchError when nobody is there."""
+    status, body = Client(target, timeout=30).get("/models")
+    if target.model:
+        return target
+    if status != 200:
+        raise BenchError(f"{target.url}/models answers {status}: {body.decode('utf-8', 'replace')[:200]}; say --model")
+    try:
+        models = msgspec.json.decode(body, type=_Models).data
+    except msgspec.DecodeError as error:
+        raise BenchError(f"{target.url}/models is no list of models: {error}") from None
+    if not models:
+        raise BenchError(f"{target.url} lists no model: say --model")
+    return replace(target, model=models[0].id)
+
+
+class Comparison:
+    """One plan on one server or two. `section` has what was found so far, whenever it is looked at."""
+
+    def __init__(self, plan: Plan, targets: list[Target], command: str, progress: Progress) -> None:
+        self._plan = plan
+        self._targets = targets
+        self._progress = progress
+        self.section = Section(
+            title=TITLES[plan.mix],
+            mix=plan.mix.value,
+            tokens=plan.tokens,
+            rounds=plan.rounds,
+            command=command,
+            is_forced=plan.is_forced,
+        )
+
+    def run(self) -> Section:
+        """All points. An interrupt ends it early, which the section tells. Raises BenchError."""
+        try:
+            for point in self._plan.points:
+                self._run_point(point)
+        except KeyboardInterrupt:
+            self.section.is_interrupted = True
+        finally:
+            self._progress.close()
+        return self.section
+
+    def _run_point(self, point: Point) -> None:
+        servers = {target: ServerFigures(target.name, target.url, target.model) for target in self._targets}
+        self.section.points.append(
+            PointFigures(point.label, point.clients, point.rate, self._plan.n_requests(point), list(servers.values()))
+        )
+        outcomes: dict[Target, list[list[Outcome]]] = {target: [] for target in servers}
+        for number in range(self._plan.warmup + self._plan.rounds):
+            for target in in_turn(self._targets, number):
+                done = self._run_round(target, point, number)
+                if self._is_kept(number, done, servers[target]):
+                    self._keep(done, servers[target], outcomes[target])
+                if done.is_interrupted:
+                    raise KeyboardInterrupt
+
+    def _is_kept(self, number: int, done: spread.Round, server: ServerFigures) -> bool:
+        """Warm-ups are not, and neither is part of a round, unless there is nothing better."""
+        if done.is_interrupted:
+            return bool(done.outcomes) and not server.rounds
+        return number >= self._plan.warmup
+
+    def _keep(self, done: spread.Round, server: ServerFigures, outcomes: list[list[Outcome]]) -> None:
+        outcomes.append(done.outcomes)
+        server.rounds.append(figures.figures(done.outcomes, done.cpu, n_cores(), self._plan.tokens))
+        server.ttft_curve = stats.curve(_ttfts(outcomes))
+        server.itl_curve = stats.curve(chain.from_iterable(map(figures.gaps, outcomes)))
+
+    def _run_round(self, target: Target, point: Point, number: int) -> spread.Round:
+        is_warmup = number < self._plan.warmup
+        title = "warm-up" if is_warmup else f"round {number - self._plan.warmup + 1}/{self._plan.rounds}"
+        on_progress = self._progress.begin(f"{point.label}, {title}, {target.name}", self._plan.n_requests(point))
+        return spread.run(Work(target, self._plan, point, number), on_progress)
+
+
+def _ttfts(rounds: list[list[Outcome]]) -> Iterable[float]:
+    streams = (outcome for one in rounds for outcome in one if outcome.failure is None)
+    return figures.ttfts(outcome for outcome in streams if not outcome.is_arriving)

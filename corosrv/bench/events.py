@@ -1,0 +1,61 @@
+"""What an event of a streamed completion says, as far as a measurement wants to know."""
+
+from __future__ import annotations
+
+import msgspec
+
+DONE = b"[DONE]"
+
+
+class Delta(msgspec.Struct):
+    """What a chat adds; models that think aloud have one of two more names for it."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class Choice(msgspec.Struct):
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        delta = self.delta
+        if delta is None:
+            return bool(self.text)
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+
+class Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+class Event(msgspec.Struct):
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+decode = msgspec.json.Decoder(Event).decode
+
+
+class ErrorBody(msgspec.Struct):
+    message: str = ""
+
+
+class ErrorAnswer(msgspec.Struct):
+    error: ErrorBody | str = ""
+
+
+def error_message(body: bytes) -> str:
+    """The sentence in the body of an error, or its beginning."""
+    try:
+        error = msgspec.json.decode(body, type=ErrorAnswer).error
+    except msgspec.DecodeError:
+        error = ""
+    text = error.message if isinstance(error, ErrorBody) else error
+    return text or body[:200].decode("utf-8", "replace").strip()

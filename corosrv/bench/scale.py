@@ -1,0 +1,69 @@
+"""Values to places on a plot, and the round numbers at which an axis is marked. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """From 0 to `top` in the values, from `start` to `end` on the paper."""
+
+    top: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (self.end - self.start) * value / self.top
+
+    def ticks(self, n: int = 5) -> list[float]:
+        """Round numbers, about `n` of them."""
+        rough = self.top / n
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(step - rough))
+        return [i * step for i in range(int(self.top / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Logarithmic from `low` to `high`, both above zero."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        value = min(max(value, self.low), self.high)
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + (self.end - self.start) * share
+
+    def ticks(self) -> list[float]:
+        """Powers of ten, with 2 and 5 between them where there are few."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for factors in ((1,), (1, 3), (1, 2, 5)):
+            ticks = [factor * 10.0**power for power in powers for factor in factors]
+            ticks = [tick for tick in ticks if self.low <= tick <= self.high]
+            if len(ticks) >= 3:
+                break
+        return ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Shares of samples, so that each further nine takes as much room: half, 90 %, 99 %, 99.9 %."""
+
+    last: float  # the share at the end
+    start: float
+    end: float
+
+    def __call__(self, share: float) -> float:
+        return self.start + (self.end - self.start) * _nines(min(share, self.last)) / _nines(self.last)
+
+    def ticks(self) -> list[float]:
+        return [share for share in (0.0, 0.5, 0.9, 0.99, 0.999) if share <= self.last]
+
+
+def _nines(share: float) -> float:
+    return -math.log10(1.0 - share)
