@@ -12,7 +12,7 @@ CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/ggml/*.cpp)
 
-.PHONY: install run test lint format load clean
+.PHONY: install run test lint format load bench clean
 
 install: $(INSTALLED)
 
@@ -23,20 +23,24 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(INSTALLED)
-	$(BIN)/ruff format --check corosrv native tests setup.py
-	$(BIN)/ruff check corosrv native tests setup.py
+	$(BIN)/ruff format --check corosrv native bench tests setup.py
+	$(BIN)/ruff check corosrv native bench tests setup.py
 	$(BIN)/mypy
 	$(CLANGFMT) --dry-run --Werror $(CXXFILES)
 
 format: $(INSTALLED)
-	$(BIN)/ruff check --fix-only --quiet corosrv native tests setup.py
-	$(BIN)/ruff format corosrv native tests setup.py
+	$(BIN)/ruff check --fix-only --quiet corosrv native bench tests setup.py
+	$(BIN)/ruff format corosrv native bench tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
 # Two of the README's figures: open streams on the synthetic model, clients that leave on the real one.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
 	$(BIN)/python -m tests.load.disconnects
+
+# Side by side with llama-server: the tables and plots in bench/. ROUNDS=1 QUICK=1 for a first look.
+bench: $(INSTALLED)
+	$(BIN)/python -m bench.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build

@@ -9,14 +9,11 @@ if $pip show --quiet llama-cpp-python 2>/dev/null && $pip list --format=freeze |
   exit 0
 fi
 
-# GCC before 12.4, and 13.0 to 13.2, miscompile _tile_loadconfig: the AMX kernels then die with SIGILL.
-gcc_version=$("${CXX:-c++}" -dM -E -x c++ /dev/null | awk '
-  $2 == "__clang__" { clang = 1 } $2 == "__GNUC__" { major = $3 } $2 == "__GNUC_MINOR__" { minor = $3 }
-  END { print clang ? 99999 : major * 100 + minor }')
-if [ "$gcc_version" -lt 1204 ] || { [ "$gcc_version" -ge 1300 ] && [ "$gcc_version" -lt 1303 ]; }; then
-  CXXFLAGS="${CXXFLAGS:-} -fno-strict-aliasing -fno-tree-dse -fno-dse"
+amx_flags=$(sh "$(dirname "$0")/amx_flags.sh")
+if [ -n "$amx_flags" ]; then
+  CXXFLAGS="${CXXFLAGS:-} $amx_flags"
   export CXXFLAGS
-  echo "corosrv: this compiler needs$CXXFLAGS for libllama's AMX kernels"
+  echo "corosrv: this compiler needs $amx_flags for libllama's AMX kernels"
 fi
 
 echo "corosrv: installing llama-cpp-python $version; compiling libllama takes about 4 minutes on 2 cores, once"

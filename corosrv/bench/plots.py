@@ -131,11 +131,11 @@ def latency(section: Section, title: str, curve: Callable[[ServerFigures], list[
 def _panel(
     drawing: Drawing, box: Box, point: PointFigures, scale: Log, curve: Callable[[ServerFigures], list[float]]
 ) -> None:
-    tail = Tail(0.999, box.left, box.right)
+    tail = Tail(box.left, box.right)
     for tick in scale.ticks():
         drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
         drawing.text(box.left - 6, scale(tick) + 4, f"{1000 * tick:g}", "soft", "end", 10)
-    for share in tail.ticks():
+    for share in Tail.KNOTS:
         drawing.line(tail(share), box.top, tail(share), box.bottom, "grid")
         drawing.text(tail(share), box.bottom + 16, f"{100 * share:g}%", "soft", "middle", 10)
     for kind, server in zip(KINDS, point.servers, strict=False):  # one server or two
@@ -165,7 +165,7 @@ def _values(
             if curve(server)
         ]
         for i, (value, kind) in enumerate(sorted(there, reverse=True)):
-            drawing.text(tail(share) - 6, scale(value) + (-8 if i == 0 else 17), words.ms(value), kind, "end", 11, True)
+            drawing.text(tail(share), scale(value) + (-8 if i == 0 else 17), words.ms(value), kind, "middle", 11, True)
 
 
 def _head(drawing: Drawing, title: str, subtitle: str, servers: list[str]) -> None:

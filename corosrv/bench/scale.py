@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,16 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Shares of samples, so that each further nine takes as much room: half, 90 %, 99 %, 99.9 %."""
+    """Shares of samples, so that the slow ones can be seen: each step between two of KNOTS takes as much room."""
 
-    last: float  # the share at the end
+    KNOTS: ClassVar[tuple[float, ...]] = (0.0, 0.5, 0.9, 0.99, 0.999)
+
     start: float
     end: float
 
     def __call__(self, share: float) -> float:
-        return self.start + (self.end - self.start) * _nines(min(share, self.last)) / _nines(self.last)
-
-    def ticks(self) -> list[float]:
-        return [share for share in (0.0, 0.5, 0.9, 0.99, 0.999) if share <= self.last]
-
-
-def _nines(share: float) -> float:
-    return -math.log10(1.0 - share)
+        for i, (low, high) in enumerate(pairwise(self.KNOTS)):
+            if share <= high:
+                part = (share - low) / (high - low)
+                return self.start + (self.end - self.start) * (i + part) / (len(self.KNOTS) - 1)
+        return self.end

@@ -1,0 +1,98 @@
+"""The side-by-side table: what was aimed for, and what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import escape
+
+from bench.limit import Limit
+from corosrv.bench import words
+from corosrv.bench.machine import Machine
+from corosrv.bench.page import table
+from corosrv.bench.report import PointFigures, Report, Section, ServerFigures
+
+
+class Results(Report):
+    """A report, the commands that started the servers, and how fast libllama is alone."""
+
+    servers: list[str]
+    limits: list[Limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; `factor` says how many times better corosrv is, `share` what it reaches of libllama."""
+
+    work: str
+    ours: str
+    theirs: str
+    factor: float | None
+    share: float | None = None
+
+
+HEAD = ("work", "corosrv", "llama-server", "times better", "of llama-batched-bench")
+
+
+def rows(results: Results) -> Iterator[Row]:
+    limits = {limit.batch: limit.median for limit in results.limits}
+    for section in results.sections:
+        for point in section.points:
+            yield _row(section, point, limits)
+
+
+def markdown(results: Results) -> str:
+    lines = ["| " + " | ".join(HEAD) + " |", "| " + " | ".join("---" for _ in HEAD) + " |"]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows(results)]
+    commands = [*results.servers, *(section.command for section in results.sections), *_limit_commands(results)]
+    listed = "\n".join(f"    {command}" for command in commands)
+    return (
+        "\n".join(lines) + f"\n\nMedians of {_rounds(results)} rounds. {words.machine(results.machine)}.\n\n{listed}\n"
+    )
+
+
+def html(results: Results) -> str:
+    """The same for the top of the page."""
+    cells = [[escape(cell) for cell in _cells(row)] for row in rows(results)]
+    commands = "".join(f"<code>{escape(line)}</code>" for line in [*results.servers, *_limit_commands(results)])
+    return table(list(HEAD), cells) + commands
+
+
+def _row(section: Section, point: PointFigures, limits: dict[int, float]) -> Row:
+    if section.mix == "shared":
+        seconds = _each(point, lambda server: server.median(lambda one: one.seconds))
+        return _less_is_better("one system prompt, " + point.label + ": seconds", seconds, words.number)
+    if section.mix == "arrivals":
+        itl = _each(point, lambda server: server.median(lambda one: one.itl.p99 if one.itl else None))
+        work = f"{point.clients} running streams while long prompts arrive: ITL p99, ms"
+        return _less_is_better(work, itl, words.ms)
+    ours, theirs = _each(point, lambda server: server.tokens_per_s)
+    share = ours / limits[point.clients] if ours and point.clients in limits else None
+    return Row(f"{point.label}: tokens/s", words.number(ours), words.number(theirs), _over(ours, theirs), share)
+
+
+def _less_is_better(work: str, pair: tuple[float | None, float | None], shown: Callable[[float | None], str]) -> Row:
+    ours, theirs = pair
+    return Row(work, shown(ours), shown(theirs), _over(theirs, ours))
+
+
+def _each(point: PointFigures, figure: Callable[[ServerFigures], float | None]) -> tuple[float | None, float | None]:
+    ours, theirs = point.servers
+    return figure(ours), figure(theirs)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    share = "" if row.share is None else words.percent(row.share)
+    return row.work, row.ours, row.theirs, words.ratio(row.factor), share
+
+
+def _limit_commands(results: Results) -> list[str]:
+    return [limit.command for limit in results.limits]
+
+
+def _rounds(results: Results) -> int:
+    return max((section.rounds for section in results.sections), default=0)
