@@ -1,4 +1,4 @@
-# make install, run and test are the README's; lint checks, format mends, load prints figures, clean starts anew.
+# make install, run and test are the README's; lint checks, format mends, load and bench print figures, clean starts anew.
 PYTHON ?= python3
 VENV   ?= .venv
 HOST   ?= 127.0.0.1

@@ -23,7 +23,7 @@ from bench.limit import Limit
 from bench.servers import Running, Setup
 from corosrv.bench import page, plots, report
 from corosrv.bench.machine import look
-from corosrv.bench.report import Report, Section
+from corosrv.bench.report import Section
 from corosrv.settings import packaged_model
 
 FOLDER = Path(__file__).parent

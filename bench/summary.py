@@ -8,7 +8,6 @@ from html import escape
 
 from bench.limit import Limit
 from corosrv.bench import words
-from corosrv.bench.machine import Machine
 from corosrv.bench.page import table
 from corosrv.bench.report import PointFigures, Report, Section, ServerFigures
 

@@ -1,0 +1,1 @@
+"""Figures of corosrv beside its peers: `make bench`. Not part of the package."""
