@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 DONE = b"[DONE]"
@@ -13,7 +15,7 @@ class Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: list[Any] | None = None
 
 
 class Choice(msgspec.Struct):
@@ -37,7 +39,7 @@ class Usage(msgspec.Struct):
 class Event(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 decode = msgspec.json.Decoder(Event).decode

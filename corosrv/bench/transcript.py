@@ -96,9 +96,9 @@ class Transcript:
         if event.usage is not None:
             self._usage_tokens = event.usage.completion_tokens
             self._prompt_tokens = event.usage.prompt_tokens
-        if event.error is None or bytes(event.error) == b"null":
+        if event.error is None:
             return False
-        return self.fail(Kind.ERROR, error_message(b'{"error":%b}' % bytes(event.error)))
+        return self.fail(Kind.ERROR, error_message(msgspec.json.encode({"error": event.error})))
 
     def _take_error(self, body: bytes, is_end: bool) -> bool:
         self._error_body += body
