@@ -15,6 +15,7 @@ KINDS = ("a", "b")  # of the first server and the second
 WIDTH = 760.0
 MARGIN = 20.0
 HEAD = 64.0  # title and names
+MARKED = (0.5, 0.99)  # shares whose values are written beside the curves
 LEFT = 52.0  # room for the marks of an axis
 
 
@@ -139,13 +140,11 @@ def _panel(
         drawing.line(tail(share), box.top, tail(share), box.bottom, "grid")
         drawing.text(tail(share), box.bottom + 16, f"{100 * share:g}%", "soft", "middle", 10)
     for kind, server in zip(KINDS, point.servers, strict=False):  # one server or two
-        values = curve(server)
-        drawing.path(
-            ((tail(share), scale(value)) for share, value in zip(CURVE, values, strict=False)), kind
-        )  # no values without samples
-        for share in (0.5, 0.99) if values else ():
-            value = values[CURVE.index(share)]
-            drawing.dot(tail(share), scale(value), kind, f"{server.name}: p{100 * share:g} {words.ms(value)} ms")
+        if values := curve(server):
+            places = [(tail(share), scale(value)) for share, value in zip(CURVE, values, strict=True)]
+            drawing.path(places, kind)
+            for share in MARKED:
+                drawing.dot(*places[CURVE.index(share)], kind, f"{server.name}: p{100 * share:g}")
     _values(drawing, point, curve, tail, scale)
     drawing.line(box.left, box.bottom, box.right, box.bottom, "axis")
 
@@ -158,7 +157,7 @@ def _values(
     scale: Log,
 ) -> None:
     """The median and p99 beside their dots: above the higher curve, below the lower one."""
-    for share in (0.5, 0.99):
+    for share in MARKED:
         there = [
             (curve(server)[CURVE.index(share)], kind)
             for server, kind in zip(point.servers, KINDS, strict=False)
