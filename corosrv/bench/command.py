@@ -105,7 +105,7 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     if len({target.name for target in targets}) < len(targets):
         raise BenchError(f"both servers are called {targets[0].name}: say --name and --versus-name")
     raise_descriptor_limit(plan)
-    command = _command_line()
+    command = command_line()
     section = Comparison(plan, list(map(find_model, targets)), command, Progress(sys.stderr)).run()
     report = Report(machine, [section])
     _write(report, json_file, html_file, svg_folder)
@@ -152,7 +152,7 @@ def raise_descriptor_limit(plan: Plan) -> None:
         raise BenchError(f"{n_most} clients need as many descriptors, and {hard} may be open (ulimit -Hn)")
 
 
-def _command_line() -> str:
+def command_line() -> str:
     """What was typed, without secrets."""
     words = ["corosrv", *sys.argv[1:]]
     for i, word in enumerate(words):
@@ -184,6 +184,8 @@ def _show(report: Any) -> None:
     from corosrv.bench import table, words
 
     click.echo(words.machine(report.machine))
+    if doubt := words.doubts(report.machine):
+        click.echo(doubt)
     for section in report.sections:
         click.echo(section.command + "\n")
         click.echo(table.text(section), nl=False)

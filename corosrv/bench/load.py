@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -67,27 +69,41 @@ class Load:
         self._outcomes: list[Outcome] = []
         self._counts = Counts()
         self._greenlets = Group()
+        self._is_interrupted = False
         self._numbers = share(work.plan.n_requests(work.point), work.part, work.parts)
         is_arriving = work.plan.mix is Mix.ARRIVALS
         self._requests = {i: self._request(i, is_arriving) for i in self._numbers}
 
     def run(self, begin: float, on_progress: Callable[[Counts], None]) -> Yield:
-        """Begins at that moment of the monotonic clock, and waits until the last answer is over. An interrupt ends it
-        with what there is."""
+        """Begins at that moment of the monotonic clock, and waits until the last answer is over. A signal to stop ends
+        it with what there is. For the main thread, which signals interrupt."""
         time.sleep(max(0.0, begin - monotonic()))
         cpu = time.process_time()
-        ticker = gevent.spawn(self._tell, on_progress)
-        is_interrupted = False
-        try:
-            self._loop()(begin)
+        with self._stopped_by(signal.SIGINT, signal.SIGTERM):
+            ticker = gevent.spawn(self._tell, on_progress)
+            self._greenlets.spawn(self._loop(), begin)
             self._greenlets.join()
-        except KeyboardInterrupt:
-            is_interrupted = True
-            self._greenlets.kill()
-        finally:
             ticker.kill()
         on_progress(self.counts())
-        return Yield(self._outcomes, time.process_time() - cpu, is_interrupted)
+        return Yield(self._outcomes, time.process_time() - cpu, self._is_interrupted)
+
+    @contextlib.contextmanager
+    def _stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
+        """Without this an interrupt would be raised within whichever greenlet runs, and lose what the others have."""
+        loop = gevent.get_hub().loop
+        before = {
+            number: signal.signal(number, lambda *_: loop.run_callback_threadsafe(self._interrupt))
+            for number in signals
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self) -> None:
+        self._is_interrupted = True
+        self._greenlets.kill(block=False)
 
     def counts(self) -> Counts:
         running = self._client.open

@@ -39,7 +39,8 @@ def page(report: Report, head: str = "") -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} under load</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}</style></head><body><main>'
-        f'<h1>{escape(title)} under load</h1><p class="soft">{escape(words.machine(report.machine))}</p>'
+        f'<h1>{escape(title)} under load</h1><p class="soft">{escape(words.machine(report.machine))} '
+        f'<span class="bad">{escape(words.doubts(report.machine))}</span></p>'
         f"{head}{body}</main></body></html>\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from corosrv.errors import BenchError
 
 LEAD = 0.05  # seconds from the word to the beginning, so that all processes begin together
 READY_TIMEOUT = 60.0  # seconds
+STOP_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,50 +36,68 @@ def run(work: Work, on_progress: Callable[[Counts], None]) -> Round:
     return Round(outcomes, tuple(one.cpu for one in yields), any(one.is_interrupted for one in yields))
 
 
-def _spread(work: Work, n: int, on_progress: Callable[[Counts], None]) -> list[Yield]:
-    # Spawned, not forked: a fork would take this process's gevent hub along.
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    try:
-        for part in range(n):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_child, args=(replace(work, part=part, parts=n), theirs), daemon=True)
-            process.start()
-            theirs.close()  # ours ends when the child does
-            pipes.append(ours)
-            processes.append(process)
-        return _follow(pipes, on_progress)
-    finally:
-        for process in processes:
-            process.join(5)
-            process.kill()
-            process.join()
+class _Part:
+    """One process of a load, seen from here."""
 
-
-def _follow(pipes: list[Connection], on_progress: Callable[[Counts], None]) -> list[Yield]:
-    """Starts all children at one moment and listens until each has sent what it got."""
-    for pipe in pipes:
-        if not pipe.poll(READY_TIMEOUT):
-            raise BenchError("a process of the load did not start")
-        _receive(pipe)
-    begin = monotonic() + LEAD
-    for pipe in pipes:
-        pipe.send(begin)
-    counts = [Counts() for _ in pipes]
-    yields: dict[int, Yield] = {}
-    while len(yields) < len(pipes):
+    def __init__(self, work: Work) -> None:
+        # Spawned, not forked: a fork would take this process's gevent hub along.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_child, args=(work, theirs), daemon=True)
+        # An interrupt is for this process, which tells its children; they are born with what is ignored here.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            ready = wait([pipe for i, pipe in enumerate(pipes) if i not in yields], PROGRESS_INTERVAL)
-            for i in (i for i, pipe in enumerate(pipes) if pipe in ready):
-                message = _receive(pipes[i])
-                if isinstance(message, Yield):
-                    yields[i] = message
-                elif isinstance(message, Counts):
-                    counts[i] = message
-            on_progress(sum(counts, Counts()))
-        except KeyboardInterrupt:
-            continue  # the children got it as well, and send what they have
-    return [yields[i] for i in range(len(pipes))]
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        theirs.close()  # ours ends when the child does
+        self.counts = Counts()
+        self.result: Yield | None = None
+
+    def take(self) -> None:
+        """Takes its next message: how far it is, or what it got."""
+        message = _receive(self.pipe)
+        if isinstance(message, Yield):
+            self.result = message
+        elif isinstance(message, Counts):
+            self.counts = message
+
+    def close(self) -> None:
+        self.process.join(STOP_TIMEOUT)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _spread(work: Work, n: int, on_progress: Callable[[Counts], None]) -> list[Yield]:
+    with contextlib.ExitStack() as stack:
+        parts = []
+        for i in range(n):
+            parts.append(_Part(replace(work, part=i, parts=n)))
+            stack.callback(parts[-1].close)
+        _begin(parts)
+        while waiting := [part for part in parts if part.result is None]:
+            try:
+                ready = wait([part.pipe for part in waiting], PROGRESS_INTERVAL)
+                for part in waiting:
+                    if part.pipe in ready:
+                        part.take()
+            except KeyboardInterrupt:
+                for part in waiting:
+                    part.process.terminate()
+            on_progress(sum((part.counts for part in parts), Counts()))
+        return [part.result for part in parts if part.result is not None]
+
+
+def _begin(parts: list[_Part]) -> None:
+    """Lets all parts begin at one moment, once they are ready."""
+    for part in parts:
+        if not part.pipe.poll(READY_TIMEOUT):
+            raise BenchError("a process of the load did not start")
+        part.take()
+    begin = monotonic() + LEAD
+    for part in parts:
+        part.pipe.send(begin)
 
 
 def _receive(pipe: Connection) -> object:
@@ -91,10 +111,12 @@ def _receive(pipe: Connection) -> object:
 
 
 def _child(work: Work, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the load, not what it has got
     try:
         load = Load(work)
         pipe.send("ready")
         pipe.send(load.run(pipe.recv(), pipe.send))
     except BenchError as error:
         pipe.send(error)
+    except KeyboardInterrupt:
+        pipe.send(Yield(is_interrupted=True))

@@ -6,6 +6,7 @@ from corosrv.bench.machine import Machine
 from corosrv.bench.report import Section, ServerFigures
 
 NONE = "-"
+BUSY_LOAD = 0.5  # waiting or running tasks for each core
 
 
 def number(value: float | None) -> str:
@@ -48,10 +49,16 @@ def machine(seen: Machine) -> str:
         f"Python {seen.python}",
         f"corosrv {seen.corosrv}",
         f"llama-cpp-python {seen.libllama}" if seen.libllama else "",
-        f"load average {seen.load_average:.2f} before",
         seen.taken,
     )
     return ", ".join(filter(None, parts))
+
+
+def doubts(seen: Machine) -> str:
+    """What speaks against all figures of a machine, or nothing."""
+    if seen.load_average < BUSY_LOAD * seen.cores:
+        return ""
+    return f"The machine was busy before: a load average of {seen.load_average:.1f} on {seen.cores} cores."
 
 
 def notes(section: Section) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from corosrv.bench import page, table, words
 from corosrv.bench.load import Counts
+from corosrv.bench.machine import look
 from corosrv.bench.progress import Progress, line
 from corosrv.bench.report import read, write
 from corosrv.errors import BenchError
@@ -84,6 +85,13 @@ def test_a_client_that_is_too_busy_says_so():
     seen.rounds = [msgspec.structs.replace(seen.rounds[0], cpu=busy)]
 
     assert "corosrv: this client used 93 % of a core" in "\n".join(words.notes(section(seen)))
+
+
+def test_a_busy_machine_is_doubted():
+    machine = msgspec.structs.replace(look(), cores=2, load_average=0.9)
+
+    assert words.doubts(machine) == ""
+    assert "busy" in words.doubts(msgspec.structs.replace(machine, load_average=1.0))
 
 
 def test_an_interruption_and_free_lengths_are_noted():
