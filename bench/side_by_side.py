@@ -50,12 +50,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a first look: less of everything")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--context", type=int, default=2048, help="tokens of a slot")
+    parser.add_argument("--model", help="path of a GGUF [the packaged one]")
+    parser.add_argument("--peer", type=Path, help="folder of llama-server and llama-batched-bench [built by peer.sh]")
     parser.add_argument("--out", type=Path, default=FOLDER)
     chosen = parser.parse_args()
     effort = QUICK if chosen.quick else Effort(rounds=5)
     effort = replace(effort, rounds=chosen.rounds or effort.rounds)
-    setup = Setup(packaged_model(), chosen.threads, chosen.slots, context=2048)
-    results = measure(_peer(), setup, effort)
+    setup = Setup(chosen.model or packaged_model(), chosen.threads, chosen.slots, chosen.context)
+    results = measure(chosen.peer or _build_peer(), setup, effort)
     write(results, chosen.out)
     print(summary.markdown(results))
 
@@ -114,7 +117,7 @@ def _limits(programs: Path, setup: Setup, effort: Effort, section: Section) -> l
     return found
 
 
-def _peer() -> Path:
+def _build_peer() -> Path:
     command = ["sh", str(FOLDER / "peer.sh")]
     environ = os.environ | {"VENV": sys.prefix}
     return Path(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())

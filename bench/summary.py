@@ -45,9 +45,8 @@ def markdown(results: Results) -> str:
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows(results)]
     commands = [*results.servers, *(section.command for section in results.sections), *_limit_commands(results)]
     listed = "\n".join(f"    {command}" for command in commands)
-    return (
-        "\n".join(lines) + f"\n\nMedians of {_rounds(results)} rounds. {words.machine(results.machine)}.\n\n{listed}\n"
-    )
+    said = f"Medians of {_rounds(results)} rounds. {words.machine(results.machine)}. {words.doubts(results.machine)}"
+    return "\n".join(lines) + f"\n\n{said.strip()}\n\n{listed}\n"
 
 
 def html(results: Results) -> str:
