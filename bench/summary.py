@@ -30,7 +30,7 @@ class Row:
     share: float | None = None
 
 
-HEAD = ("work", "corosrv", "llama-server", "times better", "of llama-batched-bench")
+HEAD = ("work", "corosrv", "llama-server", "times better", "of libllama alone")
 
 
 def rows(results: Results) -> Iterator[Row]:
@@ -45,15 +45,16 @@ def markdown(results: Results) -> str:
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows(results)]
     commands = [*results.servers, *(section.command for section in results.sections), *_limit_commands(results)]
     listed = "\n".join(f"    {command}" for command in commands)
-    said = f"Medians of {_rounds(results)} rounds. {words.machine(results.machine)}. {words.doubts(results.machine)}"
-    return "\n".join(lines) + f"\n\n{said.strip()}\n\n{listed}\n"
+    taken = f"Medians of {words.count(_rounds(results), 'round')}. {words.machine(results.machine)}."
+    said = " ".join(filter(None, (taken, words.doubts(results.machine))))
+    return "\n".join(lines) + f"\n\n{said}\n\n{listed}\n"
 
 
 def html(results: Results) -> str:
     """The same for the top of the page."""
     cells = [[escape(cell) for cell in _cells(row)] for row in rows(results)]
-    commands = "".join(f"<code>{escape(line)}</code>" for line in [*results.servers, *_limit_commands(results)])
-    return table(list(HEAD), cells) + commands
+    commands = "\n".join([*results.servers, *_limit_commands(results)])
+    return table(list(HEAD), cells) + f"<code>{escape(commands)}</code>"
 
 
 def _row(section: Section, point: PointFigures, limits: dict[int, float]) -> Row:

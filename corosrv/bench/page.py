@@ -27,7 +27,7 @@ margin:8px 0}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:13.5px}
 th,td{padding:5px 10px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
-th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left}
+th{color:var(--soft);font-weight:500;white-space:normal}th:first-child,td:first-child{text-align:left}
 .a{color:var(--a);font-weight:600}.b{color:var(--b);font-weight:600}.bad{color:#c0392b}ul{padding-left:18px}
 """
 
@@ -54,7 +54,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def _section(section: Section) -> Iterator[str]:
     yield f"<section><h2>{escape(section.title)}</h2>"
-    yield f"<p>{section.tokens} tokens each, {section.rounds} rounds.</p><code>{escape(section.command)}</code>"
+    yield f"<p>{words.size(section)}</p><code>{escape(section.command)}</code>"
     for plot in plots.section_plots(section).values():
         yield f"<figure>{plot}</figure>"
     for point in section.points:
@@ -64,7 +64,7 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def _point(point: PointFigures) -> Iterator[str]:
-    yield f"<h3>{escape(point.label)}, {point.requests} requests a round</h3>"
+    yield f"<h3>{escape(point.label)}, {words.count(point.requests, 'request')} a round</h3>"
     yield table(["", *map(_name, point.servers, "ab"), *_if_two(point, "ratio")], list(_rates(point)))
     yield table(["ms", "", "p50", "p90", "p95", "p99", "max"], list(_latencies(point)))
 

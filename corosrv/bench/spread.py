@@ -30,7 +30,8 @@ class Round:
 
 def run(work: Work, on_progress: Callable[[Counts], None]) -> Round:
     """Runs the whole of `work`, from one process or several. Raises BenchError."""
-    n = work.plan.processes
+    # A process without a client would keep its share of the requests to itself.
+    n = min(work.plan.processes, work.point.clients or work.plan.processes)
     yields = [Load(work).run(monotonic(), on_progress)] if n == 1 else _spread(work, n, on_progress)
     outcomes = [outcome for one in yields for outcome in one.outcomes]
     return Round(outcomes, tuple(one.cpu for one in yields), any(one.is_interrupted for one in yields))

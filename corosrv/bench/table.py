@@ -22,7 +22,7 @@ LATENCIES: tuple[tuple[str, Callable[[RoundFigures], Quantiles | None]], ...] = 
 
 def text(section: Section) -> str:
     """All points of a section, with the notes that belong to them."""
-    lines = [f"{section.title}; {section.tokens} tokens each, {section.rounds} rounds", ""]
+    lines = [f"{section.title}; {words.size(section)}", ""]
     for point in section.points:
         if any(server.rounds for server in point.servers):
             lines += [*_point(point), ""]
@@ -30,7 +30,7 @@ def text(section: Section) -> str:
 
 
 def _point(point: PointFigures) -> Iterator[str]:
-    what = f"{point.label} ({point.requests} requests)"
+    what = f"{point.label} ({words.count(point.requests, 'request')})"
     yield _row(what, [server.name for server in point.servers], "ratio" if len(point.servers) > 1 else "")
     yield _row("  tokens/s", [words.number(server.tokens_per_s) for server in point.servers], _ratio(point))
     yield _row("    slowest-fastest round", ["-".join(map(words.number, server.spread)) for server in point.servers])

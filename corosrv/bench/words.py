@@ -25,6 +25,10 @@ def ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
+def count(n: int, thing: str) -> str:
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
 def times(value: float | None) -> str:
     """A ratio as it is spoken of, or nothing."""
     return "" if value is None else f"{value:.2f} x"
@@ -43,7 +47,7 @@ def failures(counts: dict[str, int], example: str = "") -> str:
 def machine(seen: Machine) -> str:
     parts = (
         seen.processor,
-        f"{seen.cores} core{'s' if seen.cores != 1 else ''}",
+        count(seen.cores, "core"),
         f"{seen.memory / 2**30:.0f} GiB",
         seen.system,
         f"Python {seen.python}",
@@ -58,7 +62,11 @@ def doubts(seen: Machine) -> str:
     """What speaks against all figures of a machine, or nothing."""
     if seen.load_average < BUSY_LOAD * seen.cores:
         return ""
-    return f"The machine was busy before: a load average of {seen.load_average:.1f} on {seen.cores} cores."
+    return f"The machine was busy before: a load average of {seen.load_average:.1f} on {count(seen.cores, 'core')}."
+
+
+def size(section: Section) -> str:
+    return f"{count(section.tokens, 'token')} each, {count(section.rounds, 'round')}"
 
 
 def notes(section: Section) -> list[str]:
@@ -87,7 +95,11 @@ def _method(section: Section, servers: list[ServerFigures]) -> list[str]:
 
 def _doubts(server: ServerFigures) -> list[str]:
     stops = sum(one.early_stops for one in server.rounds)
-    lines = [f"{server.name}: {stops} streams stopped before the asked length; rates compare less."] if stops else []
+    lines = (
+        [f"{server.name}: {count(stops, 'stream')} stopped before the asked length; rates compare less."]
+        if stops
+        else []
+    )
     busiest = max(server.rounds, key=lambda one: one.cpu.core).cpu
     if busiest.is_limit:
         lines.append(

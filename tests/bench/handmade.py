@@ -32,6 +32,8 @@ class HandMade(socketserver.ThreadingTCPServer):
         self.bodies: list[dict[str, object]] = []
         self.heads: list[bytes] = []
         self.released = threading.Event()
+        self.n_open = self.n_open_most = 0  # of completions
+        self.lock = threading.Lock()
         self.tls = tls
 
     @property
@@ -57,11 +59,17 @@ class _Handler(socketserver.BaseRequestHandler):
             models = self.server.models
             connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(models), models))
             return
-        self.server.bodies.append(json.loads(body))
-        connected.sendall(self.server.answer)
+        with self.server.lock:
+            self.server.bodies.append(json.loads(body))
+            self.server.n_open += 1
+            self.server.n_open_most = max(self.server.n_open, self.server.n_open_most)
+        connected.sendall(self.server.answer[:-1])
         self.server.asked.set()
         if self.server.is_held:
             self.server.released.wait(TIMEOUT)
+        with self.server.lock:
+            self.server.n_open -= 1
+        connected.sendall(self.server.answer[-1:])  # from here on the client may send its next
 
     def _read(self, connected: socket.socket) -> tuple[bytes, bytes]:
         seen = b""

@@ -113,13 +113,12 @@ def test_the_report_says_where_and_how_it_was_made(fast, tmp_path):
     assert report["sections"][0]["command"].startswith(f"corosrv bench --url {address(fast)} --rounds 1")
 
 
-def test_requests_that_arrive_at_random_count_from_when_they_were_due(handmade, tmp_path):
-    """Three are due almost at once, and each connection takes its time: nobody's wait is left out."""
+def test_requests_arrive_at_random_at_the_rate(handmade, tmp_path):
     seen = one_round(tmp_path, handmade.url, "--rate", "50", "-n", "20", "--tokens", "4")
 
     (one,) = seen.rounds
     assert (seen.status, one["requests"]) == (0, 20)
-    assert 0.1 < one["seconds"] < 3
+    assert one["seconds"] > 0.15  # 0.4 on average
 
 
 @pytest.mark.parametrize("mix", ["short", "long", "shared"])
@@ -143,8 +142,10 @@ def test_long_prompts_arrive_among_running_streams(fast, tmp_path):
     assert one["requests"] >= 7
 
 
-def test_several_processes_make_one_load(fast, tmp_path):
-    seen = one_round(tmp_path, address(fast), "--clients", "4", "-n", "9", "--tokens", "20", "--processes", "3")
+@pytest.mark.parametrize("clients", ["4", "1"])
+def test_several_processes_make_one_load(fast, tmp_path, clients):
+    arguments = "-n", "9", "--tokens", "20", "--processes", "3"
+    seen = one_round(tmp_path, address(fast), "--clients", clients, *arguments)
 
     assert seen.status == 0, seen.out + seen.err
     assert (seen.rounds[0]["requests"], seen.rounds[0]["tokens"]) == (9, 180)
@@ -189,6 +190,21 @@ def test_what_goes_wrong_is_counted_by_its_kind(handmade, tmp_path, answer, labe
     assert seen.status == 1
     assert seen.rounds[0]["failures"] == {label: 3}
     assert f"3 ({3} {label}" in seen.out
+
+
+def test_no_more_requests_are_open_than_clients(handmade, tmp_path):
+    seen = one_round(tmp_path, handmade.url, "--clients", "3", "-n", "40", "--tokens", "4")
+
+    assert (seen.status, len(handmade.bodies)) == (0, 40)
+    assert 1 <= handmade.n_open_most <= 3
+
+
+def test_running_streams_that_fail_hold_nobody_up(handmade, tmp_path):
+    handmade.answer = error(500, "no")
+
+    seen = one_round(tmp_path, handmade.url, "--mix", "arrivals", "--clients", "2", "--rate", "50", "-n", "3")
+
+    assert (seen.status, seen.rounds[0]["failures"]) == (1, {"HTTP 500": 5})
 
 
 def test_a_stream_that_never_ends_is_given_up(handmade, tmp_path):
