@@ -65,12 +65,12 @@ def test_failures_are_counted_by_kind_and_nothing_else_counts_them():
 
 def test_while_long_prompts_arrive_only_gaps_of_that_time_count():
     running = outcome(0.0, 1.0, 2.0, 2.5, 4.5, 8.0, 8.25)
-    long = outcome(2.25, 5.0, 20.0, is_arriving=True)
+    long = [outcome(2.25, 5.0, 6.0, is_arriving=True), outcome(3.0, 7.0, 20.0, is_arriving=True)]
 
-    assert list(gaps([running, long])) == [0.5, 2.0]
-    seen = figures([running, long], (0.0,), 1, 2)
+    assert list(gaps([running, *long])) == [0.5, 2.0]
+    seen = figures([running, *long], (0.0,), 1, 2)
     assert seen.arriving_ttft is not None
-    assert seen.arriving_ttft.max == 2.75
+    assert seen.arriving_ttft.max == 4.0
     assert seen.ttft is not None
     assert seen.ttft.max == 1.0
 
