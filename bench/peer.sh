@@ -19,7 +19,7 @@ if [ ! -x "$programs/llama-server" ] || [ ! -x "$programs/llama-batched-bench" ]
   mkdir -p "$root"
   sources="$root/llama_cpp_python-$version"
   if [ ! -d "$sources/vendor/llama.cpp" ]; then
-    "$bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    "$bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
       --no-binary llama-cpp-python --dest "$root" "llama-cpp-python==$version" >&2
     tar -xzf "$sources.tar.gz" -C "$root"
   fi

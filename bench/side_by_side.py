@@ -124,4 +124,7 @@ def _build_peer() -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the servers are ended by then
+        sys.exit(130)
