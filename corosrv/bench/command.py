@@ -69,8 +69,8 @@ class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click
               "mix arrivals, long prompts a second  [1]")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(1, 10_000_000),
               help="of one round, all clients together  [one for each client, at least 8]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="that count")
-@click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="rounds before them")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="how many count")
+@click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="rounds before those")
 @click.option("--tokens", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="of each answer")
 @click.option("--force/--no-force", default=True, show_default=True,
               help="ask for exactly that many, by ignore_eos; off for servers that refuse it")  # fmt: skip
@@ -78,7 +78,7 @@ class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="of prompts, arrivals and sampling")
 @click.option("--model", default="", help="[the first that the server lists]")
-@click.option("--api-key", envvar="OPENAI_API_KEY", default="", help="sent as a bearer key; also OPENAI_API_KEY")
+@click.option("--api-key", envvar="BENCH_API_KEY", default="", help="sent as a bearer key; also BENCH_API_KEY")
 @click.option("--extra", type=Members(), default="{}", help="more members for every request body")
 @click.option("--timeout", type=click.FloatRange(0.001), default=600.0, show_default=True, help="seconds of a request")
 @click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True,

@@ -103,6 +103,15 @@ def test_what_cannot_be_is_one_sentence(arguments, said, monkeypatch, capsys):
     assert said_on_stderr.count("\n") == 1
 
 
+def test_a_key_may_come_from_a_variable_of_its_own(monkeypatch):
+    """Not from another server's, which is none of this one's business."""
+    monkeypatch.setenv("OPENAI_API_KEY", "another's")
+    monkeypatch.setenv("BENCH_API_KEY", "secret")
+
+    with bench.make_context("bench", ["--url", "http://x"]) as context:
+        assert context.params["api_key"] == "secret"
+
+
 @pytest.mark.parametrize("key", [["--api-key", "secret"], ["--api-key=secret"]])
 def test_a_key_is_not_in_the_command_that_is_shown(key, monkeypatch):
     from corosrv.bench.command import command_line
