@@ -6,17 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
+#include "kernel_test.h"
 #include "packed_matrix.h"
 #include "spin_barrier.h"
-
-// Where the processor lacks the instructions there is nothing to test: the engine then never gets here either.
-#define KERNEL_TEST(sentence)                                             \
-  static void CHECK_JOIN(kernel_at_, __LINE__)();                         \
-  TEST(sentence) {                                                        \
-    if (PackedMatrix::is_supported()) CHECK_JOIN(kernel_at_, __LINE__)(); \
-  }                                                                       \
-  static void CHECK_JOIN(kernel_at_, __LINE__)()
 
 namespace corosrv {
 namespace {
@@ -136,7 +128,7 @@ void check_product(const Matrix& matrix, size_t n_rows) {
   CHECK_EQ(n_wrong, 0u);
 }
 
-KERNEL_TEST("products agree with plain arithmetic on random shapes") {
+KERNEL_TEST(PackedMatrix::is_supported(), "products agree with plain arithmetic on random shapes") {
   std::mt19937 random(5);
   for (const BlockFormat format : kFormats) {
     for (unsigned round = 0; round < 25; ++round) {
@@ -146,7 +138,7 @@ KERNEL_TEST("products agree with plain arithmetic on random shapes") {
   }
 }
 
-KERNEL_TEST("products of the largest magnitudes do not overflow") {
+KERNEL_TEST(PackedMatrix::is_supported(), "products of the largest magnitudes do not overflow") {
   for (const BlockFormat format : kFormats) {
     Matrix matrix(format, PackedMatrix::kGroupRows, 1, 1);
     const size_t n_halves = format == BlockFormat::kQ4_1 ? 4 : 2, block = matrix.bytes.size() / matrix.n_rows;
@@ -165,7 +157,8 @@ KERNEL_TEST("products of the largest magnitudes do not overflow") {
   }
 }
 
-KERNEL_TEST("a row of activations gives the same bits alone and among any number of others") {
+KERNEL_TEST(PackedMatrix::is_supported(),
+            "a row of activations gives the same bits alone and among any number of others") {
   for (const BlockFormat format : kFormats) {
     const Matrix matrix(format, 32, 7, 2);
     const PackedMatrix packed = matrix.packed();
@@ -183,7 +176,7 @@ KERNEL_TEST("a row of activations gives the same bits alone and among any number
   }
 }
 
-KERNEL_TEST("what is not a number stays in its own row") {
+KERNEL_TEST(PackedMatrix::is_supported(), "what is not a number stays in its own row") {
   for (const BlockFormat format : kFormats) {
     const Matrix matrix(format, 16, 3, 4);
     Values values = random_values(9 * 3 * kBlockValues, 5);
@@ -195,7 +188,7 @@ KERNEL_TEST("what is not a number stays in its own row") {
   }
 }
 
-KERNEL_TEST("a product writes the outputs of its groups and no others") {
+KERNEL_TEST(PackedMatrix::is_supported(), "a product writes the outputs of its groups and no others") {
   const Matrix matrix(BlockFormat::kQ4_1, 64, 2, 6);
   const PackedMatrix packed = matrix.packed();
   const Blocks rows = random_rows(matrix, 3);
@@ -207,7 +200,8 @@ KERNEL_TEST("a product writes the outputs of its groups and no others") {
   for (size_t i = 0; i < part.size(); ++i) CHECK_EQ(part[i], i % 64 / 16 == 1 || i % 64 / 16 == 2 ? whole[i] : -77.0f);
 }
 
-KERNEL_TEST("quantising keeps every value within half a step, and the sums are those of the quants") {
+KERNEL_TEST(PackedMatrix::is_supported(),
+            "quantising keeps every value within half a step, and the sums are those of the quants") {
   const Values values = random_values(50 * kBlockValues, 8);
   const Blocks blocks = quantized(values);
 
@@ -230,7 +224,7 @@ KERNEL_TEST("quantising keeps every value within half a step, and the sums are t
   }
 }
 
-KERNEL_TEST("zeros are quantised to zeros") {
+KERNEL_TEST(PackedMatrix::is_supported(), "zeros are quantised to zeros") {
   const Blocks blocks = quantized(Values(kBlockValues, 0.0f));
 
   CHECK_EQ(blocks[0].scale, 0.0f);
@@ -238,7 +232,7 @@ KERNEL_TEST("zeros are quantised to zeros") {
   CHECK(std::all_of(blocks[0].quants, blocks[0].quants + kBlockValues, [](int8_t quant) { return quant == 0; }));
 }
 
-KERNEL_TEST("threads that share the work get what one thread gets") {
+KERNEL_TEST(PackedMatrix::is_supported(), "threads that share the work get what one thread gets") {
   constexpr int kThreads = 4;
   const Matrix matrix(BlockFormat::kQ8_0, 80, 5, 9);
   const PackedMatrix packed = matrix.packed();
