@@ -40,7 +40,7 @@ class Settings:
     queue: int = setting(10_000, "jobs that may wait for a slot")
     threads: int = setting(0, "compute threads; 0: physical cores")
     kernels: str = setting(
-        "auto", "auto: corosrv multiplies matrices where libllama is slow at batches; ggml: libllama alone does"
+        "auto", "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone"
     )
     step_ms: float = setting(
         60.0, "target milliseconds of a step while others stream; up to 4 times that if many prompts wait"

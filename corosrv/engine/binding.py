@@ -90,6 +90,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     eos: int
     n_params: int
     size: int
+    own_kernels: int
     packed_bytes: int
     ftype: str
     description: str
@@ -97,9 +98,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     @property
     def kernels(self) -> str:
-        """Who multiplies matrices, in words."""
-        if self.packed_bytes:
-            return f"{self.packed_bytes / 1e6:.0f} MB of weights repacked for corosrv's kernels"
+        """Who multiplies matrices and computes attention, in words."""
+        if self.own_kernels:
+            return f"corosrv's kernels ({self.packed_bytes / 1e6:.0f} MB of weights repacked)"
         return "libllama's kernels alone"
 
 

@@ -288,6 +288,6 @@ def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> Mode
         "ftype": info.ftype,
     }
     # Other kernels round otherwise: the same seed may then give another text.
-    kernels = "k" if info.packed_bytes else ""
+    kernels = "k" if info.own_kernels else ""
     fingerprint = f"b{fingerprint[:10] or 'synthetic'}{kernels}"
     return ModelCard(names[0], int(time.time()), tuple(names[1:]), meta, fingerprint)

@@ -62,9 +62,9 @@ typedef struct corosrv_synthetic {
   int32_t length;              /* tokens until the model ends a sequence by itself; 0 is never */
 } corosrv_synthetic;
 
-/* Who multiplies matrices. */
+/* Who multiplies matrices and computes attention. */
 typedef enum corosrv_kernels {
-  COROSRV_KERNELS_AUTO = 0, /* corosrv where libllama has nothing for batches and the processor can, else libllama */
+  COROSRV_KERNELS_AUTO = 0, /* corosrv where it is faster and the processor can, else libllama */
   COROSRV_KERNELS_GGML = 1  /* libllama alone */
 } corosrv_kernels;
 
@@ -96,6 +96,7 @@ typedef struct corosrv_model_info {
   int32_t eos;        /* token id or -1 */
   uint64_t n_params;
   uint64_t size;         /* bytes of weights */
+  int32_t own_kernels;   /* 1: corosrv's kernels compute a part of the model, and results differ in rounding */
   uint64_t packed_bytes; /* of weights that corosrv repacked for its own kernels, and holds beside the originals */
   const char* ftype;
   const char* description;

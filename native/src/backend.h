@@ -39,6 +39,7 @@ struct ModelInfo {
   Token eos = -1;
   uint64_t n_params = 0;
   uint64_t size = 0;          // bytes
+  bool own_kernels = false;   // ours compute a part of the model
   uint64_t packed_bytes = 0;  // of weights that our own kernels hold a copy of
   std::string ftype;
   std::string description;

@@ -259,6 +259,7 @@ int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
            from.eos,
            from.n_params,
            from.size,
+           from.own_kernels,
            from.packed_bytes,
            from.ftype.c_str(),
            from.description.c_str(),

@@ -1,4 +1,4 @@
-// Puts PackedMatrix to work inside libllama's graphs, by ggml's public API alone.
+// Puts PackedMatrix and attend() to work inside libllama's graphs, by ggml's public API alone.
 #pragma once
 
 #include <array>
@@ -14,10 +14,11 @@ struct ggml_tensor;
 
 namespace corosrv {
 
-// Replaces matrix products in the graphs of one llama_context, which must not outlive it.
+// Replaces matrix products and attention in the graphs of one llama_context, which must not outlive it.
 //
 // libllama repacks weights of some formats so that a batch reads them once; of the others it reads them once for every
-// row of the batch. Products with such a weight become a custom operation: ggml shows its evaluation callback every
+// row of the batch. Its attention takes one cell after the other for a single head, and in batches of 64 rows or more
+// rounds otherwise than in smaller ones. Such nodes become custom operations: ggml shows its evaluation callback every
 // node before it computes any, and a node is a plain struct. A graph that is used again comes with the nodes replaced
 // already.
 //
@@ -30,7 +31,7 @@ class GraphKernels {
   // beyond stays ggml's.
   static std::unique_ptr<GraphKernels> make(size_t max_bytes);
 
-  explicit GraphKernels(size_t max_bytes) : max_bytes_(max_bytes) {}
+  explicit GraphKernels(size_t max_bytes);
   GraphKernels(const GraphKernels&) = delete;
   GraphKernels& operator=(const GraphKernels&) = delete;
 
@@ -38,6 +39,8 @@ class GraphKernels {
   // the graph in pieces.
   static bool on_node(ggml_tensor* node, bool ask, void* kernels);
 
+  // Whether any node was replaced so far.
+  bool is_used() const { return is_used_; }
   // Bytes of the copies made so far.
   size_t bytes() const { return bytes_; }
 
@@ -55,6 +58,9 @@ class GraphKernels {
   };
 
   void replace(ggml_tensor* node);
+  void replace_product(ggml_tensor* node);
+  void become_custom(ggml_tensor* node, const OpParams& params);
+  void replace_attention(ggml_tensor* node);
   // The packed weight, packed now if it was not seen before; null when it is none of ours.
   Weight* find(const ggml_tensor* tensor);
   std::unique_ptr<Weight> pack(const ggml_tensor* tensor);
@@ -63,9 +69,12 @@ class GraphKernels {
   // ggml_custom_op_t; `weight` is a Weight.
   static void quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
   static void multiply(ggml_tensor* node, int thread, int n_threads, void* weight);
+  static void attend(ggml_tensor* node, int thread, int n_threads, void*);
 
   const size_t max_bytes_;
+  const OpParams attend_;
   size_t bytes_ = 0;
+  bool is_used_ = false;
   std::unordered_map<const ggml_tensor*, std::unique_ptr<Weight>> weights_;
   std::vector<ActivationBlock> activations_;  // of the product in progress; large enough for all of the graph
   const ggml_tensor* quantized_ = nullptr;    // whose values activations_ will hold after the nodes shown so far

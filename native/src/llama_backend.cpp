@@ -258,7 +258,10 @@ class LlamaBackend final : public Backend {
     const Token token = info_.bos >= 0 ? info_.bos : 0;
     Status status = decode({{token, 0, 0, true}});
     forget(0, 0);
-    if (kernels_) info_.packed_bytes = kernels_->bytes();
+    if (kernels_) {
+      info_.own_kernels = kernels_->is_used();
+      info_.packed_bytes = kernels_->bytes();
+    }
     return status;
   }
 
