@@ -10,7 +10,7 @@ namespace corosrv {
 namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
-constexpr size_t kWiden = 16;             // times as many candidates, when a grammar refuses all of them
+constexpr size_t kWiden = 4;              // times as many candidates, when a grammar refuses all of them
 constexpr size_t kGreedyCandidates = 16;  // that a grammar looks at before it looks at all
 
 size_t window_size(const Sampling& sampling, int32_t context) {
@@ -90,16 +90,19 @@ void Sampler::select_allowed(float* logits, std::vector<Candidate>& candidates) 
   candidates.clear();  // not all were looked at: the best may be missing
 }
 
-// The k best of what the grammar allows. Where it allows much, they are soon found from the top; where it allows
-// little, the whole vocabulary is soon seen through, because most tokens are refused for their first byte.
+// The k best of what the grammar allows, or the best one where greed asks for no more. Where it allows much, they are
+// soon found from the top; where it allows little, the whole vocabulary is soon seen through, because most tokens are
+// refused for their first byte.
 void Sampler::select_best_allowed(float* logits, std::vector<Candidate>& candidates) {
   const auto size = static_cast<size_t>(vocabulary_.size());
   const size_t k = n_candidates();
   if (k <= size / kWiden) {
     top_k(logits, size, k * kWiden, candidates);
     grammar_->keep_allowed(candidates);
-    if (candidates.size() > k) candidates.resize(k);
-    if (candidates.size() == k) return;
+    if (candidates.size() >= (sampling_.temperature <= 0 ? 1 : k)) {
+      candidates.resize(std::min(k, candidates.size()));
+      return;
+    }
   }
   grammar_->ban_refused(logits);
   select(logits, candidates);
