@@ -60,6 +60,7 @@ void Grammar::ban_refused(float* logits) {
 }
 
 bool Grammar::accept(Token token) {
+  recognizer_.reset_work();  // looking for the token must not leave too little to follow it
   const bool is_allowed = vocabulary_->is_end_of_generation(token) ? is_complete() : push(token);
   recognizer_.commit();
   recognizer_.reset_work();

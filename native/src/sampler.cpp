@@ -75,8 +75,9 @@ Token Sampler::draw(float* logits) {
   if (grammar_) select_allowed(logits, candidates);
   if (candidates.empty()) return -1;
   const Token token = is_greedy ? candidates[0].token : choose(candidates);
-  if (grammar_) grammar_->accept(token);
-  return token;
+  if (!grammar_ || grammar_->accept(token)) return token;
+  lack_ = Lack::kTime;
+  return -1;
 }
 
 // Leaves of the candidates those that the grammar allows, or puts the best of those that it allows in their place.
