@@ -71,6 +71,10 @@ TEST("rules call each other from the middle, from the end, and through rules tha
   CHECK_EQ(language("root ::= \"a\" x \"b\" | \"a\" x \"a\"\nx ::= \"b\" x | \"b\"", 4), "aba abb abba abbb");
 }
 
+TEST("a rule that was called at two moments goes on from both") {
+  CHECK_EQ(language("root ::= word word \"!\"\nword ::= [ab]+", 4, "a!"), "aaa! aa!");
+}
+
 TEST("characters of several bytes are matched as characters, by what their first bytes may become") {
   CHECK_EQ(follow("root ::= [\\u00e0-\\u00ef]", "\xC3\xA9"), "complete");
   CHECK_EQ(follow("root ::= [\\u00e0-\\u00ef]", "\xC3"), "incomplete");
