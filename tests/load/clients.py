@@ -41,15 +41,10 @@ def request(path: str, body: bytes) -> bytes:
 
 
 class LoadClient:
-    """Opens streams and follows them to their end. One thread.
+    """Opens streams and follows them to their end. One thread."""
 
-    `pause`: seconds between two looks at what has come. A client that sleeps until something comes is woken by every
-    event, and on one machine that is the server's time: it costs the send that wakes it as much as the send itself.
-    """
-
-    def __init__(self, address: tuple[str, int], pause: float = 0.0) -> None:
+    def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
-        self._pause = pause
         self._epoll = select.epoll()
         self._streams: dict[int, Stream] = {}
         self.outcome = Outcome()
@@ -81,8 +76,6 @@ class LoadClient:
         while self._streams and (left := end - time.monotonic()) > 0:
             for fd, _ in self._epoll.poll(min(left, 0.5), 1024):
                 self._read(self._streams[fd])
-            if self._pause:
-                time.sleep(self._pause)
 
     def run(self, timeout: float) -> Outcome:
         """Follows all streams to their end; those that are left at the time-out have failed."""

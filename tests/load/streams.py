@@ -22,7 +22,6 @@ from tests.load.sending import bare_send
 
 EVENTS = "corosrv_eventfd_writes_total"  # one for each event that is sent
 WINDOW = 10.0  # seconds that are measured, while all streams are open
-PAUSE = 0.005  # seconds between two looks of the client; see LoadClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def measure(server: Server, load: Load) -> Figures:
     warm_up.run(60)
     idle = usage(server.worker_pid)
 
-    client = LoadClient(server.address, PAUSE)
+    client = LoadClient(server.address)
     opened = time.monotonic()
     sent = completion(load.n_tokens)
     for i in range(load.n_streams):
