@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
@@ -14,6 +13,8 @@ from corosrv.jobs import Chunk, Sink
 
 async def _readable(fd: int) -> None:
     """Returns when the descriptor is readable. Watches it no longer than that: the loop would spin otherwise."""
+    import asyncio  # late: a tenth of the server's start, and whoever awaits this has it already
+
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(fd, readable.set)

@@ -628,3 +628,7 @@ def test_a_reader_that_was_not_read_for_a_while_wakes_again(slow: Engine):
         rest = list(reader)
 
     assert sum(chunk.n_tokens for chunk in first + rest) == 8
+
+
+def test_only_who_awaits_a_reader_pays_for_asyncio():
+    assert children.output("import sys, corosrv.app; print('asyncio' in sys.modules)") == "False"
