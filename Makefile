@@ -33,9 +33,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff format corosrv native bench tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
-# Two of the README's figures: open streams on the synthetic model, clients that leave on the real one.
+# Figures of the README: open streams and stalled ones on the synthetic model, clients that leave on the real one.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
+	$(BIN)/python -m tests.load.stalled
 	$(BIN)/python -m tests.load.disconnects
 
 # Side by side with llama-server: the tables and plots in bench/. ROUNDS=1 QUICK=1 for a first look.

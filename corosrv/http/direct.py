@@ -1,7 +1,7 @@
 """Sends the pieces of a stream straight through gunicorn's socket, where that is what gunicorn would do itself.
 
-A piece that goes the ordinary way costs, besides the send, a getsockopt and five calls in Python; at thousands of
-pieces a second that is a quarter of the front's time.
+A piece that goes the ordinary way costs, besides the send, a getsockopt, five calls in Python and two switches of
+greenlets; at thousands of pieces a second that is a third of the front's time.
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ class EventStream:
                 if sender is None:
                     yield encode(reader.take(interval))
                 else:
+                    # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
+                    # client, whose chunks then stay in the reader up to its limit.
                     reader.pump(pass_on, interval)
                     sender.flush()
             except ReadTimeout:
