@@ -74,6 +74,7 @@ def measure(server: Server, n_stalled: int, n_reading: int, n_tokens: int) -> di
     for stream in stalled.streams():
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 131_072)
     outcome = stalled.run(PATIENCE)
+    failures = set(outcome.failures) or ""
     return {
         "stalled / reading": f"{n_stalled} / {n_reading}",
         "seconds until all were stalled": f"{seconds:.0f}",
@@ -81,7 +82,7 @@ def measure(server: Server, n_stalled: int, n_reading: int, n_tokens: int) -> di
         "CPU of the front thread per event (us)": f"{alone.front_us:.1f} / {beside.front_us:.1f}",
         "RSS alone (MB)": f"{alone.rss_after / 1e6:.1f}",
         f"RSS beside, {WINDOW:.0f} s apart (MB)": f"{beside.rss_before / 1e6:.1f} / {beside.rss_after / 1e6:.1f}",
-        "completed / failed once they read again": f"{outcome.n_done} / {outcome.n_failed} {set(outcome.failures) or ''}",
+        "completed / failed once they read again": f"{outcome.n_done} / {outcome.n_failed} {failures}",
     }
 
 

@@ -2,7 +2,7 @@
 
 Prints what a stream and an event cost the process that serves them, how /health answers meanwhile, and by how much an
 event costs more with many streams than with few. All loads have the same number of events a second. Processor time
-moves with whatever else the machine does, so the loads take turns and medians are compared; what the bare sending
+moves with whatever else the machine does, so medians of many short windows are compared; what the bare sending
 costs on this machine at the same moment is printed with them.
 """
 
@@ -13,6 +13,7 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.load.clients import LoadClient, request
@@ -21,7 +22,8 @@ from tests.load.process import Server, Usage, serving, usage
 from tests.load.sending import bare_send
 
 EVENTS = "corosrv_eventfd_writes_total"  # one for each event that is sent
-WINDOW = 10.0  # seconds that are measured, while all streams are open
+N_WINDOWS = 10  # that are measured, while all streams are open
+WINDOW = 1.0  # seconds of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Load:
 
     @property
     def n_tokens(self) -> int:
-        """Of each stream: none ends before the window does."""
-        return int(self.rate * (2 * WINDOW + self.ramp))
+        """Of each stream: none ends before the last window does."""
+        return int(self.rate * (2 * N_WINDOWS * WINDOW + self.ramp))
 
     @property
     def settings(self) -> dict[str, str]:
@@ -57,21 +59,33 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What the server did in one window, and the processor time it took for each event, in microseconds."""
+
+    n_events: float
+    seconds: float
+    front_us: float
+    process_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
-    """What one load cost. Times of a front thread and of a process are per event, in microseconds."""
+    """What one load cost."""
 
     n_open: int
     n_done: int
     failures: list[str]
-    events_per_s: float
-    front_us: float
-    process_us: float
+    windows: list[Window]
     send_us: float
     client_load: float
     bytes_per_stream: float
     idle: Usage
     loaded: Usage
     health: list[float]
+
+    @property
+    def front_us(self) -> float:
+        return statistics.median(window.front_us for window in self.windows)
 
 
 def main() -> None:
@@ -112,50 +126,57 @@ def measure(server: Server, load: Load) -> Figures:
         client.open(sent)
         if i % 100 == 99:
             client.run_for(0)  # what came meanwhile
-    while client.n_waiting and time.monotonic() < opened + WINDOW + load.ramp:
+    while client.n_waiting and time.monotonic() < opened + 10 + load.ramp:
         client.run_for(0.5)
     health = HealthProbe(server.address)
     health.start()
-    n_before, before, client_before, before_at = events(server), usage(server.worker_pid), own_cpu(), time.monotonic()
-    client.run_for(WINDOW)
-    n_open = client.n_open
-    n_events, after, seconds = events(server) - n_before, usage(server.worker_pid), time.monotonic() - before_at
-    client_load = (own_cpu() - client_before) / seconds
+    client_cpu = time.process_time()
+    windows = [look(server, client) for _ in range(N_WINDOWS)]
+    client_load = (time.process_time() - client_cpu) / sum(window.seconds for window in windows)
+    n_open, loaded = client.n_open, usage(server.worker_pid)
     taken = sorted(health.stop())
     outcome = client.run(60 + 4 * load.n_tokens / load.rate)
     return Figures(
         n_open=n_open,
         n_done=outcome.n_done,
         failures=outcome.failures,
-        events_per_s=n_events / seconds,
-        front_us=(after.main_cpu - before.main_cpu) / n_events * 1e6,
-        process_us=(after.cpu - before.cpu) / n_events * 1e6,
+        windows=windows,
         send_us=bare_send() * 1e6,
         client_load=client_load,
-        bytes_per_stream=(after.rss - idle.rss) / n_open,
+        bytes_per_stream=(loaded.rss - idle.rss) / n_open,
         idle=idle,
-        loaded=after,
+        loaded=loaded,
         health=taken,
     )
 
 
-def events(server: Server) -> float:
-    return server.metric(EVENTS)
+def look(server: Server, client: LoadClient) -> Window:
+    n_before, before, began = server.metric(EVENTS), usage(server.worker_pid), time.monotonic()
+    client.run_for(WINDOW)
+    n_events, after = server.metric(EVENTS) - n_before, usage(server.worker_pid)
+    return Window(
+        n_events=n_events,
+        seconds=time.monotonic() - began,
+        front_us=(after.main_cpu - before.main_cpu) / n_events * 1e6,
+        process_us=(after.cpu - before.cpu) / n_events * 1e6,
+    )
 
 
-def own_cpu() -> float:
-    return time.process_time()
+def median_and_least(values: Iterable[float]) -> str:
+    seen = sorted(values)
+    return f"{statistics.median(seen):.1f} / {seen[0]:.1f}"
 
 
 def show(figures: Figures) -> None:
-    taken = figures.health
+    taken, windows = figures.health, figures.windows
+    events_per_s = sum(window.n_events for window in windows) / sum(window.seconds for window in windows)
     quantiles = statistics.median(taken), taken[int(0.99 * len(taken))], taken[-1]
     rows = {
         "streams open at once": figures.n_open,
         "completed / failed": f"{figures.n_done} / {len(figures.failures)} {set(figures.failures) or ''}",
-        "events a second": f"{figures.events_per_s:.0f}",
-        "CPU of the front thread per event (us)": f"{figures.front_us:.1f}",
-        "CPU of the process per event (us)": f"{figures.process_us:.1f}",
+        "events a second": f"{events_per_s:.0f}",
+        "CPU of the front per event, median/least (us)": median_and_least(window.front_us for window in windows),
+        "CPU of the process per event (us)": median_and_least(window.process_us for window in windows),
         "a bare send of as many bytes (us)": f"{figures.send_us:.1f}",
         "the client's share of a processor": f"{figures.client_load:.2f}",
         "RSS per stream above idle (kB)": f"{figures.bytes_per_stream / 1000:.1f}",
@@ -165,7 +186,7 @@ def show(figures: Figures) -> None:
         "/health p50 / p99 / worst (ms)": " / ".join(f"{1000 * value:.1f}" for value in quantiles),
     }
     for name, value in rows.items():
-        print(f"{name:42} {value}", flush=True)
+        print(f"{name:46} {value}", flush=True)
     print()
 
 
