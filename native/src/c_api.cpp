@@ -181,6 +181,11 @@ corosrv_chunk to_chunk(const Chunk& from) {
           from.prompt_ms, from.decode_ms, from.text.data(),       from.text.size()};
 }
 
+// As many as compute the model anyway: the synthetic one needs none.
+int32_t sampling_threads(const corosrv_options& options) {
+  return options.synthetic == nullptr ? std::max(options.threads, 1) : 1;
+}
+
 BackendFactory backend_factory(const corosrv_options& options) {
   if (options.synthetic != nullptr) {
     return [synthetic = *options.synthetic, context = options.context, slots = options.slots](Status&) {
@@ -223,7 +228,7 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     if (!status.is_ok()) return status;
     Engine::Limits limits;
     limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
-                   std::max(options->threads, 1)};
+                   sampling_threads(*options)};
     limits.queue = static_cast<size_t>(options->queue);
     limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
     auto opened = std::make_unique<corosrv_engine>();

@@ -25,6 +25,7 @@ TABLE = [
     (errors.ReadTimeout("m"), 500, "server_error", None, None),
     (errors.SettingsError("m"), 500, "server_error", None, None),
     (errors.LibllamaError("m"), 500, "server_error", None, None),
+    (errors.BenchError("m"), 500, "server_error", None, None),
     (errors.Unavailable("m"), 503, "unavailable_error", None, None),
     (errors.Starting("m"), 503, "unavailable_error", None, None),
     (errors.ModelFailed("m"), 503, "unavailable_error", None, None),
