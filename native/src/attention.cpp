@@ -4,14 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-// GCC's own headers begin some registers as copies of themselves.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#define COROSRV_HAS_KERNELS 1
-#define COROSRV_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
-#endif
+#include "avx512.h"
 
 namespace corosrv {
 
@@ -45,10 +38,6 @@ struct Running {
   float most[kTileHeads];
   float sum[kTileHeads];
 };
-
-COROSRV_AVX512 inline __m512 load_halves(const uint8_t* halves) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
-}
 
 // Appends the shown ones of the up to 16 cells from `cell` on.
 COROSRV_AVX512 void collect(const Attention& a, size_t cell, Tile& tile) {
@@ -244,11 +233,7 @@ void attend_heads(const Attention& a, size_t head) {
 
 }  // namespace
 
-bool can_attend() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
-}
+bool can_attend() { return has_avx512(); }
 
 void attend(const Attention& attention) {
   size_t head = 0;

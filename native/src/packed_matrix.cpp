@@ -7,15 +7,7 @@
 #include <new>
 #include <utility>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-// GCC's own headers begin some registers as copies of themselves.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#define COROSRV_HAS_KERNELS 1
-// The extension is compiled for any x86-64; these functions run only where is_supported() says so.
-#define COROSRV_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
-#endif
+#include "avx512.h"
 
 namespace corosrv {
 
@@ -110,16 +102,12 @@ COROSRV_AVX512 void quantize_avx512(const float* values, size_t n_blocks, Activa
   }
 }
 
-COROSRV_AVX512 inline __m512 load_halves(const uint8_t* halves) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
-}
-
 // Four activations, in each of 16 lanes.
 COROSRV_AVX512 inline __m512i broadcast(const int8_t* quants) {
   return _mm512_set1_epi32(load<int32_t>(reinterpret_cast<const uint8_t*>(quants)));
 }
 
-COROSRV_AVX512 inline __m512i dot(const __m512i (&weights)[8], const int8_t* quants, __m512i sum) {
+COROSRV_AVX512_VNNI inline __m512i dot(const __m512i (&weights)[8], const int8_t* quants, __m512i sum) {
 #pragma GCC unroll 8
   for (size_t i = 0; i < 8; ++i) sum = _mm512_dpbusd_epi32(sum, weights[i], broadcast(quants + 4 * i));
   return sum;
@@ -128,8 +116,8 @@ COROSRV_AVX512 inline __m512i dot(const __m512i (&weights)[8], const int8_t* qua
 // Sixteen outputs of each of kRows rows of activations. Every output is summed over the blocks in order, in one lane
 // and by the same operations whatever kRows is.
 template <size_t kRows>
-COROSRV_AVX512 void multiply_q4_1(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
-                                  size_t n_outputs) {
+COROSRV_AVX512_VNNI void multiply_q4_1(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows,
+                                       float* output, size_t n_outputs) {
   const uint8_t* quants = group + Layout{4, 16}.group_halves(n_blocks);
   const __m512i nibble = _mm512_set1_epi8(0x0f);
   __m512 sums[kRows];
@@ -159,8 +147,8 @@ COROSRV_AVX512 void multiply_q4_1(const uint8_t* group, size_t n_blocks, const A
 }
 
 template <size_t kRows>
-COROSRV_AVX512 void multiply_q8_0(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows, float* output,
-                                  size_t n_outputs) {
+COROSRV_AVX512_VNNI void multiply_q8_0(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows,
+                                       float* output, size_t n_outputs) {
   const uint8_t* quants = group + Layout{2, 32}.group_halves(n_blocks);
   __m512 sums[kRows];
 #pragma GCC unroll 16
@@ -224,11 +212,7 @@ PackedMatrix::PackedMatrix(BlockFormat format, const void* blocks, size_t n_rows
 
 #if COROSRV_HAS_KERNELS
 
-bool PackedMatrix::is_supported() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
-}
+bool PackedMatrix::is_supported() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 void PackedMatrix::multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to,
                             float* output) const {
