@@ -1,7 +1,7 @@
 #include "llama_backend.h"
 
 #include <llama.h>
-#include <sys/resource.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -197,10 +197,9 @@ using MakeContext = std::function<Context()>;
 
 class LlamaBackend final : public Backend {
  public:
-  // `first` may have room for less than `context` tokens in each slot: `make_full` then makes one that has, while
-  // `first` serves already.
-  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, const MakeContext& make_full,
-               int32_t context, int32_t slots, int32_t rows)
+  // `first` may have room for less than `context` tokens in each slot, until start_to_grow() has made one that has.
+  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, int32_t context, int32_t slots,
+               int32_t rows)
       : model_(std::move(model)),
         kernels_(std::move(kernels)),
         context_(std::move(first)),
@@ -210,9 +209,7 @@ class LlamaBackend final : public Backend {
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
         info_(describe(model_.get(), std::max(context, capacity_))),
-        has_snapshots_(can_copy_memory(model_.get())) {
-    if (capacity_ < info_.context) full_ = std::async(std::launch::async, make_in_background, make_full);
-  }
+        has_snapshots_(can_copy_memory(model_.get())) {}
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   const ModelInfo& info() const override { return info_; }
@@ -265,10 +262,16 @@ class LlamaBackend final : public Backend {
     return status;
   }
 
+  // Makes the full context beside the first one, which serves meanwhile.
+  void start_to_grow(MakeContext make_full) {
+    if (capacity_ < info_.context) full_ = std::async(std::launch::async, make_in_background, std::move(make_full));
+  }
+
  private:
   static Context make_in_background(const MakeContext& make) {
     // Whoever is served meanwhile goes first.
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 10);
+    const sched_param none{};
+    ::sched_setscheduler(::gettid(), SCHED_IDLE, &none);
     return make();
   }
 
@@ -407,11 +410,12 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Stat
     status = failure("libllama cannot make a context for", path);
     return nullptr;
   }
-  auto backend = std::make_unique<LlamaBackend>(
-      std::move(model), std::move(kernels), std::move(first), [=] { return make_context(context); }, context,
-      options.slots, options.batch);
+  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), context,
+                                                options.slots, options.batch);
   status = backend->warm_up();
-  return status.is_ok() ? std::move(backend) : nullptr;
+  if (!status.is_ok()) return nullptr;
+  backend->start_to_grow([=] { return make_context(context); });
+  return backend;
 }
 
 }  // namespace corosrv
