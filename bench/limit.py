@@ -29,6 +29,10 @@ class Limit(msgspec.Struct):
     def median(self) -> float:
         return statistics.median(self.tokens_per_s)
 
+    @property
+    def decode_median(self) -> float:
+        return statistics.median(self.decode_tokens_per_s)
+
 
 def measure(programs: Path, setup: Setup, batch: int, prompt_tokens: int, tokens: int, runs: int) -> Limit:
     """Runs it so many times, one after the other."""

@@ -21,20 +21,21 @@ class Results(Report):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table; `factor` says how many times better corosrv is, `share` what it reaches of libllama."""
+    """One line of the table; `factor` says how many times better corosrv is, the shares what it reaches of libllama."""
 
     work: str
     ours: str
     theirs: str
     factor: float | None
-    share: float | None = None
+    share: float | None = None  # of libllama reading the prompts and decoding
+    decode_share: float | None = None  # of libllama decoding
 
 
-HEAD = ("work", "corosrv", "llama-server", "times better", "of libllama alone")
+HEAD = ("work", "corosrv", "llama-server", "times better", "of libllama alone", "of its decoding alone")
 
 
 def rows(results: Results) -> Iterator[Row]:
-    limits = {limit.batch: limit.median for limit in results.limits}
+    limits = {limit.batch: limit for limit in results.limits}
     for section in results.sections:
         for point in section.points:
             yield _row(section, point, limits)
@@ -57,7 +58,7 @@ def html(results: Results) -> str:
     return table(list(HEAD), cells) + f"<code>{escape(commands)}</code>"
 
 
-def _row(section: Section, point: PointFigures, limits: dict[int, float]) -> Row:
+def _row(section: Section, point: PointFigures, limits: dict[int, Limit]) -> Row:
     if section.mix == "shared":
         seconds = _each(point, lambda server: server.median(lambda one: one.seconds))
         return _less_is_better("one system prompt, " + point.label + ": seconds", seconds, words.number)
@@ -66,8 +67,9 @@ def _row(section: Section, point: PointFigures, limits: dict[int, float]) -> Row
         work = f"{point.clients} running streams while long prompts arrive: ITL p99, ms"
         return _less_is_better(work, itl, words.ms)
     ours, theirs = _each(point, lambda server: server.tokens_per_s)
-    share = ours / limits[point.clients] if ours and point.clients in limits else None
-    return Row(f"{point.label}: tokens/s", words.number(ours), words.number(theirs), _over(ours, theirs), share)
+    limit = limits.get(point.clients)
+    shares = (_over(ours, limit.median), _over(ours, limit.decode_median)) if limit else (None, None)
+    return Row(f"{point.label}: tokens/s", words.number(ours), words.number(theirs), _over(ours, theirs), *shares)
 
 
 def _less_is_better(work: str, pair: tuple[float | None, float | None], shown: Callable[[float | None], str]) -> Row:
@@ -85,8 +87,8 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    share = "" if row.share is None else words.percent(row.share)
-    return row.work, row.ours, row.theirs, words.ratio(row.factor), share
+    shares = ("" if share is None else words.percent(share) for share in (row.share, row.decode_share))
+    return row.work, row.ours, row.theirs, words.ratio(row.factor), *shares
 
 
 def _limit_commands(results: Results) -> list[str]:
