@@ -52,6 +52,7 @@ void DecodeLoop::run() {
     take(std::move(mail));
     step();
     settle();
+    signal();
     publish();
     if (is_closing) return;
   }
@@ -75,10 +76,10 @@ void DecodeLoop::add(Submission submission) {
   const std::shared_ptr<Reader> reader = submission.reader;
   const int32_t index = submission.task.index;
   try {
-    scheduler_.add(
-        std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context, stats_));
+    scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
+                                              signals_, stats_));
   } catch (const std::exception& error) {
-    push_error(*reader, index, std::string("the request could not be taken up: ") + error.what());
+    signals_.push(reader, error_chunk(index, std::string("the request could not be taken up: ") + error.what()));
     count_finish(stats_, Finish::kError);
     inbox_.ended(1);
   }
@@ -86,6 +87,7 @@ void DecodeLoop::add(Submission submission) {
 
 void DecodeLoop::end_all(const std::string& reason) {
   scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason); });
+  signal();
 }
 
 // Frees what has ended, so that its slots are there for the next admission. What an answer computed stays for the next
@@ -99,6 +101,8 @@ void DecodeLoop::settle() {
   }
   if (const size_t n_ended = ended.size() + n_others) inbox_.ended(n_ended);
 }
+
+void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
 
 void DecodeLoop::step() {
   const auto begin = Clock::now();

@@ -9,6 +9,7 @@
 #include "inbox.h"
 #include "prefix_sharing.h"
 #include "scheduler.h"
+#include "signals.h"
 #include "step_budget.h"
 #include "thread_annotations.h"
 
@@ -50,12 +51,14 @@ class DecodeLoop {
   void make_room();
   void preempt(Sequence& sequence);
   void settle();
+  void signal();
   void publish();
 
   const Limits limits_;
   Inbox& inbox_;
   Backend& backend_;
   corosrv_stats stats_{};  // the decode thread's own; outlives the sequences below, which count in it
+  Signals signals_;        // outlives them as well
   Scheduler scheduler_;
   PrefixSharing sharing_;
   StepBudget budget_;

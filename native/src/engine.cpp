@@ -46,7 +46,7 @@ void Engine::run(const BackendFactory& make_backend) {
 
 void Engine::end_submissions(const std::string& message) {
   for (const Submission& submission : inbox_->take(true).submissions) {
-    push_error(*submission.reader, submission.task.index, message);
+    submission.reader->push(error_chunk(submission.task.index, message));
   }
 }
 

@@ -4,12 +4,12 @@
 
 namespace corosrv {
 
-void push_error(Reader& reader, int32_t index, const std::string& message) {
+Chunk error_chunk(int32_t index, std::string message) {
   Chunk chunk;
   chunk.index = index;
   chunk.finish = Finish::kError;
-  chunk.text = message;
-  reader.push(std::move(chunk));
+  chunk.text = std::move(message);
+  return chunk;
 }
 
 Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader) {

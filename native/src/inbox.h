@@ -21,7 +21,7 @@ struct Submission {
 };
 
 // The one terminal chunk of a task that never became a sequence.
-void push_error(Reader& reader, int32_t index, const std::string& message);
+Chunk error_chunk(int32_t index, std::string message);
 
 // Bounded: all tasks that were taken and have not ended are counted, wherever they are. The decode thread sleeps here
 // when it has nothing to do, and only here.

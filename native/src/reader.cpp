@@ -41,6 +41,17 @@ void Reader::cancel() {
 }
 
 bool Reader::push(Chunk chunk) {
+  const bool is_due = put(std::move(chunk));
+  if (is_due) signal();
+  return is_due;
+}
+
+void Reader::signal() {
+  is_due_ = false;
+  event_fd_.signal();
+}
+
+bool Reader::put(Chunk chunk) {
   bool was_empty;
   {
     MutexLock lock(mutex_);
@@ -52,8 +63,9 @@ bool Reader::push(Chunk chunk) {
       chunks_.push_back(std::move(chunk));
     }
   }
-  if (was_empty) event_fd_.signal();
-  return was_empty;
+  if (!was_empty || is_due_) return false;
+  is_due_ = true;
+  return true;
 }
 
 bool Reader::is_full() {

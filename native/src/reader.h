@@ -13,11 +13,11 @@ namespace corosrv {
 
 // Shared by the handle that Python holds and by every sequence that writes to it; the last of them closes the eventfd.
 //
-// The order that makes it safe: push() makes a chunk readable under the mutex and signals afterwards (I1), and only
-// when the reader was empty (I3). take() clears the descriptor before it takes, so a chunk pushed in between leaves
-// it readable: one idle wake-up, nothing lost. A signal that comes after its chunk was taken is cleared by the take
-// that follows the wake-up it causes. Edge-triggered watching needs no clearing: every signal is an edge, also of a
-// descriptor that is readable already.
+// The order that makes it safe: put() makes a chunk readable under the mutex and signal() comes afterwards (I1), and
+// only when the reader was empty (I3). take() clears the descriptor before it takes, so a chunk pushed in between
+// leaves it readable: one idle wake-up, nothing lost. A signal that comes after its chunk was taken is cleared by the
+// take that follows the wake-up it causes. Edge-triggered watching needs no clearing: every signal is an edge, also of
+// a descriptor that is readable already.
 //
 // A vector under a mutex and not a lock-free ring: unread chunks of one task merge, so that whatever piled up leaves
 // in one piece, and the buffer has no capacity to choose. The lock is held for a swap or an append.
@@ -41,7 +41,12 @@ class Reader {
   bool is_open() const { return event_fd_.is_open(); }
   int fd() const { return event_fd_.get(); }
 
-  // Decode thread. Returns true when the eventfd was written.
+  // Decode thread. Makes a chunk readable; true when signal() has to follow, which it does not when an earlier one is
+  // still due.
+  bool put(Chunk chunk);
+  // Decode thread. Makes the descriptor readable.
+  void signal();
+  // Decode thread. Both; true when the eventfd was written.
   bool push(Chunk chunk);
 
   // Decode thread. True while the unread text is at the limit; the caller pauses its sequence, and the listener hears
@@ -69,6 +74,8 @@ class Reader {
   std::vector<Chunk> chunks_ GUARDED_BY(mutex_);
   size_t bytes_ GUARDED_BY(mutex_) = 0;
   bool was_seen_full_ GUARDED_BY(mutex_) = false;
+
+  bool is_due_ = false;  // the decode thread's own: put() asked for a signal that has not come
 };
 
 }  // namespace corosrv

@@ -32,9 +32,11 @@ double milliseconds(Clock::duration duration) { return 1000 * seconds(duration);
 
 }  // namespace
 
-Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, corosrv_stats& stats)
+Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals,
+                   corosrv_stats& stats)
     : reader_(std::move(submission.reader)),
       vocabulary_(vocabulary),
+      signals_(signals),
       stats_(stats),
       index_(submission.task.index),
       n_prompt_(static_cast<int32_t>(submission.task.prompt.size())),
@@ -163,7 +165,7 @@ void Sequence::emit(std::string text) {
   chunk.index = index_;
   chunk.n_tokens = std::exchange(n_unsent_, 0);
   chunk.text = std::move(text);
-  if (reader_->push(std::move(chunk))) ++stats_.eventfd_writes;
+  signals_.push(reader_, std::move(chunk));
 }
 
 void Sequence::finish(Finish finish, const std::string& message) {
@@ -186,7 +188,7 @@ void Sequence::finish(Finish finish, const std::string& message) {
     chunk.decode_ms = milliseconds(last_token_ - first_token_);
   }
   chunk.text = finish == Finish::kError ? message : std::move(held);
-  if (reader_->push(std::move(chunk))) ++stats_.eventfd_writes;
+  signals_.push(reader_, std::move(chunk));
 }
 
 }  // namespace corosrv

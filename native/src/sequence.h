@@ -10,6 +10,7 @@
 #include "loop_stats.h"
 #include "reader.h"
 #include "sampler.h"
+#include "signals.h"
 #include "stop_matcher.h"
 #include "text_stream.h"
 #include "types.h"
@@ -23,8 +24,9 @@ class Sequence {
   // kStarting: has a slot, and may yet begin from a prefix that another sequence computes.
   enum class State { kWaiting, kStarting, kPrefilling, kDecoding, kDone };
 
-  // `vocabulary` and `stats` outlive the sequence. `context`: tokens that a slot holds.
-  Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, corosrv_stats& stats);
+  // `vocabulary`, `signals` and `stats` outlive the sequence. `context`: tokens that a slot holds.
+  Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals,
+           corosrv_stats& stats);
   ~Sequence();
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
@@ -83,6 +85,7 @@ class Sequence {
 
   const std::shared_ptr<Reader> reader_;
   const Vocabulary& vocabulary_;
+  Signals& signals_;
   corosrv_stats& stats_;
   const int32_t index_;
   const int32_t n_prompt_;

@@ -116,6 +116,42 @@ TEST("a task that cannot be taken up ends with an error, and the loop goes on (I
   CHECK_EQ(loop.stats().tasks_error, uint64_t{1});
 }
 
+// I3. The reader is read while the step goes on: after each chunk that the step puts into it.
+TEST("a reader of many tasks is woken once by a step, though it is read meanwhile") {
+  Signals signals;
+  const auto reader = make_reader();
+  std::vector<Chunk> taken;
+  for (int32_t index = 0; index < 8; ++index) {
+    Chunk chunk;
+    chunk.index = index;
+    signals.push(reader, std::move(chunk));
+    CHECK(!is_readable(reader->fd(), 0));
+    if (index < 7) reader->take(taken);
+  }
+
+  CHECK_EQ(signals.send(), size_t{1});
+  CHECK(is_readable(reader->fd(), 0));
+  CHECK_EQ(signals.send(), size_t{0});
+  reader->take(taken);
+  CHECK_EQ(taken.size(), size_t{1});
+  signals.push(reader, Chunk());
+  CHECK_EQ(signals.send(), size_t{1});
+}
+
+TEST("each step writes each reader's descriptor at most once") {
+  RunningLoop loop({8, 64, 60});
+  loop.start();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 2; ++i) {
+    std::vector<Task> tasks;
+    for (Token name = 'a'; name < 'd'; ++name) tasks.push_back(make_task(name, 3, 50));
+    clients.push_back(loop.submit(std::move(tasks)));
+  }
+  for (const auto& client : clients) CHECK(client->finish());
+
+  CHECK(loop.stats().eventfd_writes <= 2 * loop.stats().steps);
+}
+
 // I5. In each of these the model is held in a step; what is cancelled then must be in no later batch, and its slot
 // goes to whoever comes next.
 

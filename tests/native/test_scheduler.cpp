@@ -19,7 +19,7 @@ class Driven {
 
   Sequence* add(size_t n_prompt, int32_t max_tokens = -1) {
     auto sequence = std::make_unique<Sequence>(Submission{make_task('p', n_prompt, max_tokens), make_reader(), now_},
-                                               vocabulary_, 100000, stats_);
+                                               vocabulary_, 100000, signals_, stats_);
     Sequence* added = sequence.get();
     scheduler.add(std::move(sequence));
     return added;
@@ -65,6 +65,7 @@ class Driven {
 
  private:
   const ByteVocabulary vocabulary_;
+  Signals signals_;
   corosrv_stats stats_{};
   Clock::time_point now_ = Clock::now();
 

@@ -24,8 +24,8 @@ class Driven {
  public:
   explicit Driven(Task task, int32_t context = 100, std::vector<std::string> words = {})
       : vocabulary_(std::move(words)), reader_(make_reader()), client(reader_) {
-    sequence =
-        std::make_unique<Sequence>(Submission{std::move(task), reader_, Clock::now()}, vocabulary_, context, stats);
+    sequence = std::make_unique<Sequence>(Submission{std::move(task), reader_, Clock::now()}, vocabulary_, context,
+                                          signals_, stats);
   }
 
   // Gets a slot and reads the whole prompt.
@@ -58,6 +58,7 @@ class Driven {
 
  private:
   const ByteVocabulary vocabulary_;
+  Signals signals_;
   const std::shared_ptr<Reader> reader_;
 
  public:
@@ -332,9 +333,10 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
   using std::chrono::milliseconds;
   const auto t0 = Clock::now();
   corosrv_stats stats{};
+  Signals signals;
   const ByteVocabulary vocabulary;
   const auto reader = make_reader();
-  Sequence sequence({make_task('p', 1, 3), reader, t0}, vocabulary, 100, stats);
+  Sequence sequence({make_task('p', 1, 3), reader, t0}, vocabulary, 100, signals, stats);
   sequence.start(0, t0 + milliseconds(5));
   sequence.begin(0);
   sequence.computed(1);
