@@ -4,6 +4,7 @@
 #include <cassert>
 #include <functional>
 #include <iterator>
+#include <unordered_map>
 #include <utility>
 
 #include "prefix_cache.h"
@@ -95,28 +96,49 @@ void Scheduler::plan_decodes(Plan& plan, int32_t rows) {
 }
 
 void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
-  std::vector<Sequence*> reading;
-  for (auto& sequence : running_) {
-    if (is_in(*sequence, State::kPrefilling)) reading.push_back(sequence.get());
-  }
+  std::vector<Reading> reading = all_reading();
   if (reading.empty() || prompt_tokens <= 0) return;
 
-  const auto oldest = std::min_element(
-      reading.begin(), reading.end(), [](const Sequence* a, const Sequence* b) { return a->started() < b->started(); });
-  std::swap(*oldest, reading.front());
-  std::stable_sort(reading.begin() + 1, reading.end(),
-                   [this](const Sequence* a, const Sequence* b) { return n_awaited(*a) < n_awaited(*b); });
+  const auto oldest = std::min_element(reading.begin(), reading.end(), [](const Reading& a, const Reading& b) {
+    return a.sequence->started() < b.sequence->started();
+  });
+  Sequence* const first = oldest->sequence;
+  std::swap(*oldest, reading.back());
+  reading.pop_back();
 
-  const int32_t reserved = std::min((prompt_tokens + 1) / 2, reading.front()->n_pending());
+  const int32_t reserved = std::min((prompt_tokens + 1) / 2, first->n_pending());
   int32_t left = prompt_tokens - reserved;
-  for (size_t i = 1; i < reading.size() && left > 0; ++i) {
-    const int32_t n_tokens = std::min(left, reading[i]->n_pending());
-    plan.items.push_back({reading[i], n_tokens});
+  // A heap and no sorted list: of thousands that wait, few fit into a step.
+  std::make_heap(reading.begin(), reading.end());
+  for (auto end = reading.end(); end != reading.begin() && left > 0; --end) {
+    std::pop_heap(reading.begin(), end);
+    Sequence* const next = std::prev(end)->sequence;
+    const int32_t n_tokens = std::min(left, next->n_pending());
+    plan.items.push_back({next, n_tokens});
     left -= n_tokens;
   }
-  plan.items.push_back({reading.front(), std::min(reserved + left, reading.front()->n_pending())});
+  plan.items.push_back({first, std::min(reserved + left, first->n_pending())});
   for (auto item = plan.items.begin() + plan.n_decode; item != plan.items.end(); ++item)
     plan.n_prompt += item->n_tokens;
+}
+
+std::vector<Scheduler::Reading> Scheduler::all_reading() const {
+  std::unordered_map<const Sequence*, int32_t> led;  // tokens until the first follower can go on
+  std::vector<Reading> reading;
+  for (const auto& sequence : running_) {
+    if (const Sequence* leader = sequence->leader()) {
+      const int32_t n_tokens = sequence->n_led() - leader->n_computed();
+      const auto [known, is_new] = led.try_emplace(leader, n_tokens);
+      if (!is_new) known->second = std::min(known->second, n_tokens);
+    } else if (is_in(*sequence, State::kPrefilling)) {
+      reading.push_back({sequence.get(), sequence->n_pending()});
+    }
+  }
+  for (Reading& one : reading) {
+    const auto known = led.find(one.sequence);
+    if (known != led.end()) one.n_awaited = std::min(one.n_awaited, known->second);
+  }
+  return reading;
 }
 
 Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
@@ -184,14 +206,6 @@ void Scheduler::release_followers(const Sequence& leader) {
   for (auto& sequence : running_) {
     if (sequence->leader() == &leader) sequence->follow(nullptr, 0);
   }
-}
-
-int32_t Scheduler::n_awaited(const Sequence& sequence) const {
-  int32_t least = sequence.n_pending();
-  for (const auto& other : running_) {
-    if (other->leader() == &sequence) least = std::min(least, other->n_led() - sequence.n_computed());
-  }
-  return least;
 }
 
 std::vector<std::unique_ptr<Sequence>> Scheduler::sweep(size_t& n_others) {

@@ -102,8 +102,17 @@ class Scheduler {
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
-  // Prompt tokens until somebody can go on: the sequence itself, or one that follows it.
-  int32_t n_awaited(const Sequence& sequence) const;
+  // A sequence that reads its prompt, and how many tokens until it, or one that follows it, can go on. The greatest of
+  // these is who should be read first.
+  struct Reading {
+    Sequence* sequence;
+    int32_t n_awaited;
+    bool operator<(const Reading& other) const {
+      if (n_awaited != other.n_awaited) return n_awaited > other.n_awaited;
+      return sequence->started() > other.sequence->started();
+    }
+  };
+  std::vector<Reading> all_reading() const;
   void plan_decodes(Plan& plan, int32_t rows);
   void plan_prompts(Plan& plan, int32_t prompt_tokens);
 
