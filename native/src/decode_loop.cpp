@@ -52,7 +52,6 @@ void DecodeLoop::run() {
     take(std::move(mail));
     step();
     settle();
-    signal();
     publish();
     if (is_closing) return;
   }
@@ -90,16 +89,18 @@ void DecodeLoop::end_all(const std::string& reason) {
   signal();
 }
 
-// Frees what has ended, so that its slots are there for the next admission. What an answer computed stays for the next
-// one that begins like it, unless it ended for a reason that may lie in the numbers.
+// Frees what has ended, then lets the readers hear of the step: whoever comes back at once finds room. What an answer
+// computed stays for the next one that begins like it, unless it ended for a reason that may lie in the numbers; nobody
+// has to wait for the copying.
 void DecodeLoop::settle() {
   size_t n_others = 0;
   const auto ended = scheduler_.sweep(n_others);
+  if (const size_t n_ended = ended.size() + n_others) inbox_.ended(n_ended);
+  signal();
   for (const auto& sequence : ended) {
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
     backend_.forget(sequence->slot(), 0);
   }
-  if (const size_t n_ended = ended.size() + n_others) inbox_.ended(n_ended);
 }
 
 void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
