@@ -79,7 +79,9 @@ class Comparison:
         return self.section
 
     def _run_point(self, point: Point) -> None:
-        servers = {target: ServerFigures(target.name, target.url, target.model) for target in self._targets}
+        servers = {
+            target: ServerFigures(target.name, target.url, _model_name(target.model)) for target in self._targets
+        }
         self.section.points.append(
             PointFigures(point.label, point.clients, point.rate, self._plan.n_requests(point), list(servers.values()))
         )
@@ -114,3 +116,8 @@ class Comparison:
 def _ttfts(rounds: list[list[Outcome]]) -> Iterable[float]:
     streams = (outcome for one in rounds for outcome in one if outcome.failure is None)
     return figures.ttfts(outcome for outcome in streams if not outcome.is_arriving)
+
+
+def _model_name(model: str) -> str:
+    """Without the folders: llama-server names a model by its path, which is nobody's business."""
+    return model.rpartition("/")[2] if model.endswith(".gguf") else model

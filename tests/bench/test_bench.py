@@ -295,3 +295,11 @@ def test_whole_streams_have_whole_tokens(handmade, tmp_path):
     (one,) = one_round(tmp_path, handmade.url, "--clients", "2", "-n", "2", "--tokens", "6").rounds
 
     assert (one["tokens"], one["prompt_tokens"]) == (12, 9.0)
+
+
+def test_a_report_names_a_model_without_its_folders(tmp_path, fast):
+    options = ("--clients", "1", "-n", "1", "--tokens", "2", "--model", "/models/small.gguf")
+    done = one_round(tmp_path, address(fast), *options)
+
+    (server,) = done.servers
+    assert server["model"] == "small.gguf"
