@@ -42,6 +42,7 @@ void PrefixSharing::begin(Scheduler& scheduler) {
 void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) {
   const Scheduler::Leader found = scheduler.leader_of(sequence);
   const size_t n_led = std::min(found.n_tokens, most_shared(sequence));
+  if (n_led < PrefixCache::kLeastTokens) return;  // and no need to ask the cache
   if (n_led < cache_.find(sequence.tokens()).n_tokens + PrefixCache::kLeastTokens) return;
   sequence.follow(found.sequence, static_cast<int32_t>(n_led));
 }

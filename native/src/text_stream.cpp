@@ -2,49 +2,26 @@
 
 #include <cstdint>
 
+#include "utf8.h"
+
 namespace corosrv {
 
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// How many bytes follow `lead`, and which the first of them may be (Unicode 15, table 3-7). Zero followers and an
-// empty range for a byte that begins no character.
-struct Lead {
-  int followers;
-  uint8_t low, high;
-};
+using Part = Utf8Decoder::Part;
 
-Lead classify(uint8_t lead) {
-  if (lead < 0xC2) return {0, 1, 0};
-  if (lead < 0xE0) return {1, 0x80, 0xBF};
-  if (lead == 0xE0) return {2, 0xA0, 0xBF};
-  if (lead == 0xED) return {2, 0x80, 0x9F};
-  if (lead < 0xF0) return {2, 0x80, 0xBF};
-  if (lead == 0xF0) return {3, 0x90, 0xBF};
-  if (lead < 0xF4) return {3, 0x80, 0xBF};
-  if (lead == 0xF4) return {3, 0x80, 0x8F};
-  return {0, 1, 0};
-}
-
-enum class Part { kWhole, kIncomplete, kInvalid };
-
-// Reads one character at the front of `bytes` (not empty): what it is, and how many bytes belong to it.
+// Reads one character at the front of `bytes` (not empty): what it is, and how many bytes belong to it. The byte that
+// makes it invalid does not, unless it is the first.
 Part read_character(std::string_view bytes, size_t& size) {
-  size = 1;
-  const auto lead = static_cast<uint8_t>(bytes[0]);
-  if (lead < 0x80) return Part::kWhole;
-  Lead expected = classify(lead);
-  if (expected.followers == 0) return Part::kInvalid;
-  for (int i = 0; i < expected.followers; ++i) {
-    if (size == bytes.size()) return Part::kIncomplete;
-    const auto byte = static_cast<uint8_t>(bytes[size]);
-    if (byte < expected.low || byte > expected.high) return Part::kInvalid;
-    expected.low = 0x80;
-    expected.high = 0xBF;
-    ++size;
+  Utf8Decoder decoder;
+  Part part = decoder.push(static_cast<uint8_t>(bytes[0]));
+  for (size = 1; part == Part::kIncomplete && size < bytes.size(); ++size) {
+    part = decoder.push(static_cast<uint8_t>(bytes[size]));
+    if (part == Part::kInvalid) break;
   }
-  return Part::kWhole;
+  return part;
 }
 
 }  // namespace
