@@ -357,7 +357,8 @@ def test_many_engines_live_one_after_the_other():
         with opened() as engine:
             assert answer(engine, job(max_tokens=1))
 
-    assert len(threads()) == before
+    # Not "as many": a thread of an engine that an earlier test closed may have been ending when they were counted.
+    assert len(threads()) <= before
 
 
 def threads() -> list[str]:
@@ -368,7 +369,7 @@ def test_the_number_of_threads_does_not_depend_on_the_number_of_streams(slow):
     before = len(threads())
 
     with slow.submit(endless(n=2)), slow.submit(endless(n=2)):
-        assert len(threads()) == before
+        assert len(threads()) <= before
 
 
 # Models that cannot be served.
