@@ -23,6 +23,23 @@ class Finish(str, Enum):
     ERROR = "error"
 
 
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """A token that might have come, and how likely the model found it."""
+
+    id: int
+    piece: bytes  # what it adds to the text; b"" for an end token
+    logprob: float  # natural; never infinite
+
+
+class TokenInfo(msgspec.Struct, frozen=True, gc=False):
+    """A token that came, and the likeliest in its place, best first: as many as the job asked for."""
+
+    id: int
+    piece: bytes
+    logprob: float | None  # None: the first token of a prompt, which nothing stands before
+    top: tuple[Candidate, ...] = ()
+
+
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """What a reader yields. One with `finish` is its task's terminal chunk: the last one, and the only such."""
 
@@ -35,13 +52,28 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
+    stopping_word: str = ""  # the stop string that ended it
+    code: str = ""  # of an ERROR, a word for programs; "" is a bug or a failed decode
+    slot: int = -1  # where it ran last
+    is_truncated: bool = False  # the context was shifted to make room
+    # Only where the job asks for it.
+    tokens: tuple[TokenInfo, ...] = ()  # those that `text` is made of
+    prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens; in the task's first chunk
+    vector: bytes = b""  # float32, little-endian: an embedding, or a score alone; in the terminal chunk
+
+
+# What `Sampling.samplers` may name, in the order that they are applied by default.
+SAMPLERS = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "adaptive_p"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Applied in order: bias, penalties, top_k, grammar, typical_p, top_p, min_p, temperature.
+    """How tokens are drawn: bias first, then `samplers` in their order, then temperature 0 or a draw.
 
-    A grammar that allows none of the top_k tokens goes before them, and they are the best of what it allows.
+    The grammar looks at what top_k leaves. One that allows none of these tokens goes before them, and they are the
+    best of what it allows.
     """
 
     temperature: float = 0.8  # 0 is greedy
@@ -58,6 +90,26 @@ class Sampling:
     # Token id, or a text for all its tokens; and what is added to the logit: -inf bans it.
     logit_bias: tuple[tuple[int | str, float], ...] = ()
     grammar: str = ""  # GBNF that the text follows; empty: any text
+    grammar_triggers: tuple[str, ...] = ()  # the grammar begins with the first of these in the text; (): at once
+    top_n_sigma: float = -1.0  # -1 is off
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64  # -1 is the context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0  # 0 is off; 1 and 2 take the place of the samplers behind the penalties
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0  # -1 is off
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[str, ...] = SAMPLERS
+    n_probs: int = -1  # how many of the likeliest tokens each TokenInfo lists; -1: chunks carry no TokenInfo
+    post_sampling_probs: bool = False  # of the distribution that was drawn from, not of the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +128,15 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A conversation, to be rendered by the model's chat template. Markers in the contents stay text."""
+    """A conversation, to be rendered by the model's chat template. Markers in the contents stay text.
+
+    `messages` and `tools` are as OpenAI's chat API has them: roles system, user, assistant (with `tool_calls`, whose
+    arguments are values, not JSON text, and `reasoning_content`) and tool; contents are strings. A template that knows
+    no tools is helped: what it would drop is written into the messages, in the way that ModelCard.tool_format says.
+    """
 
     messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final: bool = False  # the last message is the beginning of the answer
     template_arguments: dict[str, Any] = field(default_factory=dict)
@@ -98,10 +156,47 @@ class Job:
     stop: tuple[str, ...] = ()
     share_prefix: bool = True  # begin from what was computed before, and leave behind what is computed now
     model: str | None = None  # the capability wanted; None takes what there is
+    scores_prompt: bool = False  # the first chunks carry `prompt_info`
+    context_shift: bool = False  # a full context drops tokens behind the first n_keep, and goes on
+    n_keep: int = 0  # -1 is all of the prompt
+    n_discard: int = 0  # 0 is half of what may go
+    max_ms: float = 0.0  # of generating, from the first token on; then LENGTH. 0: no limit
+    slot: int = -1  # where it has to run; -1: anywhere
+    lora: tuple[tuple[int, float], ...] | None = None  # adapter number and scale; None: as the server is set
 
     @property
     def n_tasks(self) -> int:
         return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """Turns each prompt into a vector: one task, and one terminal chunk with `vector`, for each."""
+
+    prompts: tuple[Prompt, ...]
+    normalize: int = 2  # -1: as it is; 0: largest number is 32760; 2: Euclidean; p: p-norm
+    pooling: bool = True  # False: a vector for every token, one behind the other
+    model: str | None = None
+
+    @property
+    def n_tasks(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankJob:
+    """Scores each document for the query: one task, and one terminal chunk with a `vector` of one number, for each."""
+
+    query: str
+    documents: tuple[str, ...]
+    model: str | None = None
+
+    @property
+    def n_tasks(self) -> int:
+        return len(self.documents)
+
+
+AnyJob = Job | EmbedJob | RerankJob
 
 
 class State(str, Enum):
@@ -120,8 +215,12 @@ class ModelCard:
     id: str
     created: int  # Unix time of the load
     aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""  # changes when the same seed may give another text
+    capabilities: frozenset[str] = frozenset()  # of completion, chat, tools, infill, embeddings, rerank
+    tool_format: str = ""  # how this model writes a tool call: hermes, llama3, mistral
+    reasoning_tags: tuple[str, str] | None = None  # what stands around its thoughts
 
 
 # Takes over chunks; says whether it wants more.
@@ -168,6 +267,23 @@ class Reader(Protocol):
     ) -> None: ...
 
 
+class Vocabulary(Protocol):
+    """Texts, tokens and templates of one model. Long texts wait while they are read."""
+
+    size: int
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    def piece(self, token: int) -> bytes:
+        """What a token prints, control tokens spelled out. Raises Refused for an id that the model does not have."""
+
+    def render(self, prompt: Messages) -> str:
+        """What the model's chat template makes of a conversation."""
+
+    def count(self, prompt: Prompt) -> int:
+        """Tokens of a prompt, as `usage.prompt_tokens` would have them. Raises Refused as `submit` does."""
+
+
 class Worker(Protocol):
     """Anything that can run jobs."""
 
@@ -179,5 +295,14 @@ class Worker(Protocol):
 
     def models(self) -> tuple[ModelCard, ...]: ...
 
-    def submit(self, job: Job) -> Reader:
+    def card(self, model: str | None) -> ModelCard:
+        """The model that a job of this name would get. May wait while it is loaded.
+
+        Raises ModelNotFound or Unavailable.
+        """
+
+    def vocabulary(self, model: str | None) -> Vocabulary:
+        """How that model writes. May wait while it is loaded; raises as `card` does."""
+
+    def submit(self, job: AnyJob) -> Reader:
         """Checks and queues a job; may wait while a long prompt is read. Raises Refused or Unavailable."""

@@ -12,21 +12,15 @@ from dataclasses import replace
 from corosrv import errors
 from corosrv.engine import probe, waits
 from corosrv.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Synthetic, Task
-from corosrv.engine.chat import ChatTemplate
+from corosrv.engine.chat import Piece
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.reader import Reader
-from corosrv.jobs import Job, Messages, ModelCard, Prompt, State, Text, Tokens
+from corosrv.engine.vocabulary import EngineVocabulary
+from corosrv.jobs import AnyJob, Job, ModelCard, Prompt, State
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
 
 log = logging.getLogger("corosrv.engine")
-
-# A text longer than this many times the context cannot fit, whatever its tokens: refused before it is tokenised.
-_MAX_BYTES_PER_TOKEN = 16
-# What a token has on average, for the error's estimate.
-_BYTES_PER_TOKEN = 4
-# Texts up to this size are tokenised at once (some 0.2 ms); longer ones in the thread pool.
-_SHORT_BYTES = 4096
 
 
 class Engine:
@@ -42,7 +36,7 @@ class Engine:
         self._pid = os.getpid()
         self._native: NativeEngine | None = None
         self._info: ModelInfo | None = None
-        self._template: ChatTemplate | None = None
+        self._vocabulary: EngineVocabulary | None = None
         self._card: ModelCard | None = None
         self._failure: str | None = None
         self._is_closed = False
@@ -75,7 +69,7 @@ class Engine:
         if state != "ready":
             raise errors.ModelFailed(reason)
         info = native.info()
-        self._template = ChatTemplate(info.chat_template, *_special_texts(native, info)) if info.chat_template else None
+        self._vocabulary = EngineVocabulary(native, info)
         self._card = _model_card(self._settings.names, info, "" if self._settings.is_synthetic else FINGERPRINT)
         self._info = info
         log.info(
@@ -134,6 +128,18 @@ class Engine:
     def models(self) -> tuple[ModelCard, ...]:
         return () if self._card is None else (self._card,)
 
+    def card(self, model: str | None) -> ModelCard:
+        """The model. Raises ModelNotFound when names are strict and this is none of its."""
+        self.check()
+        self._check_model(model)
+        assert self._card is not None
+        return self._card
+
+    def vocabulary(self, model: str | None) -> EngineVocabulary:
+        self.card(model)
+        assert self._vocabulary is not None
+        return self._vocabulary
+
     @property
     def info(self) -> ModelInfo:
         """What the model is. Raises Starting before it is loaded."""
@@ -141,15 +147,17 @@ class Engine:
         assert self._info is not None
         return self._info
 
-    def submit(self, job: Job) -> Reader:
+    def submit(self, job: AnyJob) -> Reader:
         """Renders, tokenises and queues; a long prompt is read in the thread pool meanwhile.
 
         Raises Refused for what cannot be served, Unavailable for what cannot be served now.
         """
-        self.check()
+        self.card(job.model)
+        if not isinstance(job, Job):
+            raise errors.NotSupported("this model gives neither embeddings nor scores", "model")
         assert self._native is not None
-        self._check_model(job.model)
-        prompts = [self.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)]
+        vocabulary = self.vocabulary(job.model)
+        prompts = [vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)]
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
         stops = [stop.encode() for stop in job.stop]
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
@@ -163,15 +171,12 @@ class Engine:
 
     def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
         """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
-        n_vocab = self.info.n_vocab
+        vocabulary = self.vocabulary(None)
         found: list[tuple[int, float]] = []
         for key, bias in biases:
-            tokens = [key] if isinstance(key, int) else self._tokenize([(key, False)], False, "logit_bias")
+            tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
             for token in tokens:
-                if not 0 <= token < n_vocab:
-                    raise errors.Refused(
-                        f"logit_bias: {token} is no token id of this model (0 to {n_vocab - 1})", "logit_bias"
-                    )
+                vocabulary.check(token, "logit_bias")
                 found.append((token, bias))
         return tuple(found)
 
@@ -180,64 +185,13 @@ class Engine:
         if self._settings.strict_model and model is not None and model not in (self._card.id, *self._card.aliases):
             raise errors.ModelNotFound(model)
 
-    def encode(self, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> Sequence[int]:
-        """Token ids of a prompt, checked against the context. May wait while a long text is tokenised.
-
-        `number` of `n_prompts`: which one it is, for the error.
-        """
-        context = self.info.context
-        is_chat = isinstance(prompt, Messages)
-        param = "messages" if is_chat else "prompt" if n_prompts == 1 else f"prompt[{number}]"
-        if isinstance(prompt, Tokens):
-            unknown = next((id for id in prompt.ids if not 0 <= id < self.info.n_vocab), None)
-            if unknown is not None:
-                raise errors.Refused(f"{param}: {unknown} is no token id of this model", param)
-            tokens: Sequence[int] = prompt.ids
-        elif isinstance(prompt, Text):
-            tokens = self._tokenize([(prompt.text, True)], True, param)
-        else:
-            tokens = self._tokenize_chat(prompt)
-        if not tokens:
-            # Nothing to condition on: begin with the token that begins a sequence.
-            if self.info.bos < 0:
-                raise errors.Refused(f"{param} is empty, and this model has no beginning-of-sequence token", param)
-            tokens = (self.info.bos,)
-        if len(tokens) >= context:
-            raise errors.PromptTooLong(len(tokens), context, param)
-        return tokens
-
-    def _tokenize_chat(self, prompt: Messages) -> list[int]:
-        if self._template is None:
-            raise errors.NotSupported("this model carries no chat template; use /v1/completions", "messages")
-        pieces = self._template.render(prompt)
-        # Templates that write the beginning-of-sequence token themselves must not get a second one.
-        bos = self._native_text(self.info.bos)
-        begins_itself = bool(bos) and bool(pieces) and pieces[0].text.startswith(bos)
-        return self._tokenize([(piece.text, not piece.is_text) for piece in pieces], not begins_itself, "messages")
-
-    def _native_text(self, token: int) -> str:
-        assert self._native is not None
-        return self._native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-
-    def _tokenize(self, pieces: Sequence[tuple[str, bool]], add_special: bool, param: str) -> list[int]:
-        """`pieces` are texts and whether control markers in them count."""
-        native, context = self._native, self.info.context
-        assert native is not None
-        texts = [(text.encode(), parse_special) for text, parse_special in pieces]
-        size = sum(len(text) for text, _ in texts)
-        if size > _MAX_BYTES_PER_TOKEN * context:
-            raise errors.PromptTooLong(size // _BYTES_PER_TOKEN, context, param, is_estimate=True)
-        tokens: list[int] = []
-        for number, (text, parse_special) in enumerate(texts):
-            call = (native.tokenize, text, add_special and number == 0, parse_special)
-            tokens += call[0](*call[1:]) if size <= _SHORT_BYTES else waits.call_in_thread(*call)
-        return tokens
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Token ids of a prompt, checked against the context. May wait while a long text is tokenised."""
+        return self.vocabulary(None).encode(prompt)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens spelled out."""
-        self.check()
-        assert self._native is not None
-        return b"".join(self._native.token_text(token, special=True) for token in tokens).decode("utf-8", "replace")
+        return b"".join(map(self.vocabulary(None).piece, tokens)).decode("utf-8", "replace")
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None before the engine is open and after it is closed."""
@@ -264,18 +218,6 @@ class Engine:
             self._native.close()
 
 
-def _special_texts(native: NativeEngine, info: ModelInfo) -> tuple[list[str], dict[str, str]]:
-    """Texts of all control tokens, and what templates know as bos_token and eos_token."""
-
-    def text(token: int) -> str:
-        return native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-
-    return [text(token) for token in native.control_tokens()], {
-        "bos_token": text(info.bos),
-        "eos_token": text(info.eos),
-    }
-
-
 def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> ModelCard:
     meta = {
         "vocab_type": info.vocab_type,
@@ -290,4 +232,4 @@ def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> Mode
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""
     fingerprint = f"b{fingerprint[:10] or 'synthetic'}{kernels}"
-    return ModelCard(names[0], int(time.time()), tuple(names[1:]), meta, fingerprint)
+    return ModelCard(names[0], int(time.time()), tuple(names[1:]), meta=meta, fingerprint=fingerprint)

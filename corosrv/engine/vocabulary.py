@@ -1,0 +1,98 @@
+"""Texts to tokens and back: the model's vocabulary, its chat template, and what fits into its context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corosrv import errors
+from corosrv.engine import waits
+from corosrv.engine.binding import ModelInfo, NativeEngine
+from corosrv.engine.chat import ChatTemplate, Piece
+from corosrv.jobs import Messages, Prompt, Text, Tokens
+
+# A text longer than this many times the context cannot fit, whatever its tokens: refused before it is tokenised.
+_MAX_BYTES_PER_TOKEN = 16
+# What a token has on average, for the error's estimate.
+_BYTES_PER_TOKEN = 4
+# Texts up to this size are tokenised at once (some 0.2 ms); longer ones in the thread pool.
+_SHORT_BYTES = 4096
+
+
+class EngineVocabulary:
+    """One loaded model's; see corosrv.jobs.Vocabulary for the contract. Usable from any thread, as its engine is."""
+
+    def __init__(self, native: NativeEngine, info: ModelInfo) -> None:
+        """Raises Refused when the model's chat template cannot be used."""
+        self._native = native
+        self._info = info
+        self.size = info.n_vocab
+        self._bos = self._text(info.bos)
+        special = {"bos_token": self._bos, "eos_token": self._text(info.eos)}
+        markers = [self._text(token) for token in native.control_tokens()]
+        self._template = ChatTemplate(info.chat_template, markers, special) if info.chat_template else None
+
+    def _text(self, token: int) -> str:
+        return self._native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def piece(self, token: int) -> bytes:
+        self.check(token, "tokens")
+        return self._native.token_text(token, special=True)
+
+    def check(self, token: int, param: str) -> None:
+        """Raises Refused for an id that the model does not have."""
+        if not 0 <= token < self.size:
+            raise errors.Refused(f"{param}: {token} is no token id of this model (0 to {self.size - 1})", param)
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return self.tokens_of([Piece(text, not parse_special)], add_special, "content")
+
+    def count(self, prompt: Prompt) -> int:
+        return len(self.encode(prompt))
+
+    def encode(self, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> Sequence[int]:
+        """Token ids of a prompt, checked against the context. May wait while a long text is tokenised.
+
+        `number` of `n_prompts`: which one it is, for the error.
+        """
+        context = self._info.context
+        is_chat = isinstance(prompt, Messages)
+        param = "messages" if is_chat else "prompt" if n_prompts == 1 else f"prompt[{number}]"
+        if isinstance(prompt, Tokens):
+            for token in prompt.ids:
+                self.check(token, param)
+            tokens: Sequence[int] = prompt.ids
+        elif isinstance(prompt, Text):
+            tokens = self.tokens_of([Piece(prompt.text, is_text=False)], True, param)
+        else:
+            pieces = self._pieces(prompt)
+            # Templates that write the beginning-of-sequence token themselves must not get a second one.
+            begins_itself = bool(self._bos) and bool(pieces) and pieces[0].text.startswith(self._bos)
+            tokens = self.tokens_of(pieces, not begins_itself, param)
+        if not tokens:
+            # Nothing to condition on: begin with the token that begins a sequence.
+            if self._info.bos < 0:
+                raise errors.Refused(f"{param} is empty, and this model has no beginning-of-sequence token", param)
+            tokens = (self._info.bos,)
+        if len(tokens) >= context:
+            raise errors.PromptTooLong(len(tokens), context, param)
+        return tokens
+
+    def render(self, prompt: Messages) -> str:
+        return "".join(piece.text for piece in self._pieces(prompt))
+
+    def _pieces(self, prompt: Messages) -> list[Piece]:
+        if self._template is None:
+            raise errors.NotSupported("this model carries no chat template; use /v1/completions", "messages")
+        return self._template.render(prompt)
+
+    def tokens_of(self, pieces: Sequence[Piece], add_special: bool, param: str) -> list[int]:
+        """Token ids of a text in pieces. May wait; raises PromptTooLong for what cannot fit whatever its tokens."""
+        texts = [(piece.text.encode(), not piece.is_text) for piece in pieces]
+        size = sum(len(text) for text, _ in texts)
+        if size > _MAX_BYTES_PER_TOKEN * self._info.context:
+            raise errors.PromptTooLong(size // _BYTES_PER_TOKEN, self._info.context, param, is_estimate=True)
+        tokens: list[int] = []
+        for number, (text, parse_special) in enumerate(texts):
+            call = (self._native.tokenize, text, add_special and number == 0, parse_special)
+            tokens += call[0](*call[1:]) if size <= _SHORT_BYTES else waits.call_in_thread(*call)
+        return tokens
