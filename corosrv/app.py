@@ -22,8 +22,10 @@ from werkzeug.exceptions import HTTPException
 from corosrv import settings as settings_module
 from corosrv.engine import Engine
 from corosrv.errors import CorosrvError
+from corosrv.generation.exchange import Desk, Limits
+from corosrv.generation.fields import Defaults
 from corosrv.http import access, health, metrics
-from corosrv.openai import calls, errors, routes
+from corosrv.openai import errors, routes
 from corosrv.settings import Settings
 
 log = logging.getLogger("corosrv")
@@ -77,18 +79,22 @@ class Server:
 
     def _blueprint(self) -> Blueprint:
         settings = self.settings
-        options = routes.Options(
-            max_body_bytes=settings.max_body_bytes,
-            ping_interval=settings.sse_ping_interval,
-            write_timeout=settings.write_timeout_s,
-            defaults=calls.Defaults(
+        desk = Desk(
+            worker=self.engine,
+            defaults=Defaults(
                 max_tokens=None if settings.n_predict == -1 else settings.n_predict,
                 temperature=settings.temp,
                 seed=None if settings.seed == -1 else settings.seed,
             ),
+            limits=Limits(
+                max_body_bytes=settings.max_body_bytes,
+                ping_interval=settings.sse_ping_interval,
+                write_timeout=settings.write_timeout_s,
+            ),
+            stats=self._stats,
         )
         whole = Blueprint("corosrv", __name__)
-        whole.register_blueprint(routes.blueprint(self.engine, options, self._stats))
+        whole.register_blueprint(routes.blueprint(desk))
         whole.register_blueprint(health.blueprint(self.engine))
         whole.before_request(self._before)
         whole.after_request(self.after)

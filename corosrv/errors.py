@@ -10,9 +10,11 @@ CorosrvError
 │   ├── PromptTooLong        more tokens than the context of a slot holds
 │   ├── BodyTooLarge
 │   ├── UnsupportedMedia     the body is something else than JSON
-│   ├── ModelNotFound        no such model here
+│   ├── NotFound             no such thing here
+│   │   └── ModelNotFound
 │   ├── InvalidGrammar       no GBNF, or more of it than is taken; says where
-│   └── NotSupported         known, and not offered by this server or model
+│   ├── NotSupported         a parameter that is known, and not honoured here
+│   └── NotOffered           the endpoint is switched off, or the model lacks the ability
 ├── Unavailable              this server cannot take it now; another moment may do
 │   ├── Starting             the model is still loading
 │   ├── ModelFailed          the model could not be loaded
@@ -94,7 +96,11 @@ class PromptTooLong(Refused):
         self.context = context
 
 
-class ModelNotFound(Refused):
+class NotFound(Refused):
+    """No such thing here; `code` says of which kind."""
+
+
+class ModelNotFound(NotFound):
     """No model of this name is served here."""
 
     def __init__(self, model: str) -> None:
@@ -111,7 +117,14 @@ class InvalidGrammar(Refused):
 
 
 class NotSupported(Refused):
-    """Known to the protocol, and not offered here."""
+    """A parameter or value that is known to the protocol, and not honoured here."""
+
+
+class NotOffered(Refused):
+    """The whole endpoint is switched off, or this model lacks the ability that it needs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None, None)
 
 
 class Unavailable(CorosrvError):
@@ -148,9 +161,10 @@ class JobFailed(CorosrvError):
     `unsent`: what an adapter had made of the chunks before it, and has to send before the error.
     """
 
-    def __init__(self, message: str, unsent: bytes = b"") -> None:
+    def __init__(self, message: str, unsent: bytes = b"", code: str | None = None) -> None:
         super().__init__(message)
         self.unsent = unsent
+        self.code = code
 
 
 class ReadTimeout(CorosrvError):

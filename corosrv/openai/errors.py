@@ -1,80 +1,53 @@
-"""Errors in OpenAI's shape: the one place where what happened becomes a status and an error object."""
+"""Errors in OpenAI's shape: the one place where what happened becomes an error object."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from flask import Response
 
 from corosrv import errors
+from corosrv.http import reply
 
-
-class _Wire(NamedTuple):
-    status: int
-    type: str
-    code: str | None = None
-
-
-# The first class that matches decides, so that the narrower stand above the wider.
-_WIRE: tuple[tuple[type[errors.CorosrvError], _Wire], ...] = (
-    (errors.PromptTooLong, _Wire(400, "exceed_context_size_error")),
-    (errors.BodyTooLarge, _Wire(413, "invalid_request_error")),
-    (errors.UnsupportedMedia, _Wire(415, "invalid_request_error")),
-    (errors.ModelNotFound, _Wire(404, "not_found_error")),
-    (errors.Refused, _Wire(400, "invalid_request_error")),
-    (errors.Unauthorized, _Wire(401, "authentication_error", "invalid_api_key")),
-    (errors.QueueFull, _Wire(429, "rate_limit_error", "queue_full")),
-    (errors.Unavailable, _Wire(503, "unavailable_error")),
-    (errors.UsedAfterFork, _Wire(503, "unavailable_error")),
-    (errors.ClientGone, _Wire(499, "client_closed_request")),
-    (errors.CorosrvError, _Wire(500, "server_error")),
+# Type, and code where the error itself has none. The first class that matches decides.
+_TYPES: tuple[tuple[type[errors.CorosrvError], str, str | None], ...] = (
+    (errors.PromptTooLong, "exceed_context_size_error", None),
+    (errors.NotFound, "not_found_error", None),
+    (errors.NotOffered, "not_supported_error", None),
+    (errors.Refused, "invalid_request_error", None),
+    (errors.Unauthorized, "authentication_error", "invalid_api_key"),
+    (errors.QueueFull, "rate_limit_error", "queue_full"),
+    (errors.Unavailable, "unavailable_error", None),
+    (errors.UsedAfterFork, "unavailable_error", None),
+    (errors.ClientGone, "client_closed_request", None),
+    (errors.CorosrvError, "server_error", None),
 )
-
-
-def _wire(error: errors.CorosrvError) -> _Wire:
-    return next(wire for kind, wire in _WIRE if isinstance(error, kind))
+_HTTP = {
+    404: ("not_found_error", None),
+    405: ("invalid_request_error", "method_not_allowed"),
+    501: ("not_supported_error", None),
+}
 
 
 def body(error: errors.CorosrvError) -> dict[str, Any]:
     """`{"error": {...}}` with its four members, and the counts of a prompt that is too long."""
-    wire = _wire(error)
-    members: dict[str, Any] = {
-        "message": str(error),
-        "type": wire.type,
-        "param": getattr(error, "param", None),
-        "code": getattr(error, "code", wire.code),
-    }
+    kind, code = next((kind, code) for of, kind, code in _TYPES if isinstance(error, of))
+    members = _members(str(error), kind, getattr(error, "param", None), getattr(error, "code", None) or code)
     if isinstance(error, errors.PromptTooLong):
         members |= {"n_prompt_tokens": error.n_tokens, "n_ctx": error.context}
     return {"error": members}
 
 
+def _members(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
 def response(error: errors.CorosrvError) -> Response:
     """The error as an answer with its status and headers."""
-    answer = json_response(body(error), _wire(error).status)
-    if isinstance(error, errors.Unauthorized):
-        answer.headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, errors.Unavailable) and error.retry_after is not None:
-        answer.headers["Retry-After"] = str(error.retry_after)
-    # What is left of a refused body is not read: nothing may follow it on this connection.
-    if isinstance(error, (errors.Unauthorized, errors.BodyTooLarge, errors.UnsupportedMedia)) or (
-        getattr(error, "code", None) in ("incomplete_body", "request_timeout")
-    ):
-        answer.headers["Connection"] = "close"
-    return answer
+    return reply.error_response(error, body(error))
 
 
 def http_response(status: int, message: str) -> Response:
     """An error of HTTP itself: an unknown path, a wrong verb."""
-    kinds = {
-        404: ("not_found_error", None),
-        405: ("invalid_request_error", "method_not_allowed"),
-        501: ("not_supported_error", None),
-    }
-    kind, code = kinds.get(status, ("invalid_request_error" if status < 500 else "server_error", None))
-    return json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
-
-
-def json_response(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, mimetype="application/json")
+    kind, code = _HTTP.get(status, ("invalid_request_error" if status < 500 else "server_error", None))
+    return reply.json_response({"error": _members(message, kind, None, code)}, status)

@@ -6,20 +6,28 @@ from typing import Any
 
 import pytest
 
+from corosrv.chat.parser import TextParser
 from corosrv.errors import JobFailed
+from corosrv.generation.exchange import Answer
 from corosrv.jobs import Chunk, Finish, Job, ModelCard, Text
-from corosrv.openai.answers import CHAT, DONE, TEXT, Answer, Shape
-from corosrv.openai.calls import Call
+from corosrv.openai.chat.answers import ChatAnswer
+from corosrv.openai.completions.answers import TextAnswer
+from corosrv.openai.events import DONE
 
 CARD = ModelCard("tiny", created=1, fingerprint="b123")
 TERMINAL = {"prompt_tokens": 5, "cached_tokens": 2, "prompt_ms": 10.0, "decode_ms": 40.0}
 
 
+CHAT, TEXT = "chat", "text"
+
+
 def answer(
-    shape: Shape, n: int = 1, prompts: int = 1, stream: bool = False, usage: bool = False, prompt_tokens: int = 5
+    shape: str, n: int = 1, prompts: int = 1, stream: bool = False, usage: bool = False, prompt_tokens: int = 5
 ) -> Answer:
-    call = Call(Job((Text("x"),) * prompts, n=n), stream, usage)
-    return Answer(shape, call, CARD, (prompt_tokens,) * prompts)
+    job = Job((Text("x"),) * prompts, n=n)
+    if shape == TEXT:
+        return TextAnswer(job, CARD, (prompt_tokens,) * prompts, usage)
+    return ChatAnswer(job, CARD, (prompt_tokens,) * prompts, TextParser(), stream, usage)
 
 
 def text(index: int, words: str, n_tokens: int = 1) -> Chunk:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from flask import Request
@@ -11,30 +11,47 @@ from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import NotSupported, Refused
+from corosrv.generation.fields import Defaults
+from corosrv.generation.unsupported import EVERYWHERE
 from corosrv.http import body
-from corosrv.jobs import Messages, Sampling, Text, Tokens
-from corosrv.openai import calls, schema
-from corosrv.openai.calls import Call, Defaults
+from corosrv.jobs import Job, Messages, ModelCard, Sampling, Text, Tokens
+from corosrv.openai.chat import calls as chat_calls
+from corosrv.openai.chat import schema as chat_schema
+from corosrv.openai.completions import calls as completion_calls
+from corosrv.openai.completions import schema as completion_schema
+from corosrv.openai.fields import CompletionFields, includes_usage
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def parse(make, decoder, sent: Any, defaults: Defaults) -> Call:
+CARD = ModelCard("tiny", created=1)
+
+
+class Asked(NamedTuple):
+    """What a request asks for, to be compared."""
+
+    job: Job
+    stream: bool
+    include_usage: bool
+
+
+def parse(make, schema, sent: Any, defaults: Defaults) -> Asked:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
-    fields = body.decode(REQUEST, raw, decoder)
+    fields = body.decode(REQUEST, raw, schema.decoder)
     unsupported = body.decode(REQUEST, raw, schema.unsupported_decoder)
-    return make(fields, unsupported, defaults)
+    made = make(fields, unsupported, defaults, CARD)
+    return Asked(made.job, made.stream, includes_usage(fields))
 
 
-def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Call:
-    return parse(calls.chat, schema.chat_decoder, {"messages": HELLO, **sent}, defaults)
+def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
+    return parse(chat_calls.call, chat_schema, {"messages": HELLO, **sent}, defaults)
 
 
-def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Call:
-    return parse(calls.completion, schema.completion_decoder, {"prompt": "Hello", **sent}, defaults)
+def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
+    return parse(completion_calls.call, completion_schema, {"prompt": "Hello", **sent}, defaults)
 
 
 @pytest.fixture(params=[chat, completion])
@@ -134,12 +151,12 @@ def test_a_wrong_value_is_refused_and_named(call, name, value):
     assert name in str(refused.value)
 
 
-@pytest.mark.parametrize("name", sorted(set(schema.GenerationBody.__struct_fields__)))
+@pytest.mark.parametrize("name", sorted(set(CompletionFields.__struct_fields__)))
 def test_null_is_an_absent_parameter(call, name):
     assert call(**{name: None}) == call()
 
 
-@pytest.mark.parametrize("name", sorted({**schema.UNSUPPORTED, **schema.UNSUPPORTED_IN_CHAT}))
+@pytest.mark.parametrize("name", sorted(chat_schema.UNSUPPORTED))
 def test_what_chat_does_not_support_is_refused_by_name(name):
     with pytest.raises(NotSupported, match=name) as refused:
         chat(**{name: {"some": "thing"}})
@@ -147,7 +164,7 @@ def test_what_chat_does_not_support_is_refused_by_name(name):
     assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
 
 
-@pytest.mark.parametrize("name", sorted({**schema.UNSUPPORTED, **schema.UNSUPPORTED_IN_COMPLETIONS}))
+@pytest.mark.parametrize("name", sorted(completion_schema.UNSUPPORTED))
 def test_what_completions_do_not_support_is_refused_by_name(name):
     with pytest.raises(NotSupported, match=name) as refused:
         completion(**{name: {"some": "thing"}})
@@ -155,7 +172,7 @@ def test_what_completions_do_not_support_is_refused_by_name(name):
     assert (refused.value.param, refused.value.code) == (name, "unsupported_parameter")
 
 
-NEUTRAL = [(name, value) for name, values in schema.UNSUPPORTED.items() for value in (None, *values)]
+NEUTRAL = [(name, value) for name, values in EVERYWHERE.items() for value in (None, *values)]
 
 
 @pytest.mark.parametrize(("name", "value"), NEUTRAL)
@@ -290,7 +307,7 @@ def test_wrong_messages_are_refused_with_their_place(messages, param):
 
 def test_messages_are_required():
     with pytest.raises(Refused, match="messages is required") as refused:
-        parse(calls.chat, schema.chat_decoder, {"model": "x"}, DEFAULTS)
+        parse(chat_calls.call, chat_schema, {"model": "x"}, DEFAULTS)
 
     assert (refused.value.param, refused.value.code) == ("messages", "missing_required_parameter")
 
@@ -445,7 +462,11 @@ def test_a_grammar_that_is_no_text_is_refused(call, wrong):
 # Anything at all.
 
 NAMES = sorted(
-    {*schema.ChatBody.__struct_fields__, *schema.CompletionBody.__struct_fields__, *schema.UNSUPPORTED, "logprobs"}
+    {
+        *chat_schema.ChatBody.__struct_fields__,
+        *completion_schema.CompletionBody.__struct_fields__,
+        *chat_schema.UNSUPPORTED,
+    }
 )
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)
@@ -461,22 +482,22 @@ MESSAGES = st.lists(
 )
 
 
-def outcome(make, decoder, sent: Any) -> Call | Refused:
+def outcome(make, schema, sent: Any) -> Asked | Refused:
     """What became of a body; anything else that is raised fails the test."""
     try:
-        return parse(make, decoder, sent, DEFAULTS)
+        return parse(make, schema, sent, DEFAULTS)
     except Refused as refused:
         return refused
 
 
 @given(sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), messages=MESSAGES | JSON)
 def test_any_object_gives_a_call_or_a_refusal(sent, messages):
-    for make, decoder in ((calls.chat, schema.chat_decoder), (calls.completion, schema.completion_decoder)):
-        made = outcome(make, decoder, {"messages": messages, "prompt": "x", **sent})
+    for make, schema in ((chat_calls.call, chat_schema), (completion_calls.call, completion_schema)):
+        made = outcome(make, schema, {"messages": messages, "prompt": "x", **sent})
 
         assert str(made) if isinstance(made, Refused) else made.job.n_tasks >= 1
 
 
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
-    assert isinstance(outcome(calls.completion, schema.completion_decoder, sent), Refused)
+    assert isinstance(outcome(completion_calls.call, completion_schema, sent), Refused)

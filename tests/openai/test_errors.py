@@ -11,6 +11,8 @@ TABLE = [
     (errors.NotSupported("m", "n", "unsupported_content"), 400, "invalid_request_error", "n", "unsupported_content"),
     (errors.PromptTooLong(9, 8, "prompt"), 400, "exceed_context_size_error", "prompt", "context_length_exceeded"),
     (errors.Unauthorized("m"), 401, "authentication_error", None, "invalid_api_key"),
+    (errors.NotFound("m", "n", "response_not_found"), 404, "not_found_error", "n", "response_not_found"),
+    (errors.NotOffered("m"), 501, "not_supported_error", None, None),
     (errors.ModelNotFound("x"), 404, "not_found_error", "model", "model_not_found"),
     (errors.BodyTooLarge(8), 413, "invalid_request_error", None, "body_too_large"),
     (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),

@@ -1,0 +1,42 @@
+"""A chat request after its dialect has been taken off it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from corosrv.jobs import Job
+
+
+class Choice(str, Enum):
+    """Whether the answer calls tools."""
+
+    NONE = "none"
+    AUTO = "auto"  # as the model likes
+    REQUIRED = "required"  # one of them, or the one named
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    choice: Choice = Choice.AUTO
+    name: str | None = None  # with REQUIRED: this tool
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """The answer is JSON: valid for `schema`, or any object where there is none. `param` is where the schema stood."""
+
+    schema: dict[str, Any] | bool | None = None
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A checked chat request. Its job's one prompt is `Messages`, with the tools that are offered."""
+
+    job: Job
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_calls: bool = True
+    answer_format: JsonFormat | None = None  # None: any text
+    thinks: bool | None = None  # whether a model that can think does so; None: as it is used to

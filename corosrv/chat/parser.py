@@ -1,0 +1,33 @@
+"""Chunks to parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from corosrv.chat.parts import End, Part, Text
+from corosrv.generation.tally import check
+from corosrv.jobs import Chunk
+
+
+class Parser(Protocol):
+    """Makes parts of one job's chunks, as early as it is certain what they are."""
+
+    reasoning_tokens: int  # so far, of all choices
+
+    def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
+        """What follows from these chunks. Raises JobFailed when a task ended in an error."""
+
+
+class TextParser:
+    """For answers that are text and nothing else."""
+
+    reasoning_tokens = 0
+
+    def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
+        for chunk in chunks:
+            check(chunk)
+            if chunk.text or chunk.tokens:
+                yield Text(chunk.index, chunk.text, chunk.tokens)
+            if chunk.finish is not None:
+                yield End(chunk.index, chunk.finish.value, chunk)

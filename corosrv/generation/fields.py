@@ -1,0 +1,215 @@
+"""The fields that generating endpoints have in common, as a type, and the Job that they make."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.errors import Refused
+from corosrv.http.body import check_text
+from corosrv.jobs import SAMPLERS, Job, Prompt, Sampling
+
+MAX_STOPS = 64
+MAX_BIASES = 1024
+MAX_BREAKERS = 64
+
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Positive = Annotated[float, Meta(ge=0, le=1e6)]
+Window = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Biases = dict[str, float | bool] | list[tuple[int | str, float | bool]]
+
+# llama-server's letters for the samplers, and names that they also go by.
+_LETTERS = dict(zip("edskypmxta", SAMPLERS, strict=True))
+_SYNONYMS = {
+    "typical_p": "typ_p",
+    "typical": "typ_p",
+    "temp": "temperature",
+    "nucleus": "top_p",
+    "top_n_sigma": "top_n_sigma",
+}
+
+
+class Lora(msgspec.Struct):
+    """An adapter, by its number, and how much of it."""
+
+    id: Annotated[int, Meta(ge=0)]
+    scale: float = 1.0
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Everything that steers generating, under llama-server's names; `null` is an absent field."""
+
+    model: str | None = None
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    n_predict: int | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    logit_bias: Biases | None = None
+
+    temperature: Positive | None = None
+    top_k: Window | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=1e6)] | None = None
+    xtc_probability: Fraction | None = None
+    xtc_threshold: Fraction | None = None
+    dynatemp_range: Positive | None = None
+    dynatemp_exponent: Positive | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: Window | None = None
+    dry_multiplier: Positive | None = None
+    dry_base: Positive | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Window | None = None
+    dry_sequence_breakers: Annotated[list[str], Meta(max_length=MAX_BREAKERS)] | None = None
+    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
+    mirostat_tau: Positive | None = None
+    mirostat_eta: Positive | None = None
+    adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
+    adaptive_decay: Annotated[float, Meta(ge=0, le=0.99)] | None = None
+    min_keep: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    samplers: str | Annotated[list[str], Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+
+    grammar: str | None = None
+    cache_prompt: bool | None = None
+    id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    n_keep: Window | None = None
+    n_discard: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    t_max_predict_ms: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
+    lora: Annotated[list[Lora], Meta(max_length=64)] | None = None
+
+
+# Fields that mean the same in GenerationFields and in Sampling.
+_SAME = (
+    "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
+    "dynatemp_exponent", "repeat_penalty", "presence_penalty", "frequency_penalty", "repeat_last_n", "dry_multiplier",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
+    "adaptive_target", "adaptive_decay", "min_keep", "ignore_eos",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator chose for requests that do not say."""
+
+    max_tokens: int | None
+    temperature: float
+    seed: int | None
+    context_shift: bool = False
+
+
+def job(fields: GenerationFields, prompts: tuple[Prompt, ...], defaults: Defaults, n: int, least_tokens: int) -> Job:
+    """What the fields ask for. Raises Refused, which names the parameter.
+
+    `least_tokens`: how few tokens an answer may be limited to: 0 where reading the prompt alone makes sense.
+    """
+    return Job(
+        prompts=prompts,
+        n=n,
+        max_tokens=_max_tokens(fields, least_tokens, defaults.max_tokens),
+        sampling=_sampling(fields, defaults),
+        stop=stops(fields.stop, "stop"),
+        share_prefix=fields.cache_prompt is not False,
+        model=fields.model,
+        context_shift=defaults.context_shift,
+        n_keep=fields.n_keep or 0,
+        n_discard=fields.n_discard or 0,
+        max_ms=max(fields.t_max_predict_ms or 0.0, 0.0),
+        slot=-1 if fields.id_slot is None else fields.id_slot,
+        lora=None if fields.lora is None else tuple((one.id, one.scale) for one in fields.lora),
+    )
+
+
+def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        value = getattr(fields, name)
+        if value is None:
+            continue
+        if value != -1 and value < least:
+            raise Refused(f"{name} must be at least {least}, or -1 for as many as fit, not {value}", name)
+        return None if value == -1 else value
+    return default
+
+
+def _sampling(fields: GenerationFields, defaults: Defaults) -> Sampling:
+    chosen: dict[str, Any] = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
+    if fields.top_k is not None:
+        chosen["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
+    if fields.dry_sequence_breakers is not None:
+        breakers = fields.dry_sequence_breakers
+        chosen["dry_sequence_breakers"] = tuple(check_text(one, "dry_sequence_breakers") for one in breakers)
+    if fields.samplers is not None:
+        chosen["samplers"] = tuple(_samplers(fields.samplers))
+    return Sampling(
+        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        seed=_seed(fields.seed, defaults.seed),
+        logit_bias=tuple(_biases(fields.logit_bias or {})),
+        grammar=check_text(fields.grammar or "", "grammar"),
+        **chosen,
+    )
+
+
+def _samplers(names: str | list[str]) -> Iterable[str]:
+    """Names, or a string of letters; each once."""
+    if isinstance(names, str):
+        unknown = next((letter for letter in names if letter not in _LETTERS), None)
+        found = [_LETTERS.get(letter, "") for letter in names]
+    else:
+        found = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in names]
+        unknown = next((name for name, known in zip(names, found, strict=True) if known not in SAMPLERS), None)
+    if unknown is not None:
+        raise Refused(
+            f"samplers: '{unknown[:40]}' is none of {', '.join(SAMPLERS)}, and no letter of {''.join(_LETTERS)}",
+            "samplers",
+        )
+    return dict.fromkeys(found)
+
+
+def _seed(seed: int | None, default: int | None) -> int | None:
+    if seed is None:
+        return default
+    return None if seed == -1 else seed % 2**32
+
+
+def stops(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
+    """Stop strings, checked. Raises Refused."""
+    found = [stop] if isinstance(stop, str) else stop or []
+    if len(found) > MAX_STOPS:
+        raise Refused(f"{param}: at most {MAX_STOPS} strings, not {len(found)}", param)
+    if "" in found:
+        raise Refused(f"{param}: a stop string must not be empty", param)
+    return tuple(check_text(one, param) for one in found)
+
+
+def _biases(biases: Biases) -> Iterable[tuple[int | str, float]]:
+    if len(biases) > MAX_BIASES:
+        raise Refused(f"logit_bias: at most {MAX_BIASES} tokens, not {len(biases)}", "logit_bias")
+    if isinstance(biases, dict):
+        return [(_token_id(key), _bias(bias)) for key, bias in biases.items()]
+    return [(key if isinstance(key, int) else check_text(key, "logit_bias"), _bias(bias)) for key, bias in biases]
+
+
+def _token_id(key: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", key, re.ASCII):
+        raise Refused(f"logit_bias: {key[:40]!r} is no token id", "logit_bias")
+    return int(key)
+
+
+def _bias(bias: float | bool) -> float:
+    if bias is False:
+        return -math.inf
+    if bias is True or not -100 <= bias <= 100:
+        raise Refused("logit_bias: a bias must be from -100 to 100, or false to ban the token", "logit_bias")
+    return float(bias)

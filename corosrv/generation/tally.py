@@ -1,0 +1,58 @@
+"""What a job has used so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from corosrv.errors import JobFailed
+from corosrv.jobs import Chunk, Finish
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over all tasks of a job; prompt tokens count once, however many answers (`n`) each prompt gets."""
+
+    prompt_tokens: int
+    n: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    def add(self, chunk: Chunk) -> None:
+        self.completion_tokens += chunk.n_tokens
+        if chunk.finish is None:
+            return
+        self.prompt_ms = max(self.prompt_ms, chunk.prompt_ms)
+        self.decode_ms = max(self.decode_ms, chunk.decode_ms)
+        if chunk.index % self.n == 0:
+            self.cached_tokens += chunk.cached_tokens
+
+    def timings(self) -> dict[str, Any]:
+        """As llama-server reports them; rates leave out the first token, which comes from the prompt's batch."""
+        computed = self.prompt_tokens - self.cached_tokens
+        n_after_first = max(self.completion_tokens - 1, 0)
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": computed,
+            "prompt_ms": self.prompt_ms,
+            "prompt_per_token_ms": _ratio(self.prompt_ms, computed),
+            "prompt_per_second": _ratio(1000.0 * computed, self.prompt_ms),
+            "predicted_n": self.completion_tokens,
+            "predicted_ms": self.decode_ms,
+            "predicted_per_token_ms": _ratio(self.decode_ms, n_after_first),
+            "predicted_per_second": _ratio(1000.0 * n_after_first, self.decode_ms),
+        }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+def check(chunk: Chunk, unsent: bytes = b"") -> None:
+    """Raises JobFailed when the chunk says that its task failed; `unsent` goes out before the error."""
+    if chunk.finish is Finish.ERROR:
+        raise JobFailed(chunk.text, unsent, chunk.code or None)
+    if chunk.finish is Finish.CANCELLED:
+        raise JobFailed("the request was cancelled", unsent)

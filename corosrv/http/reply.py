@@ -1,0 +1,48 @@
+"""Answers that every dialect gives alike: JSON, and the status and headers that an error calls for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from flask import Response
+
+from corosrv import errors
+
+# The first class that matches decides, so that the narrower stand above the wider.
+_STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
+    (errors.BodyTooLarge, 413),
+    (errors.UnsupportedMedia, 415),
+    (errors.NotFound, 404),
+    (errors.NotOffered, 501),
+    (errors.Refused, 400),
+    (errors.Unauthorized, 401),
+    (errors.QueueFull, 429),
+    (errors.Unavailable, 503),
+    (errors.UsedAfterFork, 503),
+    (errors.ClientGone, 499),
+    (errors.CorosrvError, 500),
+)
+
+
+def status(error: errors.CorosrvError) -> int:
+    return next(status for kind, status in _STATUS if isinstance(error, kind))
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, mimetype="application/json")
+
+
+def error_response(error: errors.CorosrvError, body: Any) -> Response:
+    """An error in a dialect's shape, with the status and headers that are the same in all."""
+    answer = json_response(body, status(error))
+    if isinstance(error, errors.Unauthorized):
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.Unavailable) and error.retry_after is not None:
+        answer.headers["Retry-After"] = str(error.retry_after)
+    # What is left of a refused body is not read: nothing may follow it on this connection.
+    if isinstance(error, (errors.Unauthorized, errors.BodyTooLarge, errors.UnsupportedMedia)) or (
+        getattr(error, "code", None) in ("incomplete_body", "request_timeout")
+    ):
+        answer.headers["Connection"] = "close"
+    return answer

@@ -1,0 +1,1 @@
+"""Chat completions: bodies to conversations, parts to answers."""

@@ -1,0 +1,1 @@
+"""Text completions: bodies to jobs, chunks to answers."""

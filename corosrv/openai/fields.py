@@ -1,0 +1,30 @@
+"""The fields that chat and text completions share, beside those of all generating endpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.errors import Refused
+from corosrv.generation.fields import GenerationFields
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+def includes_usage(fields: CompletionFields) -> bool:
+    """Whether a stream ends with its usage. Raises Refused for options without a stream."""
+    if fields.stream_options is None:
+        return False
+    if not fields.stream:
+        raise Refused("stream_options is only allowed with stream: true", "stream_options")
+    return bool(fields.stream_options.include_usage)
