@@ -172,7 +172,7 @@ def test_a_prompt_that_cannot_be_is_refused(connection: Connection, prompt: Any)
         {"top_logprobs": 3},
         {"json_schema": {}},
         {"modalities": ["audio"]},
-        {"mirostat": 1},
+        {"n_indent": 1},
     ],
     ids=str,
 )
