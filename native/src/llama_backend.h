@@ -1,4 +1,4 @@
-// libllama behind the Backend interface; its .cpp is the only file that includes llama.h.
+// libllama behind the Backend interface; llama_handles.h alone includes llama.h.
 #pragma once
 
 #include <memory>

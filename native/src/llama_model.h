@@ -1,0 +1,25 @@
+// A model file: what can be told of it, and loading it.
+#pragma once
+
+#include <string>
+
+#include "backend.h"
+#include "llama_handles.h"
+#include "status.h"
+
+namespace corosrv {
+
+// Loads the weights; takes seconds. Null, and a status in words for whoever chose the file, when they are none that can
+// be served. `safe`: no repacked weights.
+Model load_model(const std::string& path, bool safe, Status& status);
+
+// That libllama could not do `what` for this file, and its reason.
+Status failure(const std::string& what, const std::string& path);
+
+// Recurrent memories are no lists of tokens that could be cut and copied.
+bool can_copy_memory(const llama_model* model);
+
+// `context`: tokens of a slot.
+ModelInfo describe(const llama_model* model, int32_t context);
+
+}  // namespace corosrv
