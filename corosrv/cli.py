@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from corosrv import __version__, settings
+from corosrv import __version__, model_list, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.settings import Settings
@@ -37,9 +37,15 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
         flag = "--" + field.name.replace("_", "-")
         kind: Any = {"int": int, "float": float, "str": str, "bool": click.BOOL}[str(field.type)]
         text = f"{field.metadata['help']} [{settings.PREFIX}{field.name.upper()}; {field.default!r}]"
-        command = click.option(flag, field.name, type=kind, default=None, help=text)(command)
+        several = {"multiple": True, "callback": _joined} if field.name == "model" else {}
+        command = click.option(flag, field.name, type=kind, default=None, help=text, **several)(command)
     config = click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings by these names")
     return config(command)
+
+
+def _joined(context: click.Context, option: click.Parameter, models: tuple[str, ...]) -> str | None:
+    """`--model` said more than once is a list, as the environment and the file have it."""
+    return model_list.join(models) if models else None
 
 
 @main.command()
@@ -107,15 +113,18 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 @main.command()
 @setting_options
 def models(config: Path | None, **overrides: Any) -> None:
-    """Show the model that would be served: its names, file and size."""
-    chosen = _load(config, overrides)
-    if chosen.is_synthetic:
-        click.echo(f"{chosen.names[0]}  made up, for load tests  {chosen.model}")
-        return
-    path = Path(chosen.model)
+    """Show the models that would be served: their names, files and sizes."""
+    lines = list(map(_describe, _load(config, overrides).models))
+    click.echo("\n".join(lines))
+
+
+def _describe(model: Settings) -> str:
+    if model.is_synthetic:
+        return f"{model.names[0]}  made up, for load tests  {model.model}"
+    path = Path(model.model)
     if not path.is_file():
         _fail(f"the model file {path} does not exist")
-    click.echo(f"{', '.join(chosen.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}")
+    return f"{', '.join(model.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}"
 
 
 def _load(config: Path | None, overrides: dict[str, Any]) -> Settings:

@@ -39,14 +39,16 @@ class Finding:
 
 
 def examine(load: Load, host: str, port: int) -> list[Finding]:
-    """All findings, in the order in which things are needed. Takes seconds: a model is loaded in a child process."""
+    """All findings, in the order in which things are needed. Takes seconds: each model is loaded, and tried in a child process."""
     findings = [_compiler(), _libllama(), _cpu()]
     try:
         settings = load()
     except CorosrvError as error:
         findings.append(Finding(Grade.FAIL, "settings", str(error)))
     else:
-        findings += [Finding(Grade.OK, "settings", "all can be used"), *_model(settings)]
+        findings.append(Finding(Grade.OK, "settings", "all can be used"))
+        for model in settings.models:
+            findings += _model(model)
     return [*findings, _descriptors(), _port(host, port)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -15,45 +15,67 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from corosrv import model_list
 from corosrv.errors import SettingsError
+from corosrv.model_list import SYNTHETIC
 
 PREFIX = "COROSRV_"
-SYNTHETIC = "synthetic:"
 LLAMA_MAX_SLOTS = 256
 MAX_INT32 = 2**31 - 1
 DAY = 86_400  # seconds
 
 
-def setting(default: Any, help: str) -> Any:
-    """A field with its help text, which the command line shows."""
-    return field(default=default, metadata={"help": help})
+def setting(default: Any, help: str, *, per_model: bool = False) -> Any:
+    """A field with its help text, which the command line shows. `per_model`: each model may have its own."""
+    return field(default=default, metadata={"help": help, "per_model": per_model})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What one server process is told; read once, at start. `COROSRV_` and the name in capitals sets each."""
 
-    model: str = setting("", "path of a GGUF, or synthetic:?tokens_per_s=20; empty: the packaged SmolLM2")
+    model: str = setting(
+        "",
+        "path of a GGUF, or synthetic:?tokens_per_s=20; empty: the packaged SmolLM2. Several: NAME=PATH, separated by "
+        "commas, each with settings of its own behind a question mark: small=small.gguf?ctx=2048&slots=4&alias=tiny",
+    )
     model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
-    ctx: int = setting(4096, "tokens of context per slot, at most what the model was trained for")
-    slots: int = setting(32, "sequences decoded at once, up to 256")
-    queue: int = setting(10_000, "jobs that may wait for a slot")
-    threads: int = setting(0, "compute threads; 0: physical cores")
+    model_bytes: int = setting(
+        0, "bytes that all loaded models may take; idle ones make room, the least recently used first; 0: no limit"
+    )
+    model_idle_s: float = setting(0.0, "seconds without a job after which a model is unloaded; 0: never")
+    model_wait_s: float = setting(300.0, "seconds that a request waits for its model to be loaded")
+    ctx: int = setting(4096, "tokens of context per slot, at most what the model was trained for", per_model=True)
+    slots: int = setting(32, "sequences decoded at once, up to 256", per_model=True)
+    queue: int = setting(10_000, "jobs that may wait for a slot", per_model=True)
+    threads: int = setting(0, "compute threads; 0: physical cores", per_model=True)
     kernels: str = setting(
-        "auto", "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone"
+        "auto",
+        "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone",
+        per_model=True,
     )
     step_ms: float = setting(
-        60.0, "target milliseconds of a step while others stream; up to 4 times that if many prompts wait"
+        60.0,
+        "target milliseconds of a step while others stream; up to 4 times that if many prompts wait",
+        per_model=True,
     )
-    reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused")
+    reader_bytes: int = setting(
+        262_144, "unread bytes of one reader at which its sequences are paused", per_model=True
+    )
     cache_bytes: int = setting(
-        1_073_741_824, "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are"
+        1_073_741_824,
+        "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
+        per_model=True,
     )
-    deterministic: bool = setting(False, "1: a seed's text depends on no neighbour, no shared prefix and no load")
+    deterministic: bool = setting(
+        False, "1: a seed's text depends on no neighbour, no shared prefix and no load", per_model=True
+    )
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")
     seed: int = setting(-1, "seed when the request does not say; -1: random")
-    strict_model: bool = setting(False, "1: an unknown model is 404; 0: the loaded model answers whatever the name")
+    strict_model: bool = setting(
+        False, "1: an unknown model is 404, as it is where several are served; 0: the only one answers to every name"
+    )
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413")
     api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
     cors_origins: str = setting(
@@ -83,8 +105,13 @@ class Settings:
         self._check("write_timeout_s", 1 <= self.write_timeout_s <= DAY, f"must be from 1 to {DAY}")
         self._check("drain_s", 0 <= self.drain_s <= DAY, f"must be from 0 to {DAY}")
         self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")
+        self._check("model_bytes", 0 <= self.model_bytes < 2**63, "must be at least 0, and below 2**63")
+        self._check("model_idle_s", 0 <= self.model_idle_s <= DAY, f"must be from 0 to {DAY}")
+        self._check("model_wait_s", 0 <= self.model_wait_s <= DAY, f"must be from 0 to {DAY}")
+        # Checked here, so that bad ones stop the start.
         if self.is_synthetic:
-            self.synthetic_options  # noqa: B018  # checked here, so that a bad one stops the start
+            self.synthetic_options  # noqa: B018
+        self.models  # noqa: B018
 
     def _check(self, name: str, is_good: bool, words: str) -> None:
         # Written so that a NaN, which compares false with everything, is refused too.
@@ -92,12 +119,49 @@ class Settings:
             raise SettingsError(f"{PREFIX}{name.upper()} {words}, not {getattr(self, name)!r}")
 
     @property
+    def models(self) -> tuple[Settings, ...]:
+        """The settings of each model, which has a name and a path of its own; the first is loaded at start."""
+        entries = model_list.parse(self.model)
+        if not entries[0].name:
+            return (self,)
+        if len(entries) > 1 and self.model_alias:
+            raise SettingsError(f"{PREFIX}MODEL_ALIAS is for one model; of several, each has its own: NAME=PATH?alias=")
+        models = tuple(map(self._of_model, entries))
+        _check_names(models)
+        return models
+
+    def _of_model(self, entry: model_list.Entry) -> Settings:
+        where = f"{PREFIX}MODEL: {entry.name}"
+        if not entry.path:
+            raise SettingsError(f"{where} needs a path: {entry.name}=PATH")
+        aliases, chosen, others = self.model_alias, dict[str, Any](), []
+        for name, value in entry.options:
+            if name == "alias":
+                aliases = value
+            elif name in _PER_MODEL:
+                chosen[name] = _parse(f"{where}: {name}", _KINDS[name], value)
+            else:
+                others.append(f"{name}={value}")
+        path = entry.path
+        if others and not path.startswith(SYNTHETIC):
+            known = ", ".join(("alias", *sorted(_PER_MODEL)))
+            raise SettingsError(f"{where}: {others[0]} is no setting of one model; these are: {known}")
+        if others:
+            path += "?" + "&".join(others)
+        try:
+            return replace(self, model=model_list.bare(path), model_alias=f"{entry.name},{aliases}", **chosen)
+        except SettingsError as error:
+            raise SettingsError(f"{where}: {error}") from None
+
+    @property
     def is_synthetic(self) -> bool:
         return self.model.startswith(SYNTHETIC)
 
     @property
     def max_slots(self) -> int:
-        return 100_000 if self.is_synthetic else LLAMA_MAX_SLOTS
+        # Of a list, each is looked at by itself.
+        is_list = bool(model_list.parse(self.model)[0].name)
+        return 100_000 if self.is_synthetic or is_list else LLAMA_MAX_SLOTS
 
     @property
     def synthetic_options(self) -> dict[str, float]:
@@ -119,8 +183,8 @@ class Settings:
     @property
     def names(self) -> tuple[str, ...]:
         """The model's id, then its aliases."""
-        names = tuple(name.strip() for name in self.model_alias.split(",") if name.strip())
-        return names or ("synthetic" if self.is_synthetic else Path(self.model).stem,)
+        names = [name.strip() for name in self.model_alias.split(",") if name.strip()]
+        return tuple(dict.fromkeys(names)) or (model_list.stem(self.model),)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -129,6 +193,13 @@ class Settings:
     @property
     def origins(self) -> tuple[str, ...]:
         return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+
+
+def _check_names(models: tuple[Settings, ...]) -> None:
+    names = [name for model in models for name in model.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"{PREFIX}MODEL: the name '{name}' stands for two models")
 
 
 def load(
@@ -211,3 +282,4 @@ def _parse(variable: str, kind: type, text: str) -> Any:
 
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _KINDS: dict[str, type] = {field.name: _TYPES[str(field.type)] for field in fields(Settings)}
+_PER_MODEL = frozenset(field.name for field in fields(Settings) if field.metadata["per_model"])
