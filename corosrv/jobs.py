@@ -221,6 +221,9 @@ class ModelCard:
     capabilities: frozenset[str] = frozenset()  # of completion, chat, tools, infill, embeddings, rerank
     tool_format: str = ""  # how this model writes a tool call: hermes, llama3, mistral
     reasoning_tags: tuple[str, str] | None = None  # what stands around its thoughts
+    opens_reasoning: bool = False  # a prompt ends inside the thoughts, unless it is told not to think
+    reasons: bool = True  # whether it thinks where a conversation does not say
+    splits_reasoning: bool = True  # thoughts are told apart from the text
 
 
 # Takes over chunks; says whether it wants more.

@@ -70,6 +70,16 @@ class Settings:
     deterministic: bool = setting(
         False, "1: a seed's text depends on no neighbour, no shared prefix and no load", per_model=True
     )
+    chat_template: str = setting("", "chat template, instead of the model's own", per_model=True)
+    chat_template_file: str = setting(
+        "", "path of a file with a chat template, instead of the model's own", per_model=True
+    )
+    reasoning: str = setting(
+        "auto", "on, off: whether a model that can think does; auto: as its template has it", per_model=True
+    )
+    reasoning_format: str = setting(
+        "deepseek", "deepseek: thoughts come apart from the text, as reasoning_content; none: as part of it"
+    )
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")
     seed: int = setting(-1, "seed when the request does not say; -1: random")
@@ -96,6 +106,11 @@ class Settings:
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
         self._check("reader_bytes", 1024 <= self.reader_bytes < 2**63, "must be at least 1024, and below 2**63")
         self._check("cache_bytes", 0 <= self.cache_bytes < 2**63, "must be at least 0, and below 2**63")
+        is_one = not (self.chat_template and self.chat_template_file)
+        self._check("chat_template_file", is_one, "must be empty where COROSRV_CHAT_TEMPLATE is set")
+        self.template  # noqa: B018  # read here, so that a file that is not there stops the start
+        self._check("reasoning", self.reasoning in ("on", "off", "auto"), "must be 'on', 'off' or 'auto'")
+        self._check("reasoning_format", self.reasoning_format in ("deepseek", "none"), "must be 'deepseek' or 'none'")
         self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
         self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
         self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")
@@ -179,6 +194,16 @@ class Settings:
             if not 0 <= options[name] < 1e9:
                 raise SettingsError(f"{PREFIX}MODEL: {name} must be from 0 to 1e9, not {value}")
         return options
+
+    @property
+    def template(self) -> str:
+        """The operator's chat template, read from its file if need be; empty: the model's own. Raises SettingsError."""
+        if not self.chat_template_file:
+            return self.chat_template
+        try:
+            return Path(self.chat_template_file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{PREFIX}CHAT_TEMPLATE_FILE cannot be read: {error}") from error
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -50,6 +50,9 @@ def file(tmp_path):
         ("step_ms", "soon"),
         ("reader_bytes", "1023"),
         ("reader_bytes", "9223372036854775808"),
+        ("chat_template_file", "/nowhere/template.jinja"),
+        ("reasoning", "1"),
+        ("reasoning_format", "harmony"),
         ("n_predict", "0"),
         ("n_predict", "-2"),
         ("temp", "-0.1"),
@@ -96,6 +99,8 @@ def test_a_bad_value_stops_the_start_and_names_the_variable(name, value):
         ("queue", "0", 0),
         ("kernels", "ggml", "ggml"),
         ("step_ms", "12.5", 12.5),
+        ("reasoning", "off", "off"),
+        ("reasoning_format", "none", "none"),
         ("n_predict", "-1", -1),
         ("temp", "0", 0.0),
         ("seed", "4294967295", 2**32 - 1),
@@ -221,3 +226,12 @@ def test_comma_lists_drop_blanks():
 
     assert chosen.keys == ("k1", "k2")
     assert chosen.origins == ("https://a.example", "localhost")
+
+
+def test_a_template_is_given_as_text_or_in_a_file(file):
+    path = file("{{ messages[0].content }}")
+
+    assert load({"COROSRV_CHAT_TEMPLATE": "{{ 1 }}"}).template == "{{ 1 }}"
+    assert load({"COROSRV_CHAT_TEMPLATE_FILE": str(path)}).template == "{{ messages[0].content }}"
+    with pytest.raises(SettingsError, match="COROSRV_CHAT_TEMPLATE_FILE must be empty"):
+        load({"COROSRV_CHAT_TEMPLATE": "{{ 1 }}", "COROSRV_CHAT_TEMPLATE_FILE": str(path)})

@@ -2,99 +2,88 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
 
+from corosrv.engine.marks import Guard, Marks, Piece
 from corosrv.engine.sandbox import Sandbox, TemplateLimits
+from corosrv.engine.tool_text import Message, written_in
+from corosrv.engine.traits import Traits, find_traits
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
-
-# 32 code points that Unicode keeps for internal use: they mark places in a conversation while it is rendered.
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-
-
-class Piece(NamedTuple):
-    """Part of a rendered prompt; in `is_text` parts control markers are ordinary text."""
-
-    text: str
-    is_text: bool
 
 
 class ChatTemplate:
     """One model's template. Rendering computes, and never waits."""
 
     def __init__(
-        self, source: str, control_markers: Iterable[str], special: dict[str, str], limits: TemplateLimits | None = None
+        self,
+        source: str,
+        control_markers: Iterable[str],
+        special: dict[str, str],
+        limits: TemplateLimits | None = None,
+        thinks: bool = True,
     ) -> None:
-        """`control_markers`: texts of control tokens; `special`: what templates know as bos_token and so on."""
+        """`control_markers`: texts of control tokens; `special`: what templates know as bos_token and so on.
+
+        `thinks`: whether a model that can think does, where a conversation does not say. Raises Refused.
+        """
         self.source = source
         self._special = special
-        markers = sorted((m for m in control_markers if m), key=len, reverse=True)
-        self._markers = re.compile("|".join(map(re.escape, markers))) if markers else None
+        self._guard = Guard(control_markers)
+        self._thinks = thinks
         self._environment = Sandbox(limits or TemplateLimits())
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # anything, as below
             raise Refused(f"the model's chat template cannot be used: {error}", None, "invalid_template") from error
+        self.traits: Traits = find_traits(source, self._run)
 
     def render(self, prompt: Messages) -> list[Piece]:
         """The prompt as pieces, in order. Raises Refused when the template refuses the conversation."""
-        contents = "".join(str(message.get("content") or "") for message in prompt.messages)
-        # Three that the conversation itself does not use: around a control marker, and at the place to continue from.
-        free = [mark for mark in _NONCHARACTERS if mark not in contents]
-        if len(free) < 3:
-            raise Refused("the messages use up the code points U+FDD0 to U+FDEF", "messages")
-        opening, closing, end = free[:3]
-
-        messages = [self._guarded(message, opening, closing) for message in prompt.messages]
+        marks = Marks.free_in([prompt.messages, prompt.tools, prompt.template_arguments])
+        messages: list[Message] = self._guard.guarded(prompt.messages, marks)
+        messages, tools = written_in(messages, self._guard.guarded(prompt.tools, marks), self.traits)
         if prompt.continue_final:
-            messages[-1]["content"] += end
-        values = {name: self._marked(value, opening, closing) for name, value in prompt.template_arguments.items()}
-        rendered = self._run(messages, prompt, values)
+            messages[-1] = {**messages[-1], "content": messages[-1].get("content", "") + marks.end}
+        arguments = {"enable_thinking": self._thinks, **self._guard.guarded(prompt.template_arguments, marks)}
+        if tools:
+            arguments["tools"] = tools
+        rendered = self._run(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
         if prompt.continue_final:
-            before, found, _ = rendered.partition(end)
+            rendered, found, _ = rendered.partition(marks.end)
             if not found:
                 raise Refused("the model's chat template drops the message that is to be continued", "messages")
-            rendered = before
-        return list(_pieces(rendered, opening, closing))
+        elif prompt.add_generation_prompt and arguments["enable_thinking"] is False:
+            rendered += self._closed_thoughts(rendered)
+        return list(marks.pieces(rendered))
 
-    def _guarded(self, message: dict[str, Any], opening: str, closing: str) -> dict[str, Any]:
-        """The message with each control marker in its content set between two marks."""
-        if "content" not in message:
-            return dict(message)
-        return {**message, "content": self._marked(message["content"], opening, closing)}
+    def _closed_thoughts(self, rendered: str) -> str:
+        """What ends the thoughts that the prompt leaves open, or says that there are none."""
+        if self.traits.thought_tags is None:
+            return ""
+        opening, closing = self.traits.thought_tags
+        end = rendered.rstrip()
+        if end.endswith(closing):
+            return ""
+        return f"\n{closing}\n\n" if end.endswith(opening) else f"{opening}\n\n{closing}\n\n"
 
-    def _marked(self, text: Any, opening: str, closing: str) -> Any:
-        if self._markers is None or not isinstance(text, str):
-            return text
-        return self._markers.sub(lambda found: opening + found.group() + closing, text)
-
-    def _run(self, messages: list[dict[str, Any]], prompt: Messages, values: dict[str, Any]) -> str:
-        arguments = {
+    def _run(self, messages: list[Message], **arguments: Any) -> str:
+        today = datetime.now()
+        values = {
+            # As llama-server names and writes it; templates that have no strftime_now ask for these.
+            "date_string": today.strftime("%d %b %Y"),
+            "datetime": today.strftime("%b %d %Y"),
+            "enable_thinking": True,
+            "add_generation_prompt": False,
             **self._special,
-            **values,
+            **arguments,
             "messages": messages,
-            "add_generation_prompt": prompt.add_generation_prompt,
         }
         try:
-            return self._environment.render_limited(self._template, arguments)
+            return self._environment.render_limited(self._template, values)
         except Exception as error:  # anything: it is the template's code that raised it
             raise Refused(
                 f"the model's chat template refuses these messages: {error}", "messages", "invalid_template"
             ) from error
-
-
-def _pieces(rendered: str, opening: str, closing: str) -> Iterator[Piece]:
-    """Cuts at the marks; those that a template has torn apart are dropped."""
-    at = 0
-    for marked in re.finditer(f"{opening}([^{opening}{closing}]*){closing}", rendered):
-        yield from _piece(rendered[at : marked.start()], opening, closing)
-        yield Piece(marked.group(1), is_text=True)
-        at = marked.end()
-    yield from _piece(rendered[at:], opening, closing)
-
-
-def _piece(text: str, opening: str, closing: str) -> Iterator[Piece]:
-    if clean := text.replace(opening, "").replace(closing, ""):
-        yield Piece(clean, is_text=False)

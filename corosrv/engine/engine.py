@@ -12,9 +12,10 @@ from dataclasses import replace
 from corosrv import errors
 from corosrv.engine import probe, waits
 from corosrv.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Synthetic, Task
-from corosrv.engine.chat import Piece
 from corosrv.engine.cpu import physical_cores
+from corosrv.engine.marks import Piece
 from corosrv.engine.reader import Reader
+from corosrv.engine.traits import Traits
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.jobs import AnyJob, Job, ModelCard, Prompt, State
 from corosrv.settings import Settings
@@ -69,8 +70,9 @@ class Engine:
         if state != "ready":
             raise errors.ModelFailed(reason)
         info = native.info()
-        self._vocabulary = EngineVocabulary(native, info)
-        self._card = _model_card(self._settings.names, info, "" if self._settings.is_synthetic else FINGERPRINT)
+        settings = self._settings
+        self._vocabulary = EngineVocabulary(native, info, settings.template, settings.reasoning != "off")
+        self._card = _model_card(settings, info, self._vocabulary.traits)
         self._info = info
         log.info(
             "engine ready in %.1f s, in process %d alone: %s, %d slots of %d tokens, %s",
@@ -218,7 +220,9 @@ class Engine:
             self._native.close()
 
 
-def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> ModelCard:
+def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> ModelCard:
+    """`traits`: of the chat template; None where there is none."""
+    names = settings.names
     meta = {
         "vocab_type": info.vocab_type,
         "n_vocab": info.n_vocab,
@@ -231,5 +235,23 @@ def _model_card(names: Sequence[str], info: ModelInfo, fingerprint: str) -> Mode
     }
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""
-    fingerprint = f"b{fingerprint[:10] or 'synthetic'}{kernels}"
-    return ModelCard(names[0], int(time.time()), tuple(names[1:]), meta=meta, fingerprint=fingerprint)
+    built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
+    card = ModelCard(
+        names[0],
+        int(time.time()),
+        tuple(names[1:]),
+        meta=meta,
+        fingerprint=f"b{built_with}{kernels}",
+        capabilities=frozenset(("completion",)),
+    )
+    if traits is None:
+        return card
+    return replace(
+        card,
+        capabilities=card.capabilities | {"chat", "tools"},
+        tool_format=traits.tool_format,
+        reasoning_tags=traits.thought_tags,
+        opens_reasoning=traits.opens_thoughts,
+        reasons=settings.reasoning != "off",
+        splits_reasoning=settings.reasoning_format != "none",
+    )

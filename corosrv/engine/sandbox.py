@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -42,6 +44,16 @@ class TemplateLimits(NamedTuple):
     characters: int = 8_000_000  # of all output together, and of any value on the way to it
 
 
+class _Generation(Extension):
+    """`{% generation %}`, which marks for training what the assistant says: nothing but its body here."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja's own way
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Offers what templates of models expect. One rendering at a time; nothing in here switches greenlets."""
 
@@ -49,7 +61,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self, limits: TemplateLimits) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self.printed
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            finalize=self.printed,
         )
         self._limits = limits
         self._begin()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from corosrv import errors
 from corosrv.engine import waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
-from corosrv.engine.chat import ChatTemplate, Piece
+from corosrv.engine.chat import ChatTemplate
+from corosrv.engine.marks import Piece
+from corosrv.engine.traits import Traits
 from corosrv.jobs import Messages, Prompt, Text, Tokens
+
+log = logging.getLogger("corosrv.engine")
 
 # A text longer than this many times the context cannot fit, whatever its tokens: refused before it is tokenised.
 _MAX_BYTES_PER_TOKEN = 16
@@ -21,15 +26,31 @@ _SHORT_BYTES = 4096
 class EngineVocabulary:
     """One loaded model's; see corosrv.jobs.Vocabulary for the contract. Usable from any thread, as its engine is."""
 
-    def __init__(self, native: NativeEngine, info: ModelInfo) -> None:
-        """Raises Refused when the model's chat template cannot be used."""
+    def __init__(self, native: NativeEngine, info: ModelInfo, template: str = "", thinks: bool = True) -> None:
+        """`template`: instead of the model's own; `thinks`: see ChatTemplate."""
         self._native = native
         self._info = info
         self.size = info.n_vocab
         self._bos = self._text(info.bos)
-        special = {"bos_token": self._bos, "eos_token": self._text(info.eos)}
-        markers = [self._text(token) for token in native.control_tokens()]
-        self._template = ChatTemplate(info.chat_template, markers, special) if info.chat_template else None
+        self._template: ChatTemplate | None = None
+        self._no_template = "this model carries no chat template; use /v1/completions"
+        if source := template or info.chat_template:
+            self._read_template(source, thinks)
+
+    def _read_template(self, source: str, thinks: bool) -> None:
+        """A template that cannot be used takes conversations from the model, and nothing else."""
+        special = {"bos_token": self._bos, "eos_token": self._text(self._info.eos)}
+        markers = [self._text(token) for token in self._native.control_tokens()]
+        try:
+            self._template = ChatTemplate(source, markers, special, thinks=thinks)
+        except errors.Refused as error:
+            self._no_template = str(error)
+            log.error("no conversations with this model: %s", error)
+
+    @property
+    def traits(self) -> Traits | None:
+        """What the chat template can do; None where there is none that can be used."""
+        return None if self._template is None else self._template.traits
 
     def _text(self, token: int) -> str:
         return self._native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
@@ -82,7 +103,7 @@ class EngineVocabulary:
 
     def _pieces(self, prompt: Messages) -> list[Piece]:
         if self._template is None:
-            raise errors.NotSupported("this model carries no chat template; use /v1/completions", "messages")
+            raise errors.NotSupported(self._no_template, "messages")
         return self._template.render(prompt)
 
     def tokens_of(self, pieces: Sequence[Piece], add_special: bool, param: str) -> list[int]:

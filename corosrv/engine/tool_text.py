@@ -1,0 +1,99 @@
+"""What a template would drop of a conversation, written into its messages: tools, calls, results, system turns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from corosrv.engine.traits import Traits
+
+Message = dict[str, Any]
+
+_INTRODUCTION = (
+    "# Tools\n\nYou may call functions to answer. Each line between <tools> and </tools> describes one, with a JSON "
+    "schema of its arguments:\n<tools>\n{tools}\n</tools>\n\nTo call one, write its name and its arguments as a JSON "
+    'object between <tool_call> and </tool_call>:\n<tool_call>\n{{"name": "...", "arguments": {{...}}}}\n</tool_call>'
+)
+
+
+def written_in(
+    messages: list[Message], tools: list[dict[str, Any]], traits: Traits
+) -> tuple[list[Message], list[dict[str, Any]]]:
+    """Messages and tools that the template will show in full. The strings in them are left as they are."""
+    if not traits.shows_tools and tools:
+        messages = _with_system_words(messages, _INTRODUCTION.format(tools="\n".join(map(_json, tools))))
+        tools = []
+    messages = [_shown(message, traits) for message in messages]
+    if not traits.shows_results:
+        messages = _results_as_turns(messages)
+    if not traits.has_system:
+        messages = _without_system(messages)
+    return messages, tools
+
+
+def _with_system_words(messages: list[Message], words: str) -> list[Message]:
+    if messages and messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{words}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": words}, *messages]
+
+
+def _shown(message: Message, traits: Traits) -> Message:
+    """One message with its calls as the template takes them, or in the text."""
+    if traits.short_ids and "tool_call_id" in message:
+        message = {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    if not traits.shows_calls:
+        left = {name: value for name, value in message.items() if name != "tool_calls"}
+        text = "\n".join((*filter(None, [message.get("content")]), *map(_call_text, calls)))
+        return {**left, "content": text}
+    return {**message, "tool_calls": [_taken(call, traits) for call in calls]}
+
+
+def _taken(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
+    function = call["function"]
+    if traits.takes_text:
+        function = {**function, "arguments": _json(function["arguments"])}
+    return {**call, "id": _short_id(call["id"]) if traits.short_ids else call["id"], "function": function}
+
+
+def _short_id(name: str) -> str:
+    """The same nine characters for the same id."""
+    return name if len(name) == 9 and name.isalnum() else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+    return f"<tool_call>\n{_json(function)}\n</tool_call>"
+
+
+def _results_as_turns(messages: list[Message]) -> list[Message]:
+    """Results as turns of the user; those behind each other, and what the user says then, in one turn."""
+    turns: list[Message] = []
+    is_open = False  # the last turn is made of results
+    for message in messages:
+        is_result = message["role"] == "tool"
+        text = f"<tool_response>\n{message['content']}\n</tool_response>" if is_result else message.get("content", "")
+        if is_open and message["role"] in ("tool", "user"):
+            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n{text}"}
+        else:
+            turns.append({"role": "user", "content": text} if is_result else message)
+        is_open = is_result
+    return turns
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    """The system's words before those of the turn that follows them, as llama-server does it."""
+    if not messages or messages[0]["role"] != "system":
+        return messages
+    words, rest = messages[0]["content"], messages[1:]
+    if not rest:
+        return [{"role": "user", "content": words}]
+    return [{**rest[0], "content": f"{words}\n{rest[0].get('content', '')}"}, *rest[1:]]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
