@@ -59,9 +59,7 @@ class Settings:
         "target milliseconds of a step while others stream; up to 4 times that if many prompts wait",
         per_model=True,
     )
-    reader_bytes: int = setting(
-        262_144, "unread bytes of one reader at which its sequences are paused", per_model=True
-    )
+    reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused", per_model=True)
     cache_bytes: int = setting(
         1_073_741_824,
         "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
