@@ -39,7 +39,10 @@ class Finding:
 
 
 def examine(load: Load, host: str, port: int) -> list[Finding]:
-    """All findings, in the order in which things are needed. Takes seconds: each model is loaded, and tried in a child process."""
+    """All findings, in the order in which things are needed.
+
+    Takes seconds: each model is loaded, and tried in a child process.
+    """
     findings = [_compiler(), _libllama(), _cpu()]
     try:
         settings = load()
