@@ -101,7 +101,14 @@ class EngineVocabulary:
     def render(self, prompt: Messages) -> str:
         return "".join(piece.text for piece in self._pieces(prompt))
 
+    def _check_size(self, size: int, param: str) -> None:
+        """Raises PromptTooLong for a text of so many bytes that it cannot fit, whatever its tokens."""
+        if size > _MAX_BYTES_PER_TOKEN * self._info.context:
+            raise errors.PromptTooLong(size // _BYTES_PER_TOKEN, self._info.context, param, is_estimate=True)
+
     def _pieces(self, prompt: Messages) -> list[Piece]:
+        # Before the template, which has limits of its own and other words for them.
+        self._check_size(sum(len(str(message.get("content") or "")) for message in prompt.messages), "messages")
         if self._template is None:
             raise errors.NotSupported(self._no_template, "messages")
         return self._template.render(prompt)
@@ -110,8 +117,7 @@ class EngineVocabulary:
         """Token ids of a text in pieces. May wait; raises PromptTooLong for what cannot fit whatever its tokens."""
         texts = [(piece.text.encode(), not piece.is_text) for piece in pieces]
         size = sum(len(text) for text, _ in texts)
-        if size > _MAX_BYTES_PER_TOKEN * self._info.context:
-            raise errors.PromptTooLong(size // _BYTES_PER_TOKEN, self._info.context, param, is_estimate=True)
+        self._check_size(size, param)
         tokens: list[int] = []
         for number, (text, parse_special) in enumerate(texts):
             call = (self._native.tokenize, text, add_special and number == 0, parse_special)
