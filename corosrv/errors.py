@@ -13,6 +13,7 @@ CorosrvError
 │   ├── NotFound             no such thing here
 │   │   └── ModelNotFound
 │   ├── InvalidGrammar       no GBNF, or more of it than is taken; says where
+│   ├── InvalidSchema        no JSON schema, or one that no grammar can hold; says where
 │   ├── NotSupported         a parameter that is known, and not honoured here
 │   └── NotOffered           the endpoint is switched off, or the model lacks the ability
 ├── Unavailable              this server cannot take it now; another moment may do
@@ -114,6 +115,14 @@ class InvalidGrammar(Refused):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"grammar: {message}", "grammar", "invalid_grammar")
+
+
+class InvalidSchema(Refused):
+    """The JSON schema cannot be used; `place` is a pointer into it, as `#/properties/age`."""
+
+    def __init__(self, place: str, what: str, param: str) -> None:
+        super().__init__(f"{param}: the schema at {place}: {what}", param, "invalid_schema")
+        self.place = place
 
 
 class NotSupported(Refused):

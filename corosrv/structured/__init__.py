@@ -1,0 +1,46 @@
+"""JSON schemas to GBNF: the texts of the grammar are the JSON values that are valid for the schema.
+
+Knows no HTTP and no engine: values in, text out. What a grammar cannot hold is refused by name, so that an answer that
+is complete is valid.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corosrv.structured.anything import Anything
+from corosrv.structured.book import RuleBook
+from corosrv.structured.convert import convert
+from corosrv.structured.gbnf import Rules, grammar
+from corosrv.structured.limits import DEFAULT, Limits
+
+__all__ = ["Limits", "Rules", "any_object", "any_object_rules", "fragment", "grammar", "grammar_of"]
+
+
+def grammar_of(schema: dict[str, Any] | bool, param: str, limits: Limits = DEFAULT) -> str:
+    """GBNF whose texts are valid for the schema. Raises InvalidSchema, which names `param` and the place in it.
+
+    Takes some milliseconds for schemas of some kilobytes, and up to a quarter of a second for the largest.
+    """
+    rules = fragment(schema, param, "v", limits)
+    return grammar(rules.start, rules)
+
+
+def fragment(schema: dict[str, Any] | bool, param: str, prefix: str, limits: Limits = DEFAULT) -> Rules:
+    """The same as rules to be built into another grammar, with `gbnf.grammar`. Raises InvalidSchema.
+
+    `prefix`: letters, digits and '-', another one for each schema of the grammar, and not `json` or `root`.
+    """
+    return convert(schema, param, prefix, limits)
+
+
+def any_object_rules(limits: Limits = DEFAULT) -> Rules:
+    """Any JSON object."""
+    book = RuleBook("json", "", limits)
+    return book.rules_from(Anything(book, limits).object())
+
+
+def any_object(limits: Limits = DEFAULT) -> str:
+    """GBNF for any JSON object."""
+    rules = any_object_rules(limits)
+    return grammar(rules.start, rules)

@@ -1,0 +1,65 @@
+"""Any JSON value, objects and arrays no deeper than a limit: the rules that a schema without a say leads to."""
+
+from __future__ import annotations
+
+from corosrv.structured import strings
+from corosrv.structured.book import RuleBook
+from corosrv.structured.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
+from corosrv.structured.gbnf import repeated
+from corosrv.structured.limits import Limits
+from corosrv.structured.objects import SPACE_RULE, elements, members, pair
+
+BOOLEAN = '("true" | "false")'
+NULL = '"null"'
+
+
+class Anything:
+    """Writes the shared rules into a book when they are asked for."""
+
+    def __init__(self, book: RuleBook, limits: Limits) -> None:
+        self._book = book
+        self._limits = limits
+
+    def string(self, least: int = 0, most: int | None = None) -> str:
+        most = self._limits.string_chars if most is None else min(most, self._limits.string_chars)
+        self._book.shared("hex", HEX_RULE)
+        self._book.shared("escape", ESCAPE_RULE)
+        return self._book.shared(f"string-{least}-{max(least, most)}", strings.of_length(least, max(least, most)))
+
+    def chars(self) -> str:
+        """What may come after the first characters of a key, without quotes."""
+        self._book.shared("hex", HEX_RULE)
+        self._book.shared("escape", ESCAPE_RULE)
+        return self._book.shared("key-chars", repeated(ANY_CHAR, 0, self._limits.key_chars))
+
+    def key(self) -> str:
+        return self.string(1, self._limits.key_chars)
+
+    def integer(self) -> str:
+        return self._book.shared("integer", f'"0" | "-"? [1-9] {repeated("[0-9]", 0, self._limits.digits - 1)}')
+
+    def number(self) -> str:
+        digits = self._limits.digits
+        whole = f'("0" | [1-9] {repeated("[0-9]", 0, digits - 1)})'
+        return self._book.shared("number", f'"-"? {whole} ("." [0-9]{{1,{digits}}})? ([eE] [-+]? [0-9]{{1,2}})?')
+
+    def value(self, depth: int | None = None) -> str:
+        """Any value, of `depth` objects and arrays in each other at most."""
+        depth = self._limits.value_depth if depth is None else depth
+        kinds = [self.string(), self.number(), BOOLEAN, NULL]
+        if depth > 0:
+            kinds = [self.object(depth), self.array(depth), *kinds]
+        return self._book.shared(f"value-{depth}", " | ".join(kinds))
+
+    def object(self, depth: int | None = None) -> str:
+        depth = self._limits.value_depth if depth is None else depth
+        self._book.shared("space", SPACE_RULE)
+        member = self._book.shared(f"member-{depth}", pair(self.key(), self.value(depth - 1)))
+        inside = members((), member, self._limits.extra_properties, 0, self._limits.extra_properties, self._book)
+        return self._book.shared(f"object-{depth}", inside.within("{", "}"))
+
+    def array(self, depth: int | None = None) -> str:
+        depth = self._limits.value_depth if depth is None else depth
+        self._book.shared("space", SPACE_RULE)
+        inside = elements((), self.value(depth - 1), 0, self._limits.items, self._book)
+        return self._book.shared(f"array-{depth}", inside.within("[", "]"))

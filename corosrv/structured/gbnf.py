@@ -1,0 +1,91 @@
+"""GBNF as text: literals, character sets, repetitions, and rules that are shared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_CODE_POINT = 0x10FFFF
+
+# Code points, both ends included.
+Range = tuple[int, int]
+
+_LITERAL = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\x00"})
+
+
+def literal(text: str) -> str:
+    """This text, and nothing else."""
+    return f'"{text.translate(_LITERAL)}"'
+
+
+def json_literal(value: Any) -> str:
+    """This JSON value, written in one way.
+
+    Raises ValueError for what JSON cannot hold: half a surrogate pair, infinity.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return literal(text)
+
+
+def char_set(ranges: Iterable[Range], is_negated: bool = False) -> str:
+    """One character of these ranges."""
+    inside = "".join(_char(first) if first == last else f"{_char(first)}-{_char(last)}" for first, last in ranges)
+    return f"[{'^' if is_negated else ''}{inside}]"
+
+
+def _char(code_point: int) -> str:
+    char = chr(code_point)
+    if char.isascii() and char.isprintable() and char not in "[]\\^-":
+        return char
+    if code_point < 0x100:
+        return f"\\x{code_point:02X}"
+    return f"\\u{code_point:04X}" if code_point < 0x10000 else f"\\U{code_point:08X}"
+
+
+def either(alternatives: Iterable[str]) -> str:
+    """Any of these, as one item."""
+    distinct = list(dict.fromkeys(alternatives))
+    return distinct[0] if len(distinct) == 1 else f"({' | '.join(distinct)})"
+
+
+def repeated(item: str, least: int, most: int) -> str:
+    """An item so many times, in one line; empty for none."""
+    if most == 0:
+        return ""
+    if (least, most) == (1, 1):
+        return item
+    return f"{item}{{{least}}}" if least == most else f"{item}{{{least},{most}}}"
+
+
+def sequence(*items: str) -> str:
+    return " ".join(item for item in items if item)
+
+
+# Rules that mean the same in every grammar, and so are there once however many schemas it is made of.
+SHARED_PREFIX = "json-"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """GBNF without a root: `start` names the rule that everything begins with.
+
+    The rules of several schemas fit into one grammar when each was made with a prefix of its own; those that begin
+    with `json-` are the same in all of them.
+    """
+
+    start: str
+    bodies: Mapping[str, str] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        return (f"{name} ::= {body}" for name, body in self.bodies.items())
+
+
+def grammar(root: str, *parts: Rules) -> str:
+    """A whole GBNF: `root` is the right side of its first rule, and may use the rules of the parts."""
+    bodies: dict[str, str] = {}
+    for part in parts:
+        bodies.update(part.bodies)
+    return "\n".join((f"root ::= {root}", *Rules("root", bodies).lines(), ""))

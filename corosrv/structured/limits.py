@@ -1,0 +1,32 @@
+"""How much a schema may ask for, and how much is generated where it leaves that open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is refused before it costs anything, and what ends an answer that the schema would let go on for ever."""
+
+    # Over these, a schema is refused.
+    grammar_bytes: int = 65_536  # of the GBNF that is made of it
+    rules: int = 2_000  # of that GBNF
+    nodes: int = 20_000  # values of any kind in the schema
+    depth: int = 64  # schemas in schemas; brackets in a pattern
+    properties: int = 1_000  # named ones, in all of the schema
+    enum: int = 1_000  # values of one enum
+    repetitions: int = 2_000  # a least number of characters, items or properties
+    pattern_chars: int = 2_000
+    pattern_size: int = 10_000  # character sets, with all repetitions written out
+
+    # What is generated where the schema sets no end, or a later one.
+    string_chars: int = 2_000
+    key_chars: int = 64
+    items: int = 256
+    extra_properties: int = 64  # that have no name in the schema
+    digits: int = 15  # of a number, all a double can hold
+    value_depth: int = 5  # objects and arrays in each other, where any value may stand
+
+
+DEFAULT = Limits()

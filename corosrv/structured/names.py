@@ -1,0 +1,50 @@
+"""Keys of properties that have no name in the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from corosrv.structured.anything import Anything
+from corosrv.structured.book import RuleBook
+from corosrv.structured.chars import RAW, Chars
+from corosrv.structured.gbnf import literal, sequence
+
+_MOST_NODES = 300  # of the tree of names, each of which is a rule
+
+
+def other_than(names: Iterable[str], anything: Anything, book: RuleBook) -> str:
+    """A key that is none of these names, in whatever way they may be written.
+
+    Along the beginnings of names no escapes are used, so that a text is a name only if it looks like one. Where the
+    names have too many beginnings to follow, a key differs from all of them in its first character.
+    """
+    tree: dict[str, object] = {}
+    n_nodes = 0
+    for name in names:
+        node = tree
+        for char in name:
+            n_nodes += char not in node
+            node = node.setdefault(char, {})  # type: ignore[assignment]
+        node[""] = True
+    if n_nodes > _MOST_NODES:
+        tree = {char: {"": True} for char in tree}
+    rest = anything.chars()
+    return sequence('"\\""', _unlike(tree, rest, book, is_start=True), '"\\""')
+
+
+def _unlike(tree: dict[str, object], rest: str, book: RuleBook, *, is_start: bool) -> str:
+    """The rule for what may follow at this place in the tree."""
+    # From the leaves up, because names may be long.
+    order = [(tree, is_start)]
+    for node, _ in order:
+        order += ((inner, False) for char, inner in node.items() if char and isinstance(inner, dict))
+    rules: dict[int, str | None] = {}
+    for node, starts in reversed(order):
+        chars = [char for char in node if char and ord(char) in RAW]
+        others = RAW & ~Chars.of((ord(char), ord(char)) for char in chars)
+        found = [sequence(others.in_json(), rest)] if others.ranges else []
+        found += [sequence(literal(char), inner) for char in chars if (inner := rules[id(node[char])])]
+        if "" not in node and not starts:
+            found.append('""')
+        rules[id(node)] = book.rule(" | ".join(found)) if found else None
+    return rules[id(tree)] or '""'

@@ -1,0 +1,60 @@
+"""Strings: lengths, patterns and formats, as GBNF between quotes."""
+
+from __future__ import annotations
+
+from corosrv.structured.chars import ANY_CHAR
+from corosrv.structured.gbnf import either, repeated, sequence
+from corosrv.structured.pattern import Choice, Node, One, Repeat, Sequence
+
+_YEAR = "[1-9][0-9]{3}"
+_LEAP_YEAR = (
+    "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26]|1[26])00)"  # 1600 is one, 1700 is none
+)
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?"
+_TIME = f"{_CLOCK}(?:Z|\\+(?:[01][0-9]|2[0-3]):[0-5][0-9]|-(?:0[1-9]|1[0-9]|2[0-3]):[0-5][0-9])"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
+_HOST = f"{_LABEL}(?:\\.{_LABEL}){{0,3}}"
+
+# Formats that are kept to, each as a pattern: not every text of the format, but none that is not of it. Any other
+# format is a remark, as JSON Schema has it.
+FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": "^P(?:[1-9][0-9]{0,3}D(?:T[1-9][0-9]{0,3}[HMS])?|[1-9][0-9]{0,3}[YMW]|T[1-9][0-9]{0,3}[HMS])$",
+    "uuid": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
+    "email": f"^[A-Za-z0-9_+-]{{1,24}}(?:\\.[A-Za-z0-9_+-]{{1,24}}){{0,2}}@{_LABEL}(?:\\.{_LABEL}){{1,3}}$",
+    "hostname": f"^{_HOST}$",
+    "ipv4": f"^{_OCTET}(?:\\.{_OCTET}){{3}}$",
+    "ipv6": "^[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){7}$",
+    "uri": f"^https?://{_HOST}(?:/[A-Za-z0-9._~-]{{0,40}}){{0,8}}(?:\\?[A-Za-z0-9._~=&-]{{1,80}})?$",
+}
+
+
+def of_length(least: int, most: int) -> str:
+    """Any string of so many characters."""
+    return sequence('"\\""', repeated(ANY_CHAR, least, most), '"\\""')
+
+
+def of_pattern(node: Node, repeats: int) -> str:
+    """A string of the pattern, in which nothing is repeated more than `repeats` times that need not be."""
+    return sequence('"\\""', _inside(node, repeats), '"\\""')
+
+
+def _inside(node: Node, repeats: int) -> str:
+    if isinstance(node, One):
+        return node.chars.in_json()
+    if isinstance(node, Sequence):
+        # Literals one after the other are one literal.
+        return sequence(*(_inside(item, repeats) for item in node.items)).replace('" "', "")
+    if isinstance(node, Choice):
+        return either(_inside(branch, repeats) or '""' for branch in node.branches)
+    assert isinstance(node, Repeat)
+    inside = _inside(node.item, repeats)
+    is_one_item = isinstance(node.item, (One, Choice))
+    return repeated(inside if is_one_item else f"({inside})", node.fewest, node.end(repeats)) if inside else ""
