@@ -20,11 +20,11 @@ from gevent._hub_local import get_hub_if_exists
 from werkzeug.exceptions import HTTPException
 
 from corosrv import settings as settings_module
-from corosrv.engine import Engine
 from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
 from corosrv.http import access, health, metrics
+from corosrv.models import ModelPool
 from corosrv.openai import errors, routes
 from corosrv.settings import Settings
 
@@ -32,13 +32,13 @@ log = logging.getLogger("corosrv")
 
 
 class Server:
-    """One process's worth of corosrv: the engine, and the blueprint in front of it."""
+    """One process's worth of corosrv: its models, and the blueprint in front of them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.engine = Engine(settings)
+        self.worker = ModelPool(settings)
         self._stats = metrics.HttpStats()
-        self._stats.registry.register(metrics.EngineCollector(self.engine))
+        self._stats.registry.register(metrics.EngineCollector(self.worker))
         self._keys = access.Keys(settings.keys)
         self._origins = access.Origins(settings.origins)
         self._is_started = False
@@ -46,41 +46,30 @@ class Server:
         self.blueprint = self._blueprint()
 
     def start(self) -> None:
-        """Begins to load the model, in the process that will serve; returns at once. Twice is harmless."""
+        """Begins to load the first model, in the process that will serve; returns at once. Twice is harmless."""
         if self._is_started:
             return
         self._is_started = True
-        atexit.register(self.engine.close)
-        if get_hub_if_exists() is not None:
-            gevent.spawn(self._open)
-        else:
-            threading.Thread(target=self._open, name="corosrv-open", daemon=True).start()
-
-    def _open(self) -> None:
-        try:
-            self.engine.open()
-        except CorosrvError:
-            pass  # logged there, and told by /health and every request from now on
-        except Exception:
-            log.exception("the engine could not start")
+        atexit.register(self.worker.close)
+        self.worker.start()
 
     def stop(self) -> None:
         """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event."""
-        if self.engine.state.value == "draining":
+        if self.worker.state.value == "draining":
             return
-        self.engine.stop_accepting()
+        self.worker.stop_accepting()
         log.info("stopping: running streams get %g s to finish", self.settings.drain_s)
         if get_hub_if_exists() is not None:
-            gevent.spawn_later(self.settings.drain_s, self.engine.drain)
+            gevent.spawn_later(self.settings.drain_s, self.worker.drain)
         else:
-            timer = threading.Timer(self.settings.drain_s, self.engine.drain)
+            timer = threading.Timer(self.settings.drain_s, self.worker.drain)
             timer.daemon = True
             timer.start()
 
     def _blueprint(self) -> Blueprint:
         settings = self.settings
         desk = Desk(
-            worker=self.engine,
+            worker=self.worker,
             defaults=Defaults(
                 max_tokens=None if settings.n_predict == -1 else settings.n_predict,
                 temperature=settings.temp,
@@ -95,7 +84,7 @@ class Server:
         )
         whole = Blueprint("corosrv", __name__)
         whole.register_blueprint(routes.blueprint(desk))
-        whole.register_blueprint(health.blueprint(self.engine))
+        whole.register_blueprint(health.blueprint(self.worker))
         whole.before_request(self._before)
         whole.after_request(self.after)
         whole.register_error_handler(CorosrvError, errors.response)

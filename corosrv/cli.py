@@ -37,7 +37,7 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
         flag = "--" + field.name.replace("_", "-")
         kind: Any = {"int": int, "float": float, "str": str, "bool": click.BOOL}[str(field.type)]
         text = f"{field.metadata['help']} [{settings.PREFIX}{field.name.upper()}; {field.default!r}]"
-        several = {"multiple": True, "callback": _joined} if field.name == "model" else {}
+        several: dict[str, Any] = {"multiple": True, "callback": _joined} if field.name == "model" else {}
         command = click.option(flag, field.name, type=kind, default=None, help=text, **several)(command)
     config = click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings by these names")
     return config(command)

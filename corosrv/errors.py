@@ -147,9 +147,11 @@ class Starting(Unavailable):
 
 
 class ModelFailed(Unavailable):
-    """The model could not be loaded; trying again will not help until an operator has acted."""
+    """The model could not be loaded. Without `retry_after` nothing helps until an operator has acted."""
 
-    retry_after = None
+    def __init__(self, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ShuttingDown(Unavailable):

@@ -224,6 +224,7 @@ class ModelCard:
     opens_reasoning: bool = False  # a prompt ends inside the thoughts, unless it is told not to think
     reasons: bool = True  # whether it thinks where a conversation does not say
     splits_reasoning: bool = True  # thoughts are told apart from the text
+    status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
 
 
 # Takes over chunks; says whether it wants more.
@@ -296,7 +297,8 @@ class Worker(Protocol):
     def check(self) -> None:
         """Raises the Unavailable that a job would meet now."""
 
-    def models(self) -> tuple[ModelCard, ...]: ...
+    def models(self) -> tuple[ModelCard, ...]:
+        """All that there are, loaded or not. Never waits."""
 
     def card(self, model: str | None) -> ModelCard:
         """The model that a job of this name would get. May wait while it is loaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -46,3 +47,13 @@ class HasDecodeStats(Protocol):
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while there is no loop."""
+
+
+class HasModelStats(Protocol):
+    """Whoever has a decode loop for each of several models."""
+
+    def model_stats(self) -> Mapping[str, DecodeStats]:
+        """Counters by the model's id, of those that are loaded."""
+
+    def model_states(self) -> Mapping[str, str]:
+        """Where each model stands, by its id."""

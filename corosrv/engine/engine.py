@@ -58,7 +58,9 @@ class Engine:
     def _open(self) -> None:
         began = time.monotonic()
         self._check_alive()
-        native = NativeEngine(self._options())
+        options = self._options()
+        self._check_alive()  # closed while libllama was tried
+        native = NativeEngine(options)
         self._native = native
         # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
         loaded = os.dup(native.fd)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from gevent._hub_local import get_hub_if_exists
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.stats import HasDecodeStats
+from corosrv.stats import DecodeStats, HasModelStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LAG_INTERVAL = 0.25  # seconds
@@ -106,29 +106,47 @@ _OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
 
 
 class EngineCollector(Collector):
-    """Reads the decode loop's counters when it is asked; keeps none of its own."""
+    """Reads the decode loops' counters when it is asked; keeps none of its own. Every series says which model."""
 
-    def __init__(self, engine: HasDecodeStats) -> None:
-        self._engine = engine
+    def __init__(self, worker: HasModelStats) -> None:
+        self._worker = worker
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._engine.stats()
-        if stats is None:
-            return
-        jobs = CounterMetricFamily("corosrv_jobs", "Ended tasks by outcome", labels=["outcome"])
+        states = GaugeMetricFamily("corosrv_model_state", "1: the model is there", labels=["model", "state"])
+        for model, state in self._worker.model_states().items():
+            states.add_metric([model, state], 1)
+        yield states
+        if by_model := self._worker.model_stats():
+            yield from _of_loops(by_model)
+
+
+def _of_loops(by_model: Mapping[str, DecodeStats]) -> Iterator[Metric]:
+    jobs = CounterMetricFamily("corosrv_jobs", "Ended tasks by outcome", labels=["model", "outcome"])
+    for model, stats in by_model.items():
         for outcome in _OUTCOMES:
-            jobs.add_metric([outcome], getattr(stats, f"tasks_{outcome}"))
-        yield jobs
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"corosrv_{name}", text, getattr(stats, name))
-        yield CounterMetricFamily("corosrv_step_seconds", "Time spent in steps", stats.step_s)
-        for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"corosrv_{name}", text, getattr(stats, name))
-        for name, text in _HISTOGRAMS.items():
-            family = HistogramMetricFamily(f"corosrv_{name}_seconds", text)
+            jobs.add_metric([model, outcome], getattr(stats, f"tasks_{outcome}"))
+    yield jobs
+    for name, text in _COUNTERS.items():
+        yield _numbers(CounterMetricFamily(f"corosrv_{name}", text, labels=["model"]), name, by_model)
+    step = CounterMetricFamily("corosrv_step_seconds", "Time spent in steps", labels=["model"])
+    yield _numbers(step, "step_s", by_model)
+    for name, text in _GAUGES.items():
+        yield _numbers(GaugeMetricFamily(f"corosrv_{name}", text, labels=["model"]), name, by_model)
+    for name, text in _HISTOGRAMS.items():
+        family = HistogramMetricFamily(f"corosrv_{name}_seconds", text, labels=["model"])
+        for model, stats in by_model.items():
             histogram = getattr(stats, name)
-            family.add_metric([], list(_cumulative(histogram.buckets)), histogram.sum)
-            yield family
+            family.add_metric([model], list(_cumulative(histogram.buckets)), histogram.sum)
+        yield family
+
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+
+
+def _numbers(family: _Family, name: str, by_model: Mapping[str, DecodeStats]) -> _Family:
+    for model, stats in by_model.items():
+        family.add_metric([model], getattr(stats, name))
+    return family
 
 
 def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:

@@ -10,17 +10,22 @@ from corosrv.jobs import ModelCard, Worker
 
 def listing(worker: Worker) -> dict[str, Any]:
     """GET /v1/models."""
-    worker.check()
-    return {"object": "list", "data": [_describe(card) for card in worker.models()]}
+    return {"object": "list", "data": [_describe(card) for card in _cards(worker)]}
 
 
 def one(worker: Worker, name: str) -> dict[str, Any]:
     """GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
-    worker.check()
-    for card in worker.models():
+    for card in _cards(worker):
         if name in (card.id, *card.aliases):
             return _describe(card)
     raise ModelNotFound(name)
+
+
+def _cards(worker: Worker) -> tuple[ModelCard, ...]:
+    cards = worker.models()
+    if not cards:
+        worker.check()  # says why
+    return cards
 
 
 def _describe(card: ModelCard) -> dict[str, Any]:
@@ -31,5 +36,13 @@ def _describe(card: ModelCard) -> dict[str, Any]:
         "owned_by": "corosrv",
         "aliases": list(card.aliases),
         "tags": list(card.tags),
+        "status": _status(card),
         "meta": card.meta,
     }
+
+
+def _status(card: ModelCard) -> dict[str, Any]:
+    """As llama-server's router says it: a model that failed is an unloaded one with a mark."""
+    if card.status == "failed":
+        return {"value": "unloaded", "failed": True}
+    return {"value": card.status}

@@ -8,11 +8,29 @@ from corosrv.http import metrics
 from corosrv.http.metrics import EngineCollector, HttpStats
 from tests.support.engines import answer, job, opened
 
+ENGINE_FAMILIES = {f"corosrv_{name}" for name in ("jobs", "step_seconds", *metrics._COUNTERS, *metrics._GAUGES)} | {
+    f"corosrv_{name}_seconds" for name in metrics._HISTOGRAMS
+}
+
 
 def exposed(stats: HttpStats) -> dict[str, list]:
     """Samples by the name of their family, read as Prometheus reads them."""
     families = text_string_to_metric_families(metrics.exposition(stats).decode())
     return {family.name: family.samples for family in families}
+
+
+class Worker:
+    """Two models: one with this engine, one that is not loaded."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+
+    def model_stats(self):
+        stats = self._engine.stats()
+        return {} if stats is None else {"one": stats}
+
+    def model_states(self):
+        return {"one": "ready", "other": "unloaded"}
 
 
 @pytest.fixture
@@ -23,7 +41,7 @@ def stats() -> HttpStats:
 @pytest.fixture
 def served(engine, stats) -> dict[str, list]:
     """What is exposed after two jobs."""
-    stats.registry.register(EngineCollector(engine))
+    stats.registry.register(EngineCollector(Worker(engine)))
     for _ in range(2):
         answer(engine, job("Hello"))
     return exposed(stats)
@@ -46,6 +64,18 @@ def test_tokens_and_slots_are_there(served):
     assert value(served["corosrv_slots"]) == 4
 
 
+def test_every_series_of_a_decode_loop_says_which_model(served):
+    labels = [sample.labels for name, family in served.items() if name in ENGINE_FAMILIES for sample in family]
+
+    assert len(labels) > 30
+    assert all(label["model"] == "one" for label in labels)
+
+
+def test_each_model_s_state_is_there(served):
+    assert value(served["corosrv_model_state"], model="one", state="ready") == 1
+    assert value(served["corosrv_model_state"], model="other", state="unloaded") == 1
+
+
 @pytest.mark.parametrize("name", ["queue_wait", "ttft", "itl"])
 def test_histograms_are_cumulative_and_end_in_infinity(served, name):
     samples = served[f"corosrv_{name}_seconds"]
@@ -61,7 +91,7 @@ def test_histograms_are_cumulative_and_end_in_infinity(served, name):
 
 def test_an_engine_without_numbers_is_left_out(stats):
     with opened() as engine:
-        stats.registry.register(EngineCollector(engine))
+        stats.registry.register(EngineCollector(Worker(engine)))
 
     assert not any(name.startswith("corosrv_jobs") for name in exposed(stats))
 

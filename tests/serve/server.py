@@ -101,9 +101,14 @@ class Server:
         eventually(lambda: self.health(prefix) == status, START_SECONDS, f"health {status}\n{self.log}")
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Every sample by its name with labels."""
-        samples = (line.rpartition(" ") for line in self.get(f"{prefix}/metrics")[1].splitlines() if line[:1] != "#")
-        return {name: float(value) for name, _, value in samples}
+        """Every sample by its name with labels; those of several models summed, and the model left out."""
+        samples: dict[str, float] = {}
+        for line in self.get(f"{prefix}/metrics")[1].splitlines():
+            if line[:1] != "#":
+                name, _, value = line.rpartition(" ")
+                name = re.sub(r'model="[^"]*",?', "", name).replace(",}", "}").replace("{}", "")
+                samples[name] = samples.get(name, 0.0) + float(value)
+        return samples
 
     def metric(self, name: str) -> float:
         return self.metrics()[f"corosrv_{name}"]

@@ -1,0 +1,100 @@
+"""What to load and what to unload next: pure thought over where the models stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from corosrv.models.state import HOLDING, ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One model, as the plan sees it. Times are seconds of one clock."""
+
+    name: str
+    state: ModelState
+    bytes: int
+    wanted_since: float | None = None  # somebody waits for it, or asked for it to be there
+    is_used: bool = False  # jobs are alive, or somebody is about to submit one
+    idle_since: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is ModelState.READY and not self.is_used and self.wanted_since is None
+
+    @property
+    def can_load(self) -> bool:
+        return self.wanted_since is not None and self.state in (ModelState.UNLOADED, ModelState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Names to load and to unload now, and when to think again if nothing else happens."""
+
+    load: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    next_at: float | None = None
+
+
+def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> Plan:
+    """Loads what is wanted, first come, first served, as far as `limit` bytes go (0: no limit).
+
+    Idle models make room, the least recently used first, and only if that is enough; they go by themselves after
+    `idle_s` seconds (0: never). While the first in line waits for room, nobody passes it, so that it is not starved.
+    """
+    models = list(models)
+    idle = sorted((model for model in models if model.is_idle), key=lambda model: model.idle_since)
+    expired = [model for model in idle if idle_s and now - model.idle_since >= idle_s]
+    kept = idle[len(expired) :]
+    room = _Room(models, limit)
+    room.unload(expired)
+    load: list[str] = []
+    for model in sorted((model for model in models if model.can_load), key=_wanted_since):
+        if not room.has(model):
+            room.make(model, kept)
+            break
+        room.take(model)
+        load.append(model.name)
+    staying = [model for model in kept if model.name not in room.unloaded]
+    next_at = staying[0].idle_since + idle_s if idle_s and staying else None
+    return Plan(tuple(load), tuple(room.unloaded), next_at)
+
+
+def _wanted_since(model: Standing) -> float:
+    assert model.wanted_since is not None
+    return model.wanted_since
+
+
+class _Room:
+    """The bytes that are free, and those that will be."""
+
+    def __init__(self, models: Iterable[Standing], limit: int) -> None:
+        self._limit = limit
+        self._free = limit - sum(model.bytes for model in models if model.state in HOLDING)
+        self._coming = sum(model.bytes for model in models if model.state is ModelState.UNLOADING)
+        self.unloaded: list[str] = []
+
+    def has(self, model: Standing) -> bool:
+        # What can never fit is let through: its loading says so.
+        return not self._limit or model.bytes > self._limit or model.bytes <= self._free
+
+    def take(self, model: Standing) -> None:
+        if model.bytes <= self._limit:
+            self._free -= model.bytes
+
+    def unload(self, models: Iterable[Standing]) -> None:
+        for model in models:
+            self.unloaded.append(model.name)
+            self._coming += model.bytes
+
+    def make(self, model: Standing, idle: Iterable[Standing]) -> None:
+        missing = model.bytes - self._free - self._coming
+        chosen: list[Standing] = []
+        for candidate in idle:
+            if missing <= 0:
+                break
+            chosen.append(candidate)
+            missing -= candidate.bytes
+        if missing <= 0:
+            self.unload(chosen)

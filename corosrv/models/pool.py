@@ -1,0 +1,343 @@
+"""The models of one process as one Worker: routes jobs by model, loads what they need, unloads what nobody uses."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import gevent
+import gevent.monkey
+from gevent._hub_local import get_hub_if_exists
+
+from corosrv import errors
+from corosrv.engine import Engine, Reader, waits
+from corosrv.engine.vocabulary import EngineVocabulary
+from corosrv.jobs import AnyJob, ModelCard, State
+from corosrv.models.bell import Bell
+from corosrv.models.plan import plan
+from corosrv.models.served import ServedModel
+from corosrv.models.state import ModelState
+from corosrv.settings import Settings
+from corosrv.stats import DecodeStats
+
+log = logging.getLogger("corosrv.models")
+
+# The system's own, whatever is patched: held for a few lines, never across a switch, so no greenlet waits for another.
+_RLock = gevent.monkey.get_original("_thread", "RLock")
+
+
+class ModelPool:
+    """A Worker over one engine for each model; see corosrv.jobs.Worker for the contract.
+
+    Its keeper, a greenlet of the thread that calls `start`, or a thread where there is no hub, is the only one that
+    begins to load and to unload. Any thread may submit. Readers are the engines' own: once a job is taken, the pool
+    is not asked again. A model is unloaded only when its readers and vocabularies are gone. Not to be used across a
+    fork.
+    """
+
+    def __init__(self, settings: Settings, make_engine: Callable[[Settings], Engine] = Engine) -> None:
+        """Only remembers the settings and looks at the files' heads; nothing starts before `start`."""
+        self._settings = settings
+        self._make_engine = make_engine
+        self._pid = os.getpid()
+        self._lock = _RLock()
+        self._wake = Bell()
+        limited = bool(settings.model_bytes or settings.model_idle_s)
+        on_idle = self._wake.ring if limited else _ignore
+        self._models = [ServedModel(model, on_idle) for model in settings.models]
+        self._by_name = {name: model for model in self._models for name in model.names}
+        self._is_strict = settings.strict_model or len(self._models) > 1
+        self._is_draining = False
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Begins to load the first model; returns at once."""
+        self._first.want()
+        _spawn("corosrv-models", self._keep)
+
+    # The Worker
+
+    @property
+    def _first(self) -> ServedModel:
+        return self._models[0]
+
+    @property
+    def state(self) -> State:
+        """Of the first model: whoever waits for the server waits for that one."""
+        if self._is_inherited or self._first.state is ModelState.FAILED:
+            return State.FAILED
+        if self._is_draining or self._is_closed:
+            return State.DRAINING
+        return State.READY if self._first.n_loads else State.STARTING
+
+    def check(self) -> None:
+        """Raises the Unavailable that a job for the first model would meet now."""
+        self._check_open()
+        first = self._first
+        if first.state is ModelState.FAILED:
+            raise errors.ModelFailed(f"the model could not be loaded: {first.failure}")
+        if not first.n_loads:
+            raise errors.Starting("the model is still loading")
+
+    @property
+    def _is_inherited(self) -> bool:
+        """This process is a fork of the one that made the pool. Its lock may be held by a thread that is not here."""
+        return os.getpid() != self._pid
+
+    def _check_open(self) -> None:
+        if self._is_inherited:
+            raise errors.UsedAfterFork(
+                "these models were made before a fork() and serve the parent process only; make others in each process "
+                "after forking (gunicorn: do not use --preload)"
+            )
+        if self._is_closed:
+            raise errors.UsedAfterClose("the models are closed; make another pool")
+        if self._is_draining:
+            raise errors.ShuttingDown("the server is shutting down")
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """All of them, loaded or not; a single one from its first load on."""
+        if len(self._models) == 1 and not self._first.n_loads:
+            return ()
+        return tuple(model.card for model in self._models)
+
+    def card(self, model: str | None) -> ModelCard:
+        """The model. Waits while it is loaded; raises ModelNotFound or Unavailable."""
+        with self._using(model) as (served, _):
+            return served.card
+
+    def vocabulary(self, model: str | None) -> EngineVocabulary:
+        """How it writes; the model stays loaded for as long as this lives. Waits and raises as `card` does."""
+        with self._using(model) as (served, engine):
+            vocabulary = copy.copy(engine.vocabulary(None))
+            with self._lock:
+                served.uses.until_dropped(vocabulary)
+            return vocabulary
+
+    def submit(self, job: AnyJob) -> Reader:
+        """Waits while the model is loaded, then as its engine does. Raises Refused or Unavailable."""
+        with self._using(job.model) as (served, engine):
+            reader = engine.submit(job)
+            with self._lock:
+                served.uses.until_dropped(reader)
+            return reader
+
+    # From a name to an engine
+
+    def _route(self, name: str | None) -> ServedModel:
+        found = self._first if name is None else self._by_name.get(name)
+        if found is None and self._is_strict:
+            assert name is not None
+            raise errors.ModelNotFound(name)
+        return found or self._first
+
+    @contextmanager
+    def _using(self, name: str | None) -> Iterator[tuple[ServedModel, Engine]]:
+        """The model, loaded, and staying so for the length of the block. Waits for it."""
+        self._check_open()
+        model = self._route(name)
+        if not self._try_use(model):
+            self._wait_for(model)
+        try:
+            assert model.engine is not None
+            yield model, model.engine
+        finally:
+            model.uses.end()
+
+    def _try_use(self, model: ServedModel) -> bool:
+        with self._lock:
+            is_ready = model.state is ModelState.READY
+            if is_ready:
+                model.uses.begin()
+            return is_ready
+
+    def _wait_for(self, model: ServedModel) -> None:
+        """Returns when the model is loaded, and counted as used. Waits; raises Unavailable."""
+        if len(self._models) == 1 and model.state is ModelState.LOADING:
+            self.check()  # the only model's first load: as everybody is told by /health
+        deadline = time.monotonic() + self._settings.model_wait_s
+        with self._lock:
+            model.check_failed()
+            bell = model.join()
+        try:
+            while not self._try_use(model):
+                self._check_open()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise errors.Starting(
+                        f"the model '{model.name}' was not loaded within {self._settings.model_wait_s:g} s"
+                    )
+                with self._lock:
+                    model.check_failed()
+                    model.want()
+                self._wake.ring()
+                bell.wait(left)
+        finally:
+            with self._lock:
+                model.leave(bell)
+
+    # Loading and unloading
+
+    def load(self, name: str) -> None:
+        """Begins to load a model as soon as there is room; returns at once. Raises ModelNotFound or Unavailable."""
+        self._check_open()
+        with self._lock:
+            self._named(name).ask()
+        self._wake.ring()
+
+    def unload(self, name: str) -> None:
+        """Begins to unload a model, also one that is still loading; returns at once.
+
+        Raises ModelNotFound, and Refused for a model that is not loaded, or that jobs or waiting requests need.
+        """
+        self._check_open()
+        with self._lock:
+            model = self._named(name)
+            if model.state not in (ModelState.READY, ModelState.LOADING):
+                raise errors.Refused(f"the model '{name}' is not loaded", "model", "model_not_loaded")
+            if model.is_used:
+                raise errors.Refused(f"the model '{name}' is in use", "model", "model_in_use")
+            self._begin_unload(model)
+
+    def _named(self, name: str) -> ServedModel:
+        if name not in self._by_name:
+            raise errors.ModelNotFound(name)
+        return self._by_name[name]
+
+    def _keep(self) -> None:
+        """Does what the plan says, until the pool is closed. Waits for the bell, or for the next model to expire."""
+        while not self._is_closed:
+            next_at = self._act()
+            self._wake.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
+
+    def _act(self) -> float | None:
+        with self._lock:
+            if self._is_draining or self._is_closed:
+                return None
+            standings = [model.standing for model in self._models]
+            decided = plan(standings, self._settings.model_bytes, self._settings.model_idle_s, time.monotonic())
+            for name in decided.unload:
+                self._begin_unload(self._by_name[name])
+            for name in decided.load:
+                self._begin_load(self._by_name[name])
+            return decided.next_at
+
+    def _begin_load(self, model: ServedModel) -> None:
+        engine = self._make_engine(model.settings)
+        model.begin_load(engine)
+        limit = self._settings.model_bytes
+        if limit and model.bytes > limit:
+            model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {limit}")
+        else:
+            _spawn("corosrv-load", self._load, model, engine)
+
+    def _load(self, model: ServedModel, engine: Engine) -> None:
+        failure = _open(engine)
+        with self._lock:
+            # Otherwise it was unloaded meanwhile.
+            is_wanted = model.engine is engine and model.state is ModelState.LOADING
+            if is_wanted and failure:
+                model.failed(failure)
+            elif is_wanted:
+                model.loaded()
+        if failure or not is_wanted:
+            waits.call_in_thread(engine.close)
+        self._wake.ring()
+
+    def _begin_unload(self, model: ServedModel) -> None:
+        model.begin_unload()
+        _spawn("corosrv-unload", self._unload, model)
+
+    def _unload(self, model: ServedModel) -> None:
+        assert model.engine is not None
+        waits.call_in_thread(model.engine.close)
+        with self._lock:
+            if model.state is ModelState.UNLOADING:
+                model.unloaded()
+        self._wake.ring()
+
+    # Numbers
+
+    def stats(self) -> DecodeStats | None:
+        """The first model's; None while it is not loaded."""
+        return self.model_stats().get(self._first.name)
+
+    def model_stats(self) -> Mapping[str, DecodeStats]:
+        """Of each model that is loaded."""
+        if self._is_inherited:
+            return {}
+        with self._lock:
+            found = {model.name: model.stats() for model in self._models}
+        return {name: stats for name, stats in found.items() if stats is not None}
+
+    def model_states(self) -> Mapping[str, str]:
+        return {model.name: model.state.value for model in self._models}
+
+    # The end
+
+    def stop_accepting(self) -> None:
+        """From now on jobs are refused, also those that wait for a model; those that were taken go on."""
+        self._is_draining = True
+        if self._is_inherited:
+            return
+        with self._lock:
+            for model in self._models:
+                model.ring()
+
+    def drain(self, message: str = "the server is shutting down") -> None:
+        """Ends every job, waiting or running, with an error chunk of this message."""
+        self.stop_accepting()
+        if self._is_inherited:
+            return
+        with self._lock:
+            engines = [model.engine for model in self._models if model.state is ModelState.READY]
+            for engine in filter(None, engines):
+                engine.drain(message)
+
+    def close(self) -> None:
+        """Ends every job, and unloads every model; waits for steps and loads in progress. Twice is harmless."""
+        if self._is_closed or self._is_inherited:
+            return
+        self._is_closed = True
+        self._wake.ring()
+        with self._lock:
+            held = [model for model in self._models if model.engine is not None]
+            for model in held:
+                if model.state in (ModelState.READY, ModelState.LOADING):
+                    model.begin_unload()
+        for model in held:
+            engine = model.engine
+            if engine is not None:
+                engine.close()
+            with self._lock:
+                if model.state is ModelState.UNLOADING:
+                    model.unloaded()
+
+
+def _open(engine: Engine) -> str:
+    """Why it could not be opened; nothing when it is. Waits."""
+    try:
+        engine.open()
+    except errors.CorosrvError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("the engine could not start")
+        return f"the engine could not start: {type(error).__name__}"
+    return ""
+
+
+def _ignore() -> None:
+    pass
+
+
+def _spawn(name: str, function: Callable[..., None], *arguments: object) -> None:
+    """In a greenlet, or in a thread where there is no hub."""
+    if get_hub_if_exists() is not None:
+        gevent.spawn(function, *arguments)
+    else:
+        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()

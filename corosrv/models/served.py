@@ -1,0 +1,169 @@
+"""One model of a pool: where it stands, who waits for it, and why it failed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from corosrv import errors
+from corosrv.engine import Engine
+from corosrv.jobs import ModelCard
+from corosrv.models import gguf, size
+from corosrv.models.bell import Bell
+from corosrv.models.plan import Standing
+from corosrv.models.state import ModelState, check_move
+from corosrv.models.uses import Uses
+from corosrv.settings import Settings
+from corosrv.stats import DecodeStats
+
+log = logging.getLogger("corosrv.models")
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+# What lists of models call it; unloading is as good as unloaded, for a request has to wait for another load.
+_STATUS = {
+    ModelState.UNLOADED: "unloaded",
+    ModelState.LOADING: "loading",
+    ModelState.READY: "loaded",
+    ModelState.UNLOADING: "unloaded",
+    ModelState.FAILED: "failed",
+}
+
+
+class ServedModel:
+    """Owned by its pool, under whose lock all of it is called. Moves only as `models.state` allows."""
+
+    def __init__(self, settings: Settings, on_idle: Callable[[], None]) -> None:
+        self.settings = settings
+        self.names = settings.names
+        self.state = ModelState.UNLOADED
+        self.engine: Engine | None = None
+        self.uses = Uses(on_idle)
+        self.wanted_since: float | None = None
+        self.n_loads = 0
+        self._is_asked = False
+        self.failure = ""
+        self._n_failures = 0
+        self._retry_at = 0.0
+        self._bells: list[Bell] = []
+        self._facts = gguf.read(settings.model)
+        self.bytes = size.estimate(settings, self._facts)
+        self._card = self._bare_card()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(
+            self.name, self.state, self.bytes, self.wanted_since, self.is_used, self.uses.idle_since
+        )  # fmt: skip
+
+    @property
+    def card(self) -> ModelCard:
+        return replace(self._card, status=_STATUS[self.state])
+
+    def stats(self) -> DecodeStats | None:
+        """Counters as of the last step; None while it is not loaded."""
+        return self.engine.stats() if self.engine is not None and self.state is ModelState.READY else None
+
+    # Who waits for it
+
+    def want(self) -> None:
+        """Somebody needs it: it is loaded as soon as there is room."""
+        if self.wanted_since is not None or self.state is ModelState.READY:
+            return
+        self.wanted_since = time.monotonic()
+        if self.engine is None:
+            # The file may have come, or changed, since the last look.
+            self._facts = gguf.read(self.settings.model)
+            self.bytes = size.estimate(self.settings, self._facts)
+
+    def ask(self) -> None:
+        """Wanted by the operator, who does not wait for it."""
+        self._is_asked = self.state is not ModelState.READY
+        self.want()
+
+    def join(self) -> Bell:
+        """Wanted by a request, which waits: the bell rings whenever the state changes. To be given to `leave`."""
+        bell = Bell()
+        self._bells.append(bell)
+        self.want()
+        return bell
+
+    def leave(self, bell: Bell) -> None:
+        """The request waits no longer; a load that has begun goes on."""
+        self._bells.remove(bell)
+        if not self._bells and not self._is_asked and self.state is not ModelState.LOADING:
+            self.wanted_since = None
+
+    @property
+    def is_used(self) -> bool:
+        """Jobs are alive, or requests wait for it."""
+        return bool(self._bells) or self.uses.is_used
+
+    def ring(self) -> None:
+        for bell in self._bells:
+            bell.ring()
+
+    # Where it stands
+
+    def begin_load(self, engine: Engine) -> None:
+        self._enter(ModelState.LOADING)
+        self.engine = engine
+
+    def loaded(self) -> None:
+        """Its engine is open."""
+        assert self.engine is not None
+        self._enter(ModelState.READY)
+        self.n_loads += 1
+        self._n_failures = 0
+        self.failure = ""
+        self.uses.idle_since = time.monotonic()
+        self.bytes = size.measured(self.settings, self._facts, self.engine.info)
+        self._card = replace(self.engine.card(None), created=self._card.created)
+        self._settle()
+
+    def failed(self, reason: str) -> None:
+        """It could not be loaded; the engine is somebody else's to close."""
+        self._n_failures += 1
+        self._retry_at = time.monotonic() + min(FIRST_RETRY_S * 2.0 ** (self._n_failures - 1), LAST_RETRY_S)
+        self.failure = reason
+        self.engine = None
+        self._settle()
+        self._enter(ModelState.FAILED)
+
+    def _settle(self) -> None:
+        self.wanted_since = None
+        self._is_asked = False
+
+    def begin_unload(self) -> None:
+        self._enter(ModelState.UNLOADING)
+
+    def unloaded(self) -> None:
+        self.engine = None
+        self._enter(ModelState.UNLOADED)
+
+    def _enter(self, state: ModelState) -> None:
+        check_move(self.state, state)
+        self.state = state
+        log.info("model %s is %s", self.name, state.value)
+        self.ring()
+
+    def check_failed(self) -> None:
+        """Raises ModelFailed while it is too early to try again."""
+        left = self._retry_at - time.monotonic()
+        if self.state is ModelState.FAILED and left > 0:
+            raise errors.ModelFailed(
+                f"the model '{self.name}' could not be loaded: {self.failure}", retry_after=math.ceil(left)
+            )
+
+    def _bare_card(self) -> ModelCard:
+        """What is known of a model that is not loaded."""
+        facts = self._facts
+        meta = {} if facts is None else {"n_ctx_train": facts.n_ctx_train, "n_embd": facts.n_embd, "size": facts.size}
+        return ModelCard(self.name, int(time.time()), self.names[1:], meta=meta)

@@ -1,0 +1,28 @@
+"""How much memory a model takes: its weights, their repacked copies, and the keys and values of all slots."""
+
+from __future__ import annotations
+
+from corosrv.engine.binding import ModelInfo
+from corosrv.models.gguf import Facts
+from corosrv.settings import Settings
+
+_TOKEN_BYTES = 4  # what a made-up model keeps of each token: its id
+
+
+def estimate(settings: Settings, facts: Facts | None) -> int:
+    """Bytes before it is loaded, rather too many than too few; 0 where the file says nothing."""
+    if settings.is_synthetic:
+        return settings.slots * settings.ctx * _TOKEN_BYTES
+    if facts is None:
+        return 0
+    context = min(settings.ctx, facts.n_ctx_train or settings.ctx)
+    # How much will be repacked is known afterwards: at most everything.
+    copies = facts.size if settings.kernels == "auto" else 0
+    return facts.size + copies + settings.slots * context * facts.kv_bytes_per_token
+
+
+def measured(settings: Settings, facts: Facts | None, info: ModelInfo) -> int:
+    """Bytes once it is loaded."""
+    if settings.is_synthetic or facts is None:
+        return estimate(settings, facts)
+    return info.size + info.packed_bytes + settings.slots * info.context * facts.kv_bytes_per_token

@@ -1,0 +1,46 @@
+"""Who uses a model right now: jobs that live, calls under way."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+
+class Uses:
+    """Counts uses. All of it under the pool's lock, but for a use's end, which may come from anywhere.
+
+    Things that are used until they are dropped (readers, vocabularies) may be dropped by the garbage collector, in
+    any thread and in the middle of anything: so an end takes no lock, it is put down and counted later.
+    """
+
+    def __init__(self, on_idle: Callable[[], None]) -> None:
+        """`on_idle` is called at the end of the last use, from wherever that is."""
+        self._on_idle = on_idle
+        self._n_begun = 0
+        self._ended: deque[None] = deque()
+        self.idle_since = time.monotonic()
+
+    @property
+    def is_used(self) -> bool:
+        while self._ended:
+            self._ended.popleft()
+            self._n_begun -= 1
+        return self._n_begun > 0
+
+    def begin(self) -> None:
+        """One more, until somebody calls `end`."""
+        self._n_begun += 1
+
+    def until_dropped(self, thing: object) -> None:
+        """Used for as long as `thing` lives."""
+        self._n_begun += 1
+        weakref.finalize(thing, self.end).atexit = False
+
+    def end(self) -> None:
+        """Any thread, at any moment."""
+        self.idle_since = time.monotonic()
+        self._ended.append(None)
+        if len(self._ended) == self._n_begun:
+            self._on_idle()
