@@ -23,7 +23,7 @@ from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
-from corosrv.http import access, health, metrics
+from corosrv.http import access, health, loading, metrics
 from corosrv.models import ModelPool
 from corosrv.openai import errors, routes
 from corosrv.settings import Settings
@@ -85,6 +85,7 @@ class Server:
         whole = Blueprint("corosrv", __name__)
         whole.register_blueprint(routes.blueprint(desk))
         whole.register_blueprint(health.blueprint(self.worker))
+        whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self._before)
         whole.after_request(self.after)
         whole.register_error_handler(CorosrvError, errors.response)

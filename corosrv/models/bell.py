@@ -11,7 +11,8 @@ from corosrv.errors import NoDescriptor
 class Bell:
     """Rung from any thread, also by the garbage collector; heard by a greenlet, which lets others run, or a thread.
 
-    Rings while nobody waits are heard by the next wait, as one. Its descriptor lives as long as whoever may ring it.
+    Rings while nobody waits are heard by the next wait, as one. Unless it is closed, its descriptor lives
+    as long as whoever may ring it.
     """
 
     _fd = -1
@@ -34,6 +35,11 @@ class Bell:
             return
         os.eventfd_read(self._fd)
 
+    def close(self) -> None:
+        """By its owner, when nobody can ring it any more. Twice is harmless."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        self.close()

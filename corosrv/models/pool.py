@@ -245,6 +245,8 @@ class ModelPool:
                 model.failed(failure)
             elif is_wanted:
                 model.loaded()
+        if is_wanted:
+            log.info("model %s: %s", model.name, failure or "loaded")
         if failure or not is_wanted:
             waits.call_in_thread(engine.close)
         self._wake.ring()
@@ -259,6 +261,7 @@ class ModelPool:
         with self._lock:
             if model.state is ModelState.UNLOADING:
                 model.unloaded()
+        log.info("model %s: unloaded", model.name)
         self._wake.ring()
 
     # Numbers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
-
-log = logging.getLogger("corosrv.models")
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
@@ -98,6 +95,7 @@ class ServedModel:
     def leave(self, bell: Bell) -> None:
         """The request waits no longer; a load that has begun goes on."""
         self._bells.remove(bell)
+        bell.close()
         if not self._bells and not self._is_asked and self.state is not ModelState.LOADING:
             self.wanted_since = None
 
@@ -142,6 +140,7 @@ class ServedModel:
         self._is_asked = False
 
     def begin_unload(self) -> None:
+        self._settle()
         self._enter(ModelState.UNLOADING)
 
     def unloaded(self) -> None:
@@ -151,7 +150,6 @@ class ServedModel:
     def _enter(self, state: ModelState) -> None:
         check_move(self.state, state)
         self.state = state
-        log.info("model %s is %s", self.name, state.value)
         self.ring()
 
     def check_failed(self) -> None:

@@ -1,0 +1,49 @@
+"""Models loaded and unloaded by hand: POST /models/load and /models/unload, as llama-server's router has them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from flask import Blueprint, Response, request
+
+from corosrv.http import body
+
+_SUCCESS = msgspec.json.encode({"success": True})
+
+
+class Loader(Protocol):
+    """Whoever holds several models. Both return at once, and raise Refused or Unavailable."""
+
+    def load(self, name: str) -> None: ...
+
+    def unload(self, name: str) -> None: ...
+
+
+class LoadingBody(msgspec.Struct):
+    """The model to load or to unload."""
+
+    model: str
+
+
+_decoder = msgspec.json.Decoder(LoadingBody)
+
+
+def blueprint(loader: Loader, max_body_bytes: int) -> Blueprint:
+    """The two routes. What is asked for is begun; GET /models tells how it goes."""
+    routes = Blueprint("loading", __name__)
+
+    def named() -> str:
+        return body.decode(request, body.read(request, max_body_bytes), _decoder).model
+
+    @routes.post("/models/load")
+    def load() -> Response:
+        loader.load(named())
+        return Response(_SUCCESS, mimetype="application/json")
+
+    @routes.post("/models/unload")
+    def unload() -> Response:
+        loader.unload(named())
+        return Response(_SUCCESS, mimetype="application/json")
+
+    return routes

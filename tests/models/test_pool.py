@@ -1,0 +1,443 @@
+"""Several models behind one Worker: routed, loaded, unloaded, and what happens in between."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import gevent
+import pytest
+
+from corosrv import errors
+from corosrv.jobs import State, Text
+from corosrv.models import ModelPool, served
+from corosrv.settings import Settings
+from tests.models.conftest import MODEL_BYTES, THREE, TWO
+from tests.support.engines import TIMEOUT, answer, job, read_all, wait_until
+
+
+def status(pool: ModelPool) -> dict[str, str]:
+    return {card.id: card.status for card in pool.models()}
+
+
+def wait_status(pool: ModelPool, **wanted: str) -> None:
+    wait_until(lambda: wanted.items() <= status(pool).items())
+
+
+def asking(pool: ModelPool, model: str) -> gevent.Greenlet:
+    """A request under way, seen by the pool."""
+    request = gevent.spawn(answer, pool, job(model=model))
+    gevent.idle()
+    return request
+
+
+def failure(request: gevent.Greenlet) -> BaseException:
+    request.join(TIMEOUT)
+    assert request.exception is not None
+    return request.exception
+
+
+def n_eventfds() -> int:
+    gc.collect()
+    links = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return sum("eventfd" in str(fd.readlink()) for fd in links)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    """Requests that are to fail do so in silence."""
+    monkeypatch.setattr(gevent.get_hub(), "handle_error", lambda *arguments: None)
+
+
+# Routes
+
+
+def test_the_first_is_loaded_at_start_and_the_others_are_not(open_pool, workshop):
+    pool = open_pool(THREE)
+
+    assert status(pool) == {"a": "loaded", "b": "unloaded", "c": "unloaded"}
+    assert workshop.names() == ["a"]
+
+
+def test_a_job_goes_to_the_model_it_names(open_pool):
+    pool = open_pool()
+
+    for name in ("a", "first", "b", None):
+        assert answer(pool, job(model=name))
+
+    assert {name: stats.generated_tokens for name, stats in pool.model_stats().items()} == {"a": 24, "b": 8}
+    assert pool.card("first").id == pool.card(None).id == "a"
+
+
+def test_a_name_that_is_none_of_theirs_is_refused(open_pool):
+    with pytest.raises(errors.ModelNotFound, match="'gpt-9'"):
+        open_pool().submit(job(model="gpt-9"))
+
+
+def test_one_model_alone_answers_to_every_name_unless_it_is_strict(open_pool):
+    assert answer(open_pool("synthetic:"), job(model="gpt-9"))
+    with pytest.raises(errors.ModelNotFound):
+        open_pool("synthetic:", strict_model=True).card("gpt-9")
+
+
+def test_each_model_has_the_settings_that_are_its_own(open_pool):
+    pool = open_pool("a=synthetic:?slots=2,b=synthetic:?slots=3&ctx=64")
+
+    assert pool.card("b").meta["n_ctx"] == 64
+    assert {name: stats.slots for name, stats in pool.model_stats().items()} == {"a": 2, "b": 3}
+
+
+def test_a_card_s_time_does_not_move_when_the_model_is_loaded_again(open_pool):
+    pool = open_pool()
+    created = {card.id: card.created for card in pool.models()}
+
+    assert pool.card("b").created == created["b"]
+
+
+# Waiting for a model that loads
+
+
+def test_two_requests_for_one_model_load_it_once_and_both_are_answered(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    requests = [asking(pool, "b"), asking(pool, "b")]
+    assert status(pool)["b"] == "loading"
+
+    workshop.may_open.set()
+
+    assert len({request.get(timeout=TIMEOUT) for request in requests}) == 1
+    assert workshop.names() == ["a", "b"]
+
+
+def test_a_request_for_another_model_does_not_wait(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    asking(pool, "b")
+
+    assert answer(pool, job(model="a"))
+
+
+def test_a_waiter_that_leaves_takes_nothing_with_it(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    leaving, staying = asking(pool, "b"), asking(pool, "b")
+
+    leaving.kill(timeout=TIMEOUT)
+    workshop.may_open.set()
+
+    assert staying.get(timeout=TIMEOUT)
+
+
+def test_a_load_goes_on_when_its_only_waiter_left(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    asking(pool, "b").kill(timeout=TIMEOUT)
+
+    workshop.may_open.set()
+
+    wait_status(pool, b="loaded")
+
+
+def test_waiting_has_an_end(open_pool, workshop):
+    pool = open_pool(model_wait_s=0.05)
+    workshop.may_open.clear()
+
+    refused = failure(asking(pool, "b"))
+
+    assert isinstance(refused, errors.Starting)
+    assert "'b' was not loaded within 0.05 s" in str(refused)
+
+
+def test_waiters_leave_no_descriptor_behind(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    requests = [asking(pool, "b") for _ in range(5)]
+    waiting = n_eventfds()
+
+    for request in requests:
+        request.kill(timeout=TIMEOUT)
+
+    assert n_eventfds() == waiting - 5
+
+
+# Room
+
+
+def test_the_least_recently_used_makes_room(open_pool):
+    pool = open_pool(THREE, model_bytes=2 * MODEL_BYTES)
+    for name in ("a", "b", "a"):
+        answer(pool, job(model=name))
+
+    answer(pool, job(model="c"))
+
+    assert status(pool) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+
+
+def test_a_model_with_a_job_is_not_unloaded_and_the_request_waits_for_its_end(open_pool):
+    pool = open_pool(model_bytes=MODEL_BYTES)
+    reader = pool.submit(job(model="a"))
+    request = asking(pool, "b")
+    assert status(pool) == {"a": "loaded", "b": "unloaded"}
+
+    read_all(reader)
+    del reader
+
+    assert request.get(timeout=TIMEOUT)
+    assert status(pool) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_a_reader_that_is_dropped_unread_frees_its_model(open_pool):
+    pool = open_pool(model_bytes=MODEL_BYTES)
+    reader = pool.submit(job(model="a"))
+    request = asking(pool, "b")
+
+    del reader
+    gc.collect()
+
+    assert request.get(timeout=TIMEOUT)
+
+
+def test_a_vocabulary_in_use_keeps_its_model(open_pool):
+    pool = open_pool(model_bytes=MODEL_BYTES)
+    vocabulary = pool.vocabulary("a")
+    request = asking(pool, "b")
+
+    assert vocabulary.count(Text("Hello")) == 5
+    assert status(pool)["a"] == "loaded"
+    del vocabulary
+
+    assert request.get(timeout=TIMEOUT)
+
+
+def test_who_waits_for_room_in_vain_is_told_so(open_pool):
+    pool = open_pool(model_bytes=MODEL_BYTES, model_wait_s=0.05)
+
+    with pool.submit(job(model="a")):
+        refused = failure(asking(pool, "b"))
+
+    assert isinstance(refused, errors.Starting)
+    assert refused.retry_after
+
+
+def test_who_leaves_before_there_is_room_wants_it_no_longer(open_pool):
+    pool = open_pool(model_bytes=MODEL_BYTES)
+    reader = pool.submit(job(model="a"))
+    asking(pool, "b").kill(timeout=TIMEOUT)
+
+    del reader
+    gevent.idle()
+
+    assert status(pool) == {"a": "loaded", "b": "unloaded"}
+
+
+def test_a_model_that_can_never_fit_fails_with_both_numbers(open_pool):
+    pool = open_pool("a=synthetic:?slots=1,big=synthetic:?slots=5", model_bytes=MODEL_BYTES)
+
+    with pytest.raises(errors.ModelFailed, match=rf"{5 * 512 * 4} bytes, and COROSRV_MODEL_BYTES allows {MODEL_BYTES}"):
+        pool.card("big")
+    assert answer(pool, job(model="a"))
+
+
+def test_an_idle_model_is_unloaded_after_its_time_and_comes_back(open_pool):
+    pool = open_pool("synthetic:", model_idle_s=0.05)
+
+    wait_status(pool, synthetic="unloaded")
+
+    assert pool.state is State.READY
+    pool.check()
+    assert answer(pool, job())
+
+
+def test_a_model_in_use_is_not_idle(open_pool):
+    pool = open_pool(model_idle_s=0.05)
+    with pool.submit(job(model="b")):
+        wait_status(pool, a="unloaded")
+        gevent.sleep(0.1)
+        assert status(pool)["b"] == "loaded"
+
+    wait_status(pool, b="unloaded")
+
+
+def test_closing_an_engine_does_not_stop_the_others(open_pool, workshop):
+    pool = open_pool()
+    answer(pool, job(model="b"))
+    workshop.may_close.clear()
+    pool.unload("b")
+    gevent.idle()
+
+    assert status(pool)["b"] == "unloaded"
+    assert pool.model_states()["b"] == "unloading"
+    assert answer(pool, job(model="a"))
+
+
+def test_a_request_during_unloading_waits_and_loads_it_again(open_pool, workshop):
+    pool = open_pool()
+    answer(pool, job(model="b"))
+    workshop.may_close.clear()
+    pool.unload("b")
+    request = asking(pool, "b")
+
+    workshop.may_close.set()
+
+    assert request.get(timeout=TIMEOUT)
+    assert workshop.names() == ["a", "b", "b"]
+
+
+# What cannot be loaded
+
+
+def test_a_missing_file_fails_its_own_requests_with_the_reason(open_pool):
+    pool = open_pool("a=synthetic:,gone=/no/such/model.gguf")
+
+    with pytest.raises(errors.ModelFailed, match=r"'gone' could not be loaded.*model.gguf") as failed:
+        pool.card("gone")
+
+    assert failed.value.retry_after == 1
+    assert status(pool) == {"a": "loaded", "gone": "failed"}
+    assert pool.state is State.READY
+    assert answer(pool, job(model="a"))
+
+
+def test_no_second_try_before_its_time_and_then_a_new_one(open_pool, workshop, monkeypatch):
+    pool = open_pool("a=synthetic:,gone=/no/such/model.gguf")
+    for _ in range(3):
+        with pytest.raises(errors.ModelFailed):
+            pool.card("gone")
+    assert workshop.names() == ["a", "gone"]
+
+    pool._by_name["gone"]._retry_at = 0.0
+    with pytest.raises(errors.ModelFailed) as failed:
+        pool.card("gone")
+
+    assert workshop.names() == ["a", "gone", "gone"]
+    assert failed.value.retry_after == 2 * served.FIRST_RETRY_S
+
+
+def test_a_first_model_that_fails_is_the_server_s_failure(open_pool):
+    pool = open_pool("gone=/no/such/model.gguf,b=synthetic:", is_ready=False)
+
+    wait_until(lambda: pool.state is State.FAILED)
+
+    with pytest.raises(errors.ModelFailed, match=r"model\.gguf"):
+        pool.check()
+    assert answer(pool, job(model="b"))
+
+
+# By hand
+
+
+def test_a_model_is_loaded_and_unloaded_by_hand(open_pool):
+    pool = open_pool()
+
+    pool.load("b")
+    wait_status(pool, b="loaded")
+    pool.load("b")
+    pool.unload("b")
+    wait_status(pool, b="unloaded")
+
+
+def test_what_is_in_use_or_not_loaded_is_not_unloaded_by_hand(open_pool):
+    pool = open_pool()
+    with pool.submit(job(model="a")), pytest.raises(errors.Refused, match="'a' is in use"):
+        pool.unload("a")
+
+    with pytest.raises(errors.Refused, match="'b' is not loaded"):
+        pool.unload("b")
+    with pytest.raises(errors.ModelNotFound):
+        pool.unload("x")
+    with pytest.raises(errors.ModelNotFound):
+        pool.load("x")
+
+
+def test_a_load_is_given_up_by_hand(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    pool.load("b")
+    wait_status(pool, b="loading")
+
+    pool.unload("b")
+    wait_until(lambda: pool.model_states()["b"] == "unloaded")
+    workshop.may_open.set()
+    gevent.idle()
+
+    assert pool.model_states()["b"] == "unloaded"
+    assert workshop.made[1].stats() is None
+
+
+# Ends
+
+
+def test_stopping_ends_the_waiting_at_once_and_no_job(open_pool, workshop):
+    pool = open_pool()
+    reader = pool.submit(job(model="a"))
+    workshop.may_open.clear()
+    request = asking(pool, "b")
+
+    pool.stop_accepting()
+
+    assert isinstance(failure(request), errors.ShuttingDown)
+    assert len(read_all(reader)) >= 1
+    with pytest.raises(errors.ShuttingDown):
+        pool.submit(job(model="a"))
+
+
+def test_draining_ends_the_jobs_of_every_model(open_pool):
+    pool = open_pool("a=synthetic:?tokens_per_s=20,b=synthetic:?tokens_per_s=20")
+    readers = [pool.submit(job(model=name, max_tokens=400)) for name in "ab"]
+
+    pool.drain("the end")
+
+    assert [read_all(reader)[-1].text for reader in readers] == ["the end", "the end"]
+
+
+def test_closing_during_a_load_ends_the_waiting_and_leaves_nothing_open(open_pool, workshop):
+    pool = open_pool()
+    workshop.may_open.clear()
+    request = asking(pool, "b")
+
+    pool.close()
+    pool.close()
+    workshop.may_open.set()
+
+    assert isinstance(failure(request), errors.UsedAfterClose)
+    assert set(pool.model_states().values()) == {"unloaded"}
+    assert all(engine.stats() is None for engine in workshop.made)
+
+
+def test_a_fork_is_refused_in_words(open_pool):
+    pool = open_pool()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            pool.check()
+        except errors.UsedAfterFork as error:
+            is_good = "--preload" in str(error) and pool.stats() is None and pool.state is State.FAILED
+            os._exit(0 if is_good else 2)
+        os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert answer(pool, job())
+
+
+def test_plain_threads_are_served_without_a_hub():
+    texts: list[str] = []
+
+    def serve() -> None:
+        pool = ModelPool(Settings(model=TWO, slots=4, ctx=512, threads=1, model_bytes=MODEL_BYTES))
+        pool.start()
+        asking = [threading.Thread(target=lambda: texts.append(answer(pool, job(model="b")))) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(TIMEOUT)
+        texts.append(answer(pool, job(model="a")))
+        pool.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join(TIMEOUT)
+
+    assert len(texts) == 5
+    assert not thread.is_alive()

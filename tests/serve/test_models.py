@@ -1,0 +1,102 @@
+"""Several models over HTTP: routed by name, listed with where they stand, loaded and unloaded by hand."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from corosrv import settings
+from tests.serve.server import SERVE, Server, Servers, eventually
+
+TWO = "one=synthetic:?tokens_per_s=50,two=synthetic:?tokens_per_s=50&ctx=128&alias=second"
+
+
+def standing(server: Server) -> dict[str, dict[str, Any]]:
+    return {model["id"]: model["status"] for model in server.get("/v1/models")[1]["data"]}
+
+
+def post(server: Server, path: str, model: str) -> tuple[int, Any]:
+    with server.connect() as connection:
+        answer = connection.post({"model": model}, path)
+        return answer.status, answer.json
+
+
+def test_models_are_listed_before_they_are_loaded_and_answer_to_their_names(start: Servers) -> None:
+    server = start.start(model=TWO)
+    assert standing(server) == {"one": {"value": "loaded"}, "two": {"value": "unloaded"}}
+
+    with server.client() as client:
+        answers = [
+            client.chat.completions.create(model=name, messages=[{"role": "user", "content": "Hi"}], max_tokens=2).model
+            for name in ("one", "two", "second")
+        ]
+
+    assert answers == ["one", "two", "two"]
+    assert standing(server)["two"] == {"value": "loaded"}
+    assert server.get("/v1/models/second")[1]["meta"]["n_ctx"] == 128
+    text = server.get("/metrics")[1]
+    assert 'corosrv_generated_tokens_total{model="two"} 4.0' in text
+    assert 'corosrv_model_state{model="two",state="ready"} 1.0' in text
+
+
+def test_a_name_of_nobody_is_404(start: Servers) -> None:
+    server = start.start(model=TWO)
+    with server.connect() as connection:
+        answer = connection.post({"model": "gpt-9", "messages": [{"role": "user", "content": "Hi"}]})
+
+    assert answer.status == 404
+    assert answer.error["code"] == "model_not_found"
+
+
+def test_models_are_loaded_and_unloaded_by_hand(start: Servers) -> None:
+    server = start.start(model=TWO)
+
+    assert post(server, "/models/load", "two") == (200, {"success": True})
+    eventually(lambda: standing(server)["two"] == {"value": "loaded"})
+    assert post(server, "/models/unload", "second") == (200, {"success": True})
+    eventually(lambda: standing(server)["two"] == {"value": "unloaded"})
+
+    assert post(server, "/models/unload", "two")[0] == 400
+    assert post(server, "/models/load", "three")[0] == 404
+
+
+def test_a_broken_model_fails_alone_and_is_marked(start: Servers) -> None:
+    server = start.start(model="good=synthetic:,gone=/no/such.gguf")
+
+    with server.connect() as connection:
+        answer = connection.post({"model": "gone", "messages": [{"role": "user", "content": "Hi"}]})
+
+    assert answer.status == 503
+    assert "such.gguf" in answer.error["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert standing(server)["gone"] == {"value": "unloaded", "failed": True}
+    assert server.health() == "ok"
+
+
+def test_the_command_line_names_several(start: Servers) -> None:
+    server = start.start(*SERVE, "--model", "one=synthetic:", "--model", "two=synthetic:", model="")
+
+    assert set(standing(server)) == {"one", "two"}
+
+
+@pytest.mark.model
+def test_two_real_models_answer_at_once(start: Servers) -> None:
+    path = settings.packaged_model()
+    server = start.start(model=f"left={path}?slots=4,right={path}?slots=2", ctx=256, threads=1)
+
+    def ask(name: str) -> tuple[str, str]:
+        with server.client() as client:
+            answer = client.completions.create(model=name, prompt="One, two, three,", max_tokens=8, temperature=0)
+            return answer.model, answer.choices[0].text
+
+    names = ["left", "right"] * 4
+    with ThreadPoolExecutor(8) as callers:
+        answers = list(callers.map(ask, names))
+
+    assert [model for model, _ in answers] == names
+    assert len({text for _, text in answers}) == 1
+    assert " four" in answers[0][1]
+    listed = {model["id"]: model for model in server.get("/v1/models")[1]["data"]}
+    assert listed["left"]["meta"] == listed["right"]["meta"]
