@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from corosrv.chat.choice import ChoiceParser, Syntax
 from corosrv.chat.parts import End, Part, Text
 from corosrv.generation.tally import check
 from corosrv.jobs import Chunk
@@ -31,3 +32,24 @@ class TextParser:
                 yield Text(chunk.index, chunk.text, chunk.tokens)
             if chunk.finish is not None:
                 yield End(chunk.index, chunk.finish.value, chunk)
+
+
+class SyntaxParser:
+    """For answers that may have thoughts and calls in their text."""
+
+    def __init__(self, syntax: Syntax) -> None:
+        self.reasoning_tokens = 0
+        self._syntax = syntax
+        self._choices: dict[int, ChoiceParser] = {}
+
+    def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
+        for chunk in chunks:
+            check(chunk)
+            choice = self._choices.get(chunk.index)
+            if choice is None:
+                choice = self._choices[chunk.index] = ChoiceParser(chunk.index, self._syntax)
+            was_thinking = choice.is_thinking
+            yield from choice.push(chunk)
+            # A chunk is one token, but for those that held each other back: nobody will miss the difference.
+            if was_thinking or choice.is_thinking:
+                self.reasoning_tokens += chunk.n_tokens

@@ -1,0 +1,198 @@
+"""One answer's text, cut into thoughts, text and calls while it arrives."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from corosrv.chat.formats import ToolFormat
+from corosrv.chat.json_value import JsonValue
+from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
+from corosrv.chat.patterns import begun_at, first_of
+from corosrv.chat.spans import TokenQueue
+from corosrv.jobs import Chunk, Finish, TokenInfo
+
+# Characters that may stand between two certain places of a call: what is longer is no call.
+_MOST_HELD = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """What an answer may consist of beside text."""
+
+    thought_tags: tuple[str, str] | None = None
+    begins_in_thoughts: bool = False  # the prompt has opened them
+    tool_format: ToolFormat | None = None
+
+
+class _Mode(Enum):
+    START = "nothing but white space so far: thoughts or text"
+    THOUGHTS = "in thoughts"
+    TEXT = "in text"
+    HEAD = "before a call's arguments"
+    ARGUMENTS = "in them"
+    TAIL = "behind them"
+
+
+class ChoiceParser:
+    """Holds back no more than what may yet become something else. The parts do not depend on how the text is cut.
+
+    White space around thoughts, and between text and calls, belongs to neither and is dropped.
+    """
+
+    def __init__(self, index: int, syntax: Syntax) -> None:
+        self._index = index
+        self._syntax = syntax
+        self._mode = _Mode.TEXT
+        if syntax.thought_tags is not None:
+            self._mode = _Mode.THOUGHTS if syntax.begins_in_thoughts else _Mode.START
+        self._held = ""
+        self._tokens = TokenQueue()
+        self._skips_space = self._mode is _Mode.THOUGHTS
+        self._has_text = False
+        self._n_calls = 0
+        self._value = JsonValue()
+        if syntax.tool_format is not None:
+            self._format = syntax.tool_format
+            self._tail = syntax.tool_format.tail()
+            self._head = self._first_head = syntax.tool_format.first_head()
+        self._steps = {
+            _Mode.START: self._start,
+            _Mode.THOUGHTS: self._thoughts,
+            _Mode.TEXT: self._text,
+            _Mode.HEAD: self._call_head,
+            _Mode.ARGUMENTS: self._call_arguments,
+            _Mode.TAIL: self._call_tail,
+        }
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._mode is _Mode.THOUGHTS
+
+    def push(self, chunk: Chunk) -> Iterator[Part]:
+        """The parts that are certain with this chunk; with a terminal one all that is left, and the end."""
+        self._tokens.put(chunk.tokens)
+        self._held += chunk.text
+        is_last = chunk.finish is not None
+        while True:
+            before = self._mode, len(self._held)
+            if self._skips_space:
+                self._skip_space()
+            yield from self._steps[self._mode](is_last)
+            if (self._mode, len(self._held)) == before:
+                break
+        if chunk.finish is not None:
+            yield from self._end(chunk, chunk.finish)
+
+    def _end(self, chunk: Chunk, finish: Finish) -> Iterator[Part]:
+        left = self._tokens.take_all()
+        if left and not self._n_calls:
+            yield Text(self._index, "", left)
+        is_called = self._n_calls > 0 and finish is Finish.STOP
+        yield End(self._index, "tool_calls" if is_called else finish.value, chunk)
+
+    def _skip_space(self) -> None:
+        n_space = len(self._held) - len(self._held.lstrip())
+        self._cut(n_space)
+        self._skips_space = not self._held
+
+    def _cut(self, n: int) -> tuple[str, tuple[TokenInfo, ...]]:
+        """Takes so many characters from what is held."""
+        text, self._held = self._held[:n], self._held[n:]
+        return text, self._tokens.take(text)
+
+    def _give_text(self, n: int) -> Iterator[Part]:
+        if n:
+            self._has_text = True
+            yield Text(self._index, *self._cut(n))
+
+    def _give_thoughts(self, n: int) -> Iterator[Part]:
+        if n:
+            yield Reasoning(self._index, self._cut(n)[0])
+
+    # One method for each mode: takes what is certain from what is held, and may change the mode.
+
+    def _start(self, is_last: bool) -> Iterator[Part]:
+        assert self._syntax.thought_tags is not None
+        opening, begun = self._syntax.thought_tags[0], self._held.lstrip()
+        if begun.startswith(opening):
+            self._cut(len(self._held) - len(begun) + len(opening))
+            self._mode, self._skips_space = _Mode.THOUGHTS, True
+        elif is_last or not opening.startswith(begun):
+            self._mode = _Mode.TEXT
+        yield from ()
+
+    def _thoughts(self, is_last: bool) -> Iterator[Part]:
+        assert self._syntax.thought_tags is not None
+        closing = self._syntax.thought_tags[1]
+        at = self._held.find(closing)
+        if at >= 0:
+            yield from self._give_thoughts(len(self._held[:at].rstrip()))
+            self._cut(len(self._held) - len(self._held.lstrip()) + len(closing))
+            self._mode, self._skips_space = _Mode.TEXT, True
+        elif is_last:
+            yield from self._give_thoughts(len(self._held))
+        else:
+            yield from self._give_thoughts(len(self._held[: begun_at(self._held, (closing,))].rstrip()))
+
+    def _text(self, is_last: bool) -> Iterator[Part]:
+        if self._syntax.tool_format is None:
+            yield from self._give_text(len(self._held))
+            return
+        at, is_whole = self._marker()
+        if is_whole or not is_last:
+            # The space before a call goes with the call.
+            yield from self._give_text(len(self._held[:at].rstrip()))
+        elif not (self._n_calls and self._held.isspace()):
+            yield from self._give_text(len(self._held))
+        if is_whole:
+            self._mode, self._head = _Mode.HEAD, self._first_head
+
+    def _marker(self) -> tuple[int, bool]:
+        """Where a call begins, and that it does; or where one may begin, at the latest the end."""
+        markers = self._format.markers
+        if not self._format.is_alone:
+            at, _ = first_of(self._held, markers)
+            return (at, True) if at >= 0 else (begun_at(self._held, markers), False)
+        begun = self._held.lstrip()
+        at = len(self._held) - len(begun)
+        if self._has_text or self._n_calls or not any(marker.startswith(begun[: len(marker)]) for marker in markers):
+            return len(self._held), False
+        return at, any(begun.startswith(marker) for marker in markers)
+
+    def _call_head(self, is_last: bool) -> Iterator[Part]:
+        found = self._head.match(self._held)
+        if found is not None and found.end() <= _MOST_HELD:
+            yield CallBegin(self._index, self._n_calls, f"call_{secrets.token_hex(12)}", found.group(1))
+            self._n_calls += 1
+            self._cut(found.end())
+            self._value = JsonValue()
+            self._mode, self._skips_space = _Mode.ARGUMENTS, True
+        elif is_last or found is not None or len(self._held) > _MOST_HELD or not self._head.may_follow(self._held):
+            # A false start, and text after all. What comes behind its first character may be a right one.
+            self._mode = _Mode.TEXT
+            if self._head is self._first_head:
+                yield from self._give_text(len(self._held) - len(self._held.lstrip()) + 1)
+
+    def _call_arguments(self, is_last: bool) -> Iterator[Part]:
+        n_piece = self._value.feed(self._held)
+        if n_piece:
+            yield CallArguments(self._index, self._n_calls - 1, self._cut(n_piece)[0])
+        if self._value.is_whole:
+            self._mode = _Mode.TAIL
+
+    def _call_tail(self, is_last: bool) -> Iterator[Part]:
+        found = self._tail.match(self._held)
+        if found is not None and found.end() <= _MOST_HELD:
+            self._cut(found.end())
+            self._skips_space = True
+            self._mode = _Mode.TEXT
+            if found.group("joint"):
+                self._mode, self._head = _Mode.HEAD, self._format.next_head()
+        elif is_last:
+            self._cut(len(self._held))
+        elif len(self._held) > _MOST_HELD:
+            self._mode = _Mode.TEXT
+        yield from ()

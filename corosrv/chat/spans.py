@@ -1,0 +1,37 @@
+"""Which tokens a piece of text is made of."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from corosrv.jobs import TokenInfo
+
+
+class TokenQueue:
+    """Tokens of a text, taken away piece by piece as the text is. A token goes with the piece that its end lies in."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, TokenInfo]] = deque()
+        self._n_queued = 0  # bytes of all tokens so far
+        self._n_taken = 0  # bytes of all text so far
+
+    def put(self, tokens: tuple[TokenInfo, ...]) -> None:
+        for token in tokens:
+            self._n_queued += len(token.piece)
+            self._waiting.append((self._n_queued, token))
+
+    def take(self, text: str) -> tuple[TokenInfo, ...]:
+        """The tokens of the next piece."""
+        if self._n_queued == 0:
+            return ()
+        self._n_taken += len(text.encode())
+        taken = []
+        while self._waiting and self._waiting[0][0] <= self._n_taken:
+            taken.append(self._waiting.popleft()[1])
+        return tuple(taken)
+
+    def take_all(self) -> tuple[TokenInfo, ...]:
+        """All that are left: they add no text, or a part of a character that never became whole."""
+        taken = tuple(token for _, token in self._waiting)
+        self._waiting.clear()
+        return taken
