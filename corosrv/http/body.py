@@ -85,10 +85,18 @@ def _check_depth(body: bytes) -> None:
             depth -= 1
 
 
-def _invalid_field(message: str) -> Refused:
+def convert(value: Any, kind: type[T], param: str) -> T:
+    """A decoded value, which stands at `param`, as a narrower type. Raises Refused, which names the field at fault."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error), param) from None
+
+
+def _invalid_field(message: str, within: str = "") -> Refused:
     """`Expected `int`, got `str` - at `$.n`` to a sentence and a parameter."""
     words, _, path = message.partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
+    param = (within + path.rstrip("`")).lstrip(".") or None
     words = words.replace("`", "")
     words = words[:1].lower() + words[1:]
     missing = re.match(r"object missing required field (\w+)", words)

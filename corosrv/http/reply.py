@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from flask import Response
+from flask import Response, request
 
 from corosrv import errors
+
+log = logging.getLogger("corosrv.http")
 
 # The first class that matches decides, so that the narrower stand above the wider.
 _STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
@@ -46,3 +50,15 @@ def error_response(error: errors.CorosrvError, body: Any) -> Response:
     ):
         answer.headers["Connection"] = "close"
     return answer
+
+
+def handler(render: Callable[[errors.CorosrvError], Response]) -> Callable[[errors.CorosrvError], Response]:
+    """The error handler of a dialect that renders errors so; what is our own fault is logged, too."""
+
+    def refuse(error: errors.CorosrvError) -> Response:
+        answer = render(error)
+        if answer.status_code >= 500:
+            log.warning("%s %s: %s", request.method, request.path, error)
+        return answer
+
+    return refuse

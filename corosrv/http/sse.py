@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 from flask import Request, Response
 
 from corosrv.errors import ClientGone, CorosrvError, ReadTimeout
@@ -23,6 +24,12 @@ PING = b":\n\n"
 UNSENT_BYTES = 16_384
 
 Encode = Callable[[list[Chunk]], bytes]
+
+
+def named_event(value: dict[str, Any]) -> bytes:
+    """An event that goes by its value's `type`."""
+    name: str = value["type"]
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class EventStream:

@@ -1,0 +1,78 @@
+"""Turns and tools as chat templates take them, put together from what dialects send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from corosrv.errors import Refused
+
+Turn = dict[str, Any]
+
+
+def tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """A tool that is offered."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def arguments(text: str, param: str) -> dict[str, Any]:
+    """A call's arguments from their JSON text. Raises Refused."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError:
+        raise Refused(f"{param} must be a JSON object, written as a string", param) from None
+
+
+class Turns:
+    """The turns so far. What the assistant thinks, says and calls in a row is one turn, until `close`."""
+
+    def __init__(self, before: Iterable[Turn] = ()) -> None:
+        self._turns = list(before)
+        self._ours: Turn | None = None
+
+    @property
+    def all(self) -> tuple[Turn, ...]:
+        return tuple(self._turns)
+
+    def say(self, role: str, text: str) -> None:
+        """A turn of somebody else."""
+        self.close()
+        self._turns.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        turn = self._open()
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+    def answer(self, text: str) -> None:
+        """Stands before what is called in the same turn; after it, and after other words, it begins a turn."""
+        if self._ours is not None and (self._ours["content"] or "tool_calls" in self._ours):
+            self.close()
+        self._open()["content"] = text
+
+    def call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
+        calls: list[Any] = self._open().setdefault("tool_calls", [])
+        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def result(self, call_id: str, text: str, param: str) -> None:
+        """What a tool gave back. Raises Refused when it was not called."""
+        if not any(call["id"] == call_id for turn in self._turns for call in turn.get("tool_calls", ())):
+            raise Refused(f"{param}: no call before it has the id '{call_id[:80]}'", param)
+        self.close()
+        self._turns.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def close(self) -> None:
+        """What the assistant says next is another turn."""
+        self._ours = None
+
+    def _open(self) -> Turn:
+        if self._ours is None:
+            self._ours = {"role": "assistant", "content": ""}
+            self._turns.append(self._ours)
+        return self._ours
