@@ -5,7 +5,7 @@ Adapters know no worker and workers no protocol; they meet in these values and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -227,6 +227,49 @@ class ModelCard:
     status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
 
 
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens that tell a model where a text has its hole. Those of a repository are -1 where there are none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int = -1
+    file: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that was loaded with a model, and how much of it jobs get that do not say."""
+
+    id: int
+    name: str  # of its file, without folders
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a slot does, or did last, as of the last step; nobody's text is in it."""
+
+    id: int
+    is_busy: bool
+    task: int = -1  # counted from 0 over all jobs; -1: the slot was never used, and what follows says nothing
+    prompt_tokens: int = 0
+    computed_tokens: int = 0  # of the prompt
+    cached_tokens: int = 0  # of the prompt, that did not have to be computed
+    generated_tokens: int = 0
+    max_tokens: int | None = None
+    sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """What was written to a file of a slot's state, or read from it."""
+
+    n_tokens: int
+    n_bytes: int
+
+
 # Takes over chunks; says whether it wants more.
 Sink = Callable[[list[Chunk]], bool]
 
@@ -275,6 +318,11 @@ class Vocabulary(Protocol):
     """Texts, tokens and templates of one model. Long texts wait while they are read."""
 
     size: int
+    bos: str  # the token that begins a text, spelled out; "" where the model has none
+    eos: str
+    end_tokens: tuple[int, ...]  # those that end an answer
+    chat_template: str  # "" where there is none
+    infill: InfillTokens | None
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
 
@@ -286,6 +334,12 @@ class Vocabulary(Protocol):
 
     def count(self, prompt: Prompt) -> int:
         """Tokens of a prompt, as `usage.prompt_tokens` would have them. Raises Refused as `submit` does."""
+
+    def encode(self, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> Sequence[int]:
+        """The tokens that a job of this prompt begins with. Raises Refused as `submit` does.
+
+        `number` of `n_prompts`: which one it is, for the error.
+        """
 
 
 class Worker(Protocol):
@@ -311,3 +365,29 @@ class Worker(Protocol):
 
     def submit(self, job: AnyJob) -> Reader:
         """Checks and queues a job; may wait while a long prompt is read. Raises Refused or Unavailable."""
+
+
+class HasSlots(Protocol):
+    """A worker whose lanes can be looked at, and their computed prompts be kept in files."""
+
+    def slots(self, model: str | None) -> tuple[SlotState, ...]:
+        """Every slot, by its number. Never waits for a step."""
+
+    def save_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+        """Writes what a slot holds. Waits until it is idle; raises Refused for a slot that there is not."""
+
+    def restore_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+        """Reads it back: prompts that begin like it need not compute it again. Raises Refused for a file that is none
+        of this model's."""
+
+    def erase_slot(self, model: str | None, slot: int) -> int:
+        """Forgets what a slot holds; returns how many tokens that was."""
+
+
+class HasAdapters(Protocol):
+    """A worker whose models may have LoRA adapters."""
+
+    def adapters(self, model: str | None) -> tuple[Adapter, ...]: ...
+
+    def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
+        """From now on jobs that do not say get these, and nothing of the others. Raises Refused for an unknown id."""
