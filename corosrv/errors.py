@@ -86,10 +86,17 @@ class PromptTooLong(Refused):
     `is_estimate`: refused by its size before it was tokenised.
     """
 
-    def __init__(self, n_tokens: int, context: int, param: str | None = None, is_estimate: bool = False) -> None:
+    def __init__(
+        self,
+        n_tokens: int,
+        context: int,
+        param: str | None = None,
+        is_estimate: bool = False,
+        has_answer: bool = True,
+    ) -> None:
         super().__init__(
             f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, and this model's context holds "
-            f"{context}, of which at least one is for the answer",
+            f"{context}{', of which at least one is for the answer' if has_answer else ''}",
             param,
             "context_length_exceeded",
         )

@@ -23,6 +23,7 @@ PREFIX = "COROSRV_"
 LLAMA_MAX_SLOTS = 256
 MAX_INT32 = 2**31 - 1
 DAY = 86_400  # seconds
+POOLINGS = ("", "none", "mean", "cls", "last", "rank")
 
 
 def setting(default: Any, help: str, *, per_model: bool = False) -> Any:
@@ -78,6 +79,11 @@ class Settings:
     reasoning_format: str = setting(
         "deepseek", "deepseek: thoughts come apart from the text, as reasoning_content; none: as part of it"
     )
+    pooling: str = setting(
+        "",
+        "vectors of a text's tokens to one: mean, cls, last, none, or rank for scores; empty: as the model says",
+        per_model=True,
+    )
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")
     seed: int = setting(-1, "seed when the request does not say; -1: random")
@@ -109,6 +115,7 @@ class Settings:
         self.template  # noqa: B018  # read here, so that a file that is not there stops the start
         self._check("reasoning", self.reasoning in ("on", "off", "auto"), "must be 'on', 'off' or 'auto'")
         self._check("reasoning_format", self.reasoning_format in ("deepseek", "none"), "must be 'deepseek' or 'none'")
+        self._check("pooling", self.pooling in POOLINGS, f"must be one of {', '.join(POOLINGS[1:])}, or empty")
         self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
         self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
         self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, NoReturn
 
 import msgspec
 
 from corosrv import errors
 from corosrv.engine import libllama
-from corosrv.jobs import Chunk, Finish, Sampling
+from corosrv.jobs import Chunk, Finish, InfillTokens, Sampling
 from corosrv.stats import DecodeStats, Histogram
 
 libllama.open_library()
@@ -32,6 +33,7 @@ _ERRORS: dict[int, type[errors.CorosrvError]] = {
     lib.COROSRV_TOO_LONG: errors.Refused,
     lib.COROSRV_INTERNAL: errors.CorosrvError,
     lib.COROSRV_INVALID_GRAMMAR: errors.InvalidGrammar,
+    lib.COROSRV_UNSUPPORTED: errors.NotSupported,
 }
 _FORKED = (
     "this engine was opened before a fork() and serves the parent process only; open one in each process after "
@@ -39,10 +41,22 @@ _FORKED = (
 )
 _FINISH = (None, Finish.STOP, Finish.LENGTH, Finish.CANCELLED, Finish.ERROR)
 _KERNELS = {"auto": lib.COROSRV_KERNELS_AUTO, "ggml": lib.COROSRV_KERNELS_GGML}
+_POOLINGS = {
+    "": lib.COROSRV_POOLING_MODEL,
+    "none": lib.COROSRV_POOLING_NONE,
+    "mean": lib.COROSRV_POOLING_MEAN,
+    "cls": lib.COROSRV_POOLING_CLS,
+    "last": lib.COROSRV_POOLING_LAST,
+    "rank": lib.COROSRV_POOLING_RANK,
+}
+_POOLING_NAMES = {number: name for name, number in _POOLINGS.items()}
+_FLOAT_BYTES = 4
+_INFO_TEXTS = ("ftype", "description", "chat_template", "rerank_template")
 # Looked up once: these are needed for every chunk.
 _UNFINISHED = lib.COROSRV_UNFINISHED
 _reader_take = lib.corosrv_reader_take
 _unpack = ffi.unpack
+_buffer = ffi.buffer
 _STATES = {
     lib.COROSRV_STARTING: "starting",
     lib.COROSRV_READY: "ready",
@@ -75,6 +89,7 @@ class Options(msgspec.Struct, frozen=True):
     safe_load: bool = False
     kernels: str = "auto"
     batch: int = 512
+    pooling: str = ""  # "": the model's, else mean
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -95,6 +110,24 @@ class ModelInfo(msgspec.Struct, frozen=True):
     ftype: str
     description: str
     chat_template: str
+    generates: int
+    n_vector: int
+    pooling: str
+    add_eos: int
+    add_sep: int
+    sep: int
+    fim_prefix: int
+    fim_suffix: int
+    fim_middle: int
+    fim_repository: int
+    fim_file: int
+    rerank_template: str
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """None where the model has none."""
+        needed = (self.fim_prefix, self.fim_suffix, self.fim_middle)
+        return None if min(needed) < 0 else InfillTokens(*needed, self.fim_repository, self.fim_file)
 
     @property
     def kernels(self) -> str:
@@ -104,15 +137,26 @@ class ModelInfo(msgspec.Struct, frozen=True):
         return "libllama's kernels alone"
 
 
+class Kind(Enum):
+    """What a task comes to."""
+
+    GENERATE = lib.COROSRV_GENERATE
+    EMBED = lib.COROSRV_EMBED
+    RANK = lib.COROSRV_RANK
+
+
 class Task(msgspec.Struct, frozen=True):
-    """One generation, ready for the decode loop."""
+    """One generation, or one prompt to be embedded, ready for the decode loop."""
 
     tokens: Sequence[int]
-    max_tokens: int  # -1: until the context is full
-    sampling: Sampling
-    seed: int
-    stops: Sequence[bytes]
+    max_tokens: int = -1  # -1: until the context is full
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    stops: Sequence[bytes] = ()
     share_prefix: bool = True
+    kind: Kind = Kind.GENERATE
+    pools: bool = True  # of EMBED, as is what follows; see corosrv.jobs.EmbedJob
+    normalize: int = 2
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -175,6 +219,7 @@ def _chunk(chunk: Any) -> Chunk:
         chunk.cached_tokens,
         chunk.prompt_ms,
         chunk.decode_ms,
+        vector=bytes(_buffer(chunk.vector, _FLOAT_BYTES * chunk.n_vector)) if chunk.n_vector else b"",
     )
 
 
@@ -189,6 +234,7 @@ class NativeEngine:
             synthetic = ffi.new("corosrv_synthetic *", msgspec.structs.asdict(options.synthetic))
         fields = msgspec.structs.asdict(options)
         fields |= {"model": model, "synthetic": synthetic, "kernels": _KERNELS[options.kernels]}
+        fields["pooling"] = _POOLINGS[options.pooling]
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", _MESSAGE_BYTES)
         _check(lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message)
         self._handle = engine[0]
@@ -208,7 +254,8 @@ class NativeEngine:
     def info(self) -> ModelInfo:
         info = ffi.new("corosrv_model_info *")
         _check(lib.corosrv_engine_info(self._open_handle(), info))
-        texts = {name: _text(getattr(info, name)) for name in ("ftype", "description", "chat_template")}
+        texts = {name: _text(getattr(info, name)) for name in _INFO_TEXTS}
+        texts["pooling"] = _POOLING_NAMES[info.pooling]
         return ModelInfo(**{name: getattr(info, name) for name in ModelInfo.__struct_fields__} | texts)
 
     def stats(self) -> DecodeStats:
@@ -270,6 +317,9 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
         "stops": kept("corosrv_text[]", stops),
         "n_stops": len(stops),
         "share_prefix": task.share_prefix,
+        "kind": task.kind.value,
+        "pools": task.pools,
+        "normalize": task.normalize,
         "sampling": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,

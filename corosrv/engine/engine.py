@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from corosrv import errors
 from corosrv.engine import probe, waits
-from corosrv.engine.binding import FINGERPRINT, ModelInfo, NativeEngine, Options, Synthetic, Task
+from corosrv.engine.binding import FINGERPRINT, Kind, ModelInfo, NativeEngine, Options, Synthetic, Task
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.marks import Piece
 from corosrv.engine.reader import Reader
 from corosrv.engine.traits import Traits
 from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import AnyJob, Job, ModelCard, Prompt, State
+from corosrv.jobs import AnyJob, EmbedJob, Job, ModelCard, Prompt, RerankJob, State
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
 
@@ -99,6 +99,7 @@ class Engine:
             cache_bytes=settings.cache_bytes,
             deterministic=settings.deterministic,
             safe_load=is_safe,
+            pooling=settings.pooling,
             kernels=settings.kernels,
         )
 
@@ -157,9 +158,21 @@ class Engine:
         Raises Refused for what cannot be served, Unavailable for what cannot be served now.
         """
         self.card(job.model)
-        if not isinstance(job, Job):
-            raise errors.NotSupported("this model gives neither embeddings nor scores", "model")
+        if isinstance(job, RerankJob):
+            prompts = self.vocabulary(job.model).encode_pairs(job.query, job.documents)
+            return self._submit([Task(tokens, kind=Kind.RANK) for tokens in prompts], prompts)
+        if isinstance(job, EmbedJob):
+            prompts = self.vocabulary(job.model).encode_inputs(job.prompts)
+            tasks = [Task(tokens, kind=Kind.EMBED, pools=job.pooling, normalize=job.normalize) for tokens in prompts]
+            return self._submit(tasks, prompts)
+        return self._submit(*self._generations(job))
+
+    def _submit(self, tasks: Sequence[Task], prompts: Sequence[Sequence[int]]) -> Reader:
         assert self._native is not None
+        return Reader(self._native.submit(tasks), len(tasks), tuple(map(len, prompts)))
+
+    def _generations(self, job: Job) -> tuple[list[Task], list[Sequence[int]]]:
+        """A task for each answer, and the prompts."""
         vocabulary = self.vocabulary(job.model)
         prompts = [vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)]
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
@@ -171,7 +184,7 @@ class Engine:
             for tokens in prompts
             for answer in range(job.n)
         ]
-        return Reader(self._native.submit(tasks), len(tasks), tuple(map(len, prompts)))
+        return tasks, prompts
 
     def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
         """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
@@ -234,6 +247,7 @@ def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> M
         "n_params": info.n_params,
         "size": info.size,
         "ftype": info.ftype,
+        "pooling": info.pooling,
     }
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""
@@ -244,16 +258,27 @@ def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> M
         tuple(names[1:]),
         meta=meta,
         fingerprint=f"b{built_with}{kernels}",
-        capabilities=frozenset(("completion",)),
+        capabilities=_capabilities(info, traits is not None),
     )
     if traits is None:
         return card
     return replace(
         card,
-        capabilities=card.capabilities | {"chat", "tools"},
         tool_format=traits.tool_format,
         reasoning_tags=traits.thought_tags,
         opens_reasoning=traits.opens_thoughts,
         reasons=settings.reasoning != "off",
         splits_reasoning=settings.reasoning_format != "none",
     )
+
+
+def _capabilities(info: ModelInfo, has_template: bool) -> frozenset[str]:
+    found = set()
+    if info.generates:
+        found |= {"completion"} | ({"chat", "tools"} if has_template else set())
+        found |= set() if info.infill is None else {"infill"}
+    if info.pooling == "rank":
+        found.add("rerank")
+    elif info.n_vector:
+        found.add("embeddings")
+    return frozenset(found)

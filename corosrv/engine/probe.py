@@ -119,7 +119,7 @@ class _Memory:
 
 def _child(model: str, safe: bool) -> int:
     """Reads a prompt of several tokens and decodes a few; exit status 0 unless the process dies."""
-    from corosrv.engine.binding import NativeEngine, Options, Task
+    from corosrv.engine.binding import Kind, NativeEngine, Options, Task
     from corosrv.jobs import Sampling
 
     options = Options(
@@ -131,7 +131,9 @@ def _child(model: str, safe: bool) -> int:
     if engine.state()[0] != "ready":
         return 0
     prompt = engine.tokenize(b"The quick brown fox jumps over the lazy dog. " * 2, True, False)[:64]
-    reader = engine.submit([Task(prompt, 8, Sampling(temperature=0), 0, ())] * 2)
+    info = engine.info()
+    kind = Kind.GENERATE if info.generates else Kind.RANK if info.pooling == "rank" else Kind.EMBED
+    reader = engine.submit([Task(prompt, 8, Sampling(temperature=0), kind=kind)] * 2)
     n_finished = 0
     while n_finished < 2:
         wait_readable(reader.fd)

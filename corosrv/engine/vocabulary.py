@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 
 from corosrv import errors
@@ -23,6 +24,10 @@ _BYTES_PER_TOKEN = 4
 _SHORT_BYTES = 4096
 
 
+def _param(field: str, number: int, count: int) -> str:
+    return field if count == 1 else f"{field}[{number}]"
+
+
 class EngineVocabulary:
     """One loaded model's; see corosrv.jobs.Vocabulary for the contract. Usable from any thread, as its engine is."""
 
@@ -32,6 +37,8 @@ class EngineVocabulary:
         self._info = info
         self.size = info.n_vocab
         self._bos = self._text(info.bos)
+        self.infill = info.infill
+        self._markers = [text for token in native.control_tokens() if (text := self._text(token))]
         self._template: ChatTemplate | None = None
         self._no_template = "this model carries no chat template; use /v1/completions"
         if source := template or info.chat_template:
@@ -40,9 +47,8 @@ class EngineVocabulary:
     def _read_template(self, source: str, thinks: bool) -> None:
         """A template that cannot be used takes conversations from the model, and nothing else."""
         special = {"bos_token": self._bos, "eos_token": self._text(self._info.eos)}
-        markers = [self._text(token) for token in self._native.control_tokens()]
         try:
-            self._template = ChatTemplate(source, markers, special, thinks=thinks)
+            self._template = ChatTemplate(source, self._markers, special, thinks=thinks)
         except errors.Refused as error:
             self._no_template = str(error)
             log.error("no conversations with this model: %s", error)
@@ -75,9 +81,49 @@ class EngineVocabulary:
 
         `number` of `n_prompts`: which one it is, for the error.
         """
-        context = self._info.context
-        is_chat = isinstance(prompt, Messages)
-        param = "messages" if is_chat else "prompt" if n_prompts == 1 else f"prompt[{number}]"
+        param = "messages" if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
+        tokens = self._encode(prompt, param)
+        if len(tokens) >= self._info.context:
+            raise errors.PromptTooLong(len(tokens), self._info.context, param)
+        return tokens
+
+    def encode_inputs(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
+        """Token ids of what is to be embedded: it may fill the context, for nothing is generated. May wait."""
+        params = [_param("input", number, len(prompts)) for number in range(len(prompts))]
+        return [self._fitting(self._encode(*pair), pair[1]) for pair in zip(prompts, params, strict=True)]
+
+    def encode_pairs(self, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
+        """Token ids of the query with each document, joined as the model was trained to see them. May wait."""
+        params = [_param("documents", number, len(documents)) for number in range(len(documents))]
+        return [
+            self._fitting(self._encode_pair(query, document, param), param)
+            for document, param in zip(documents, params, strict=True)
+        ]
+
+    def _encode_pair(self, query: str, document: str, param: str) -> Sequence[int]:
+        info = self._info
+        if info.rerank_template:
+            return self.tokens_of(self._pair_pieces(query, document), False, param)
+        first, second = (self.tokens_of([Piece(text, is_text=True)], False, param) for text in (query, document))
+        ends = [info.eos if info.eos >= 0 else info.sep] if info.add_eos else []
+        begins, parts = [info.bos] if info.add_bos else [], [info.sep] if info.add_sep else []
+        return [*begins, *first, *ends, *parts, *second, *ends]
+
+    def _pair_pieces(self, query: str, document: str) -> list[Piece]:
+        """The model's rerank template, filled. In one piece, for words that reach over its borders, unless a text
+        holds what would become a control token."""
+        texts = {"{query}": query, "{document}": document}
+        parts = re.split(r"(\{query\}|\{document\})", self._info.rerank_template)
+        if any(marker in text for marker in self._markers for text in texts.values()):
+            return [Piece(texts.get(part, part), is_text=part in texts) for part in parts if part]
+        return [Piece("".join(texts.get(part, part) for part in parts), is_text=False)]
+
+    def _fitting(self, tokens: Sequence[int], param: str) -> Sequence[int]:
+        if len(tokens) > self._info.context:
+            raise errors.PromptTooLong(len(tokens), self._info.context, param, has_answer=False)
+        return tokens
+
+    def _encode(self, prompt: Prompt, param: str) -> Sequence[int]:
         if isinstance(prompt, Tokens):
             for token in prompt.ids:
                 self.check(token, param)
@@ -94,8 +140,6 @@ class EngineVocabulary:
             if self._info.bos < 0:
                 raise errors.Refused(f"{param} is empty, and this model has no beginning-of-sequence token", param)
             tokens = (self._info.bos,)
-        if len(tokens) >= context:
-            raise errors.PromptTooLong(len(tokens), context, param)
         return tokens
 
     def render(self, prompt: Messages) -> str:

@@ -33,7 +33,8 @@ typedef enum corosrv_code {
   COROSRV_TOO_LONG = 7,        /* the prompt leaves no room in the context of a slot */
   COROSRV_INTERNAL = 8,        /* out of memory or a bug; the message has the words */
   COROSRV_INVALID_GRAMMAR = 9, /* a task's grammar cannot be used; the message says where and why */
-  COROSRV_NO_ROOM = 10         /* the KV cache is full; stays inside, where sequences then wait for each other */
+  COROSRV_NO_ROOM = 10,        /* the KV cache is full; stays inside, where sequences then wait for each other */
+  COROSRV_UNSUPPORTED = 11     /* this model cannot do what the task wants; the message says what it lacks */
 } corosrv_code;
 
 typedef enum corosrv_state {
@@ -68,6 +69,16 @@ typedef enum corosrv_kernels {
   COROSRV_KERNELS_GGML = 1  /* libllama alone */
 } corosrv_kernels;
 
+/* What becomes of the vectors that a model makes of a text's tokens; libllama's numbers. */
+typedef enum corosrv_pooling {
+  COROSRV_POOLING_MODEL = -1, /* as the model says; the mean where it does not */
+  COROSRV_POOLING_NONE = 0,   /* all of them, one behind the other */
+  COROSRV_POOLING_MEAN = 1,
+  COROSRV_POOLING_CLS = 2,  /* the first token's */
+  COROSRV_POOLING_LAST = 3, /* the last token's */
+  COROSRV_POOLING_RANK = 4  /* none: the model's classification head makes a score of them */
+} corosrv_pooling;
+
 typedef struct corosrv_options {
   const char* model;                  /* path of a GGUF; unused when `synthetic` is given */
   const corosrv_synthetic* synthetic; /* NULL: load `model` */
@@ -82,6 +93,7 @@ typedef struct corosrv_options {
   int32_t deterministic;              /* 1: no result depends on the shape of a batch; slower on long prompts */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */
+  int32_t pooling;                    /* corosrv_pooling */
 } corosrv_options;
 
 /* What the model is. Strings live as long as the engine. */
@@ -100,7 +112,19 @@ typedef struct corosrv_model_info {
   uint64_t packed_bytes; /* of weights that corosrv repacked for its own kernels, and holds beside the originals */
   const char* ftype;
   const char* description;
-  const char* chat_template; /* "" when the model carries none */
+  const char* chat_template;   /* "" when the model carries none */
+  int32_t generates;           /* 1: text; 0: vectors or scores alone */
+  int32_t n_vector;            /* numbers in a vector; 0: the model makes none */
+  int32_t pooling;             /* corosrv_pooling, but COROSRV_POOLING_MODEL */
+  int32_t add_eos;             /* 1: prompts end with the end token */
+  int32_t add_sep;             /* 1: the separator stands between the two texts of a pair */
+  int32_t sep;                 /* token id or -1, as those that follow */
+  int32_t fim_prefix;          /* fill in the middle: stands before what is before the gap, */
+  int32_t fim_suffix;          /* before what is behind it, */
+  int32_t fim_middle;          /* and before what fills it */
+  int32_t fim_repository;      /* stands before a repository's name, */
+  int32_t fim_file;            /* and before a file's */
+  const char* rerank_template; /* of a query and a document; "" when the model carries none */
 } corosrv_model_info;
 
 typedef struct corosrv_bias {
@@ -132,7 +156,13 @@ typedef struct corosrv_sampling {
   corosrv_text grammar; /* GBNF that the text has to follow; of size 0: none */
 } corosrv_sampling;
 
-/* One generation. A reader may carry several; their chunks are told apart by `index`. */
+typedef enum corosrv_kind {
+  COROSRV_GENERATE = 0,
+  COROSRV_EMBED = 1, /* the prompt's vector; sampling, stops and max_tokens have no meaning then */
+  COROSRV_RANK = 2   /* the prompt's score, a vector of one number */
+} corosrv_kind;
+
+/* One generation, or one prompt to be embedded. A reader may carry several; their chunks are told apart by `index`. */
 typedef struct corosrv_task {
   const int32_t* tokens;
   size_t n_tokens;
@@ -141,6 +171,9 @@ typedef struct corosrv_task {
   const corosrv_text* stops;
   size_t n_stops;
   int32_t share_prefix; /* 0: computes its whole prompt, and leaves nothing behind for others */
+  int32_t kind;         /* corosrv_kind */
+  int32_t pools;        /* of COROSRV_EMBED. 0: the vectors of all tokens, one behind the other, as they are */
+  int32_t normalize; /* of COROSRV_EMBED that pools. -1: as it is; 0: the largest number is 32760; p: the p-norm is 1 */
 } corosrv_task;
 
 typedef struct corosrv_chunk {
@@ -153,6 +186,8 @@ typedef struct corosrv_chunk {
   double decode_ms;      /* from the first token to the last */
   const char* text;      /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
   size_t text_size;
+  const float* vector; /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */
+  size_t n_vector;     /* numbers */
 } corosrv_chunk;
 
 /* What one take gives; the chunks live until the reader's next take or close. */

@@ -38,12 +38,27 @@ struct ModelInfo {
   Token bos = -1;
   Token eos = -1;
   uint64_t n_params = 0;
-  uint64_t size = 0;          // bytes
+  uint64_t size = 0;         // bytes
+  bool can_generate = true;  // text, and not vectors alone
+  bool reads_whole = false;  // every token sees all others: a sequence has to be computed in one piece
+  int32_t n_vector = 0;      // numbers in a token's vector; 0: there are none
+  Pooling pooling = Pooling::kMean;
   bool own_kernels = false;   // ours compute a part of the model
   uint64_t packed_bytes = 0;  // of weights that our own kernels hold a copy of
   std::string ftype;
   std::string description;
   std::string chat_template;
+  // How the two texts of a pair stand together.
+  bool add_eos = false;
+  bool add_sep = false;
+  Token sep = -1;
+  std::string rerank_template;
+  // What marks the parts of a text with a gap.
+  Token fim_prefix = -1;
+  Token fim_suffix = -1;
+  Token fim_middle = -1;
+  Token fim_repository = -1;
+  Token fim_file = -1;
 };
 
 // One row of a step: a token at a position of a slot.
@@ -72,6 +87,12 @@ class Backend {
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
   // next one.
   virtual float* logits(size_t row) = 0;
+  // Computes the rows as decode() does, and has the model's vector of each one. A model that reads_whole gets whole
+  // sequences. Those without vectors need neither of these.
+  virtual Status embed(const std::vector<Row>&) { return Status(COROSRV_UNSUPPORTED, "this model makes no vectors"); }
+  // The vector of row `row` of the last embed(), until the next one: info().n_vector numbers. With Pooling::kRank one
+  // number: the score of its sequence up to what embed() was given.
+  virtual const float* vector(size_t) { return nullptr; }
   // Drops what `slot` holds from `position` on.
   virtual void forget(int32_t slot, int32_t position) = 0;
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,6 +80,9 @@ Status check_options(const corosrv_options& options) {
   if (options.kernels != COROSRV_KERNELS_AUTO && options.kernels != COROSRV_KERNELS_GGML) {
     return invalid("kernels must be a corosrv_kernels");
   }
+  if (options.pooling < COROSRV_POOLING_MODEL || options.pooling > COROSRV_POOLING_RANK) {
+    return invalid("pooling must be a corosrv_pooling");
+  }
   if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
   return Status::ok();
 }
@@ -105,7 +109,30 @@ Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabu
   return Status::ok();
 }
 
-Status check_task(const corosrv_task& task, const Vocabulary& vocabulary) {
+Status unsupported(const std::string& message) { return Status(COROSRV_UNSUPPORTED, message); }
+
+Status check_kind(const corosrv_task& task, const ModelInfo& model) {
+  const bool ranks = model.pooling == Pooling::kRank;
+  switch (task.kind) {
+    case COROSRV_GENERATE:
+      return model.can_generate ? Status::ok() : unsupported("this model generates no text");
+    case COROSRV_EMBED:
+      if (model.n_vector < 1) return unsupported("this model makes no vectors");
+      if (ranks) return unsupported("this model scores texts, and makes no vectors of them");
+      if (task.pools != 0 && model.pooling == Pooling::kNone) {
+        return unsupported("pooling is switched off (COROSRV_POOLING=none): there is a vector for each token only");
+      }
+      return task.normalize < -1 ? invalid("normalize must be -1 or more") : Status::ok();
+    case COROSRV_RANK:
+      return ranks ? Status::ok() : unsupported("this model has no classification head to score texts with");
+    default:
+      return invalid("kind must be a corosrv_kind");
+  }
+}
+
+Status check_task(const corosrv_task& task, const Backend& backend) {
+  const Vocabulary& vocabulary = backend.vocabulary();
+  if (const Status status = check_kind(task, backend.info()); !status.is_ok()) return status;
   if (task.n_tokens == 0) return invalid("the prompt has no tokens");
   for (size_t i = 0; i < task.n_tokens; ++i) {
     if (task.tokens[i] < 0 || task.tokens[i] >= vocabulary.size()) return invalid("the prompt has an unknown token");
@@ -134,13 +161,20 @@ Sampling to_sampling(const corosrv_sampling& from) {
   return sampling;
 }
 
-Task to_task(const corosrv_task& from, size_t index) {
+std::optional<VectorWish> to_wish(const corosrv_task& from, const ModelInfo& model) {
+  if (from.kind == COROSRV_RANK) return VectorWish{Pooling::kRank, 1, -1};
+  if (from.kind != COROSRV_EMBED) return std::nullopt;
+  return VectorWish{from.pools != 0 ? model.pooling : Pooling::kNone, model.n_vector, from.normalize};
+}
+
+Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   Task task;
   task.index = static_cast<int32_t>(index);
   task.prompt.assign(from.tokens, from.tokens + from.n_tokens);
   task.max_tokens = from.max_tokens;
   task.sampling = to_sampling(from.sampling);
   task.share_prefix = from.share_prefix != 0;
+  task.vectors = to_wish(from, model);
   for (size_t i = 0; i < from.n_stops; ++i) task.stops.emplace_back(from.stops[i].data, from.stops[i].size);
   return task;
 }
@@ -177,8 +211,9 @@ int to_finish(Finish finish) {
 }
 
 corosrv_chunk to_chunk(const Chunk& from) {
-  return {from.index,     from.n_tokens,  to_finish(from.finish), from.prompt_tokens, from.cached_tokens,
-          from.prompt_ms, from.decode_ms, from.text.data(),       from.text.size()};
+  return {from.index,         from.n_tokens,      to_finish(from.finish), from.prompt_tokens,
+          from.cached_tokens, from.prompt_ms,     from.decode_ms,         from.text.data(),
+          from.text.size(),   from.vector.data(), from.vector.size()};
 }
 
 // As many as compute the model anyway: the synthetic one needs none.
@@ -268,7 +303,19 @@ int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
            from.packed_bytes,
            from.ftype.c_str(),
            from.description.c_str(),
-           from.chat_template.c_str()};
+           from.chat_template.c_str(),
+           from.can_generate,
+           from.n_vector,
+           static_cast<int32_t>(from.pooling),
+           from.add_eos,
+           from.add_sep,
+           from.sep,
+           from.fim_prefix,
+           from.fim_suffix,
+           from.fim_middle,
+           from.fim_repository,
+           from.fim_file,
+           from.rerank_template.c_str()};
   return COROSRV_OK;
 }
 
@@ -319,9 +366,9 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
     if (n_tasks == 0) return invalid("a job needs at least one task");
     std::vector<Task> converted;
     for (size_t i = 0; i < n_tasks; ++i) {
-      status = check_task(tasks[i], backend->vocabulary());
+      status = check_task(tasks[i], *backend);
       if (!status.is_ok()) return status;
-      converted.push_back(to_task(tasks[i], i));
+      converted.push_back(to_task(tasks[i], i, backend->info()));
     }
     status = compile_grammars(*engine->engine, tasks, converted);
     if (!status.is_ok()) return status;

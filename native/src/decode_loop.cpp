@@ -32,13 +32,24 @@ std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
   return items;
 }
 
+// What can be computed together: generations, and what is to become vectors.
+std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
+  std::vector<Plan::Item> all = in_order_of_slots(items);
+  const auto others = std::stable_partition(all.begin(), all.end(),
+                                            [](const Plan::Item& item) { return !item.sequence->wants_vectors(); });
+  std::vector<std::vector<Plan::Item>> batches;
+  if (others != all.begin()) batches.emplace_back(all.begin(), others);
+  if (others != all.end()) batches.emplace_back(others, all.end());
+  return batches;
+}
+
 }  // namespace
 
 DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
     : limits_(limits),
       inbox_(inbox),
       backend_(backend),
-      scheduler_(limits.slots, limits.rows),
+      scheduler_(limits.slots, limits.rows, limits.reads_whole),
       sharing_(backend, limits.cache_bytes),
       budget_(limits.step_ms / 1000, limits.rows) {
   stats_.slots = limits.slots;
@@ -115,7 +126,7 @@ void DecodeLoop::step() {
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
-  compute(in_order_of_slots(plan.items));
+  for (const auto& batch : in_batches(plan.items)) compute(batch);
   if (std::exchange(is_out_of_room_, false)) make_room();
 
   const double step_s = seconds(Clock::now() - begin);
@@ -125,11 +136,7 @@ void DecodeLoop::step() {
 }
 
 void DecodeLoop::note_paused() {
-  stats_.paused = 0;
-  scheduler_.for_each_started([this](Sequence& sequence) {
-    sequence.set_paused(sequence.reader().is_full());
-    stats_.paused += sequence.is_paused() ? 1 : 0;
-  });
+  scheduler_.for_each_started([](Sequence& sequence) { sequence.set_paused(sequence.reader().is_full()); });
   scheduler_.unpark();
 }
 
@@ -157,16 +164,19 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
     }
   }
 
-  Status status = Status::ok();
-  try {
-    status = backend_.decode(rows_);
-  } catch (const std::exception& error) {
-    status = Status(COROSRV_INTERNAL, std::string("the model failed: ") + error.what());
-  }
+  const Status status = run(items);
   if (status.is_ok()) {
     advance(items);
   } else {
     fail(items, status);
+  }
+}
+
+Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
+  try {
+    return items.front().sequence->wants_vectors() ? backend_.embed(rows_) : backend_.decode(rows_);
+  } catch (const std::exception& error) {
+    return Status(COROSRV_INTERNAL, std::string("the model failed: ") + error.what());
   }
 }
 
@@ -177,12 +187,19 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   for (const auto& [sequence, n_tokens] : items) {
     row += static_cast<size_t>(n_tokens);
     const bool has_logits = n_tokens == sequence->n_pending();
+    if (sequence->wants_vectors()) collect(*sequence, row - static_cast<size_t>(n_tokens), n_tokens);
     sequence->computed(n_tokens);
-    if (has_logits) draws.push_back({sequence, backend_.logits(row - 1)});
+    if (has_logits && !sequence->wants_vectors()) draws.push_back({sequence, backend_.logits(row - 1)});
   }
   choose_all(draws, limits_.threads);
   const auto now = Clock::now();
   for (const Draw& draw : draws) draw.sequence->take(now);
+}
+
+void DecodeLoop::collect(Sequence& sequence, size_t first_row, int32_t n_tokens) {
+  for (size_t row = first_row; row < first_row + static_cast<size_t>(n_tokens); ++row) {
+    sequence.collect(backend_.vector(row));
+  }
 }
 
 void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status) {
@@ -208,6 +225,8 @@ void DecodeLoop::make_room() {
 }
 
 void DecodeLoop::publish() {
+  stats_.paused = 0;
+  scheduler_.for_each_started([this](const Sequence& sequence) { stats_.paused += sequence.is_paused() ? 1 : 0; });
   stats_.running = static_cast<int32_t>(scheduler_.n_running());
   stats_.cache_entries = static_cast<int32_t>(sharing_.cache().size());
   stats_.cache_bytes = sharing_.cache().bytes();

@@ -20,10 +20,11 @@ class DecodeLoop {
  public:
   struct Limits {
     int32_t slots;
-    int32_t rows;            // of one step, at most
-    double step_ms;          // target while sequences decode
-    size_t cache_bytes = 0;  // of saved prefixes, at most; 0 shares none
-    int32_t threads = 1;     // that draw tokens
+    int32_t rows;              // of one step, at most
+    double step_ms;            // target while sequences decode
+    size_t cache_bytes = 0;    // of saved prefixes, at most; 0 shares none
+    int32_t threads = 1;       // that draw tokens
+    bool reads_whole = false;  // a prompt is computed in one piece
   };
 
   // `inbox` and `backend` outlive the loop.
@@ -46,9 +47,11 @@ class DecodeLoop {
   void note_paused();
   void lend_slots();
   void compute(const std::vector<Plan::Item>& items);
+  Status run(const std::vector<Plan::Item>& items);
   void advance(const std::vector<Plan::Item>& items);
   void fail(const std::vector<Plan::Item>& items, const Status& status);
   void make_room();
+  void collect(Sequence& sequence, size_t first_row, int32_t n_tokens);
   void preempt(Sequence& sequence);
   void settle();
   void signal();

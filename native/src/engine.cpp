@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -30,7 +31,7 @@ void Engine::run(const BackendFactory& make_backend) {
       settle(COROSRV_FAILED, status.message());
       return;
     }
-    loop_ = std::make_unique<DecodeLoop>(limits_.loop, *inbox_, *backend_);
+    loop_ = std::make_unique<DecodeLoop>(loop_limits(), *inbox_, *backend_);
     ready_backend_.store(backend_.get(), std::memory_order_release);
     settle(COROSRV_READY, {});
     loop_->run();
@@ -42,6 +43,15 @@ void Engine::run(const BackendFactory& make_backend) {
     if (loop_) loop_->end_all(message);
     end_submissions(message);
   }
+}
+
+// What is read in one piece may be as long as the context.
+DecodeLoop::Limits Engine::loop_limits() const {
+  DecodeLoop::Limits limits = limits_.loop;
+  const ModelInfo& info = backend_->info();
+  limits.reads_whole = info.reads_whole;
+  if (info.reads_whole) limits.rows = std::max(limits.rows, info.context);
+  return limits;
 }
 
 void Engine::end_submissions(const std::string& message) {
@@ -76,7 +86,8 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
   if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
   const auto context = static_cast<size_t>(model->info().context);
   for (const Task& task : tasks) {
-    if (task.prompt.size() >= context) {
+    // A generation needs room for a token of its own.
+    if (task.prompt.size() + (task.vectors ? 0 : 1) > context) {
       return Status(COROSRV_TOO_LONG, "the prompt has " + std::to_string(task.prompt.size()) +
                                           " tokens, and the context of a slot holds " + std::to_string(context));
     }

@@ -55,6 +55,7 @@ class Engine {
 
  private:
   void run(const BackendFactory& make_backend);
+  DecodeLoop::Limits loop_limits() const;
   void settle(corosrv_state state, const std::string& message);
   void end_submissions(const std::string& message);
 

@@ -24,38 +24,76 @@ namespace {
 // Makes the context that a backend is to have in the end. Touching gigabytes of KV cache takes seconds.
 using MakeContext = std::function<Context()>;
 
+int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
+
+Status to_status(int32_t code) {
+  if (code == 0) return Status::ok();
+  if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
+  const std::string reason = last_reason();
+  return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
+                                      (reason.empty() ? ")" : ", " + reason + ")"));
+}
+
+// While it lives, the context makes the vectors of all tokens that it decodes.
+class VectorMode {
+ public:
+  VectorMode(llama_context* context, bool is_always_on) : context_(is_always_on ? nullptr : context) {
+    if (context_ != nullptr) llama_set_embeddings(context_, true);
+  }
+  ~VectorMode() {
+    if (context_ != nullptr) llama_set_embeddings(context_, false);
+  }
+  VectorMode(const VectorMode&) = delete;
+  VectorMode& operator=(const VectorMode&) = delete;
+
+ private:
+  llama_context* const context_;
+};
+
 class LlamaBackend final : public Backend {
  public:
-  // `first` may have room for less than `context` tokens in each slot, until start_to_grow() has made one that has.
-  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, int32_t context, int32_t slots,
+  // `first` may have room for less than `info.context` tokens in each slot, until start_to_grow() has made one that
+  // has.
+  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info, int32_t slots,
                int32_t rows)
       : model_(std::move(model)),
         kernels_(std::move(kernels)),
         context_(std::move(first)),
-        capacity_(static_cast<int32_t>(llama_n_ctx_seq(context_.get()))),
+        capacity_(tokens_per_slot(context_)),
         slots_(slots),
         memory_(llama_get_memory(context_.get())),
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
-        info_(describe(model_.get(), std::max(context, capacity_))),
-        has_snapshots_(can_copy_memory(model_.get())) {}
+        info_(std::move(info)),
+        has_snapshots_(memory_ != nullptr && can_copy_memory(model_.get())) {}
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   const ModelInfo& info() const override { return info_; }
 
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(rows); !status.is_ok()) return status;
-    const int32_t code = llama_decode(context_.get(), batch_.fill(rows));
-    if (code == 0) return Status::ok();
-    if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
-    const std::string reason = last_reason();
-    return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
-                                        (reason.empty() ? ")" : ", " + reason + ")"));
+    return to_status(llama_decode(context_.get(), batch_.fill(rows)));
   }
+
+  Status embed(const std::vector<Row>& rows) override {
+    if (const Status status = grow(rows); !status.is_ok()) return status;
+    const VectorMode mode(context_.get(), info_.reads_whole);
+    vectors_.resize(rows.size() * vector_size());
+    for (size_t first = 0, n_rows; first < rows.size(); first += n_rows) {
+      n_rows = piece_size(rows, first);
+      const int32_t code = llama_decode(context_.get(), batch_.fill(&rows[first], n_rows));
+      if (code != 0) return to_status(code);
+      for (size_t i = 0; i < n_rows; ++i) keep_vector(first + i, static_cast<int32_t>(i), rows[first + i].slot);
+    }
+    return Status::ok();
+  }
+
+  const float* vector(size_t row) override { return &vectors_[row * vector_size()]; }
 
   float* logits(size_t row) override { return llama_get_logits_ith(context_.get(), static_cast<int32_t>(row)); }
 
   void forget(int32_t slot, int32_t position) override {
+    if (memory_ == nullptr) return;
     // Recurrent memory cannot be cut in the middle: it is then dropped whole.
     if (!llama_memory_seq_rm(memory_, slot, position, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
   }
@@ -82,7 +120,8 @@ class LlamaBackend final : public Backend {
   // does not wait for it.
   Status warm_up() {
     const Token token = info_.bos >= 0 ? info_.bos : 0;
-    Status status = decode({{token, 0, 0, true}});
+    const std::vector<Row> row{{token, 0, 0, true}};
+    Status status = info_.can_generate ? decode(row) : embed(row);
     forget(0, 0);
     if (kernels_) {
       info_.own_kernels = kernels_->is_used();
@@ -97,6 +136,27 @@ class LlamaBackend final : public Backend {
   }
 
  private:
+  size_t vector_size() const { return info_.pooling == Pooling::kRank ? 1 : static_cast<size_t>(info_.n_vector); }
+
+  // How many of the rows from `first` on may be computed together. Whoever sees all tokens of a sequence needs them in
+  // one piece, and libllama cuts what lies in a KV cache where sequences differ in length; without a cache it cuts
+  // nothing.
+  size_t piece_size(const std::vector<Row>& rows, size_t first) const {
+    const size_t n_left = rows.size() - first;
+    if (!info_.reads_whole) return std::min(n_left, static_cast<size_t>(kVectorRows));
+    if (memory_ == nullptr) return n_left;
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto end = std::find_if(begin, rows.end(), [&](const Row& row) { return row.slot != begin->slot; });
+    return static_cast<size_t>(end - begin);
+  }
+
+  void keep_vector(size_t row, int32_t row_of_batch, int32_t slot) {
+    const float* found = info_.pooling == Pooling::kRank ? llama_get_embeddings_seq(context_.get(), slot)
+                                                         : llama_get_embeddings_ith(context_.get(), row_of_batch);
+    if (found == nullptr) throw std::runtime_error("libllama made no vector of a token");
+    std::copy_n(found, vector_size(), &vectors_[row * vector_size()]);
+  }
+
   static Context make_in_background(const MakeContext& make) {
     // Whoever is served meanwhile goes first.
     const sched_param none{};
@@ -134,7 +194,7 @@ class LlamaBackend final : public Backend {
       if (!held.bytes || !read(full.get(), slot, held)) throw std::runtime_error("the KV cache could not be moved");
     }
     context_ = std::move(full);
-    capacity_ = static_cast<int32_t>(llama_n_ctx_seq(context_.get()));
+    capacity_ = tokens_per_slot(context_);
     memory_ = llama_get_memory(context_.get());
   }
 
@@ -148,7 +208,8 @@ class LlamaBackend final : public Backend {
   const LlamaVocabulary vocabulary_;
   ModelInfo info_;  // constant once warm
   const bool has_snapshots_;
-  std::future<Context> full_;  // last: it uses the model, and is waited for first
+  std::vector<float> vectors_;  // of the last embed()
+  std::future<Context> full_;   // last: it uses the model, and is waited for first
 };
 
 // Of each slot: what a server starts with, where the whole KV cache would keep it waiting.
@@ -162,23 +223,38 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Stat
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
-  status = check_memory(model.get(), options.slots, context);
+  ContextWish wish{context};
+  status = find_pooling(model.get(), path, options.pooling, wish.pooling);
   if (!status.is_ok()) return nullptr;
 
   std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context);
-  const auto make_context = [options, raw_model = model.get(), raw_kernels = kernels.get()](int32_t tokens) {
-    return Context(llama_init_from_model(raw_model, context_params(options, tokens, raw_kernels)));
+  wish.kernels = kernels.get();
+  const auto make_context = [options, raw_model = model.get()](ContextWish wanted, int32_t tokens) {
+    wanted.tokens = tokens;  // for a start fewer than there are to be
+    return Context(llama_init_from_model(raw_model, context_params(options, wanted)));
   };
-  Context first = make_context(can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
+  Context first = make_context(wish, can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
+  // What libllama knows of a model it tells of a context.
+  if (first && !llama_get_causal_attn(first.get())) {
+    wish.reads_whole = true;
+    first = make_context(wish, context);
+  }
   if (!first) {
     status = failure("libllama cannot make a context for", path);
     return nullptr;
   }
-  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), context,
-                                                options.slots, options.batch);
+  if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options.slots, context);
+  if (!status.is_ok()) return nullptr;
+
+  ModelInfo info = describe(model.get(), wish.reads_whole ? context : std::max(context, tokens_per_slot(first)));
+  info.pooling = wish.pooling;
+  info.reads_whole = wish.reads_whole;
+  info.can_generate = !wish.reads_whole;
+  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
+                                                options.slots, rows_of_step(options, wish));
   status = backend->warm_up();
   if (!status.is_ok()) return nullptr;
-  backend->start_to_grow([=] { return make_context(context); });
+  backend->start_to_grow([=] { return make_context(wish, context); });
   return backend;
 }
 

@@ -28,12 +28,19 @@ double kv_bytes(const llama_model* model, double n_cells) {
 
 }  // namespace
 
-llama_context_params context_params(const corosrv_options& options, int32_t context, GraphKernels* kernels) {
+int32_t rows_of_step(const corosrv_options& options, const ContextWish& wish) {
+  return wish.reads_whole ? std::max(options.batch, wish.tokens) : options.batch;
+}
+
+llama_context_params context_params(const corosrv_options& options, const ContextWish& wish) {
   llama_context_params params = llama_context_default_params();
-  params.n_ctx = static_cast<uint32_t>(context) * static_cast<uint32_t>(options.slots);
+  params.n_ctx = static_cast<uint32_t>(wish.tokens) * static_cast<uint32_t>(options.slots);
   params.n_seq_max = static_cast<uint32_t>(options.slots);
-  params.n_batch = params.n_ubatch = static_cast<uint32_t>(options.batch);
-  params.n_outputs_max = static_cast<uint32_t>(options.slots);
+  const int32_t rows = rows_of_step(options, wish);
+  params.n_batch = params.n_ubatch = static_cast<uint32_t>(rows);
+  params.n_outputs_max = static_cast<uint32_t>(wish.reads_whole ? rows : std::max(options.slots, kVectorRows));
+  params.embeddings = wish.reads_whole;
+  params.pooling_type = wish.pooling == Pooling::kRank ? LLAMA_POOLING_TYPE_RANK : LLAMA_POOLING_TYPE_NONE;
   if (options.threads > 0) params.n_threads = params.n_threads_batch = options.threads;
   // One stream per sequence: no attention over the neighbours' cells, and what is not a number in one sequence stays
   // there.
@@ -42,9 +49,9 @@ llama_context_params context_params(const corosrv_options& options, int32_t cont
   // three, which round differently.
   if (options.deterministic != 0) params.type_k = params.type_v = GGML_TYPE_BF16;
   params.no_perf = true;
-  if (kernels != nullptr) {
+  if (wish.kernels != nullptr) {
     params.cb_eval = &GraphKernels::on_node;
-    params.cb_eval_user_data = kernels;
+    params.cb_eval_user_data = wish.kernels;
   }
   return params;
 }

@@ -28,9 +28,11 @@ class LlamaBatch {
   LlamaBatch(const LlamaBatch&) = delete;
   LlamaBatch& operator=(const LlamaBatch&) = delete;
 
-  const llama_batch& fill(const std::vector<Row>& rows) {
-    batch_.n_tokens = static_cast<int32_t>(rows.size());
-    for (size_t i = 0; i < rows.size(); ++i) {
+  const llama_batch& fill(const std::vector<Row>& rows) { return fill(rows.data(), rows.size()); }
+
+  const llama_batch& fill(const Row* rows, size_t n_rows) {
+    batch_.n_tokens = static_cast<int32_t>(n_rows);
+    for (size_t i = 0; i < n_rows; ++i) {
       batch_.token[i] = rows[i].token;
       batch_.pos[i] = rows[i].position;
       batch_.n_seq_id[i] = 1;

@@ -16,6 +16,10 @@ Model load_model(const std::string& path, bool safe, Status& status);
 // That libllama could not do `what` for this file, and its reason.
 Status failure(const std::string& what, const std::string& path);
 
+// What becomes of the vectors of this model's tokens: as `wanted`, a corosrv_pooling, or as the model says. A failure
+// where scores are wanted, and the file has no head that makes them.
+Status find_pooling(const llama_model* model, const std::string& path, int32_t wanted, Pooling& pooling);
+
 // Recurrent memories are no lists of tokens that could be cut and copied.
 bool can_copy_memory(const llama_model* model);
 

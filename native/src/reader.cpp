@@ -56,7 +56,7 @@ bool Reader::put(Chunk chunk) {
   {
     MutexLock lock(mutex_);
     was_empty = chunks_.empty();
-    bytes_ += chunk.text.size();
+    bytes_ += chunk.text.size() + chunk.vector.size() * sizeof(float);
     if (Chunk* unread = continued_by(chunks_, chunk)) {
       merge(*unread, std::move(chunk));
     } else {

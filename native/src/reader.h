@@ -31,7 +31,7 @@ class Reader {
     virtual void on_room() = 0;    // a take() made room in a reader that was seen full
   };
 
-  // `limit_bytes`: unread text at which is_full() says so.
+  // `limit_bytes`: unread text and numbers at which is_full() says so.
   Reader(size_t limit_bytes, std::shared_ptr<Listener> listener);
   ~Reader();
   Reader(const Reader&) = delete;

@@ -37,7 +37,8 @@ bool is_done(const std::unique_ptr<Sequence>& sequence) { return sequence->state
 
 }  // namespace
 
-Scheduler::Scheduler(int32_t slots, int32_t rows) : slots_(slots), rows_(rows), capacity_(slots) {
+Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole)
+    : slots_(slots), rows_(rows), reads_whole_(reads_whole), capacity_(slots) {
   for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
@@ -48,6 +49,11 @@ size_t Scheduler::admit(Clock::time_point now) {
   while (has_free_slot() && !waiting_.empty()) {
     std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.pop_front();
+    if (sequence->reader().is_full()) {
+      sequence->set_paused(true);
+      parked_.push_back(std::move(sequence));
+      continue;
+    }
     sequence->start(free_slots_.back(), now);
     free_slots_.pop_back();
     running_.push_back(std::move(sequence));
@@ -106,13 +112,14 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::swap(*oldest, reading.back());
   reading.pop_back();
 
-  const int32_t reserved = std::min((prompt_tokens + 1) / 2, first->n_pending());
+  const int32_t reserved = std::min(reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2, first->n_pending());
   int32_t left = prompt_tokens - reserved;
   // A heap and no sorted list: of thousands that wait, few fit into a step.
   std::make_heap(reading.begin(), reading.end());
   for (auto end = reading.end(); end != reading.begin() && left > 0; --end) {
     std::pop_heap(reading.begin(), end);
     Sequence* const next = std::prev(end)->sequence;
+    if (reads_whole_ && next->n_pending() > left) break;  // those behind it have as much to read, or more
     const int32_t n_tokens = std::min(left, next->n_pending());
     plan.items.push_back({next, n_tokens});
     left -= n_tokens;

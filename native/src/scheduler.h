@@ -20,16 +20,18 @@ struct Plan {
   int32_t n_prompt = 0;  // rows
 };
 
-// Owns all sequences: those that wait for a slot, in order of arrival, those that have one, and those that had one and
-// are parked until their reader is read.
+// Owns all sequences: those that wait for a slot, in order of arrival, those that have one, and those that are parked
+// until their reader is read.
 class Scheduler {
  public:
-  // `slots`: sequences that may run at once. `rows`: of one step, at most.
-  Scheduler(int32_t slots, int32_t rows);
+  // `slots`: sequences that may run at once. `rows`: of one step, at most. `reads_whole`: a prompt is computed in one
+  // piece, and none has more tokens than a step has rows.
+  Scheduler(int32_t slots, int32_t rows, bool reads_whole = false);
 
   void add(std::unique_ptr<Sequence> sequence);
 
-  // Gives free slots to the sequences that wait longest; returns how many started.
+  // Gives free slots to the sequences that wait longest, and parks those whose reader is full: a vector that one step
+  // computes would not be stopped by it otherwise. Returns how many started.
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
@@ -118,6 +120,7 @@ class Scheduler {
 
   const int32_t slots_;
   const int32_t rows_;
+  const bool reads_whole_;
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last

@@ -28,6 +28,10 @@ bool may_move(State from, State to) {
   return false;
 }
 
+std::unique_ptr<Pooler> pooler_for(const Task& task) {
+  return task.vectors ? std::make_unique<Pooler>(*task.vectors) : nullptr;
+}
+
 double milliseconds(Clock::duration duration) { return 1000 * seconds(duration); }
 
 }  // namespace
@@ -42,10 +46,12 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       n_prompt_(static_cast<int32_t>(submission.task.prompt.size())),
       max_tokens_(submission.task.max_tokens),
       context_(context),
-      shares_prefix_(submission.task.share_prefix),
+      // Who wants the vectors of all tokens has to have them computed.
+      shares_prefix_(submission.task.share_prefix && !submission.task.vectors),
       tokens_(std::move(submission.task.prompt)),
       sampler_(submission.task.sampling, vocabulary, context),
       stop_matcher_(submission.task.stops),
+      pooler_(pooler_for(submission.task)),
       submitted_(submission.submitted),
       started_(submitted_),
       first_token_(submitted_),
@@ -85,15 +91,19 @@ void Sequence::computed(int32_t n_tokens) {
   const int32_t n_read = std::min(n_computed_, n_prompt_);
   if (n_read > n_read_) stats_.prompt_tokens += static_cast<uint64_t>(n_read - std::exchange(n_read_, n_read));
   if (n_pending() > 0) return;
+  if (wants_vectors()) return finish(Finish::kStop);
   enter(State::kDecoding);
   if (is_at_limit()) finish(Finish::kLength);
 }
+
+void Sequence::collect(const float* vector) { pooler_->add(vector); }
 
 void Sequence::preempt() {
   enter(State::kWaiting);
   follow(nullptr, 0);
   slot_ = -1;
   n_computed_ = 0;
+  if (pooler_) pooler_->clear();
   ++stats_.preempted;
 }
 
@@ -186,6 +196,10 @@ void Sequence::finish(Finish finish, const std::string& message) {
   if (n_generated() > 0) {
     chunk.prompt_ms = milliseconds(first_token_ - started_);
     chunk.decode_ms = milliseconds(last_token_ - first_token_);
+  }
+  if (wants_vectors() && finish == Finish::kStop) {
+    chunk.vector = pooler_->result();
+    chunk.prompt_ms = milliseconds(Clock::now() - started_);
   }
   chunk.text = finish == Finish::kError ? message : std::move(held);
   signals_.push(reader_, std::move(chunk));

@@ -8,6 +8,7 @@
 #include "backend.h"
 #include "inbox.h"
 #include "loop_stats.h"
+#include "pooler.h"
 #include "reader.h"
 #include "sampler.h"
 #include "signals.h"
@@ -42,6 +43,8 @@ class Sequence {
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return tokens_; }
   bool shares_prefix() const { return shares_prefix_; }
+  // It is to become a vector; no token is generated.
+  bool wants_vectors() const { return pooler_ != nullptr; }
   Finish finished() const { return finish_; }
 
   // When it first got a slot.
@@ -63,6 +66,7 @@ class Sequence {
   void start(int32_t slot, Clock::time_point now);  // waiting -> starting
   void begin(int32_t n_held);                       // its slot holds these tokens already; starting -> prefilling
   void computed(int32_t n_tokens);                  // these are in the KV cache now; prefilling -> decoding at the end
+  void collect(const float* vector);                // of the next token that is to be computed()
   void preempt();                                   // gives up its slot and what that holds; -> waiting
   void finish(Finish finish, const std::string& message = {});  // -> done; nothing when it is done already
 
@@ -110,6 +114,7 @@ class Sequence {
   Sampler sampler_;
   TextStream text_stream_;
   StopMatcher stop_matcher_;
+  const std::unique_ptr<Pooler> pooler_;  // null: generates
 
   const Clock::time_point submitted_;
   Clock::time_point started_;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,14 +35,25 @@ struct Sampling {
   std::shared_ptr<const Grammar> grammar;  // at its beginning; each sequence follows a copy. Null: any text
 };
 
-// One generation as it was submitted.
+// What becomes of the vectors that a model makes of a sequence's tokens. kRank: its own head makes a score of them.
+enum class Pooling { kNone, kMean, kCls, kLast, kRank };
+
+// What a task wants of its tokens' vectors.
+struct VectorWish {
+  Pooling pooling = Pooling::kMean;
+  int32_t size = 0;       // numbers of one
+  int32_t normalize = 2;  // -1: as it is; 0: the largest number is 32760; p: the p-norm is 1. None with kNone
+};
+
+// One generation, or one prompt to be embedded, as it was submitted.
 struct Task {
   int32_t index = 0;  // among the tasks of its reader
   std::vector<Token> prompt;
   int32_t max_tokens = -1;  // -1: until the context is full
   Sampling sampling;
   std::vector<std::string> stops;
-  bool share_prefix = true;  // begin from what was computed before, and leave behind what is computed now
+  bool share_prefix = true;           // begin from what was computed before, and leave behind what is computed now
+  std::optional<VectorWish> vectors;  // wants these, and no text
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };
@@ -56,6 +68,7 @@ struct Chunk {
   double prompt_ms = 0;
   double decode_ms = 0;
   std::string text;
+  std::vector<float> vector;
 };
 
 }  // namespace corosrv

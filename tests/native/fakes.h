@@ -123,6 +123,8 @@ class ScriptedBackend final : public Backend {
  public:
   using Rows = std::vector<Row>;
 
+  static constexpr int32_t kVectorSize = 2;
+
   explicit ScriptedBackend(int32_t context = 4096, std::vector<std::string> words = {}) : vocabulary_(words) {
     info_.context = info_.context_train = context;
     info_.eos = ByteVocabulary::kEnd;
@@ -191,6 +193,22 @@ class ScriptedBackend final : public Backend {
   }
 
   float* logits(size_t row) override { return &logits_[row * static_cast<size_t>(vocabulary_.size())]; }
+
+  // A token's vector is its number and its position.
+  Status embed(const Rows& rows) override {
+    note(rows);
+    gate.pass();
+    const Status status = before_decode ? judge(rows) : Status::ok();
+    if (!status.is_ok()) return status;
+    vectors_.clear();
+    for (const Row& row : rows) {
+      hold(row);
+      vectors_.insert(vectors_.end(), {static_cast<float>(row.token), static_cast<float>(row.position)});
+    }
+    return Status::ok();
+  }
+
+  const float* vector(size_t row) override { return &vectors_[row * kVectorSize]; }
 
   void forget(int32_t slot, int32_t position) override {
     if (on_forget) on_forget(slot);
@@ -298,6 +316,7 @@ class ScriptedBackend final : public Backend {
   std::map<int32_t, std::vector<Token>> held_;  // by slot
   std::map<int32_t, int32_t> prompt_end_;       // by slot: position of the prompt's last token
   std::vector<float> logits_;
+  std::vector<float> vectors_;
 
   mutable std::mutex mutex_;
   std::vector<Rows> batches_;
@@ -328,6 +347,7 @@ struct Answer {
   Finish finish = Finish::kUnfinished;
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
+  std::vector<float> vector;
 
   void add(const Chunk& chunk) {
     ++n_chunks;
@@ -339,6 +359,7 @@ struct Answer {
     finish = chunk.finish;
     prompt_tokens = chunk.prompt_tokens;
     cached_tokens = chunk.cached_tokens;
+    vector = chunk.vector;
   }
 };
 
@@ -398,6 +419,14 @@ inline Task make_task(Token name, size_t n_prompt = 1, int32_t max_tokens = -1, 
   task.prompt[0] = name;
   task.max_tokens = max_tokens;
   task.sampling = std::move(sampling);
+  return task;
+}
+
+// A prompt of these tokens that is to become a vector, as it is.
+inline Task make_embedding(std::vector<Token> prompt, Pooling pooling = Pooling::kMean) {
+  Task task;
+  task.prompt = std::move(prompt);
+  task.vectors = VectorWish{pooling, ScriptedBackend::kVectorSize, -1};
   return task;
 }
 

@@ -1,0 +1,129 @@
+"""Writes small GGUF files with random weights: what a test needs of a model that nobody packages."""
+
+import random
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ALIGNMENT = 32
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_F32 = 0  # ggml's type of a tensor's numbers
+
+Shape = tuple[int, ...]  # the innermost dimension first, as ggml has it
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def _typed(value: Any) -> tuple[int, bytes]:
+    if isinstance(value, bool):
+        return _BOOL, struct.pack("<?", value)
+    if isinstance(value, int):
+        return _UINT32, struct.pack("<I", value)
+    if isinstance(value, float):
+        return _FLOAT32, struct.pack("<f", value)
+    if isinstance(value, str):
+        return _STRING, _text(value)
+    if all(isinstance(item, int) for item in value):
+        return _ARRAY, struct.pack(f"<IQ{len(value)}i", _INT32, len(value), *value)
+    kinds, items = zip(*map(_typed, value), strict=True)
+    return _ARRAY, struct.pack("<IQ", kinds[0], len(items)) + b"".join(items)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % _ALIGNMENT)
+
+
+def _numbers(shape: Shape) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Shape, Iterable[float]]]) -> Path:
+    """A GGUF of these keys and float tensors."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        kind, data = _typed(value)
+        head += _text(key) + struct.pack("<I", kind) + data
+    bodies, offset = [], 0
+    for name, (shape, values) in tensors.items():
+        body = _padded(struct.pack(f"<{_numbers(shape)}f", *values))
+        extents = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        head += _text(name) + extents + struct.pack("<IQ", _F32, offset)
+        bodies.append(body)
+        offset += len(body)
+    path.write_bytes(_padded(head) + b"".join(bodies))
+    return path
+
+
+def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> dict[str, tuple[Shape, Sequence[float]]]:
+    """Weights that keep a signal's size: norms near one, biases small, the rest by its width."""
+    draw = random.Random(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        is_norm, is_bias = "norm.weight" in name, name.endswith(".bias")
+        middle, spread = (1.0, 0.1) if is_norm else (0.0, 0.1 if is_bias else shape[0] ** -0.5)
+        tensors[name] = (shape, [draw.gauss(middle, spread) for _ in range(_numbers(shape))])
+    return tensors
+
+
+WORDS = ("the", "cat", "dog", "sat", "ran", "on", "mat", "road", "a", "red", "big", "house", "river", "boat", "why")
+_BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *("\u2581" + word for word in WORDS))
+
+
+def write_bert(
+    path: Path, pooling: int | None = None, has_head: bool = False, context: int = 512, rerank_template: str = ""
+) -> Path:
+    """An encoder that knows WORDS: two layers, 32 numbers wide. `pooling`: libllama's number of one."""
+    width, inner, layers = 32, 64, 2
+    metadata: dict[str, Any] = {
+        "general.architecture": "bert",
+        "general.name": "tiny",
+        "bert.context_length": context,
+        "bert.embedding_length": width,
+        "bert.block_count": layers,
+        "bert.feed_forward_length": inner,
+        "bert.attention.head_count": 2,
+        "bert.attention.layer_norm_epsilon": 1e-12,
+        "bert.attention.causal": False,
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": _BERT_TOKENS,
+        "tokenizer.ggml.token_type": [3, 2, 3, 3, 3, *(1 for _ in WORDS)],
+        "tokenizer.ggml.token_type_count": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.eos_token_id": 3,
+        "tokenizer.ggml.mask_token_id": 4,
+    }
+    if pooling is not None:
+        metadata["bert.pooling_type"] = pooling
+    if rerank_template:
+        metadata["tokenizer.chat_template.rerank"] = rerank_template
+    shapes: dict[str, Shape] = {
+        "token_embd.weight": (width, len(_BERT_TOKENS)),
+        "token_types.weight": (width, 2),
+        "position_embd.weight": (width, context),
+        "token_embd_norm.weight": (width,),
+        "token_embd_norm.bias": (width,),
+    }
+    for layer in range(layers):
+        for name, shape in {
+            "attn_q": (width, width), "attn_k": (width, width), "attn_v": (width, width),
+            "attn_output": (width, width), "ffn_up": (width, inner), "ffn_down": (inner, width),
+        }.items():  # fmt: skip
+            shapes[f"blk.{layer}.{name}.weight"] = shape
+            shapes[f"blk.{layer}.{name}.bias"] = shape[1:]
+        for name in ("attn_output_norm", "layer_output_norm"):
+            shapes[f"blk.{layer}.{name}.weight"] = shapes[f"blk.{layer}.{name}.bias"] = (width,)
+    if has_head:
+        shapes |= {"cls.weight": (width, width), "cls.bias": (width,)}
+        shapes |= {"cls.output.weight": (width, 1), "cls.output.bias": (1,)}
+    return write(path, metadata, random_tensors(shapes))
