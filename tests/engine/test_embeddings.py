@@ -194,7 +194,7 @@ def test_an_encoder_offers_embeddings_alone_and_says_so(encoder):
 def test_a_decoder_says_what_it_offers(smollm):
     (card,) = smollm.models()
 
-    assert card.capabilities == {"completion", "chat", "tools", "infill", "embeddings"}
+    assert card.capabilities == {"completion", "chat", "tools", "embeddings"}
     with pytest.raises(errors.NotSupported, match="classification head"):
         smollm.submit(RerankJob("why", ("the cat",)))
 
