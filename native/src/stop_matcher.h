@@ -2,8 +2,9 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "pattern_matcher.h"
 
 namespace corosrv {
 
@@ -12,7 +13,7 @@ namespace corosrv {
 class StopMatcher {
  public:
   // Stop strings are whole UTF-8 and not empty.
-  explicit StopMatcher(const std::vector<std::string>& stops);
+  explicit StopMatcher(const std::vector<std::string>& stops) : matcher_(stops) {}
 
   // Takes whole characters; returns the text that is certain not to belong to a stop string. After a match it returns
   // the text before the stop string and has_matched() is true; nothing may be pushed then.
@@ -21,23 +22,14 @@ class StopMatcher {
   // At the end without a match: what was held back in vain.
   std::string flush();
 
-  bool has_matched() const { return has_matched_; }
+  bool has_matched() const { return matched_ != nullptr; }
+  // After a match: the stop string.
+  const std::string& matched() const { return *matched_; }
 
  private:
-  // Knuth-Morris-Pratt: `matched` bytes of the pattern end at the last byte read.
-  struct Pattern {
-    std::string text;
-    std::vector<size_t> fallback;  // [i]: the longest proper border of the first i bytes
-    size_t matched = 0;
-
-    explicit Pattern(const std::string& text);
-    void read(char byte);
-    bool is_complete() const { return matched == text.size(); }
-  };
-
-  std::vector<Pattern> patterns_;
+  PatternMatcher matcher_;
   std::string held_;
-  bool has_matched_ = false;
+  const std::string* matched_ = nullptr;
 };
 
 }  // namespace corosrv

@@ -14,6 +14,9 @@ class TextStream {
   // The text that `bytes` completes, perhaps none. Valid UTF-8.
   std::string push(std::string_view bytes);
 
+  // No character has been begun and not ended.
+  bool is_between() const { return incomplete_.empty(); }
+
  private:
   std::string incomplete_;  // a proper prefix of one valid character, at most three bytes
 };
