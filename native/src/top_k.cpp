@@ -4,14 +4,7 @@
 #include <functional>
 #include <limits>
 
-// One copy of the scanning functions for each vector unit, chosen when the library is loaded; the thread sanitizer
-// cannot run the chooser.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define COROSRV_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define COROSRV_VECTORISED
-#endif
+#include "vectorised.h"
 
 namespace corosrv {
 
@@ -20,10 +13,6 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr size_t kBlock = 128;
 constexpr size_t kLanes = 16;
-
-bool is_before(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-}
 
 // Maxima of the whole blocks of kBlock values. Lane by lane, so that the compiler need not reorder float operations.
 COROSRV_VECTORISED void block_maxima(const float* values, size_t blocks, float* maxima) {
@@ -96,10 +85,10 @@ void top_k(const float* logits, size_t size, size_t k, std::vector<Candidate>& f
   gather(logits, blocks * kBlock, size, least, found);
 
   if (found.size() > k) {
-    std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k), found.end(), is_before);
+    std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k), found.end(), is_likelier);
     found.resize(k);
   }
-  std::sort(found.begin(), found.end(), is_before);
+  std::sort(found.begin(), found.end(), is_likelier);
 }
 
 }  // namespace corosrv

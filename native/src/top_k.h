@@ -13,6 +13,11 @@ struct Candidate {
   float logit;
 };
 
+// In order of logit, equal ones by token.
+inline bool is_likelier(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+}
+
 // Token of the largest logit, the lowest token among equals; -1 when none is greater than -infinity (NaN never is).
 Token argmax(const float* logits, size_t size);
 
