@@ -10,7 +10,8 @@ import msgspec
 
 from corosrv import errors
 from corosrv.engine import libllama
-from corosrv.jobs import Chunk, Finish, InfillTokens, Sampling
+from corosrv.engine.likelihoods import token_infos
+from corosrv.jobs import SAMPLERS, Chunk, Finish, InfillTokens, Sampling, TokenInfo
 from corosrv.stats import DecodeStats, Histogram
 
 libllama.open_library()
@@ -57,6 +58,20 @@ _UNFINISHED = lib.COROSRV_UNFINISHED
 _reader_take = lib.corosrv_reader_take
 _unpack = ffi.unpack
 _buffer = ffi.buffer
+# What jobs.SAMPLERS names, as corosrv_sampler numbers it.
+_SAMPLERS = dict(
+    zip(
+        SAMPLERS,
+        (
+            lib.COROSRV_SAMPLER_PENALTIES, lib.COROSRV_SAMPLER_DRY, lib.COROSRV_SAMPLER_TOP_N_SIGMA,
+            lib.COROSRV_SAMPLER_TOP_K, lib.COROSRV_SAMPLER_TYPICAL_P, lib.COROSRV_SAMPLER_TOP_P,
+            lib.COROSRV_SAMPLER_MIN_P, lib.COROSRV_SAMPLER_XTC, lib.COROSRV_SAMPLER_TEMPERATURE,
+            lib.COROSRV_SAMPLER_ADAPTIVE_P,
+        ),
+        strict=True,
+    )
+)  # fmt: skip
+_LIKELIHOOD_BYTES = ffi.sizeof("corosrv_likelihood")
 _STATES = {
     lib.COROSRV_STARTING: "starting",
     lib.COROSRV_READY: "ready",
@@ -157,6 +172,8 @@ class Task(msgspec.Struct, frozen=True):
     kind: Kind = Kind.GENERATE
     pools: bool = True  # of EMBED, as is what follows; see corosrv.jobs.EmbedJob
     normalize: int = 2
+    max_ms: float = 0.0
+    scores_prompt: bool = False
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -208,8 +225,10 @@ class NativeReader:
 def _chunk(chunk: Any) -> Chunk:
     text = _unpack(chunk.text, chunk.text_size).decode()
     finish = chunk.finish
+    tokens = _token_infos(chunk.tokens) if chunk.tokens.n_entries else ()
+    prompt_info = _token_infos(chunk.prompt_info) if chunk.prompt_info.n_entries else ()
     if finish == _UNFINISHED:
-        return Chunk(chunk.index, text, chunk.n_tokens)
+        return Chunk(chunk.index, text, chunk.n_tokens, tokens=tokens, prompt_info=prompt_info)
     return Chunk(
         chunk.index,
         text,
@@ -219,8 +238,18 @@ def _chunk(chunk: Any) -> Chunk:
         chunk.cached_tokens,
         chunk.prompt_ms,
         chunk.decode_ms,
+        _unpack(chunk.stopping_word.data, chunk.stopping_word.size).decode(),
+        _text(chunk.code),
+        chunk.slot,
+        tokens=tokens,
+        prompt_info=prompt_info,
         vector=bytes(_buffer(chunk.vector, _FLOAT_BYTES * chunk.n_vector)) if chunk.n_vector else b"",
     )
+
+
+def _token_infos(tokens: Any) -> tuple[TokenInfo, ...]:
+    size = tokens.n_entries * _LIKELIHOOD_BYTES
+    return token_infos(bytes(ffi.buffer(tokens.entries, size)), bytes(_unpack(tokens.pieces, tokens.pieces_size)))
 
 
 class NativeEngine:
@@ -308,18 +337,22 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
         keep.append(ffi.new(c_type, value))
         return keep[-1]
 
-    stops = [{"data": kept("char[]", stop), "size": len(stop)} for stop in task.stops]
+    def texts(of: Sequence[bytes]) -> Any:
+        return kept("corosrv_text[]", [{"data": kept("char[]", text), "size": len(text)} for text in of])
+
     sampling = task.sampling
     return {
         "tokens": kept("int32_t[]", task.tokens),
         "n_tokens": len(task.tokens),
         "max_tokens": task.max_tokens,
-        "stops": kept("corosrv_text[]", stops),
-        "n_stops": len(stops),
+        "stops": texts(task.stops),
+        "n_stops": len(task.stops),
         "share_prefix": task.share_prefix,
         "kind": task.kind.value,
         "pools": task.pools,
         "normalize": task.normalize,
+        "max_ms": task.max_ms,
+        "scores_prompt": task.scores_prompt,
         "sampling": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
@@ -335,5 +368,28 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
             "biases": kept("corosrv_bias[]", [{"token": token, "bias": bias} for token, bias in sampling.logit_bias]),
             "n_biases": len(sampling.logit_bias),
             "grammar": {"data": grammar, "size": len(grammar) - 1},  # without the NUL that cffi adds
+            "grammar_triggers": texts([text.encode() for text in sampling.grammar_triggers]),
+            "n_grammar_triggers": len(sampling.grammar_triggers),
+            "top_n_sigma": sampling.top_n_sigma,
+            "xtc_probability": sampling.xtc_probability,
+            "xtc_threshold": sampling.xtc_threshold,
+            "dynatemp_range": sampling.dynatemp_range,
+            "dynatemp_exponent": sampling.dynatemp_exponent,
+            "dry_multiplier": sampling.dry_multiplier,
+            "dry_base": sampling.dry_base,
+            "dry_allowed_length": sampling.dry_allowed_length,
+            "dry_penalty_last_n": sampling.dry_penalty_last_n,
+            "dry_breakers": texts([text.encode() for text in sampling.dry_sequence_breakers]),
+            "n_dry_breakers": len(sampling.dry_sequence_breakers),
+            "mirostat": sampling.mirostat,
+            "mirostat_tau": sampling.mirostat_tau,
+            "mirostat_eta": sampling.mirostat_eta,
+            "adaptive_target": sampling.adaptive_target,
+            "adaptive_decay": sampling.adaptive_decay,
+            "min_keep": sampling.min_keep,
+            "samplers": kept("int32_t[]", [_SAMPLERS[name] for name in sampling.samplers]),
+            "n_samplers": len(sampling.samplers),
+            "n_probs": sampling.n_probs,
+            "post_sampling_probs": sampling.post_sampling_probs,
         },
     }

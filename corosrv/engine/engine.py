@@ -180,7 +180,16 @@ class Engine:
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         tasks = [
-            Task(tokens, max_tokens, sampling, (seed + answer) % 2**32, stops, job.share_prefix)
+            Task(
+                tokens,
+                max_tokens,
+                sampling,
+                (seed + answer) % 2**32,
+                stops,
+                job.share_prefix,
+                max_ms=job.max_ms,
+                scores_prompt=job.scores_prompt,
+            )
             for tokens in prompts
             for answer in range(job.n)
         ]

@@ -137,8 +137,23 @@ typedef struct corosrv_text {
   size_t size;
 } corosrv_text;
 
-/* Order of application: bias, penalties, top_k, grammar, typical_p, top_p, min_p, temperature, draw. Where the grammar
- * allows none of the top_k, it goes first, and they are the best of what it allows. */
+/* What stands between the model's logits and the draw. */
+typedef enum corosrv_sampler {
+  COROSRV_SAMPLER_PENALTIES = 0, /* repeat, presence, frequency */
+  COROSRV_SAMPLER_DRY = 1,
+  COROSRV_SAMPLER_TOP_N_SIGMA = 2,
+  COROSRV_SAMPLER_TOP_K = 3,
+  COROSRV_SAMPLER_TYPICAL_P = 4,
+  COROSRV_SAMPLER_TOP_P = 5,
+  COROSRV_SAMPLER_MIN_P = 6,
+  COROSRV_SAMPLER_XTC = 7,
+  COROSRV_SAMPLER_TEMPERATURE = 8,
+  COROSRV_SAMPLER_ADAPTIVE_P = 9 /* draws, and so comes last wherever it is named */
+} corosrv_sampler;
+
+/* Order of application: bias, then `samplers`, then the best token where the temperature is 0, else a draw. The grammar
+ * looks at what is left where the order first cuts the vocabulary down; where it allows none of that, it goes first,
+ * and the cut leaves the best of what it allows. */
 typedef struct corosrv_sampling {
   float temperature; /* 0 is greedy */
   int32_t top_k;     /* 0 keeps all */
@@ -153,7 +168,30 @@ typedef struct corosrv_sampling {
   int32_t ignore_eos; /* 1: end-of-generation tokens are never drawn */
   const corosrv_bias* biases;
   size_t n_biases;
-  corosrv_text grammar; /* GBNF that the text has to follow; of size 0: none */
+  corosrv_text grammar;                 /* GBNF that the text has to follow; of size 0: none */
+  const corosrv_text* grammar_triggers; /* the grammar begins with the first of these in the text; none: at once */
+  size_t n_grammar_triggers;
+  float top_n_sigma; /* 0 or less keeps all */
+  float xtc_probability;
+  float xtc_threshold;
+  float dynatemp_range; /* 0: the temperature is fixed */
+  float dynatemp_exponent;
+  float dry_multiplier; /* 0 is off */
+  float dry_base;       /* below 1 is off */
+  int32_t dry_allowed_length;
+  int32_t dry_penalty_last_n; /* tokens that DRY looks back on; -1 is the context */
+  const corosrv_text* dry_breakers;
+  size_t n_dry_breakers;
+  int32_t mirostat; /* 0, 1 or 2; 1 and 2 take the place of every cut */
+  float mirostat_tau;
+  float mirostat_eta;
+  float adaptive_target; /* below 0 is off */
+  float adaptive_decay;
+  int32_t min_keep;        /* candidates that typical_p, top_p, min_p and xtc leave */
+  const int32_t* samplers; /* corosrv_sampler, each once at most */
+  size_t n_samplers;
+  int32_t n_probs;             /* likeliest tokens that are told of with each; -1: chunks tell of no tokens */
+  int32_t post_sampling_probs; /* 1: of the distribution that was drawn from, not of the model's own */
 } corosrv_sampling;
 
 typedef enum corosrv_kind {
@@ -174,7 +212,25 @@ typedef struct corosrv_task {
   int32_t kind;         /* corosrv_kind */
   int32_t pools;        /* of COROSRV_EMBED. 0: the vectors of all tokens, one behind the other, as they are */
   int32_t normalize; /* of COROSRV_EMBED that pools. -1: as it is; 0: the largest number is 32760; p: the p-norm is 1 */
+  double max_ms;     /* of generating, from the first token on; 0: no limit */
+  int32_t scores_prompt; /* 1: the first chunks tell how likely the prompt's tokens were; shares no prefix */
 } corosrv_task;
+
+/* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
+typedef struct corosrv_likelihood {
+  int32_t token;
+  float logprob;      /* natural, finite; NaN: the first token of a prompt, which nothing stands before */
+  int32_t n_top;      /* how many of the entries behind it are the likeliest in its place; of those, 0 */
+  int32_t piece_size; /* bytes that it adds to the text */
+} corosrv_likelihood;
+
+/* Pieces stand one behind the other, in the order of the entries. */
+typedef struct corosrv_token_list {
+  const corosrv_likelihood* entries;
+  size_t n_entries;
+  const char* pieces;
+  size_t pieces_size;
+} corosrv_token_list;
 
 typedef struct corosrv_chunk {
   int32_t index;    /* which task of the reader, in the order submitted */
@@ -186,8 +242,13 @@ typedef struct corosrv_chunk {
   double decode_ms;      /* from the first token to the last */
   const char* text;      /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
   size_t text_size;
-  const float* vector; /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */
-  size_t n_vector;     /* numbers */
+  const float* vector;        /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */
+  size_t n_vector;            /* numbers */
+  corosrv_text stopping_word; /* the stop string that ended the task; in its terminal chunk, as slot */
+  const char* code;           /* of an error, a word for programs; "" is a bug or a failed decode */
+  int32_t slot;               /* where it ran last, or -1 */
+  corosrv_token_list tokens;  /* that `text` is made of: their pieces, without the listed others', are its bytes */
+  corosrv_token_list prompt_info;
 } corosrv_chunk;
 
 /* What one take gives; the chunks live until the reader's next take or close. */

@@ -67,7 +67,11 @@ struct Row {
   int32_t position;
   int32_t slot;
   bool wants_logits;
+  bool is_scored = false;  // for the likelihood of the prompt's next token: nothing is drawn from them
 };
+
+// Rows of one step that are scored, at most: each takes room for the logits of a whole vocabulary.
+constexpr int32_t kMostScoredRows = 32;
 
 // What the KV cache holds of one sequence, copied out of a slot.
 struct Snapshot {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "corosrv.h"
+#include "dry.h"
 #include "engine.h"
 #include "fork_guard.h"
 #ifndef COROSRV_WITHOUT_LLAMA
@@ -63,6 +64,8 @@ int guarded(char* message, size_t message_size, Call call) {
   }
 }
 
+constexpr size_t kMostDryBreakers = 64;
+
 Status invalid(const std::string& message) { return Status(COROSRV_INVALID, message); }
 
 Status check_options(const corosrv_options& options) {
@@ -89,6 +92,52 @@ Status check_options(const corosrv_options& options) {
 
 bool is_within(float value, float least, float most) { return value >= least && value <= most; }
 
+bool has_text_outside(const corosrv_text* texts, size_t n_texts, size_t least, size_t most) {
+  return std::any_of(texts, texts + n_texts,
+                     [=](const corosrv_text& text) { return text.size < least || text.size > most; });
+}
+
+Status check_order(const int32_t* samplers, size_t n_samplers) {
+  std::vector<bool> is_seen(COROSRV_SAMPLER_ADAPTIVE_P + 1);
+  for (size_t i = 0; i < n_samplers; ++i) {
+    const auto sampler = static_cast<size_t>(samplers[i]);  // a negative one is a large one
+    if (sampler >= is_seen.size()) return invalid("samplers names an unknown one");
+    if (is_seen[sampler]) return invalid("samplers names one twice");
+    is_seen[sampler] = true;
+  }
+  return Status::ok();
+}
+
+// Those that OpenAI's API does not have.
+Status check_other_samplers(const corosrv_sampling& sampling) {
+  if (!std::isfinite(sampling.top_n_sigma)) return invalid("top_n_sigma must be finite");
+  if (!is_within(sampling.xtc_probability, 0, 1)) return invalid("xtc_probability must be from 0 to 1");
+  if (!is_within(sampling.xtc_threshold, 0, 1)) return invalid("xtc_threshold must be from 0 to 1");
+  if (!is_within(sampling.dynatemp_range, 0, 1e6f)) return invalid("dynatemp_range must be 0 or more");
+  if (!is_within(sampling.dynatemp_exponent, 0, 1e6f)) return invalid("dynatemp_exponent must be 0 or more");
+  if (!is_within(sampling.dry_multiplier, 0, 1e6f)) return invalid("dry_multiplier must be 0 or more");
+  if (!is_within(sampling.dry_base, 0, 1e6f)) return invalid("dry_base must be 0 or more");
+  if (sampling.dry_allowed_length < 0) return invalid("dry_allowed_length must be 0 or more");
+  if (sampling.dry_penalty_last_n < -1) return invalid("dry_penalty_last_n must be -1 or more");
+  if (sampling.n_dry_breakers > kMostDryBreakers ||
+      has_text_outside(sampling.dry_breakers, sampling.n_dry_breakers, 1, DryBreakers::kMostBytes)) {
+    return invalid("dry_sequence_breakers must be at most " + std::to_string(kMostDryBreakers) + " texts of 1 to " +
+                   std::to_string(DryBreakers::kMostBytes) + " bytes");
+  }
+  if (sampling.mirostat < 0 || sampling.mirostat > 2) return invalid("mirostat must be 0, 1 or 2");
+  if (!is_within(sampling.mirostat_tau, 0, 1e6f)) return invalid("mirostat_tau must be 0 or more");
+  if (!is_within(sampling.mirostat_eta, 0, 1e6f)) return invalid("mirostat_eta must be 0 or more");
+  if (!is_within(sampling.adaptive_target, -1e6f, 1)) return invalid("adaptive_target must be at most 1");
+  if (!is_within(sampling.adaptive_decay, 0, 1)) return invalid("adaptive_decay must be from 0 to 1");
+  if (sampling.min_keep < 0) return invalid("min_keep must be 0 or more");
+  if (sampling.n_probs < -1) return invalid("n_probs must be -1 or more");
+  if (has_text_outside(sampling.grammar_triggers, sampling.n_grammar_triggers, 1, SIZE_MAX)) {
+    return invalid("a grammar trigger must not be empty");
+  }
+  if (sampling.n_grammar_triggers > 0 && sampling.grammar.size == 0) return invalid("grammar triggers need a grammar");
+  return check_order(sampling.samplers, sampling.n_samplers);
+}
+
 Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabulary) {
   if (!is_within(sampling.temperature, 0, 1e6f)) return invalid("temperature must be 0 or more");
   if (sampling.top_k < 0) return invalid("top_k must be 0 or more");
@@ -101,6 +150,7 @@ Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabu
   if (!std::isfinite(sampling.presence_penalty)) return invalid("presence_penalty must be finite");
   if (!std::isfinite(sampling.frequency_penalty)) return invalid("frequency_penalty must be finite");
   if (sampling.repeat_last_n < -1) return invalid("repeat_last_n must be -1 or more");
+  if (Status status = check_other_samplers(sampling); !status.is_ok()) return status;
   for (size_t i = 0; i < sampling.n_biases; ++i) {
     const corosrv_bias& bias = sampling.biases[i];
     if (bias.token < 0 || bias.token >= vocabulary.size()) return invalid("logit_bias names an unknown token");
@@ -138,10 +188,17 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
     if (task.tokens[i] < 0 || task.tokens[i] >= vocabulary.size()) return invalid("the prompt has an unknown token");
   }
   if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
+  if (!(task.max_ms >= 0) || !std::isfinite(task.max_ms)) return invalid("max_ms must be 0 or more");
   for (size_t i = 0; i < task.n_stops; ++i) {
     if (task.stops[i].size == 0) return invalid("a stop string must not be empty");
   }
   return check_sampling(task.sampling, vocabulary);
+}
+
+std::vector<std::string> to_strings(const corosrv_text* texts, size_t n_texts) {
+  std::vector<std::string> strings;
+  for (size_t i = 0; i < n_texts; ++i) strings.emplace_back(texts[i].data, texts[i].size);
+  return strings;
 }
 
 Sampling to_sampling(const corosrv_sampling& from) {
@@ -158,6 +215,28 @@ Sampling to_sampling(const corosrv_sampling& from) {
   sampling.seed = from.seed;
   sampling.ignore_eos = from.ignore_eos != 0;
   for (size_t i = 0; i < from.n_biases; ++i) sampling.biases.emplace_back(from.biases[i].token, from.biases[i].bias);
+  sampling.grammar_triggers = to_strings(from.grammar_triggers, from.n_grammar_triggers);
+  sampling.top_n_sigma = from.top_n_sigma;
+  sampling.xtc_probability = from.xtc_probability;
+  sampling.xtc_threshold = from.xtc_threshold;
+  sampling.dynatemp_range = from.dynatemp_range;
+  sampling.dynatemp_exponent = from.dynatemp_exponent;
+  sampling.dry_multiplier = from.dry_multiplier;
+  sampling.dry_base = from.dry_base;
+  sampling.dry_allowed_length = from.dry_allowed_length;
+  sampling.dry_penalty_last_n = from.dry_penalty_last_n;
+  sampling.mirostat = from.mirostat;
+  sampling.mirostat_tau = from.mirostat_tau;
+  sampling.mirostat_eta = from.mirostat_eta;
+  sampling.adaptive_target = from.adaptive_target;
+  sampling.adaptive_decay = from.adaptive_decay;
+  sampling.min_keep = from.min_keep;
+  sampling.samplers.clear();
+  for (size_t i = 0; i < from.n_samplers; ++i) {
+    sampling.samplers.push_back(static_cast<corosrv_sampler>(from.samplers[i]));
+  }
+  sampling.n_probs = from.n_probs;
+  sampling.post_sampling_probs = from.post_sampling_probs != 0;
   return sampling;
 }
 
@@ -175,7 +254,9 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.sampling = to_sampling(from.sampling);
   task.share_prefix = from.share_prefix != 0;
   task.vectors = to_wish(from, model);
-  for (size_t i = 0; i < from.n_stops; ++i) task.stops.emplace_back(from.stops[i].data, from.stops[i].size);
+  task.stops = to_strings(from.stops, from.n_stops);
+  task.max_ms = from.max_ms;
+  task.scores_prompt = from.scores_prompt != 0;
   return task;
 }
 
@@ -194,6 +275,15 @@ Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Ta
   return Status::ok();
 }
 
+// Turns breakers into tokens where DRY asks for them; tasks of one job mostly have the same, which are made once.
+void compile_breakers(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const corosrv_sampling& sampling = from[i].sampling;
+    if (sampling.n_dry_breakers == 0 || !Dry::is_on(tasks[i].sampling)) continue;
+    tasks[i].sampling.dry_breakers = engine.breakers(to_strings(sampling.dry_breakers, sampling.n_dry_breakers));
+  }
+}
+
 int to_finish(Finish finish) {
   switch (finish) {
     case Finish::kUnfinished:
@@ -210,10 +300,30 @@ int to_finish(Finish finish) {
   return COROSRV_ERROR;
 }
 
+corosrv_token_list to_list(const std::unique_ptr<TokenList>& from) {
+  if (!from) return {};
+  return {from->entries().data(), from->entries().size(), from->pieces().data(), from->pieces().size()};
+}
+
 corosrv_chunk to_chunk(const Chunk& from) {
-  return {from.index,         from.n_tokens,      to_finish(from.finish), from.prompt_tokens,
-          from.cached_tokens, from.prompt_ms,     from.decode_ms,         from.text.data(),
-          from.text.size(),   from.vector.data(), from.vector.size()};
+  corosrv_chunk chunk{};
+  chunk.index = from.index;
+  chunk.n_tokens = from.n_tokens;
+  chunk.finish = to_finish(from.finish);
+  chunk.prompt_tokens = from.prompt_tokens;
+  chunk.cached_tokens = from.cached_tokens;
+  chunk.prompt_ms = from.prompt_ms;
+  chunk.decode_ms = from.decode_ms;
+  chunk.text = from.text.data();
+  chunk.text_size = from.text.size();
+  chunk.vector = from.vector.data();
+  chunk.n_vector = from.vector.size();
+  chunk.stopping_word = {from.stopping_word.data(), from.stopping_word.size()};
+  chunk.code = from.code;
+  chunk.slot = from.slot;
+  chunk.tokens = to_list(from.tokens);
+  chunk.prompt_info = to_list(from.prompt_info);
+  return chunk;
 }
 
 // As many as compute the model anyway: the synthetic one needs none.
@@ -372,6 +482,7 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
     }
     status = compile_grammars(*engine->engine, tasks, converted);
     if (!status.is_ok()) return status;
+    compile_breakers(*engine->engine, tasks, converted);
     auto opened = std::make_unique<corosrv_reader>();
     status = engine->engine->submit(std::move(converted), opened->reader);
     if (status.is_ok()) *reader = opened.release();

@@ -13,16 +13,32 @@ struct Draw {
   float* logits;
 };
 
-// Sequences share nothing while they choose. OpenMP, because libllama computes with it: the same threads, which still
-// spin from the step's last matrix, and none besides.
-void choose_all(const std::vector<Draw>& draws, [[maybe_unused]] int32_t threads) {
-  const auto n_draws = static_cast<int32_t>(draws.size());
-#ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (n_draws > 1)
-#endif
-  for (int32_t i = 0; i < n_draws; ++i) {
-    draws[static_cast<size_t>(i)].sequence->choose(draws[static_cast<size_t>(i)].logits);
+// A token of a prompt, and what is found out about it.
+struct Scoring {
+  Sequence* sequence;
+  int32_t position;  // of the token before it
+  const float* logits;
+  TokenList told;
+  std::string failure;
+
+  void score() {
+    try {
+      told = sequence->score(position, logits);
+    } catch (const std::exception& error) {
+      failure = std::string("the prompt could not be scored: ") + error.what();
+    }
   }
+};
+
+// Calls `work`, which throws nothing, with each item. OpenMP, because libllama computes with it: the same threads,
+// which still spin from the step's last matrix, and none besides.
+template <typename Item, typename Work>
+void side_by_side(std::vector<Item>& items, [[maybe_unused]] int32_t threads, Work work) {
+  const auto n_items = static_cast<int32_t>(items.size());
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (n_items > 1)
+#endif
+  for (int32_t i = 0; i < n_items; ++i) work(items[static_cast<size_t>(i)]);
 }
 
 // libllama computes slots that stand in a row, each one's rows together, in one go.
@@ -71,7 +87,7 @@ void DecodeLoop::run() {
 void DecodeLoop::take(Inbox::Mail mail) {
   for (Submission& submission : mail.submissions) add(std::move(submission));
   if (mail.is_draining) {
-    end_all(mail.reason);
+    end_all(mail.reason, kShuttingDown);
     settle();
   } else if (mail.has_cancellations) {
     scheduler_.for_each([](Sequence& sequence) {
@@ -95,8 +111,8 @@ void DecodeLoop::add(Submission submission) {
   }
 }
 
-void DecodeLoop::end_all(const std::string& reason) {
-  scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason); });
+void DecodeLoop::end_all(const std::string& reason, const char* code) {
+  scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason, code); });
   signal();
 }
 
@@ -159,8 +175,9 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
   for (const auto& [sequence, n_tokens] : items) {
     const int32_t first = sequence->n_computed();
     for (int32_t i = 0; i < n_tokens; ++i) {
-      const bool wants_logits = i + 1 == sequence->n_pending();
-      rows_.push_back({sequence->token(first + i), first + i, sequence->slot(), wants_logits});
+      const int32_t position = first + i;
+      rows_.push_back({sequence->token(position), position, sequence->slot(), sequence->wants_logits(position),
+                       sequence->is_scored(position)});
     }
   }
 
@@ -182,6 +199,7 @@ Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
 
 // The rows were computed: those that have all their logits draw, side by side, and what they drew goes out in order.
 void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
+  score(items);
   std::vector<Draw> draws;
   size_t row = 0;
   for (const auto& [sequence, n_tokens] : items) {
@@ -191,7 +209,8 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
     sequence->computed(n_tokens);
     if (has_logits && !sequence->wants_vectors()) draws.push_back({sequence, backend_.logits(row - 1)});
   }
-  choose_all(draws, limits_.threads);
+  // Sequences share nothing while they choose.
+  side_by_side(draws, limits_.threads, [](const Draw& draw) { draw.sequence->choose(draw.logits); });
   const auto now = Clock::now();
   for (const Draw& draw : draws) draw.sequence->take(now);
 }
@@ -199,6 +218,26 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
 void DecodeLoop::collect(Sequence& sequence, size_t first_row, int32_t n_tokens) {
   for (size_t row = first_row; row < first_row + static_cast<size_t>(n_tokens); ++row) {
     sequence.collect(backend_.vector(row));
+  }
+}
+
+// Prompts that are to be scored: each of their rows says how likely the next token was.
+void DecodeLoop::score(const std::vector<Plan::Item>& items) {
+  std::vector<Scoring> scorings;
+  size_t row = 0;
+  for (const auto& [sequence, n_tokens] : items) {
+    for (int32_t i = 0; i < n_tokens; ++i, ++row) {
+      const int32_t position = sequence->n_computed() + i;
+      if (sequence->is_scored(position)) scorings.push_back({sequence, position, backend_.logits(row), {}, {}});
+    }
+  }
+  side_by_side(scorings, limits_.threads, [](Scoring& scoring) { scoring.score(); });
+  for (const Scoring& scoring : scorings) {
+    if (scoring.failure.empty()) {
+      scoring.sequence->tell_score(scoring.told);
+    } else {
+      scoring.sequence->finish(Finish::kError, scoring.failure);
+    }
   }
 }
 

@@ -35,7 +35,7 @@ class DecodeLoop {
   void run();
 
   // Ends every sequence with an error chunk; the decode thread, after run() has thrown.
-  void end_all(const std::string& reason);
+  void end_all(const std::string& reason, const char* code = "");
 
   // Any thread: counters as of the last step.
   corosrv_stats snapshot();
@@ -49,6 +49,7 @@ class DecodeLoop {
   void compute(const std::vector<Plan::Item>& items);
   Status run(const std::vector<Plan::Item>& items);
   void advance(const std::vector<Plan::Item>& items);
+  void score(const std::vector<Plan::Item>& items);
   void fail(const std::vector<Plan::Item>& items, const Status& status);
   void make_room();
   void collect(Sequence& sequence, size_t first_row, int32_t n_tokens);

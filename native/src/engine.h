@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "breaker_cache.h"
 #include "decode_loop.h"
 #include "event_fd.h"
 #include "grammar_compiler.h"
@@ -45,6 +46,11 @@ class Engine {
   // A grammar of the model's tokens, for a task; takes milliseconds.
   Status compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar);
 
+  // DRY's breakers in the model's tokens, for a task. After backend() was there.
+  std::shared_ptr<const DryBreakers> breakers(const std::vector<std::string>& texts) {
+    return breakers_.get(texts, backend()->vocabulary());
+  }
+
   // Checks and queues `tasks`; `reader` is where their chunks come out.
   Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
   void drain(const std::string& reason) { inbox_->drain(reason); }
@@ -69,6 +75,7 @@ class Engine {
   std::atomic<const Backend*> ready_backend_{nullptr};
 
   GrammarCompiler grammars_;
+  BreakerCache breakers_;
 
   Mutex mutex_;
   corosrv_state state_ GUARDED_BY(mutex_) = COROSRV_STARTING;

@@ -27,17 +27,15 @@ void Grammar::keep_allowed(std::vector<Candidate>& candidates) {
 
 bool Grammar::allows(Token token) {
   if (vocabulary_->is_end_of_generation(token)) return is_complete();
-  const bool is_allowed = push(token);
+  const std::string_view text = vocabulary_->text(token);
+  const bool is_allowed = !text.empty() && push(text);
   recognizer_.pop_to(0);
   return is_allowed;
 }
 
-bool Grammar::push(Token token) {
-  const std::string_view text = vocabulary_->text(token);
-  for (const char byte : text) {
-    if (!recognizer_.push(static_cast<uint8_t>(byte))) return false;
-  }
-  return !text.empty();
+bool Grammar::push(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [this](char byte) { return recognizer_.push(static_cast<uint8_t>(byte)); });
 }
 
 void Grammar::ban_refused(float* logits) {
@@ -60,11 +58,17 @@ void Grammar::ban_refused(float* logits) {
 }
 
 bool Grammar::accept(Token token) {
+  if (vocabulary_->is_end_of_generation(token)) return is_complete();
+  const std::string_view text = vocabulary_->text(token);
+  return !text.empty() && accept_text(text);
+}
+
+bool Grammar::accept_text(std::string_view text) {
   recognizer_.reset_work();  // looking for the token must not leave too little to follow it
-  const bool is_allowed = vocabulary_->is_end_of_generation(token) ? is_complete() : push(token);
+  if (!push(text)) return false;
   recognizer_.commit();
   recognizer_.reset_work();
-  return is_allowed;
+  return true;
 }
 
 }  // namespace corosrv

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "backend.h"
@@ -24,6 +25,8 @@ class Grammar {
   void keep_allowed(std::vector<Candidate>& candidates);
   // Sets the logits of all tokens that are not allowed to -infinity.
   void ban_refused(float* logits);
+  // The text goes on with these bytes, which may end inside a character. False as with accept().
+  bool accept_text(std::string_view text);
   // The token is drawn. False when it was not allowed; the grammar is of no use then.
   bool accept(Token token);
 
@@ -35,7 +38,7 @@ class Grammar {
 
  private:
   bool allows(Token token);
-  bool push(Token token);
+  bool push(std::string_view text);
 
   Recognizer recognizer_;
   const Vocabulary* vocabulary_;

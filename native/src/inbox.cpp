@@ -4,11 +4,12 @@
 
 namespace corosrv {
 
-Chunk error_chunk(int32_t index, std::string message) {
+Chunk error_chunk(int32_t index, std::string message, const char* code) {
   Chunk chunk;
   chunk.index = index;
   chunk.finish = Finish::kError;
   chunk.text = std::move(message);
+  chunk.code = code;
   return chunk;
 }
 

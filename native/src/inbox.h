@@ -20,8 +20,11 @@ struct Submission {
   Clock::time_point submitted;
 };
 
+// The code of what ends because its server does.
+constexpr const char* kShuttingDown = "server_shutting_down";
+
 // The one terminal chunk of a task that never became a sequence.
-Chunk error_chunk(int32_t index, std::string message);
+Chunk error_chunk(int32_t index, std::string message, const char* code = "");
 
 // Bounded: all tasks that were taken and have not ended are counted, wherever they are. The decode thread sleeps here
 // when it has nothing to do, and only here.

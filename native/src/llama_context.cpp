@@ -6,6 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "backend.h"
+
 namespace corosrv {
 
 namespace {
@@ -38,7 +40,8 @@ llama_context_params context_params(const corosrv_options& options, const Contex
   params.n_seq_max = static_cast<uint32_t>(options.slots);
   const int32_t rows = rows_of_step(options, wish);
   params.n_batch = params.n_ubatch = static_cast<uint32_t>(rows);
-  params.n_outputs_max = static_cast<uint32_t>(wish.reads_whole ? rows : std::max(options.slots, kVectorRows));
+  const int32_t most_read = std::max(options.slots + kMostScoredRows, kVectorRows);
+  params.n_outputs_max = static_cast<uint32_t>(wish.reads_whole ? rows : std::min(most_read, rows));
   params.embeddings = wish.reads_whole;
   params.pooling_type = wish.pooling == Pooling::kRank ? LLAMA_POOLING_TYPE_RANK : LLAMA_POOLING_TYPE_NONE;
   if (options.threads > 0) params.n_threads = params.n_threads_batch = options.threads;

@@ -18,10 +18,22 @@ Chunk* continued_by(std::vector<Chunk>& unread, const Chunk& chunk) {
   return nullptr;
 }
 
+void merge(std::unique_ptr<TokenList>& into, std::unique_ptr<TokenList>&& more) {
+  if (into && more) {
+    into->append(*more);
+  } else if (more) {
+    into = std::move(more);
+  }
+}
+
 void merge(Chunk& into, Chunk&& chunk) {
   into.text += chunk.text;
   chunk.text = std::move(into.text);
   chunk.n_tokens += into.n_tokens;
+  merge(into.tokens, std::move(chunk.tokens));
+  chunk.tokens = std::move(into.tokens);
+  merge(into.prompt_info, std::move(chunk.prompt_info));
+  chunk.prompt_info = std::move(into.prompt_info);
   into = std::move(chunk);
 }
 
@@ -56,7 +68,7 @@ bool Reader::put(Chunk chunk) {
   {
     MutexLock lock(mutex_);
     was_empty = chunks_.empty();
-    bytes_ += chunk.text.size() + chunk.vector.size() * sizeof(float);
+    bytes_ += chunk.bytes();
     if (Chunk* unread = continued_by(chunks_, chunk)) {
       merge(*unread, std::move(chunk));
     } else {

@@ -31,7 +31,7 @@ class Reader {
     virtual void on_room() = 0;    // a take() made room in a reader that was seen full
   };
 
-  // `limit_bytes`: unread text and numbers at which is_full() says so.
+  // `limit_bytes`: unread text, numbers, and what is told of tokens, at which is_full() says so.
   Reader(size_t limit_bytes, std::shared_ptr<Listener> listener);
   ~Reader();
   Reader(const Reader&) = delete;
@@ -49,7 +49,7 @@ class Reader {
   // Decode thread. Both; true when the eventfd was written.
   bool push(Chunk chunk);
 
-  // Decode thread. True while the unread text is at the limit; the caller pauses its sequence, and the listener hears
+  // Decode thread. True while what is unread is at the limit; the caller pauses its sequence, and the listener hears
   // of room.
   bool is_full();
 

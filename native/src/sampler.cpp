@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
+#include <string>
+
+#include "cutoffs.h"
+#include "likelihood.h"
 
 namespace corosrv {
 
@@ -13,75 +16,108 @@ constexpr float kBanned = -std::numeric_limits<float>::infinity();
 constexpr size_t kWiden = 4;              // times as many candidates, when a grammar refuses all of them
 constexpr size_t kGreedyCandidates = 16;  // that a grammar looks at before it looks at all
 
-size_t window_size(const Sampling& sampling, int32_t context) {
-  const int32_t wanted = sampling.repeat_last_n < 0 ? context : sampling.repeat_last_n;
-  return static_cast<size_t>(std::min(wanted, context));
-}
-
-// exp(logit - the largest one) of each candidate: probabilities up to a common factor.
-std::vector<float>& weights_of(const std::vector<Candidate>& candidates, float temperature) {
-  thread_local std::vector<float> weights;
-  weights.resize(candidates.size());
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    weights[i] = std::exp((candidates[i].logit - candidates[0].logit) / temperature);
-  }
-  return weights;
-}
-
 }  // namespace
-
-float Random::next() {
-  uint64_t z = state_ += 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  z ^= z >> 31;
-  return static_cast<float>(z >> 40) * 0x1p-24f;
-}
 
 Sampler::Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t context)
     : sampling_(sampling),
       vocabulary_(vocabulary),
-      window_size_(window_size(sampling, context)),
       random_(sampling.seed),
-      grammar_(sampling.grammar ? std::make_unique<Grammar>(*sampling.grammar) : nullptr) {}
-
-bool Sampler::has_penalties() const {
-  return window_size_ > 0 && (sampling_.repeat_penalty != 1.0f || sampling_.presence_penalty != 0.0f ||
-                              sampling_.frequency_penalty != 0.0f);
+      order_(sampling, context),
+      chooser_(make_chooser(sampling, order_.is_greedy, vocabulary.size())),
+      trigger_(sampling.grammar_triggers) {
+  if (sampling.grammar && !trigger_.is_set()) grammar_ = std::make_unique<Grammar>(*sampling.grammar);
 }
 
 void Sampler::accept(Token token) {
-  if (!has_penalties()) return;
-  ++counts_[token];
-  if (window_.size() < window_size_) {
-    window_.push_back(token);
-    return;
-  }
-  const auto oldest = counts_.find(window_[oldest_]);
-  if (--oldest->second == 0) counts_.erase(oldest);
-  window_[oldest_] = token;
-  oldest_ = (oldest_ + 1) % window_size_;
+  for (const auto& stage : order_.on_row) stage->accept(token);
+  for (const auto& stage : order_.on_candidates) stage->accept(token);
+  chooser_->accept();
 }
 
-Token Sampler::draw(float* logits) {
+Token Sampler::draw(float* logits, TokenList* told) {
+  thread_local Workspace now;
+  if (tells() && !sampling_.post_sampling_probs) now.own.assign(logits, logits + vocabulary_.size());
   apply_biases(logits);
-  if (has_penalties()) apply_penalties(logits);
-  const bool is_greedy = sampling_.temperature <= 0;
-  if (is_greedy && !grammar_) return argmax(logits, static_cast<size_t>(vocabulary_.size()));
-  thread_local std::vector<Candidate> candidates;  // one for all sequences: it may take kilobytes
-  select(logits, candidates);
-  lack_ = Lack::kChoice;
-  if (candidates.empty() || !std::isfinite(candidates[0].logit)) return -1;
-  if (grammar_) select_allowed(logits, candidates);
-  if (candidates.empty()) return -1;
-  const Token token = is_greedy ? candidates[0].token : choose(candidates);
-  if (!grammar_ || grammar_->accept(token)) return token;
-  lack_ = Lack::kTime;
+  LogitRow row(logits);
+  for (const auto& stage : order_.on_row) stage->change(row);
+  Token token = choose(logits, now);
+  while (token >= 0 && !follow(token)) {
+    if (lack_ == Lack::kTime) return -1;
+    logits[token] = kBanned;
+    token = choose(logits, now);
+  }
+  if (token >= 0 && tells() && told != nullptr) *told = likelihood(token, now);
+  return token;
+}
+
+void Sampler::apply_biases(float* logits) const {
+  for (const auto& [token, bias] : sampling_.biases) logits[token] += bias;
+  if (!sampling_.ignore_eos) return;
+  for (const Token token : vocabulary_.end_tokens()) logits[token] = kBanned;
+}
+
+// One token, or -1 and the reason; changes only those logits that the grammar refuses.
+Token Sampler::choose(float* logits, Workspace& now) {
+  if (is_argmax()) {
+    const Token best = argmax(logits, static_cast<size_t>(vocabulary_.size()));
+    if (best < 0) return lacking(lack_of_choice(logits));
+    now.candidates.assign(1, {best, logits[best]});
+    now.weights.assign(1, 1.0f);
+    return best;
+  }
+  select(logits, now.candidates);
+  if (now.candidates.empty() || !std::isfinite(now.candidates[0].logit)) return lacking(lack_of_choice(logits));
+  if (grammar_) select_allowed(logits, now.candidates);
+  if (now.candidates.empty()) return -1;
+  for (const auto& stage : order_.on_candidates) stage->apply(now.candidates, random_);
+  return now.candidates[chooser_->choose(now.candidates, now.weights, random_)].token;
+}
+
+Token Sampler::lacking(Lack lack) {
+  lack_ = lack;
   return -1;
 }
 
+Sampler::Lack Sampler::lack_of_choice(const float* logits) const {
+  const auto is_number = [](float logit) { return logit == kBanned || std::isfinite(logit); };
+  return std::all_of(logits, logits + vocabulary_.size(), is_number) ? Lack::kChoice : Lack::kNumber;
+}
+
+// The grammar, or the watch for its beginning, goes on with the token; false where it may not be drawn, or following
+// it takes too long.
+bool Sampler::follow(Token token) {
+  if (grammar_) {
+    if (grammar_->accept(token)) return true;
+    lack_ = Lack::kTime;
+    return false;
+  }
+  return !trigger_.is_set() || begin_grammar(token);
+}
+
+bool Sampler::begin_grammar(Token token) {
+  const std::string_view text = added_text(vocabulary_, token);
+  std::string begun;
+  if (!trigger_.would_complete(text, begun)) {
+    trigger_.pass(text);
+    return true;
+  }
+  auto grammar = std::make_unique<Grammar>(*sampling_.grammar);
+  if (grammar->accept_text(begun)) {
+    grammar_ = std::move(grammar);
+    return true;
+  }
+  lack_ = grammar->is_too_slow() ? Lack::kTime : Lack::kAllowed;
+  return false;
+}
+
+void Sampler::select(const float* logits, Candidates& candidates) const {
+  const auto size = static_cast<size_t>(vocabulary_.size());
+  top_k(logits, size, n_candidates(), candidates);
+  if (order_.n_sigma > 0) drop_below(least_by_sigma(logits, size, order_.n_sigma), candidates);
+}
+
 // Leaves of the candidates those that the grammar allows, or puts the best of those that it allows in their place.
-void Sampler::select_allowed(float* logits, std::vector<Candidate>& candidates) {
+void Sampler::select_allowed(float* logits, Candidates& candidates) {
   const bool has_all = n_candidates() == static_cast<size_t>(vocabulary_.size());
   if (!has_all) grammar_->keep_allowed(candidates);
   if (has_all || candidates.empty()) select_best_allowed(logits, candidates);
@@ -94,13 +130,13 @@ void Sampler::select_allowed(float* logits, std::vector<Candidate>& candidates) 
 // The k best of what the grammar allows, or the best one where greed asks for no more. Where it allows much, they are
 // soon found from the top; where it allows little, the whole vocabulary is soon seen through, because most tokens are
 // refused for their first byte.
-void Sampler::select_best_allowed(float* logits, std::vector<Candidate>& candidates) {
+void Sampler::select_best_allowed(float* logits, Candidates& candidates) {
   const auto size = static_cast<size_t>(vocabulary_.size());
   const size_t k = n_candidates();
-  if (k <= size / kWiden) {
+  if (k <= size / kWiden && order_.n_sigma == 0) {
     top_k(logits, size, k * kWiden, candidates);
     grammar_->keep_allowed(candidates);
-    if (candidates.size() >= (sampling_.temperature <= 0 ? 1 : k)) {
+    if (candidates.size() >= (order_.is_best_of_row ? 1 : k)) {
       candidates.resize(std::min(k, candidates.size()));
       return;
     }
@@ -109,85 +145,16 @@ void Sampler::select_best_allowed(float* logits, std::vector<Candidate>& candida
   select(logits, candidates);
 }
 
-Token Sampler::choose(std::vector<Candidate>& candidates) {
-  if (sampling_.typical_p < 1.0f) keep_typical(candidates);
-  if (sampling_.top_p < 1.0f) keep_top_p(candidates);
-  if (sampling_.min_p > 0.0f) keep_min_p(candidates);
-  return pick(candidates);
-}
-
-void Sampler::apply_biases(float* logits) const {
-  for (const auto& [token, bias] : sampling_.biases) logits[token] += bias;
-  if (!sampling_.ignore_eos) return;
-  for (const Token token : vocabulary_.end_tokens()) logits[token] = kBanned;
-}
-
-void Sampler::apply_penalties(float* logits) const {
-  for (const auto& [token, count] : counts_) {
-    float& logit = logits[token];
-    logit = logit <= 0 ? logit * sampling_.repeat_penalty : logit / sampling_.repeat_penalty;
-    logit -= static_cast<float>(count) * sampling_.frequency_penalty + sampling_.presence_penalty;
-  }
-}
-
-void Sampler::select(const float* logits, std::vector<Candidate>& candidates) const {
-  top_k(logits, static_cast<size_t>(vocabulary_.size()), n_candidates(), candidates);
-}
-
 size_t Sampler::n_candidates() const {
   const auto size = static_cast<size_t>(vocabulary_.size());
-  if (sampling_.temperature <= 0) return std::min(kGreedyCandidates, size);
-  return sampling_.top_k > 0 ? std::min(static_cast<size_t>(sampling_.top_k), size) : size;
+  if (order_.is_best_of_row) return std::min(kGreedyCandidates, size);
+  return order_.k > 0 ? std::min(order_.k, size) : size;
 }
 
-// Locally typical sampling (Meister et al. 2022): the tokens whose surprise is nearest to the expected one, until
-// their probabilities add up to typical_p.
-void Sampler::keep_typical(std::vector<Candidate>& candidates) const {
-  const std::vector<float>& weights = weights_of(candidates, 1.0f);
-  const float total = std::accumulate(weights.begin(), weights.end(), 0.0f);
-  float entropy = 0;
-  for (const float weight : weights) {
-    if (weight > 0) entropy -= weight / total * std::log(weight / total);
-  }
-  std::vector<size_t> order(candidates.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  const auto distance = [&](size_t i) { return std::abs(-std::log(weights[i] / total) - entropy); };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return distance(a) < distance(b); });
-
-  float sum = 0;
-  size_t kept = 0;
-  while (kept < order.size() && sum < sampling_.typical_p * total) sum += weights[order[kept++]];
-  order.resize(std::max<size_t>(kept, 1));
-  std::sort(order.begin(), order.end());
-  for (size_t i = 0; i < order.size(); ++i) candidates[i] = candidates[order[i]];
-  candidates.resize(order.size());
-}
-
-void Sampler::keep_top_p(std::vector<Candidate>& candidates) const {
-  const std::vector<float>& weights = weights_of(candidates, 1.0f);
-  const float wanted = sampling_.top_p * std::accumulate(weights.begin(), weights.end(), 0.0f);
-  float sum = 0;
-  size_t kept = 0;
-  while (kept < weights.size() && sum < wanted) sum += weights[kept++];
-  candidates.resize(std::max<size_t>(kept, 1));
-}
-
-void Sampler::keep_min_p(std::vector<Candidate>& candidates) const {
-  const float least = candidates[0].logit + std::log(sampling_.min_p);
-  const auto below = std::find_if(candidates.begin() + 1, candidates.end(),
-                                  [least](const Candidate& candidate) { return candidate.logit < least; });
-  candidates.erase(below, candidates.end());
-}
-
-Token Sampler::pick(const std::vector<Candidate>& candidates) {
-  const std::vector<float>& weights = weights_of(candidates, sampling_.temperature);
-  const float total = std::accumulate(weights.begin(), weights.end(), 0.0f);
-  float left = random_.next() * total;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    left -= weights[i];
-    if (left < 0) return candidates[i].token;
-  }
-  return candidates.back().token;
+TokenList Sampler::likelihood(Token token, const Workspace& now) const {
+  const auto n_top = static_cast<size_t>(sampling_.n_probs);
+  if (sampling_.post_sampling_probs) return likelihood_among(token, now.candidates, now.weights, n_top, vocabulary_);
+  return likelihood_of(token, now.own.data(), n_top, vocabulary_);
 }
 
 }  // namespace corosrv

@@ -113,6 +113,18 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   reading.pop_back();
 
   const int32_t reserved = std::min(reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2, first->n_pending());
+  const int32_t reserved_to_score = first->scores_prompt() ? std::min(reserved, kMostScoredRows) : 0;
+  int32_t left_to_score = kMostScoredRows - reserved_to_score;
+  const auto take = [&](Sequence* sequence, int32_t most) {
+    int32_t n_tokens = std::min(most, sequence->n_pending());
+    if (sequence->scores_prompt()) {
+      n_tokens = std::min(n_tokens, left_to_score);
+      left_to_score -= n_tokens;
+    }
+    if (n_tokens > 0) plan.items.push_back({sequence, n_tokens});
+    plan.n_prompt += n_tokens;
+    return n_tokens;
+  };
   int32_t left = prompt_tokens - reserved;
   // A heap and no sorted list: of thousands that wait, few fit into a step.
   std::make_heap(reading.begin(), reading.end());
@@ -120,13 +132,10 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
     std::pop_heap(reading.begin(), end);
     Sequence* const next = std::prev(end)->sequence;
     if (reads_whole_ && next->n_pending() > left) break;  // those behind it have as much to read, or more
-    const int32_t n_tokens = std::min(left, next->n_pending());
-    plan.items.push_back({next, n_tokens});
-    left -= n_tokens;
+    left -= take(next, left);
   }
-  plan.items.push_back({first, std::min(reserved + left, first->n_pending())});
-  for (auto item = plan.items.begin() + plan.n_decode; item != plan.items.end(); ++item)
-    plan.n_prompt += item->n_tokens;
+  left_to_score += reserved_to_score;
+  take(first, reserved + left);
 }
 
 std::vector<Scheduler::Reading> Scheduler::all_reading() const {

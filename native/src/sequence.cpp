@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cassert>
 #include <exception>
+#include <limits>
 #include <utility>
+
+#include "likelihood.h"
 
 namespace corosrv {
 
@@ -34,6 +37,12 @@ std::unique_ptr<Pooler> pooler_for(const Task& task) {
 
 double milliseconds(Clock::duration duration) { return 1000 * seconds(duration); }
 
+TokenList first_of_prompt(Token token, const Vocabulary& vocabulary) {
+  TokenList told;
+  told.add(token, std::numeric_limits<float>::quiet_NaN(), added_text(vocabulary, token), 0);
+  return told;
+}
+
 }  // namespace
 
 Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals,
@@ -46,17 +55,22 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       n_prompt_(static_cast<int32_t>(submission.task.prompt.size())),
       max_tokens_(submission.task.max_tokens),
       context_(context),
-      // Who wants the vectors of all tokens has to have them computed.
-      shares_prefix_(submission.task.share_prefix && !submission.task.vectors),
+      // Who wants the vectors or the scores of all tokens has to have them computed.
+      shares_prefix_(submission.task.share_prefix && !submission.task.vectors && !submission.task.scores_prompt),
+      scores_prompt_(submission.task.scores_prompt),
+      n_top_(static_cast<size_t>(std::max(submission.task.sampling.n_probs, 0))),
+      max_s_(submission.task.max_ms / 1000),
       tokens_(std::move(submission.task.prompt)),
       sampler_(submission.task.sampling, vocabulary, context),
-      stop_matcher_(submission.task.stops),
+      text_(submission.task.stops),
       pooler_(pooler_for(submission.task)),
       submitted_(submission.submitted),
       started_(submitted_),
       first_token_(submitted_),
       last_token_(submitted_) {
   for (const Token token : tokens_) sampler_.accept(token);
+  // Nothing stands before the first token: there is no saying how likely it was.
+  if (scores_prompt_) tell_score(first_of_prompt(tokens_.front(), vocabulary));
 }
 
 Sequence::~Sequence() { finish(Finish::kError, "the engine ended before the answer did"); }
@@ -68,7 +82,7 @@ void Sequence::enter(State state) {
 
 void Sequence::start(int32_t slot, Clock::time_point now) {
   enter(State::kStarting);
-  slot_ = slot;
+  slot_ = last_slot_ = slot;
   if (was_started()) return;
   started_ = now;
   observe(stats_.queue_wait, seconds(now - submitted_));
@@ -90,10 +104,21 @@ void Sequence::computed(int32_t n_tokens) {
   if (state_ != State::kPrefilling) return;
   const int32_t n_read = std::min(n_computed_, n_prompt_);
   if (n_read > n_read_) stats_.prompt_tokens += static_cast<uint64_t>(n_read - std::exchange(n_read_, n_read));
-  if (n_pending() > 0) return;
-  if (wants_vectors()) return finish(Finish::kStop);
-  enter(State::kDecoding);
-  if (is_at_limit()) finish(Finish::kLength);
+  if (n_pending() == 0) {
+    if (wants_vectors()) return finish(Finish::kStop);
+    enter(State::kDecoding);
+    if (is_at_limit()) return finish(Finish::kLength);
+  }
+  if (!scores_.is_empty()) emit({});
+}
+
+TokenList Sequence::score(int32_t position, const float* logits) const {
+  return likelihood_of(token(position + 1), logits, n_top_, vocabulary_);
+}
+
+void Sequence::tell_score(const TokenList& told) {
+  scores_.append(told);
+  ++n_scored_;
 }
 
 void Sequence::collect(const float* vector) { pooler_->add(vector); }
@@ -111,7 +136,7 @@ void Sequence::choose(float* logits) {
   if (state_ != State::kDecoding) return;
   chosen_ = -1;
   try {
-    chosen_ = sampler_.draw(logits);
+    chosen_ = sampler_.draw(logits, &told_);
   } catch (const std::exception& error) {
     failure_ = std::string("no token could be drawn: ") + error.what();
   }
@@ -130,13 +155,17 @@ void Sequence::finish_without_token() {
   if (!failure_.empty()) return finish(Finish::kError, failure_);
   switch (sampler_.lack()) {
     case Sampler::Lack::kChoice:
-      return finish(Finish::kError, "no token can be drawn: all are banned, or the model's logits are not numbers");
+      return finish(Finish::kError, "no token can be drawn: all of them are banned", "all_tokens_banned");
+    case Sampler::Lack::kNumber:
+      return finish(Finish::kError, "no token can be drawn: the model's logits are not numbers");
     case Sampler::Lack::kContinuation:
       return finish(Finish::kStop);
     case Sampler::Lack::kAllowed:
-      return finish(Finish::kError, "grammar_dead_end: no token of this model goes on as the grammar wants");
+      return finish(Finish::kError, "grammar_dead_end: no token of this model goes on as the grammar wants",
+                    "grammar_dead_end");
     case Sampler::Lack::kTime:
-      return finish(Finish::kError, "grammar_too_slow: there are too many ways to read the text by this grammar");
+      return finish(Finish::kError, "grammar_too_slow: there are too many ways to read the text by this grammar",
+                    "grammar_too_slow");
   }
 }
 
@@ -153,43 +182,47 @@ void Sequence::accept(Token token, Clock::time_point now) {
   ++n_unsent_;
   ++stats_.generated_tokens;
 
-  if (vocabulary_.is_end_of_generation(token)) {
-    finish(Finish::kStop);
-    return;
-  }
-  std::string text = stop_matcher_.push(text_stream_.push(vocabulary_.text(token)));
+  std::string text = text_.push(added_text(vocabulary_, token), std::exchange(told_, {}));
   if (!text.empty()) emit(std::move(text));
-  if (stop_matcher_.has_matched()) {
+  if (vocabulary_.is_end_of_generation(token) || text_.has_stopped()) {
     finish(Finish::kStop);
-  } else if (is_at_limit()) {
+  } else if (is_at_limit() || (max_s_ > 0 && seconds(now - first_token_) >= max_s_)) {
     finish(Finish::kLength);
   }
 }
 
 bool Sequence::is_at_limit() const {
-  return static_cast<int32_t>(tokens_.size()) >= context_ || (max_tokens_ >= 0 && n_generated() >= max_tokens_);
+  return n_tokens() >= context_ || (max_tokens_ >= 0 && n_generated() >= max_tokens_);
 }
 
-void Sequence::emit(std::string text) {
+// What has not been sent, but for the text.
+Chunk Sequence::make_chunk() {
   Chunk chunk;
   chunk.index = index_;
   chunk.n_tokens = std::exchange(n_unsent_, 0);
+  if (TokenList tokens = text_.take_tokens(); !tokens.is_empty()) {
+    chunk.tokens = std::make_unique<TokenList>(std::move(tokens));
+  }
+  if (!scores_.is_empty()) chunk.prompt_info = std::make_unique<TokenList>(std::exchange(scores_, {}));
+  return chunk;
+}
+
+void Sequence::emit(std::string text) {
+  Chunk chunk = make_chunk();
   chunk.text = std::move(text);
   signals_.push(reader_, std::move(chunk));
 }
 
-void Sequence::finish(Finish finish, const std::string& message) {
+void Sequence::finish(Finish finish, const std::string& message, const char* code) {
   if (state_ == State::kDone) return;  // exactly one terminal chunk, whoever ends it again (I4)
   enter(State::kDone);
   finish_ = finish;
   count_finish(stats_, finish);
-  // What the stop matcher held back in vain belongs to the answer, also when it ends early.
-  std::string held = stop_matcher_.flush();
+  // What was held back in vain belongs to the answer, also when it ends early.
+  std::string held = text_.flush();
   if (finish == Finish::kError && !held.empty()) emit(std::exchange(held, {}));
 
-  Chunk chunk;
-  chunk.index = index_;
-  chunk.n_tokens = std::exchange(n_unsent_, 0);
+  Chunk chunk = make_chunk();
   chunk.finish = finish;
   chunk.prompt_tokens = n_prompt_;
   chunk.cached_tokens = n_cached_;
@@ -202,6 +235,9 @@ void Sequence::finish(Finish finish, const std::string& message) {
     chunk.prompt_ms = milliseconds(Clock::now() - started_);
   }
   chunk.text = finish == Finish::kError ? message : std::move(held);
+  if (text_.has_stopped()) chunk.stopping_word = text_.stopping_word();
+  chunk.code = code;
+  chunk.slot = last_slot_;
   signals_.push(reader_, std::move(chunk));
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "answer_text.h"
 #include "backend.h"
 #include "inbox.h"
 #include "loop_stats.h"
@@ -12,8 +13,6 @@
 #include "reader.h"
 #include "sampler.h"
 #include "signals.h"
-#include "stop_matcher.h"
-#include "text_stream.h"
 #include "types.h"
 
 namespace corosrv {
@@ -38,13 +37,14 @@ class Sequence {
 
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
   int32_t n_computed() const { return n_computed_; }
-  int32_t n_pending() const { return static_cast<int32_t>(tokens_.size()) - n_computed_; }
+  int32_t n_pending() const { return n_tokens() - n_computed_; }
   Token token(int32_t position) const { return tokens_[static_cast<size_t>(position)]; }
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return tokens_; }
   bool shares_prefix() const { return shares_prefix_; }
   // It is to become a vector; no token is generated.
   bool wants_vectors() const { return pooler_ != nullptr; }
+  bool scores_prompt() const { return scores_prompt_; }
   Finish finished() const { return finish_; }
 
   // When it first got a slot.
@@ -68,10 +68,21 @@ class Sequence {
   void computed(int32_t n_tokens);                  // these are in the KV cache now; prefilling -> decoding at the end
   void collect(const float* vector);                // of the next token that is to be computed()
   void preempt();                                   // gives up its slot and what that holds; -> waiting
-  void finish(Finish finish, const std::string& message = {});  // -> done; nothing when it is done already
+  // -> done; nothing when it is done already. `code`, a constant, tells programs of an error.
+  void finish(Finish finish, const std::string& message = {}, const char* code = "");
 
   // The slot's content now lies in another slot.
-  void move(int32_t slot) { slot_ = slot; }
+  void move(int32_t slot) { slot_ = last_slot_ = slot; }
+
+  // Whether what follows a pending token is to be told: it is drawn, or it is a token of the prompt that is scored.
+  bool wants_logits(int32_t position) const { return position + 1 == n_tokens() || is_scored(position); }
+  bool is_scored(int32_t position) const {
+    return scores_prompt_ && position + 1 >= n_scored_ && position + 1 < n_prompt_;
+  }
+  // How likely the prompt's next token was, by the logits behind this one. Any thread, while the sequence stands still.
+  TokenList score(int32_t position, const float* logits) const;
+  // The scores of the prompt's next tokens come in order, before computed() sends them.
+  void tell_score(const TokenList& told);
 
   // The next token is drawn in two parts: choose() touches this sequence alone and throws nothing, so that different
   // ones may choose in different threads at once; take() then tells the reader and the counters, and may end it.
@@ -83,9 +94,11 @@ class Sequence {
   void accept(Token token, Clock::time_point now);
   void finish_without_token();
   void emit(std::string text);
+  Chunk make_chunk();
   bool is_at_limit() const;
   bool was_started() const { return n_read_ > 0; }
-  int32_t n_generated() const { return static_cast<int32_t>(tokens_.size()) - n_prompt_; }
+  int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
+  int32_t n_generated() const { return n_tokens() - n_prompt_; }
 
   const std::shared_ptr<Reader> reader_;
   const Vocabulary& vocabulary_;
@@ -96,6 +109,9 @@ class Sequence {
   const int32_t max_tokens_;
   const int32_t context_;
   const bool shares_prefix_;
+  const bool scores_prompt_;
+  const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
+  const double max_s_;  // of generating; 0 is no limit
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;
@@ -103,17 +119,20 @@ class Sequence {
   const Sequence* leader_ = nullptr;
   int32_t n_led_ = 0;
   int32_t slot_ = -1;
+  int32_t last_slot_ = -1;
   std::vector<Token> tokens_;
   Token chosen_ = -1;
+  TokenList told_;       // of it
   std::string failure_;  // of choose(), with an exception
   int32_t n_computed_ = 0;
   int32_t n_read_ = 0;    // of the prompt, at any time: a preempted sequence reads it again
   int32_t n_cached_ = 0;  // of the prompt, not computed for it
+  int32_t n_scored_ = 0;  // of the prompt, at any time
   int32_t n_unsent_ = 0;  // generated, and in no chunk yet
+  TokenList scores_;      // of the prompt's tokens, in no chunk yet
 
   Sampler sampler_;
-  TextStream text_stream_;
-  StopMatcher stop_matcher_;
+  AnswerText text_;
   const std::unique_ptr<Pooler> pooler_;  // null: generates
 
   const Clock::time_point submitted_;

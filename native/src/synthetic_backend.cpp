@@ -70,9 +70,9 @@ class SyntheticBackend final : public Backend {
       slot.is_live = true;
       slot.state = slot.state * 31 + static_cast<uint32_t>(row.token) + 7;
       // A row right after the slot's previous logits is a generated token; all others are of a prompt.
-      const bool is_decode = slot.n_generated > 0 && row.wants_logits;
+      const bool is_decode = slot.n_generated > 0 && row.wants_logits && !row.is_scored;
       ++(is_decode ? n_decode : n_prompt);
-      if (row.wants_logits) logits_[i * kTokens + static_cast<size_t>(next(slot))] = kLikely;
+      if (row.wants_logits && !row.is_scored) logits_[i * kTokens + static_cast<size_t>(next(slot))] = kLikely;
     }
     pace(n_prompt, n_decode);
     return Status::ok();

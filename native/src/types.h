@@ -9,8 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "token_list.h"
+
 namespace corosrv {
 
+class DryBreakers;
 class Grammar;
 
 using Token = int32_t;
@@ -33,6 +36,29 @@ struct Sampling {
   bool ignore_eos = false;
   std::vector<std::pair<Token, float>> biases;
   std::shared_ptr<const Grammar> grammar;  // at its beginning; each sequence follows a copy. Null: any text
+  int32_t n_probs = -1;              // likeliest tokens that are told of with each that is drawn; -1: none is told of
+  bool post_sampling_probs = false;  // of the distribution that was drawn from, not of the model's own
+  std::vector<std::string> grammar_triggers;  // the grammar begins with the first of them in the text; none: at once
+  float top_n_sigma = -1.0f;                  // -1 is off
+  float xtc_probability = 0.0f;
+  float xtc_threshold = 0.1f;
+  float dynatemp_range = 0.0f;
+  float dynatemp_exponent = 1.0f;
+  float dry_multiplier = 0.0f;
+  float dry_base = 1.75f;
+  int32_t dry_allowed_length = 2;
+  int32_t dry_penalty_last_n = 64;                  // -1 is the whole context
+  std::shared_ptr<const DryBreakers> dry_breakers;  // null: none
+  int32_t mirostat = 0;
+  float mirostat_tau = 5.0f;
+  float mirostat_eta = 0.1f;
+  float adaptive_target = -1.0f;  // -1 is off
+  float adaptive_decay = 0.9f;
+  int32_t min_keep = 0;
+  std::vector<corosrv_sampler> samplers = {
+      COROSRV_SAMPLER_PENALTIES,   COROSRV_SAMPLER_DRY,       COROSRV_SAMPLER_TOP_N_SIGMA, COROSRV_SAMPLER_TOP_K,
+      COROSRV_SAMPLER_TYPICAL_P,   COROSRV_SAMPLER_TOP_P,     COROSRV_SAMPLER_MIN_P,       COROSRV_SAMPLER_XTC,
+      COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_ADAPTIVE_P};
 };
 
 // What becomes of the vectors that a model makes of a sequence's tokens. kRank: its own head makes a score of them.
@@ -54,6 +80,8 @@ struct Task {
   std::vector<std::string> stops;
   bool share_prefix = true;           // begin from what was computed before, and leave behind what is computed now
   std::optional<VectorWish> vectors;  // wants these, and no text
+  double max_ms = 0;                  // of generating, from the first token on; 0: no limit
+  bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };
@@ -69,6 +97,17 @@ struct Chunk {
   double decode_ms = 0;
   std::string text;
   std::vector<float> vector;
+  std::string stopping_word;
+  const char* code = "";  // of an error, for programs
+  int32_t slot = -1;
+  std::unique_ptr<TokenList> tokens;       // that the text is made of; null: none are told of
+  std::unique_ptr<TokenList> prompt_info;  // tokens of the prompt; null: none are told of
+
+  // What may not pile up unread.
+  size_t bytes() const {
+    return text.size() + vector.size() * sizeof(float) + (tokens ? tokens->bytes() : 0) +
+           (prompt_info ? prompt_info->bytes() : 0);
+  }
 };
 
 }  // namespace corosrv

@@ -79,7 +79,8 @@ struct TaskFor {
   explicit TaskFor(const std::string& prompt, int32_t max_tokens = -1) {
     for (const char byte : prompt) tokens.push_back(static_cast<uint8_t>(byte));
     task.max_tokens = max_tokens;
-    task.sampling = {0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, nullptr, 0, {nullptr, 0}};
+    task.sampling.top_p = task.sampling.typical_p = task.sampling.repeat_penalty = 1;
+    task.sampling.n_probs = -1;
   }
 
   const corosrv_task& get() {

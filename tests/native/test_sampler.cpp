@@ -395,7 +395,7 @@ TEST("a draw without a token says what is lacking") {
   const std::string slow = "root ::= " + repeated("[^a]? ", 8000);
 
   CHECK_EQ(lack(plain(), make_logits({kMinusInfinity})), Lack::kChoice);
-  CHECK_EQ(lack(following("root ::= \"a\""), make_logits({kNan, kNan})), Lack::kChoice);
+  CHECK_EQ(lack(following("root ::= \"a\""), make_logits({kNan, kNan})), Lack::kNumber);
   CHECK_EQ(lack(following("root ::= \"\""), letters), Lack::kContinuation);
   CHECK_EQ(lack(following("root ::= [\\xE9]"), letters), Lack::kAllowed);
   CHECK_EQ(lack(following(slow), letters), Lack::kTime);
