@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from corosrv.structured import strings
 from corosrv.structured.book import RuleBook
-from corosrv.structured.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
 from corosrv.structured.gbnf import repeated
 from corosrv.structured.limits import Limits
 from corosrv.structured.objects import SPACE_RULE, elements, members, pair
@@ -22,15 +21,7 @@ class Anything:
 
     def string(self, least: int = 0, most: int | None = None) -> str:
         most = self._limits.string_chars if most is None else min(most, self._limits.string_chars)
-        self._book.shared("hex", HEX_RULE)
-        self._book.shared("escape", ESCAPE_RULE)
-        return self._book.shared(f"string-{least}-{max(least, most)}", strings.of_length(least, max(least, most)))
-
-    def chars(self) -> str:
-        """What may come after the first characters of a key, without quotes."""
-        self._book.shared("hex", HEX_RULE)
-        self._book.shared("escape", ESCAPE_RULE)
-        return self._book.shared("key-chars", repeated(ANY_CHAR, 0, self._limits.key_chars))
+        return strings.of_length(least, max(least, most), self._book)
 
     def key(self) -> str:
         return self.string(1, self._limits.key_chars)
@@ -55,11 +46,11 @@ class Anything:
         depth = self._limits.value_depth if depth is None else depth
         self._book.shared("space", SPACE_RULE)
         member = self._book.shared(f"member-{depth}", pair(self.key(), self.value(depth - 1)))
-        inside = members((), member, self._limits.extra_properties, 0, self._limits.extra_properties, self._book)
+        inside = members((), member, self._limits.extra_properties, 0, self._limits.extra_properties, self._book.common)
         return self._book.shared(f"object-{depth}", inside.within("{", "}"))
 
     def array(self, depth: int | None = None) -> str:
         depth = self._limits.value_depth if depth is None else depth
         self._book.shared("space", SPACE_RULE)
-        inside = elements((), self.value(depth - 1), 0, self._limits.items, self._book)
+        inside = elements((), self.value(depth - 1), 0, self._limits.items, self._book.common)
         return self._book.shared(f"array-{depth}", inside.within("[", "]"))

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from abc import ABC, abstractmethod
 
 from corosrv.errors import InvalidSchema
-from corosrv.structured.gbnf import SHARED_PREFIX, Rules
+from corosrv.structured.gbnf import SHARED_PREFIX, Rules, repeated, sequence
 from corosrv.structured.limits import Limits
 
+CHUNK = 32
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
-class RuleBook:
+class Namer(ABC):
+    """Gives rules their names."""
+
+    @abstractmethod
+    def rule(self, body: str) -> str:
+        """The name of a rule with this body."""
+
+    def many(self, item: str, least: int, most: int) -> str:
+        """An item so many times: in chunks with a name, as each time takes its place in a grammar."""
+        if most <= 2 * CHUNK:
+            return repeated(item, least, most)
+        chunk = self.rule(f"{item}{{{CHUNK}}}")
+        sure = sequence(repeated(chunk, least // CHUNK, least // CHUNK), repeated(item, least % CHUNK, least % CHUNK))
+        left = most - least
+        if left <= 2 * CHUNK:
+            return sequence(sure, repeated(item, 0, left))
+        single = CHUNK - 1 + (left - CHUNK + 1) % CHUNK
+        return sequence(sure, repeated(chunk, 0, (left - single) // CHUNK), repeated(item, 0, single))
+
+
+class RuleBook(Namer):
     """Rules under one prefix. What goes over the limits is refused as soon as it does."""
 
     def __init__(self, prefix: str, param: str, limits: Limits) -> None:
@@ -30,6 +53,11 @@ class RuleBook:
         if name not in self._bodies:
             self.define(name, body)
         return name
+
+    @property
+    def common(self) -> CommonRules:
+        """Writes rules that are the same in every grammar, by whatever they are."""
+        return CommonRules(self)
 
     def rule(self, body: str) -> str:
         """The name of a rule with this body."""
@@ -66,3 +94,14 @@ class RuleBook:
             found[name] = self._bodies[name]
             todo += reversed(_NAME.findall(_QUOTED.sub(" ", self._bodies[name])))
         return Rules(start, found)
+
+
+class CommonRules(Namer):
+    """A book's rules that do not carry its prefix."""
+
+    def __init__(self, book: RuleBook) -> None:
+        self._book = book
+
+    def rule(self, body: str) -> str:
+        # Named by what it says: two grammars have the same rule, or two rules.
+        return self._book.shared(hashlib.sha256(body.encode()).hexdigest()[:12], body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from corosrv.structured.gbnf import MOST_CODE_POINT, Range, char_set, either, literal, sequence
+from corosrv.structured.gbnf import MOST_CODE_POINT, Range, char_set, literal, sequence
 
 _SHORT_ESCAPES = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r"}
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -52,21 +52,20 @@ class Chars:
         is_one = len(self.ranges) == 1 and self.ranges[0][0] == self.ranges[0][1]
         return chr(self.ranges[0][0]) if is_one else ""
 
-    def in_json(self) -> str:
-        """One of these characters, as it is written between the quotes of a JSON string."""
+    def in_json(self) -> tuple[list[str], list[str]]:
+        """Alternatives for one of these characters between the quotes of a JSON string: as it is, and escaped."""
         raw = self & RAW
         if raw == self and (char := self.single):
-            return literal(char)
-        found = [char_set(raw.ranges)] if raw.ranges else []
-        found += [literal(f"\\{chr(code)}") for code in (_QUOTE, _BACKSLASH) if code in self]
-        found += [literal(f"\\{letter}") for code, letter in _SHORT_ESCAPES.items() if code in self]
+            return [literal(char)], []
+        escaped = [literal(f"\\{chr(code)}") for code in (_QUOTE, _BACKSLASH) if code in self]
+        escaped += [literal(f"\\{letter}") for code, letter in _SHORT_ESCAPES.items() if code in self]
         others = (self & CONTROLS).ranges
         for high in (0, 1):
             low = [(first % 16, last % 16) for first, last in _within(others, high * 16, high * 16 + 15)]
             if low:
                 digits = "".join("0123456789abcdef"[code] for first, last in low for code in range(first, last + 1))
-                found.append(sequence(literal(f"\\u00{high}0"[:-1]), f"[{digits}]"))
-        return either(found)
+                escaped.append(sequence(literal(f"\\u00{high}"), f"[{digits}]"))
+        return [char_set(raw.ranges)] if raw.ranges else [], escaped
 
 
 def _within(ranges: Iterable[Range], least: int, most: int) -> list[Range]:

@@ -207,7 +207,7 @@ class _Converter:
     def _check_disjoint(self, branches: list[tuple[Any, str]], place: str) -> None:
         if len(branches) > _MOST_BRANCHES:
             raise self._refused(step(place, "oneOf"), f"has more than {_MOST_BRANCHES} schemas; use anyOf")
-        flat = []
+        flat: list[Schema | None] = []
         for branch, at in branches:
             try:
                 flat.append(self._seen_flat(branch, at))
@@ -238,9 +238,7 @@ class _Converter:
         try:
             literals = [json_literal(value) for value in values]
         except ValueError:
-            raise self._refused(
-                step(place, "enum"), "holds text that is not Unicode, or a number that is none"
-            ) from None
+            raise self._refused(step(place, "enum"), "holds what JSON cannot: text that is not Unicode") from None
         return either(literals) if len(literals) == 1 else self._book.rule(" | ".join(dict.fromkeys(literals)))
 
     def _typed(self, schema: Schema, place: str) -> str:
@@ -323,7 +321,7 @@ class _Converter:
         if node is None:
             return self._any.string(least, most)
         most = max(least, min(self._limits.string_chars, most if most is not None else self._limits.string_chars))
-        return self._book.rule(strings.of_pattern(*within(node, least, most)))
+        return strings.of_pattern(*within(node, least, most), self._book)
 
     def _pattern_of(self, schema: Schema, place: str) -> Node | None:
         known_format = strings.FORMATS.get(schema.get("format", ""))
@@ -385,9 +383,8 @@ class _Converter:
         required = schema.get("required", [])
         for name in required:
             if name not in properties:
-                properties[name] = (
-                    schema.get("additionalProperties", True) if not self._by_pattern(schema, name, place) else True
-                )
+                is_other = not self._by_pattern(schema, name, place)
+                properties[name] = schema.get("additionalProperties", True) if is_other else True
         found = []
         for name, inner in properties.items():
             at = step(place, "properties", name)
@@ -431,7 +428,7 @@ class _Converter:
             value = self._value(inner, step(place, "additionalProperties"))
         except Impossible:
             return None
-        key = names.other_than(named, self._any, self._book) if named else self._any.key()
+        key = names.other_than(named, self._limits.key_chars, self._book) if named else self._any.key()
         return self._book.rule(pair(key, value))
 
     def _of_patterns(self, schema: Schema, place: str) -> str | None:
@@ -452,7 +449,7 @@ class _Converter:
             except Impossible:
                 continue
             least = 1 if node.least == 0 else node.least
-            key = self._book.rule(strings.of_pattern(*within(node, least, max(least, self._limits.key_chars))))
+            key = strings.of_pattern(*within(node, least, max(least, self._limits.key_chars)), self._book)
             found.append(self._book.rule(pair(key, value)))
         if not found:
             return None

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_CODE_POINT = 0x10FFFF
+NOTHING = '""'
+QUOTE = '"\\""'
 
 # Code points, both ends included.
 Range = tuple[int, int]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from corosrv.structured.anything import Anything
+from corosrv.structured import strings
 from corosrv.structured.book import RuleBook
 from corosrv.structured.chars import RAW, Chars
-from corosrv.structured.gbnf import literal, sequence
+from corosrv.structured.gbnf import NOTHING, QUOTE, literal, sequence
 
 _MOST_NODES = 300  # of the tree of names, each of which is a rule
 
 
-def other_than(names: Iterable[str], anything: Anything, book: RuleBook) -> str:
-    """A key that is none of these names, in whatever way they may be written.
+def other_than(names: Iterable[str], most: int, book: RuleBook) -> str:
+    """A key that is none of these names, in whatever way they may be written, of about `most` characters at most.
 
     Along the beginnings of names no escapes are used, so that a text is a name only if it looks like one. Where the
     names have too many beginnings to follow, a key differs from all of them in its first character.
@@ -27,24 +27,23 @@ def other_than(names: Iterable[str], anything: Anything, book: RuleBook) -> str:
             node = node.setdefault(char, {})  # type: ignore[assignment]
         node[""] = True
     if n_nodes > _MOST_NODES:
-        tree = {char: {"": True} for char in tree}
-    rest = anything.chars()
-    return sequence('"\\""', _unlike(tree, rest, book, is_start=True), '"\\""')
+        tree = {char: {"": True} for char in tree if char}
+    return sequence(QUOTE, _unlike(tree, strings.chars(most, book), book), QUOTE)
 
 
-def _unlike(tree: dict[str, object], rest: str, book: RuleBook, *, is_start: bool) -> str:
-    """The rule for what may follow at this place in the tree."""
+def _unlike(tree: dict[str, object], rest: str, book: RuleBook) -> str:
+    """The rule for what may follow at this place in the tree, which is not nothing."""
     # From the leaves up, because names may be long.
-    order = [(tree, is_start)]
-    for node, _ in order:
-        order += ((inner, False) for char, inner in node.items() if char and isinstance(inner, dict))
+    order = [tree]
+    for node in order:
+        order += (inner for inner in node.values() if isinstance(inner, dict))
     rules: dict[int, str | None] = {}
-    for node, starts in reversed(order):
+    for node in reversed(order):
         chars = [char for char in node if char and ord(char) in RAW]
         others = RAW & ~Chars.of((ord(char), ord(char)) for char in chars)
-        found = [sequence(others.in_json(), rest)] if others.ranges else []
+        found = [sequence(*others.in_json()[0], rest)] if others.ranges else []
         found += [sequence(literal(char), inner) for char in chars if (inner := rules[id(node[char])])]
-        if "" not in node and not starts:
-            found.append('""')
+        if "" not in node and node is not tree:
+            found.append(NOTHING)
         rules[id(node)] = book.rule(" | ".join(found)) if found else None
-    return rules[id(tree)] or '""'
+    return rules[id(tree)] or NOTHING

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corosrv.structured.book import RuleBook
-from corosrv.structured.gbnf import repeated, sequence
+from corosrv.structured.book import Namer
+from corosrv.structured.gbnf import sequence
 
 # One blank, or a line end and some indentation: what models write, and never so much that they go on with it for ever.
 SPACE_RULE = '(" " | "\\n" " "{0,16})?'
@@ -53,15 +53,15 @@ def pair(key: str, value: str) -> str:
     return sequence(key, COLON, value)
 
 
-def _repeated(item: str, least: int, most: int) -> Rest:
+def _repeated(item: str, least: int, most: int, book: Namer) -> Rest:
     """A list of one kind of item."""
     if most < max(least, 1):
         return Rest(None, least <= 0)
-    more = repeated(f"({COMMA} {item})", max(least, 1) - 1, most - 1)
-    return Rest(sequence(item, more), least <= 0)
+    more = book.rule(f"{COMMA} {item}") if most > 2 else f"({COMMA} {item})"
+    return Rest(sequence(item, book.many(more, max(least, 1) - 1, most - 1)), least <= 0)
 
 
-def members(known: Sequence[Member], extra: str | None, n_extra: int, least: int, most: int, book: RuleBook) -> Rest:
+def members(known: Sequence[Member], extra: str | None, n_extra: int, least: int, most: int, book: Namer) -> Rest:
     """The inside of an object: known members in their order, those not required perhaps left out, then up to `n_extra`
     others; from `least` to `most` in all.
 
@@ -75,12 +75,9 @@ def members(known: Sequence[Member], extra: str | None, n_extra: int, least: int
     cap = min(cap, n_optional + 1)
 
     def others(n: int) -> Rest:
-        rest = (
-            _repeated(extra, missing - n, min(n_extra, room - n))
-            if extra and missing - n <= 1
-            else Rest(None, n >= missing)
-        )
-        return rest
+        if not extra or missing - n > 1:
+            return Rest(None, n >= missing)
+        return _repeated(extra, missing - n, min(n_extra, room - n), book)
 
     if room < 0:
         return Rest(None, False)
@@ -90,7 +87,7 @@ def members(known: Sequence[Member], extra: str | None, n_extra: int, least: int
     return rests[0]
 
 
-def _member(member: Member, rests: Sequence[Rest], n: int, room: int, book: RuleBook) -> Rest:
+def _member(member: Member, rests: Sequence[Rest], n: int, room: int, book: Namer) -> Rest:
     """The rest that begins at a member, with `n` optional ones before it; `rests` are those behind it, by their n."""
     without = rests[n]
     if not member.is_required and without.filled is not None:
@@ -106,12 +103,12 @@ def _member(member: Member, rests: Sequence[Rest], n: int, room: int, book: Rule
     return Rest(book.rule(" | ".join(filled)) if filled else None, without.may_be_empty)
 
 
-def elements(first: Sequence[str], item: str | None, least: int, most: int, book: RuleBook) -> Rest:
+def elements(first: Sequence[str], item: str | None, least: int, most: int, book: Namer) -> Rest:
     """The inside of an array: one item each of `first`, then any number of `item`; from `least` to `most` in all."""
     if least > most:
         return Rest(None, False)
     n_first = min(len(first), most)
-    rest = _repeated(item, least - n_first, most - n_first) if item else Rest(None, least <= n_first)
+    rest = _repeated(item, least - n_first, most - n_first, book) if item else Rest(None, least <= n_first)
     for index in reversed(range(n_first)):
         if not rest.is_possible:
             return Rest(None, index >= least)

@@ -107,8 +107,8 @@ _WORD = Chars.of([(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z"
 _SPACE = Chars.of([(0x09, 0x0D), (0x20, 0x20)])
 _ASCII = Chars(((0, 0x7F),))
 _SPACE_IN_ANY_DIALECT = _SPACE | Chars.of(
-    [(0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200F), (0x2028, 0x2029)]
-    + [(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+    [(0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200F), (0x2028, 0x2029),
+     (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
 )  # fmt: skip
 _LINE_ENDS = Chars.of([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
@@ -180,9 +180,7 @@ class _Parser:
             item = self.repeated(self.item())
             size += item.size
             if size > self.limits.pattern_size:
-                raise PatternError(
-                    f"with its repetitions written out it has over {self.limits.pattern_size} characters"
-                )
+                raise PatternError(f"written out it has over {self.limits.pattern_size} characters")
             items.append(item)
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from corosrv.structured.chars import ANY_CHAR
-from corosrv.structured.gbnf import either, repeated, sequence
+from corosrv.structured.book import RuleBook
+from corosrv.structured.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
+from corosrv.structured.gbnf import NOTHING, QUOTE, either, sequence
 from corosrv.structured.pattern import Choice, Node, One, Repeat, Sequence
 
 _YEAR = "[1-9][0-9]{3}"
@@ -15,7 +16,7 @@ _DATE = (
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?"
-_TIME = f"{_CLOCK}(?:Z|\\+(?:[01][0-9]|2[0-3]):[0-5][0-9]|-(?:0[1-9]|1[0-9]|2[0-3]):[0-5][0-9])"
+_TIME = f"{_CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?"
 _HOST = f"{_LABEL}(?:\\.{_LABEL}){{0,3}}"
@@ -36,25 +37,38 @@ FORMATS = {
 }
 
 
-def of_length(least: int, most: int) -> str:
-    """Any string of so many characters."""
-    return sequence('"\\""', repeated(ANY_CHAR, least, most), '"\\""')
+def of_length(least: int, most: int, book: RuleBook) -> str:
+    """Any string of so many characters: a rule that all grammars share."""
+    inside = _any_chars(least, most, book)
+    return book.shared(f"string-{least}-{most}", sequence(QUOTE, inside, QUOTE))
 
 
-def of_pattern(node: Node, repeats: int) -> str:
-    """A string of the pattern, in which nothing is repeated more than `repeats` times that need not be."""
-    return sequence('"\\""', _inside(node, repeats), '"\\""')
+def chars(most: int, book: RuleBook) -> str:
+    """Up to so many characters, for the inside of a string: a rule that all grammars share."""
+    return book.shared(f"chars-0-{most}", _any_chars(0, most, book))
 
 
-def _inside(node: Node, repeats: int) -> str:
+def _any_chars(least: int, most: int, book: RuleBook) -> str:
+    book.shared("hex", HEX_RULE)
+    book.shared("escape", ESCAPE_RULE)
+    return book.common.many(ANY_CHAR, least, most)
+
+
+def of_pattern(node: Node, repeats: int, book: RuleBook) -> str:
+    """A rule for strings of the pattern, in which nothing is repeated more than `repeats` times that need not be."""
+    return book.rule(sequence(QUOTE, _inside(node, repeats, book), QUOTE))
+
+
+def _inside(node: Node, repeats: int, book: RuleBook) -> str:
     if isinstance(node, One):
-        return node.chars.in_json()
+        plain, escaped = node.chars.in_json()
+        return either([*plain, *([book.rule(" | ".join(escaped))] if len(escaped) > 1 else escaped)])
     if isinstance(node, Sequence):
         # Literals one after the other are one literal.
-        return sequence(*(_inside(item, repeats) for item in node.items)).replace('" "', "")
+        return sequence(*(_inside(item, repeats, book) for item in node.items)).replace('" "', "")
     if isinstance(node, Choice):
-        return either(_inside(branch, repeats) or '""' for branch in node.branches)
+        return either(_inside(branch, repeats, book) or NOTHING for branch in node.branches)
     assert isinstance(node, Repeat)
-    inside = _inside(node.item, repeats)
-    is_one_item = isinstance(node.item, (One, Choice))
-    return repeated(inside if is_one_item else f"({inside})", node.fewest, node.end(repeats)) if inside else ""
+    inside = _inside(node.item, repeats, book)
+    item = inside if isinstance(node.item, (One, Choice)) else f"({inside})"
+    return book.many(item, node.fewest, node.end(repeats)) if inside else ""
