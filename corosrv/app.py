@@ -15,17 +15,18 @@ from types import FrameType
 from typing import Any
 
 import gevent
-from flask import Blueprint, Flask, Response, g, request
+from flask import Blueprint, Flask, Response, current_app, g, request
 from gevent._hub_local import get_hub_if_exists
 from werkzeug.exceptions import HTTPException
 
 from corosrv import settings as settings_module
+from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
-from corosrv.http import access, health, loading, metrics
+from corosrv.http import access, health, loading, metrics, operation
 from corosrv.models import ModelPool
-from corosrv.openai import errors, routes
+from corosrv.openai import errors, routes, shapes
 from corosrv.settings import Settings
 
 log = logging.getLogger("corosrv")
@@ -84,6 +85,7 @@ class Server:
         )
         whole = Blueprint("corosrv", __name__)
         whole.register_blueprint(routes.blueprint(desk))
+        whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer))
         whole.register_blueprint(health.blueprint(self.worker))
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self._before)
@@ -91,6 +93,13 @@ class Server:
         whole.register_error_handler(CorosrvError, errors.response)
 
         @whole.get("/metrics")
+        @operation.operation(
+            "Server",
+            "Count what was done",
+            "Prometheus' text form: every part's counters, by model where they are a model's.",
+            media_type="text/plain",
+            statuses=(501,),
+        )
         def exposition() -> Response:
             if not settings.metrics:
                 return errors.http_response(501, "metrics are switched off (COROSRV_METRICS=0)")
@@ -104,7 +113,9 @@ class Server:
             self._has_told = True
             log.warning("several workers: process %d has an engine and a model of its own", os.getpid())
         g.corosrv_request_id = access.request_id(request)
-        is_open = request.path.endswith("/health") or request.method == "OPTIONS"
+        is_open = request.method == "OPTIONS" or operation.is_open(
+            current_app.view_functions.get(request.endpoint or "")
+        )
         if not is_open:
             self._keys.check(request)
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from flask import Blueprint, Response
 
 from corosrv.errors import CorosrvError, ModelFailed
+from corosrv.http.operation import operation, without_key
 from corosrv.jobs import State, Worker
 from corosrv.stats import DecodeStats, HasDecodeStats
+
+
+class Health(msgspec.Struct):
+    """Jobs are taken; `busy` says that a new one would wait."""
+
+    status: Literal["ok"]
+    state: Literal["ready", "busy"]
+
+
+class NotReady(msgspec.Struct):
+    """Jobs are refused, and why."""
+
+    status: Literal["starting", "failed", "draining"]
+    state: str
+    error: dict[str, str | None]
 
 
 class HealthWorker(Worker, HasDecodeStats, Protocol):
@@ -22,6 +38,15 @@ def blueprint(worker: HealthWorker) -> Blueprint:
 
     @routes.get("/health")
     @routes.get("/v1/health", endpoint="health_v1")
+    @operation(
+        "Server",
+        "Say whether jobs are taken",
+        "Answers at once, whatever else goes on, and needs no key.",
+        answer=Health,
+        error=NotReady,
+        statuses=(503,),
+    )
+    @without_key
     def health() -> Response:
         try:
             worker.check()

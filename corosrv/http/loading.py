@@ -8,8 +8,17 @@ import msgspec
 from flask import Blueprint, Response, request
 
 from corosrv.http import body
+from corosrv.http.operation import NEEDS_MODEL, READS, operation
 
-_SUCCESS = msgspec.json.encode({"success": True})
+
+class Success(msgspec.Struct):
+    """It has begun."""
+
+    success: bool
+
+
+_SUCCESS = msgspec.json.encode(Success(True))
+_STATUSES = (*READS, *NEEDS_MODEL)
 
 
 class Loader(Protocol):
@@ -37,11 +46,27 @@ def blueprint(loader: Loader, max_body_bytes: int) -> Blueprint:
         return body.decode(request, body.read(request, max_body_bytes), _decoder).model
 
     @routes.post("/models/load")
+    @operation(
+        "Models",
+        "Load a model",
+        "Begins, and returns at once; the list of models tells how it goes. Idle models make room for it.",
+        body=LoadingBody,
+        answer=Success,
+        statuses=_STATUSES,
+    )
     def load() -> Response:
         loader.load(named())
         return Response(_SUCCESS, mimetype="application/json")
 
     @routes.post("/models/unload")
+    @operation(
+        "Models",
+        "Unload a model",
+        "Refused while jobs or waiting requests need it. The next request for it loads it again.",
+        body=LoadingBody,
+        answer=Success,
+        statuses=_STATUSES,
+    )
     def unload() -> Response:
         loader.unload(named())
         return Response(_SUCCESS, mimetype="application/json")

@@ -1,0 +1,88 @@
+"""GET /openapi.json, and GET /docs: a page that reads it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import msgspec
+from flask import Blueprint, Response, current_app, request
+
+import corosrv
+from corosrv.docs.words import TAGS, TEXT, TITLE
+from corosrv.errors import NotFound
+from corosrv.http import openapi
+from corosrv.http.operation import operation, without_key
+
+_TYPES = {"html": "text/html", "css": "text/css", "mjs": "text/javascript", "svg": "image/svg+xml"}
+_FILES = resources.files("corosrv.docs") / "static"
+# Nothing but what this server itself sends is run, shown or asked.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def blueprint(default_error: Any) -> Blueprint:
+    """Describes every route of the app it is registered in that says what it does, and is under the same prefix.
+
+    `default_error`: the shape of errors where a route names none.
+    """
+    routes = Blueprint("docs", __name__)
+    made: dict[str, bytes] = {}
+
+    @routes.get("/openapi.json")
+    @operation("Server", "Describe the API", "This document, as OpenAPI 3.1 has it.", answer=dict[str, Any])
+    def document() -> Response:
+        root = request.script_root + _prefix("/openapi.json")
+        if root not in made:
+            made[root] = _encoded(root, default_error)
+        return Response(made[root], mimetype="application/json")
+
+    @routes.get("/docs")
+    @without_key
+    def page() -> Response:
+        return _file("page.html")
+
+    @routes.get("/docs/<name>")
+    @without_key
+    def part(name: str) -> Response:
+        return _file(name)
+
+    return routes
+
+
+def _file(name: str) -> Response:
+    """One of the files that the page is made of. Raises NotFound."""
+    file = next((file for file in _FILES.iterdir() if file.name == name), None)
+    if file is None:
+        raise NotFound(f"the page has no part '{name[:80]}'")
+    answer = Response(file.read_bytes(), mimetype=_TYPES[name.rpartition(".")[2]])
+    answer.headers["Content-Security-Policy"] = _POLICY
+    answer.headers["X-Content-Type-Options"] = "nosniff"
+    answer.headers["Referrer-Policy"] = "no-referrer"
+    answer.headers["Cache-Control"] = "no-cache"
+    answer.add_etag()
+    answer.make_conditional(request)
+    return answer
+
+
+def _prefix(path: str) -> str:
+    assert request.url_rule is not None
+    return request.url_rule.rule[: -len(path)]
+
+
+def _encoded(root: str, default_error: Any) -> bytes:
+    views, rules = current_app.view_functions, current_app.url_map.iter_rules()
+    found = openapi.routes(rules, views, _prefix("/openapi.json"))
+    return msgspec.json.encode(
+        openapi.document(
+            found,
+            default_error=default_error,
+            title=TITLE,
+            text=TEXT,
+            version=corosrv.__version__,
+            server=root or "/",
+            tags=TAGS,
+        )
+    )

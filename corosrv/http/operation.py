@@ -1,0 +1,104 @@
+"""What a route says about itself: written beside the route, read by the API document.
+
+    @routes.post("/tokenize")
+    @operation("Tokens", "Turn text into tokens", body=TokenizeBody, answer=Tokens, statuses=READS)
+    def tokenize() -> Response: ...
+
+Path and method are the route's own; the types are those that decode the bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+_ATTRIBUTE = "corosrv_operation"
+_IS_OPEN = "corosrv_is_open"
+
+# Statuses besides 200 and 401, which all have.
+READS = (400, 413, 415)  # whatever has a body
+NEEDS_MODEL = (404, 503)  # whatever asks a model
+GENERATES = (*READS, *NEEDS_MODEL, 429, 500)  # whatever submits a job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One thing that can be asked of the server; see `operation`."""
+
+    tag: str
+    summary: str
+    text: str
+    body: Any
+    answer: Any
+    media_type: str
+    events: Any
+    error: Any
+    statuses: tuple[int, ...]
+    parameters: Mapping[str, str]
+    query: type[msgspec.Struct] | None
+    examples: Mapping[str, Any] = field(default_factory=dict)
+
+
+def operation(
+    tag: str,
+    summary: str,
+    text: str = "",
+    *,
+    body: Any = None,
+    answer: Any = None,
+    media_type: str = "application/json",
+    events: Any = None,
+    error: Any = None,
+    statuses: tuple[int, ...] = (),
+    parameters: Mapping[str, str] | None = None,
+    query: type[msgspec.Struct] | None = None,
+    examples: Mapping[str, Any] | None = None,
+) -> Callable[[View], View]:
+    """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
+
+    `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
+    event of a stream holds, where `stream: true` asks for one. `error`: the shape of the dialect's errors, which
+    come with any of `statuses`; None is OpenAI's. `parameters`: words for those in the path; `query`: a struct of
+    those behind the question mark. `examples`: bodies by title, the first of which the page begins with.
+    """
+    said = Operation(
+        tag=tag,
+        summary=summary,
+        text=text,
+        body=body,
+        answer=answer,
+        media_type=media_type,
+        events=events,
+        error=error,
+        statuses=statuses,
+        parameters=parameters or {},
+        query=query,
+        examples=examples or {},
+    )
+
+    def mark(view: View) -> View:
+        setattr(view, _ATTRIBUTE, said)
+        return view
+
+    return mark
+
+
+def of(view: Callable[..., Any] | None) -> Operation | None:
+    """What a view says about itself, if it does."""
+    return getattr(view, _ATTRIBUTE, None)
+
+
+def without_key(view: View) -> View:
+    """Marks a view that answers to everybody: it tells nothing that needs a key."""
+    setattr(view, _IS_OPEN, True)
+    return view
+
+
+def is_open(view: Callable[..., Any] | None) -> bool:
+    """No key is asked for."""
+    return getattr(view, _IS_OPEN, False)

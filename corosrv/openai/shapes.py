@@ -1,0 +1,189 @@
+"""What OpenAI's endpoints answer, as the API document says it. The tests hold real answers against these types."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class ErrorMembers(msgspec.Struct):
+    """What went wrong: `message` for people, `type` and `code` for programs, `param` the path of the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """Any answer that is not the one asked for."""
+
+    error: ErrorMembers
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Prompt tokens count once, however many answers; those of all answers are summed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Timings(msgspec.Struct):
+    """As llama-server has them: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token that came, and the likeliest in its place."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model wants made; `arguments` are JSON text."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatCompletion(msgspec.Struct):
+    """A whole answer to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: dict[str, Any]
+    finish_reason: Finish | None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a streamed answer; `[DONE]` follows the last."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Finish | None
+
+
+class TextCompletion(msgspec.Struct):
+    """A prompt continued; also one event of a stream, where `finish_reason` is null until the end."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelStatus(msgspec.Struct):
+    """Where a model stands, as llama-server's router says it."""
+
+    value: Literal["loaded", "loading", "unloaded"]
+    failed: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class ListedModel(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    aliases: list[str]
+    tags: list[str]
+    meta: dict[str, Any]
+    status: ModelStatus
+
+
+class ModelList(msgspec.Struct):
+    """Every model, loaded or not."""
+
+    object: Literal["list"]
+    data: list[ListedModel]
