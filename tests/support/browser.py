@@ -1,0 +1,115 @@
+"""Chromium without a window, told what to do through a pipe."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIMEOUT = 30.0  # seconds
+
+
+class Page:
+    """One page of a browser."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._unread = b""
+        self._n_sent = 0
+        self._session = ""
+        self.logged: list[str] = []
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._n_sent += 1
+        message: dict[str, Any] = {"id": self._n_sent, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write_fd, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            heard = self._hear(deadline)
+            if heard.get("id") == self._n_sent:
+                assert "error" not in heard, heard["error"]
+                return dict(heard["result"])
+            if heard.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.logged.append(json.dumps(heard["params"]))
+
+    def _hear(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._read_fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "the browser says nothing"
+            read = os.read(self._read_fd, 1 << 20)
+            assert read, "the browser has ended"
+            self._unread += read
+        message, _, self._unread = self._unread.partition(b"\0")
+        return dict(json.loads(message))
+
+    def open(self, url: str) -> None:
+        self._call("Page.navigate", url=url)
+
+    def resize(self, width: int, height: int, is_dark: bool = False) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def run(self, script: str) -> Any:
+        """The value of an expression, awaited."""
+        done = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in done, done["exceptionDetails"]
+        return done["result"].get("value")
+
+    def wait(self, script: str) -> Any:
+        """The value of an expression as soon as it is true."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (value := self.run(script)):
+            assert time.monotonic() < deadline, f"not true in time: {script}\n{self.logged}"
+            time.sleep(0.05)
+        return value
+
+    def picture(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Page]:
+    """A page in a browser of its own; skips the test where there is no Chromium."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium here")
+    its_input, our_output = os.pipe()
+    our_input, its_output = os.pipe()
+    # The browser speaks through its descriptors 3 and 4.
+    command = [
+        "sh", "-c", f'exec "$0" "$@" 3<&{its_input} 4>&{its_output}', program, "--headless=new", "--no-sandbox",
+        "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--no-proxy-server", "--hide-scrollbars",
+        f"--user-data-dir={folder}",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, pass_fds=(its_input, its_output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    os.close(its_input)
+    os.close(its_output)
+    try:
+        yield Page(our_input, our_output)
+    finally:
+        process.kill()
+        process.wait(TIMEOUT)
+        os.close(our_input)
+        os.close(our_output)
