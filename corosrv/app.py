@@ -85,7 +85,7 @@ class Server:
         )
         whole = Blueprint("corosrv", __name__)
         whole.register_blueprint(routes.blueprint(desk))
-        whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer))
+        whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer, bool(settings.keys)))
         whole.register_blueprint(health.blueprint(self.worker))
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self._before)

@@ -23,10 +23,10 @@ _POLICY = (
 )
 
 
-def blueprint(default_error: Any) -> Blueprint:
+def blueprint(default_error: Any, needs_key: bool) -> Blueprint:
     """Describes every route of the app it is registered in that says what it does, and is under the same prefix.
 
-    `default_error`: the shape of errors where a route names none.
+    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one.
     """
     routes = Blueprint("docs", __name__)
     made: dict[str, bytes] = {}
@@ -36,7 +36,7 @@ def blueprint(default_error: Any) -> Blueprint:
     def document() -> Response:
         root = request.script_root + _prefix("/openapi.json")
         if root not in made:
-            made[root] = _encoded(root, default_error)
+            made[root] = _encoded(root, default_error, needs_key)
         return Response(made[root], mimetype="application/json")
 
     @routes.get("/docs")
@@ -72,7 +72,7 @@ def _prefix(path: str) -> str:
     return request.url_rule.rule[: -len(path)]
 
 
-def _encoded(root: str, default_error: Any) -> bytes:
+def _encoded(root: str, default_error: Any, needs_key: bool) -> bytes:
     views, rules = current_app.view_functions, current_app.url_map.iter_rules()
     found = openapi.routes(rules, views, _prefix("/openapi.json"))
     return msgspec.json.encode(
@@ -83,6 +83,7 @@ def _encoded(root: str, default_error: Any) -> bytes:
             text=TEXT,
             version=corosrv.__version__,
             server=root or "/",
+            needs_key=needs_key,
             tags=TAGS,
         )
     )

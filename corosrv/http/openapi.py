@@ -28,6 +28,10 @@ _WORDS = {
     501: "Switched off, or beyond this model",
     503: "Loading, failed to load, or shutting down",
 }
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+}
 
 Ref = Callable[[Any], dict[str, Any]]
 
@@ -70,6 +74,7 @@ def document(
     text: str,
     version: str,
     server: str,
+    needs_key: bool,
     tags: Mapping[str, str],
 ) -> dict[str, Any]:
     """The whole document, as OpenAPI 3.1 has it. `default_error`: the error's shape where a route names none.
@@ -94,14 +99,11 @@ def document(
         "info": {"title": title, "description": text, "version": version},
         "servers": [{"url": server}],
         "tags": [{"name": tag, "description": words} for tag, words in tags.items() if tag in used],
-        "security": [{"bearer": []}, {"header": []}, {}],
+        "security": [{"bearer": []}, {"header": []}] if needs_key else [],
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
-            },
+            "securitySchemes": _KEYS if needs_key else {},
         },
     }
 
@@ -156,19 +158,31 @@ def _body(said: Operation, ref: Ref) -> dict[str, Any]:
 
 def _responses(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
     said = route.operation
-    content: dict[str, Any] = {}
-    if said.media_type:
-        content[said.media_type] = {"schema": {"type": "string"} if said.answer is None else ref(said.answer)}
+    refused = ref(default_error if said.error is None else said.error)
+    content: dict[str, Any] = {
+        said.media_type: {"schema": {"type": "string"} if said.answer is None else ref(said.answer)}
+    }
     if said.events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string", "x-event": ref(said.events)}}
+        content["text/event-stream"] = {"schema": _event(ref(said.events), refused, said.events_end)}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
-    shape = ref(default_error if said.error is None else said.error)
     for status in sorted({*said.statuses, *(() if route.is_open else (401,))}):
         responses[str(status)] = {
             "description": _WORDS.get(status, HTTPStatus(status).phrase),
-            "content": {"application/json": {"schema": shape}},
+            "content": {"application/json": {"schema": refused}},
         }
     return responses
+
+
+def _event(of: dict[str, Any], refused: dict[str, Any], end: str) -> dict[str, Any]:
+    """One server-sent event. Its data are of one kind or say what failed; the last ones may be a word instead."""
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [of, refused]},
+    }
+    if end:
+        data = {"anyOf": [data, {"const": end}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
 
 
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:

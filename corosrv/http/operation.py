@@ -37,6 +37,7 @@ class Operation:
     answer: Any
     media_type: str
     events: Any
+    events_end: str
     error: Any
     statuses: tuple[int, ...]
     parameters: Mapping[str, str]
@@ -53,6 +54,7 @@ def operation(
     answer: Any = None,
     media_type: str = "application/json",
     events: Any = None,
+    events_end: str = "",
     error: Any = None,
     statuses: tuple[int, ...] = (),
     parameters: Mapping[str, str] | None = None,
@@ -62,7 +64,7 @@ def operation(
     """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
 
     `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
-    event of a stream holds, where `stream: true` asks for one. `error`: the shape of the dialect's errors, which
+    event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead. `error`: the shape of the dialect's errors, which
     come with any of `statuses`; None is OpenAI's. `parameters`: words for those in the path; `query`: a struct of
     those behind the question mark. `examples`: bodies by title, the first of which the page begins with.
     """
@@ -74,6 +76,7 @@ def operation(
         answer=answer,
         media_type=media_type,
         events=events,
+        events_end=events_end,
         error=error,
         statuses=statuses,
         parameters=parameters or {},

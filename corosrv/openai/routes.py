@@ -50,6 +50,7 @@ def blueprint(desk: Desk) -> Blueprint:
         body=chat_schema.ChatBody,
         answer=shapes.ChatCompletion,
         events=shapes.ChatChunk,
+        events_end="[DONE]",
         statuses=GENERATES,
         examples=CHAT_EXAMPLES,
     )
@@ -67,6 +68,7 @@ def blueprint(desk: Desk) -> Blueprint:
         body=completion_schema.CompletionBody,
         answer=shapes.TextCompletion,
         events=shapes.TextCompletion,
+        events_end="[DONE]",
         statuses=GENERATES,
         examples=COMPLETION_EXAMPLES,
     )

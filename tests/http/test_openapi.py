@@ -46,7 +46,14 @@ def described(*rules: tuple[str, str, Any], prefix: str = "") -> dict[str, Any]:
         app.add_url_rule(prefix + path, endpoint=str(number), view_func=function, methods=[method])
     found = openapi.routes(app.url_map.iter_rules(), app.view_functions, prefix)
     return openapi.document(
-        found, default_error=Error, title="T", text="", version="1", server=prefix or "/", tags={"Things": "Words"}
+        found,
+        default_error=Error,
+        title="T",
+        text="",
+        version="1",
+        server=prefix or "/",
+        needs_key=True,
+        tags={"Things": "Words"},
     )
 
 
@@ -78,6 +85,13 @@ def test_answers_are_told_with_their_statuses_and_shapes(post):
     assert set(post["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     refused = post["responses"]["400"]["content"]["application/json"]["schema"]
     assert refused == {"$ref": "#/components/schemas/Error"}
+
+
+def test_an_event_s_data_are_told(post):
+    event = post["responses"]["200"]["content"]["text/event-stream"]["schema"]
+
+    kinds = event["properties"]["data"]["contentSchema"]["anyOf"]
+    assert kinds == [{"$ref": "#/components/schemas/Answer"}, {"$ref": "#/components/schemas/Error"}]
 
 
 def test_a_dialect_s_own_errors_are_told_as_its_own():

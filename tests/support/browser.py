@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,15 @@ from typing import Any
 import pytest
 
 TIMEOUT = 30.0  # seconds
+
+# The browser reads from its descriptor 3 and writes to 4. Ours are moved out of the way first: they may be these.
+_HAND_OVER = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for number, end in enumerate(ends, 3):
+    os.dup2(end, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Page:
@@ -95,9 +105,8 @@ def browser(folder: Path) -> Iterator[Page]:
         pytest.skip("no Chromium here")
     its_input, our_output = os.pipe()
     our_input, its_output = os.pipe()
-    # The browser speaks through its descriptors 3 and 4.
     command = [
-        "sh", "-c", f'exec "$0" "$@" 3<&{its_input} 4>&{its_output}', program, "--headless=new", "--no-sandbox",
+        sys.executable, "-c", _HAND_OVER, str(its_input), str(its_output), program, "--headless=new", "--no-sandbox",
         "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--no-proxy-server", "--hide-scrollbars",
         f"--user-data-dir={folder}",
     ]  # fmt: skip

@@ -18,7 +18,7 @@ export function operationsOf(document) {
     body: said.requestBody?.content["application/json"]?.schema,
     examples: Object.entries(said.requestBody?.content["application/json"]?.examples ?? {}).map(([title, one]) => [title, one.value]),
     responses: Object.entries(said.responses),
-    isOpen: said.security?.length === 0,
+    isOpen: said.security?.length === 0 && document.security.length > 0,
     others: all.filter((one) => one.verb === verb && one.said["x-alias-of"] === path).map((one) => one.path),
   }));
 }
@@ -76,8 +76,10 @@ function answers(operation, schemas) {
 
 function answer(status, response, schemas) {
   const kinds = Object.entries(response.content ?? {}).map(([type, { schema }]) => {
-    const shown = schema["x-event"] ?? schema;
-    const words = schema["x-event"] ? `each event ${schemas.words(shown)}` : schemas.words(shown);
+    const data = schema.properties?.data;
+    const event = (data?.anyOf?.[0] ?? data)?.contentSchema?.anyOf[0];
+    const shown = event ?? schema;
+    const words = event ? `each event ${schemas.words(shown)}` : schemas.words(shown);
     return element("li", {}, element("div", { class: "field" }, element("span", { class: "status good" }, status), element("code", {}, type), element("span", { class: "type" }, words)),
       ...schemas.inner(shown).map((name) => schemas.unfold(name, [])));
   });
