@@ -29,17 +29,17 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(server: Server, chromium: Page) -> Page:
+def page(server: Server, chromium: Page) -> Iterator[Page]:
     """The page with its key entered, showing everything."""
     page = chromium
     page.open(f"http://127.0.0.1:{server.port}/llm/docs")
-    page.wait("document.readyState === 'complete'")
-    page.run("sessionStorage.clear(); location.reload()")
     page.wait("document.querySelector('.note')?.textContent.includes('asks for a key')")
     page.run("key.value = 'k'; key.dispatchEvent(new Event('change'))")
     page.wait(f"{N_SHOWN} > 5")
     page.logged.clear()  # of the 401
-    return page
+    yield page
+    page.run("sessionStorage.clear()")
+    page.open("about:blank")
 
 
 def type_into(page: Page, field: str, text: str) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ for number, end in enumerate(ends, 3):
     os.dup2(end, number)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+
+
+class BrowserError(Exception):
+    """The browser did not do what it was told."""
 
 
 class Page:
@@ -54,7 +58,8 @@ class Page:
         while True:
             heard = self._hear(deadline)
             if heard.get("id") == self._n_sent:
-                assert "error" not in heard, heard["error"]
+                if "error" in heard:
+                    raise BrowserError(f"{method}: {heard['error']['message']}")
                 return dict(heard["result"])
             if heard.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
                 self.logged.append(json.dumps(heard["params"]))
@@ -82,16 +87,20 @@ class Page:
     def run(self, script: str) -> Any:
         """The value of an expression, awaited."""
         done = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in done, done["exceptionDetails"]
+        if "exceptionDetails" in done:
+            raise BrowserError(f"{script}: {done['exceptionDetails']}")
         return done["result"].get("value")
 
     def wait(self, script: str) -> Any:
         """The value of an expression as soon as it is true."""
         deadline = time.monotonic() + TIMEOUT
-        while not (value := self.run(script)):
+        while True:
+            # A page that is on its way takes the one before with it, in the middle of an answer.
+            with suppress(BrowserError):
+                if value := self.run(script):
+                    return value
             assert time.monotonic() < deadline, f"not true in time: {script}\n{self.logged}"
             time.sleep(0.05)
-        return value
 
     def picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
