@@ -25,6 +25,7 @@ from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
 from corosrv.http import access, health, loading, metrics, operation
+from corosrv.http.client import ClientWatch
 from corosrv.models import ModelPool
 from corosrv.openai import errors, routes, shapes
 from corosrv.settings import Settings
@@ -37,7 +38,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.worker = ModelPool(settings)
+        self.worker = ModelPool(settings, watch=lambda on_gone: ClientWatch(request.environ, on_gone))
         self._stats = metrics.HttpStats()
         self._stats.registry.register(metrics.EngineCollector(self.worker))
         self._keys = access.Keys(settings.keys)

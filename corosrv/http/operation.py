@@ -64,9 +64,10 @@ def operation(
     """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
 
     `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
-    event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead. `error`: the shape of the dialect's errors, which
-    come with any of `statuses`; None is OpenAI's. `parameters`: words for those in the path; `query`: a struct of
-    those behind the question mark. `examples`: bodies by title, the first of which the page begins with.
+    event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead.
+    `error`: the shape of the dialect's errors, which come with any of `statuses`; None is OpenAI's. `parameters`:
+    words for those in the path; `query`: a struct of those behind the question mark. `examples`: bodies by title, the
+    first of which the page begins with.
     """
     said = Operation(
         tag=tag,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 import gevent
 import gevent.monkey
@@ -31,6 +32,23 @@ log = logging.getLogger("corosrv.models")
 _RLock = gevent.monkey.get_original("_thread", "RLock")
 
 
+class Watch(Protocol):
+    """Whether whoever waits is still there."""
+
+    is_gone: bool
+
+    def close(self) -> None: ...
+
+
+class _Nobody:
+    """Nobody's leaving is seen."""
+
+    is_gone = False
+
+    def close(self) -> None:
+        pass
+
+
 class ModelPool:
     """A Worker over one engine for each model; see corosrv.jobs.Worker for the contract.
 
@@ -40,10 +58,19 @@ class ModelPool:
     fork.
     """
 
-    def __init__(self, settings: Settings, make_engine: Callable[[Settings], Engine] = Engine) -> None:
-        """Only remembers the settings and looks at the files' heads; nothing starts before `start`."""
+    def __init__(
+        self,
+        settings: Settings,
+        make_engine: Callable[[Settings], Engine] = Engine,
+        watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _Nobody(),
+    ) -> None:
+        """Only remembers the settings and looks at the files' heads; nothing starts before `start`.
+
+        `watch` is asked to look after a caller that has to wait, and to call a function if the caller's client leaves.
+        """
         self._settings = settings
         self._make_engine = make_engine
+        self._watch = watch
         self._pid = os.getpid()
         self._lock = _RLock()
         self._wake = Bell()
@@ -164,9 +191,12 @@ class ModelPool:
         with self._lock:
             model.check_failed()
             bell = model.join()
+        watch = self._watch(bell.ring)
         try:
             while not self._try_use(model):
                 self._check_open()
+                if watch.is_gone:
+                    raise errors.ClientGone(f"the client left while the model '{model.name}' was being loaded")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise errors.Starting(
@@ -178,6 +208,7 @@ class ModelPool:
                 self._wake.ring()
                 bell.wait(left)
         finally:
+            watch.close()
             with self._lock:
                 model.leave(bell)
 

@@ -60,9 +60,9 @@ def open_pool(workshop: Workshop) -> Iterator[Callable[..., ModelPool]]:
     gevent.get_hub()
     pools: list[ModelPool] = []
 
-    def start(model: str = TWO, is_ready: bool = True, **chosen: Any) -> ModelPool:
+    def start(model: str = TWO, is_ready: bool = True, watch: Any = None, **chosen: Any) -> ModelPool:
         settings = Settings(**{"model": model, "slots": 4, "ctx": 512, "threads": 1, **chosen})
-        pool = ModelPool(settings, workshop)
+        pool = ModelPool(settings, workshop, **({"watch": watch} if watch else {}))
         pools.append(pool)
         pool.start()
         if is_ready:

@@ -140,6 +140,36 @@ def test_a_load_goes_on_when_its_only_waiter_left(open_pool, workshop):
     wait_status(pool, b="loaded")
 
 
+class Client:
+    """Leaves when it is told to."""
+
+    is_gone = False
+    is_closed = False
+
+    def watch(self, on_gone):
+        self._on_gone = on_gone
+        return self
+
+    def leave(self) -> None:
+        self.is_gone = True
+        self._on_gone()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_client_that_leaves_ends_its_waiting(open_pool, workshop):
+    client = Client()
+    pool = open_pool(watch=client.watch)
+    workshop.may_open.clear()
+    request = asking(pool, "b")
+
+    client.leave()
+
+    assert isinstance(failure(request), errors.ClientGone)
+    assert client.is_closed
+
+
 def test_waiting_has_an_end(open_pool, workshop):
     pool = open_pool(model_wait_s=0.05)
     workshop.may_open.clear()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from corosrv import settings
 from tests.serve.server import SERVE, Server, Servers, eventually
+from tests.serve.wire import request
 
 TWO = "one=synthetic:?tokens_per_s=50,two=synthetic:?tokens_per_s=50&ctx=128&alias=second"
 
@@ -72,6 +75,22 @@ def test_a_broken_model_fails_alone_and_is_marked(start: Servers) -> None:
     assert "such.gguf" in answer.error["message"]
     assert int(answer.headers["retry-after"]) >= 1
     assert standing(server)["gone"] == {"value": "unloaded", "failed": True}
+    assert server.health() == "ok"
+
+
+def test_a_client_that_leaves_while_its_model_loads_is_noticed(start: Servers, tmp_path: Path) -> None:
+    fifo = tmp_path / "never.gguf"
+    os.mkfifo(fifo)
+    server = start.start(model=f"good=synthetic:,never={fifo}")
+    body = {"model": "never", "messages": [{"role": "user", "content": "Hi"}]}
+    with server.connect() as connection:
+        connection.send(request("POST", "/v1/chat/completions", body))
+        eventually(lambda: standing(server)["never"] == {"value": "loading"})
+
+        connection.reset()
+
+    gone = 'corosrv_http_requests_total{route="/v1/chat/completions",status="499"}'
+    eventually(lambda: server.metrics().get(gone) == 1)
     assert server.health() == "ok"
 
 
