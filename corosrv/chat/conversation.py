@@ -39,4 +39,5 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     parallel_calls: bool = True
     answer_format: JsonFormat | None = None  # None: any text
+    schema_param: str = "tools[{}].function.parameters"  # where the dialect has a tool's schema; {} is its number
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to

@@ -2,14 +2,129 @@
 
 from __future__ import annotations
 
-from corosrv.chat.conversation import Conversation
-from corosrv.chat.parser import Parser, TextParser
-from corosrv.errors import NotSupported
-from corosrv.jobs import Job, ModelCard
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+from corosrv.chat import answer_grammar
+from corosrv.chat.choice import Syntax
+from corosrv.chat.conversation import Choice, Conversation
+from corosrv.chat.formats import FORMATS, ToolFormat
+from corosrv.chat.parser import Parser, SyntaxParser, TextParser
+from corosrv.chat.tools import Tool, name_of
+from corosrv.errors import NotOffered, Refused
+from corosrv.jobs import Job, Messages, ModelCard, Sampling
+from corosrv.structured.gbnf import Rules, either, grammar, sequence
+
+_MAX_GRAMMAR = 64 * 1024  # bytes that the engine compiles
 
 
 def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
-    """Raises Refused for what this model cannot do."""
-    if conversation.answer_format is not None:
-        raise NotSupported("response_format is not supported by this server yet", "response_format")
-    return conversation.job, TextParser()
+    """Raises Refused for what this model cannot do, and for what contradicts itself."""
+    plan = _Plan.of(conversation, card)
+    plan.check()
+    prompt = replace(plan.prompt, tools=plan.tools, template_arguments=plan.template_arguments)
+    job = replace(conversation.job, prompts=(prompt,), sampling=plan.sampling())
+    syntax = Syntax(
+        thought_tags=card.reasoning_tags if plan.may_think and card.splits_reasoning else None,
+        begins_in_thoughts=plan.opens_thoughts,
+        tool_format=plan.form if plan.tools else None,
+    )
+    return job, TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is asked for, and what follows from it for this model."""
+
+    conversation: Conversation
+    card: ModelCard
+    prompt: Messages
+    tools: tuple[Tool, ...]  # that may be called
+    form: ToolFormat
+
+    @classmethod
+    def of(cls, conversation: Conversation, card: ModelCard) -> _Plan:
+        prompt = cast(Messages, conversation.job.prompts[0])
+        tools = prompt.tools if conversation.tool_choice.choice is not Choice.NONE else ()
+        return cls(conversation, card, prompt, tools, FORMATS.get(card.tool_format, FORMATS["hermes"]))
+
+    @property
+    def is_forced(self) -> bool:
+        return self.conversation.tool_choice.choice is Choice.REQUIRED
+
+    @property
+    def template_arguments(self) -> dict[str, object]:
+        arguments = self.prompt.template_arguments
+        if self.conversation.thinks is None:
+            return arguments
+        return {"enable_thinking": self.conversation.thinks, **arguments}
+
+    @property
+    def may_think(self) -> bool:
+        if self.card.reasoning_tags is None or not self.prompt.add_generation_prompt:
+            return False
+        return self.template_arguments.get("enable_thinking", self.card.reasons) is not False
+
+    @property
+    def opens_thoughts(self) -> bool:
+        return self.may_think and self.card.opens_reasoning
+
+    def check(self) -> None:
+        """Raises Refused for contradictions."""
+        asked = self.conversation
+        name = asked.tool_choice.name
+        if self.is_forced and not self.tools:
+            raise Refused("tool_choice asks for a call, and there are no tools", "tool_choice")
+        if name is not None and name not in map(name_of, self.tools):
+            raise Refused(f"tool_choice: there is no tool of the name '{name[:64]}'", "tool_choice")
+        if self.tools and "tools" not in self.card.capabilities:
+            raise NotOffered("this model has no chat template, and so cannot call tools")
+        if asked.job.sampling.grammar and (self.tools or asked.answer_format):
+            other = "tools" if self.tools else asked.answer_format.param if asked.answer_format else ""
+            raise Refused(f"grammar and {other} contradict each other: send one of them", "grammar")
+        if self.prompt.continue_final and (self.is_forced or asked.answer_format):
+            param = "tool_choice" if self.is_forced else "response_format"
+            raise Refused(f"{param}: an answer that is begun already cannot be forced into a form", param)
+
+    def sampling(self) -> Sampling:
+        """The job's, with the grammar that the answer needs."""
+        sampling = self.conversation.job.sampling
+        answers = list(self._answers())
+        if not answers:
+            return sampling
+        may_be_text = bool(self.tools) and not self.is_forced and self.conversation.answer_format is None
+        if may_be_text and not self.form.is_alone:
+            # Text and thoughts are free, up to the marker of a call.
+            whole = grammar(answers[0].start, *answers)
+            return replace(sampling, grammar=self._checked(whole), grammar_triggers=self.form.markers)
+        if may_be_text:
+            answers.append(answer_grammar.free_rules(self.form.markers[0][0]))
+        thoughts = self._thoughts()
+        root = sequence(*(rules.start for rules in thoughts), either(rules.start for rules in answers))
+        return replace(sampling, grammar=self._checked(grammar(root, *thoughts, *answers)))
+
+    def _answers(self) -> Iterator[Rules]:
+        """What an answer may be, of all that has a form."""
+        asked = self.conversation
+        if self.tools:
+            name = asked.tool_choice.name
+            chosen = [(number, tool) for number, tool in enumerate(self.tools) if name in (None, name_of(tool))]
+            is_parallel = asked.parallel_calls and name is None
+            yield answer_grammar.call_rules(chosen, self.form, is_parallel, asked.schema_param)
+        if asked.answer_format is not None and not self.is_forced:
+            yield answer_grammar.json_rules(asked.answer_format)
+
+    def _thoughts(self) -> list[Rules]:
+        if not self.may_think or self.card.reasoning_tags is None:
+            return []
+        return [answer_grammar.thought_rules(self.card.reasoning_tags, self.opens_thoughts)]
+
+    def _checked(self, text: str) -> str:
+        if len(text.encode()) > _MAX_GRAMMAR:
+            param = "tools" if self.tools else "response_format"
+            raise Refused(f"{param}: the schemas together are too large: ask for fewer or simpler values", param)
+        return text
+
+
+_PLAIN = Syntax()

@@ -57,7 +57,7 @@ def _read_in_time(request: Request) -> bytes:
 def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The body as the decoder's type. Raises Refused, which names the field at fault."""
     try:
-        _check_depth(body)
+        check_depth(body)
         body.decode("utf-8")
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -70,7 +70,7 @@ def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T
         raise Refused(f"the body is not valid JSON: {reason}", None, "invalid_json") from None
 
 
-def _check_depth(body: bytes) -> None:
+def check_depth(body: bytes) -> None:
     """Refuses nesting beyond MAX_DEPTH, also in fields that nobody reads, before a recursive parser sees it."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return

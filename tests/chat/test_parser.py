@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Syntax, str, Told]] = {
     "mistral": (MISTRAL, '[{"name": "sun", "arguments": {}}]', ("", "", [SUN_CALL], "tool_calls")),
     "mistral with its mark": (
         MISTRAL,
-        'So [TOOL_CALLS] [{"name": "sun", "arguments": {}, "id": "abcdefghi"}, {"name": "rain", "arguments": {"a": 1}}]',
+        'So [TOOL_CALLS] [{"name": "sun", "arguments": {}, "id": "abcdefgh"}, {"name": "rain", "arguments": {"a": 1}}]',
         ("", "So", [SUN_CALL, ("rain", '{"a": 1}')], "tool_calls"),
     ),
     "a list": (MISTRAL, '[{"names": []}] [TOOL_CALL]', ("", '[{"names": []}] [TOOL_CALL]', [], "stop")),

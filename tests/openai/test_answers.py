@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from corosrv.chat.parser import TextParser
+from corosrv.chat.choice import Syntax
+from corosrv.chat.formats import FORMATS
+from corosrv.chat.parser import SyntaxParser, TextParser
 from corosrv.errors import JobFailed
 from corosrv.generation.exchange import Answer
-from corosrv.jobs import Chunk, Finish, Job, ModelCard, Text
+from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.events import DONE
@@ -233,6 +235,96 @@ def test_timings_are_finite_when_there_is_next_to_nothing(finish, n_tokens):
 
     assert all(math.isfinite(value) for value in timings.values())
     assert timings["predicted_per_second"] == 0
+
+
+# Thoughts, calls and tokens.
+
+SYNTAX = Syntax(("<think>", "</think>"), tool_format=FORMATS["hermes"])
+
+
+def thoughtful(stream: bool = False, usage: bool = False, n: int = 1, n_probs: int = -1) -> ChatAnswer:
+    job = Job((Text("x"),), n=n, sampling=Sampling(n_probs=n_probs))
+    return ChatAnswer(job, CARD, (5,), SyntaxParser(SYNTAX), stream, usage)
+
+
+RAIN = ["<tool_call>", '{"name": "rain"', ', "arguments": {"at"', ': "Köln"}', "}", "</tool_call>"]
+
+
+def test_calls_come_in_a_message_without_content():
+    (choice,) = thoughtful().whole([*(text(0, word) for word in RAIN), last(0)])["choices"]
+
+    (call,) = choice["message"].pop("tool_calls")
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "rain", "arguments": '{"at": "Köln"}'}}
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_calls_are_streamed_in_pieces():
+    answering = thoughtful(stream=True)
+
+    events = sent(answering.first() + answering.events([text(0, "Well. "), *(text(0, word) for word in RAIN), last(0)]))
+
+    role, said, begin, *pieces, end = choices(events)
+    (call,) = begin["delta"]["tool_calls"]
+    assert (role, said) == (delta(0, role="assistant", content=None), delta(0, content="Well."))
+    assert call.pop("id").startswith("call_")
+    assert call == {"index": 0, "type": "function", "function": {"name": "rain", "arguments": ""}}
+    assert pieces == [
+        delta(0, tool_calls=[{"index": 0, "function": {"arguments": piece}}]) for piece in ('{"at"', ': "Köln"}')
+    ]
+    assert end == delta(0, "tool_calls")
+
+
+def test_thoughts_are_apart_and_counted():
+    thought = [text(0, word) for word in ("<think>", "Hm", ".", "</think>", "\n\n", "Yes")]
+
+    whole = thoughtful().whole([*thought, last(0)])
+    streamed = thoughtful(stream=True, usage=True)
+    events = sent(streamed.events([*thought, last(0)]))
+
+    message = {"role": "assistant", "content": "Yes", "refusal": None, "reasoning_content": "Hm."}
+    assert whole["choices"][0]["message"] == message
+    assert [choice["delta"] for choice in choices(events)] == [
+        {"reasoning_content": "Hm"}, {"reasoning_content": "."}, {"content": "Yes"}, {},
+    ]  # fmt: skip
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert events[-2]["usage"] == whole["usage"]
+
+
+def test_calls_of_two_choices_have_numbers_of_their_own():
+    chunks = [text(1, "".join(RAIN)), text(0, "No."), last(0), text(1, "".join(RAIN)), last(1)]
+
+    first, second = thoughtful(n=2).whole(chunks)["choices"]
+
+    assert (first["message"]["content"], first["finish_reason"]) == ("No.", "stop")
+    assert len({call["id"] for call in second["message"]["tool_calls"]}) == 2
+
+
+HI = TokenInfo(7, b"Hi", -0.5, (Candidate(7, b"Hi", -0.5), Candidate(9, b"\xc3", -1.5)))
+END = TokenInfo(2, b"", -0.1)
+LISTED = {
+    "id": 7, "token": "Hi", "bytes": [72, 105], "logprob": -0.5,
+    "top_logprobs": [
+        {"id": 7, "token": "Hi", "bytes": [72, 105], "logprob": -0.5},
+        {"id": 9, "token": "\ufffd", "bytes": [0xC3], "logprob": -1.5},
+    ],
+}  # fmt: skip
+LAST = {"id": 2, "token": "", "bytes": [], "logprob": -0.1, "top_logprobs": []}
+
+
+def test_tokens_are_listed_with_their_text():
+    chunks = [Chunk(0, "Hi", 1, tokens=(HI,)), Chunk(0, "", 1, Finish.STOP, tokens=(END,))]
+
+    (whole,) = thoughtful(n_probs=2).whole(chunks)["choices"]
+    streamed = choices(sent(thoughtful(stream=True, n_probs=2).events(chunks)))
+
+    assert whole["logprobs"] == {"content": [LISTED, LAST], "refusal": None}
+    assert [(choice["delta"], choice["logprobs"]) for choice in streamed] == [
+        ({"content": "Hi"}, {"content": [LISTED], "refusal": None}),
+        ({}, {"content": [LAST], "refusal": None}),
+        ({}, None),
+    ]
 
 
 # Failures.

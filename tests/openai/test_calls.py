@@ -26,7 +26,7 @@ REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json")
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-CARD = ModelCard("tiny", created=1)
+CARD = ModelCard("tiny", created=1, capabilities=frozenset(("completion", "chat", "tools")), tool_format="hermes")
 
 
 class Asked(NamedTuple):
@@ -273,6 +273,10 @@ def message(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
+def called(arguments: Any, name: str = "rain", id: str = "call_1") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -291,8 +295,16 @@ def message(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
         ([message("user", [{"type": "text"}])], "messages[0].content[0].text"),
         ([message("user", [{"type": "text", "text": 5}])], "messages[0].content[0].text"),
         ([message("user"), message("user", [{"type": "image_url"}])], "messages[1].content[0]"),
-        ([message("tool")], "messages[0]"),
-        ([message("assistant", tool_calls=[{"id": "1"}])], "messages[0]"),
+        ([message("tool")], "messages[0].tool_call_id"),
+        ([message("tool", None, tool_call_id="1")], "messages[0].content"),
+        ([message("tool", tool_call_id=1)], "messages[0].tool_call_id"),
+        ([message("assistant", tool_calls=[{"id": "1"}])], "messages[0].tool_calls[0].function"),
+        ([message("assistant", tool_calls={})], "messages[0].tool_calls"),
+        ([message("user", tool_calls=[called("{}")])], "messages[0].tool_calls"),
+        *(
+            ([message("assistant", None, tool_calls=[called(wrong)])], "messages[0].tool_calls[0].function.arguments")
+            for wrong in ("{", "[]", "5", '{"a": NaN}', "[" * 200, '{"a": "\\udc00"}', "x", {})
+        ),
         ([message("assistant", function_call={"name": "f"})], "messages[0]"),
         ([message("user")] * 2049, "messages"),
         ([message("assistant"), message("assistant")], "messages"),
@@ -303,6 +315,41 @@ def test_wrong_messages_are_refused_with_their_place(messages, param):
         chat(messages=messages)
 
     assert refused.value.param == param
+
+
+def test_calls_and_their_results_reach_the_template():
+    messages = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "tool_calls": [called('{"city": "Köln"}'), called("", "now", "2")],
+        },
+        message("tool", "dry", tool_call_id="call_1"),
+        message("tool", [{"type": "text", "text": "noon"}], tool_call_id="2", name="time"),
+    ]
+
+    (prompt,) = chat(messages=messages).job.prompts
+
+    assert prompt.messages[1:] == (
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "rain", "arguments": {"city": "Köln"}}},
+                {"id": "2", "type": "function", "function": {"name": "now", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "dry", "tool_call_id": "call_1", "name": "rain"},
+        {"role": "tool", "content": "noon", "tool_call_id": "2", "name": "time"},
+    )
+
+
+def test_a_message_with_calls_is_no_beginning_of_an_answer():
+    (prompt,) = chat(messages=[*HELLO, message("assistant", None, tool_calls=[called("{}")])]).job.prompts
+
+    assert (prompt.continue_final, prompt.add_generation_prompt) == (False, True)
 
 
 def test_messages_are_required():
@@ -438,7 +485,7 @@ def test_a_wrong_prompt_is_refused_with_its_place(sent, param):
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize("half", ["\ud800", "\udfff x", "\ud800\ud800"])
+@pytest.mark.parametrize("half", ["\udc00", "\udfff x", "\udc00\udc00"])
 @pytest.mark.parametrize("name", ["prompt", "stop", "model", "grammar"])
 def test_half_a_surrogate_pair_is_no_character(name, half):
     with pytest.raises(Refused):
@@ -457,6 +504,136 @@ def test_a_grammar_that_is_no_text_is_refused(call, wrong):
         call(grammar=wrong)
 
     assert refused.value.param == "grammar"
+
+
+# Tools and forms.
+
+NOBODY = {"type": "function", "function": {"name": "rain"}}
+RAIN = {
+    "type": "function",
+    "function": {
+        "name": "rain",
+        "description": "Tells whether it rains.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "strict": True,
+    },
+}
+
+
+def function(**members: Any) -> dict[str, Any]:
+    return {"type": "function", "function": members}
+
+
+def test_tools_reach_the_template_in_one_form():
+    bare, full = (chat(tools=[tool]).job.prompts[0].tools[0] for tool in (NOBODY, RAIN))
+
+    empty = {"type": "object", "properties": {}}
+    assert bare == {"type": "function", "function": {"name": "rain", "description": "", "parameters": empty}}
+    assert full["function"] == {
+        "name": "rain",
+        "description": "Tells whether it rains.",
+        "parameters": RAIN["function"]["parameters"],
+    }
+
+
+@pytest.mark.parametrize("nothing", [{}, {"tools": None}, {"tools": []}, {"tools": [NOBODY], "tool_choice": "none"}])
+def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
+    job = chat(**nothing).job
+
+    assert job == chat().job
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"tools": ["x"]}, "tools[0]"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [function()]}, "tools[0].function.name"),
+        ({"tools": [RAIN, function(name="a b")]}, "tools[1].function.name"),
+        ({"tools": [function(name='a"\n')]}, "tools[0].function.name"),
+        ({"tools": [function(name="")]}, "tools[0].function.name"),
+        ({"tools": [function(name="é")]}, "tools[0].function.name"),
+        ({"tools": [function(name="x" * 65)]}, "tools[0].function.name"),
+        ({"tools": [function(name="a", description=5)]}, "tools[0].function.description"),
+        ({"tools": [function(name="a", parameters="x")]}, "tools[0].function.parameters"),
+        ({"tools": [function(name="a", parameters={"type": "thing"})]}, "tools[0].function.parameters"),
+        ({"tools": [function(name="a", parameters={"$ref": "http://a/b"})]}, "tools[0].function.parameters"),
+        ({"tools": [RAIN, RAIN]}, "tools[1]"),
+        ({"tools": [function(name=f"t{i}") for i in range(129)]}, "tools"),
+        ({"tools": [RAIN], "tool_choice": "some"}, "tool_choice"),
+        ({"tools": [RAIN], "tool_choice": 5}, "tool_choice"),
+        ({"tools": [RAIN], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [RAIN], "tool_choice": function(name="sun")}, "tool_choice"),
+        ({"tools": [RAIN], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": function(name="rain")}, "tool_choice"),
+        ({"tools": [RAIN], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"tools": [RAIN], "grammar": 'root ::= "x"'}, "grammar"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+         "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+         "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}},
+         "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "schema": "x"}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "grammar"),
+        ({"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema"),
+        ({"json_schema": {}, "grammar": 'root ::= "x"'}, "grammar"),
+        ({"json_schema": {"minLength": 5, "maxLength": 2, "type": "string"}}, "json_schema"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"n_probs": 21}, "n_probs"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
+    ],
+)  # fmt: skip
+def test_wrong_tools_and_forms_are_refused_by_name(fields, param):
+    with pytest.raises(Refused) as refused:
+        chat(**fields)
+
+    assert refused.value.param == param
+
+
+def test_an_answer_that_is_begun_cannot_be_forced():
+    begun = [*HELLO, message("assistant", "It")]
+
+    for forced in ({"tools": [RAIN], "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(Refused, match="begun"):
+            chat(messages=begun, **forced)
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_probs"),
+    [
+        ({}, -1),
+        ({"logprobs": False}, -1),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"n_probs": 0}, -1),
+        ({"n_probs": 3}, 3),
+    ],
+)
+def test_as_many_tokens_are_listed_as_are_asked_for(fields, n_probs):
+    assert chat(**fields).job.sampling.n_probs == n_probs
+
+
+def test_how_hard_to_think_is_told_to_the_template():
+    assert chat(reasoning_effort="low").job.prompts[0].template_arguments == {"reasoning_effort": "low"}
+    assert chat(reasoning_effort="none").job.prompts[0].template_arguments["enable_thinking"] is False
+    kept = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}).job.prompts[0]
+    assert kept.template_arguments["enable_thinking"] is True
 
 
 # Anything at all.

@@ -41,5 +41,7 @@ def oracle() -> Iterator[Oracle]:
         yield Oracle(process)
     finally:
         assert process.stdin
+        assert process.stdout
         process.stdin.close()
         process.wait(timeout=20)
+        process.stdout.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from corosrv.chat.conversation import Conversation
@@ -9,8 +11,9 @@ from corosrv.chat.prepare import prepare
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields, unsupported
 from corosrv.generation.exchange import Call
+from corosrv.http.body import check_text
 from corosrv.jobs import Messages, ModelCard
-from corosrv.openai.chat import messages, schema
+from corosrv.openai.chat import forms, messages, schema
 from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.fields import includes_usage
 
@@ -26,15 +29,31 @@ def call(body: schema.ChatBody, sent: msgspec.Struct, defaults: fields.Defaults,
 
 def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversation:
     """What a body asks for, whatever model answers it. Raises Refused."""
-    return Conversation(fields.job(body, (prompt(body),), defaults, body.n or 1, least_tokens=1))
+    job = fields.job(body, (prompt(body),), defaults, body.n or 1, least_tokens=1)
+    return Conversation(
+        replace(job, sampling=replace(job.sampling, n_probs=_n_probs(body))),
+        tool_choice=forms.tool_choice(body),
+        parallel_calls=body.parallel_tool_calls is not False,
+        answer_format=forms.answer_format(body),
+        thinks=False if body.reasoning_effort == "none" else None,
+    )
+
+
+def _n_probs(body: schema.ChatBody) -> int:
+    """How many likely tokens are listed for each; -1 where none are asked for, not even the one that came."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refused("top_logprobs is only allowed with logprobs: true", "top_logprobs")
+    if body.logprobs:
+        return max(body.top_logprobs or 0, body.n_probs or 0)
+    return body.n_probs or -1
 
 
 def prompt(body: schema.ChatBody) -> Messages:
     """The conversation to be rendered. Raises Refused."""
     if body.chat_template is not None:
         raise NotSupported("chat_template: a template in a request is not run here", "chat_template")
-    turns = tuple(messages.turn(message, f"messages[{i}]") for i, message in enumerate(body.messages))
-    is_last_ours = turns[-1]["role"] == "assistant"
+    turns = messages.turns(body.messages)
+    is_last_ours = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
     if is_last_ours and len(turns) > 1 and turns[-2]["role"] == "assistant":
         raise Refused("messages: two assistant messages in a row at the end", "messages")
     if body.add_generation_prompt and body.continue_final_message:
@@ -44,9 +63,13 @@ def prompt(body: schema.ChatBody) -> Messages:
     if body.continue_final_message and not is_last_ours:
         raise Refused("continue_final_message: the last message must be the assistant's", "continue_final_message")
     continue_final = is_last_ours and not body.add_generation_prompt and body.continue_final_message is not False
+    arguments = messages.template_arguments(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        arguments = {"reasoning_effort": check_text(body.reasoning_effort, "reasoning_effort"), **arguments}
     return Messages(
         turns,
+        forms.offered_tools(body),
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final=continue_final,
-        template_arguments=messages.template_arguments(body.chat_template_kwargs or {}),
+        template_arguments=arguments,
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
+
 from corosrv.errors import NotSupported, Refused
-from corosrv.http.body import check_text
+from corosrv.http.body import check_depth, check_text
 from corosrv.openai.chat import schema
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _RESERVED_ARGUMENTS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
@@ -19,15 +22,70 @@ _RESERVED_ARGUMENTS = frozenset(
 _MAX_ARGUMENT = 1024  # bytes
 
 
-def turn(message: schema.Message, param: str) -> dict[str, Any]:
-    """One message as templates take it. Raises Refused, which names the place."""
-    if message.role == "tool" or message.tool_calls or message.function_call:
-        raise NotSupported(f"{param}: tool calls are not supported by this server yet", param, "unsupported_parameter")
+def turns(messages: list[schema.Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as templates take them. Raises Refused, which names the place."""
+    names: dict[str, str] = {}  # of the functions called so far, by the calls' ids
+    return tuple(_turn(message, f"messages[{i}]", names) for i, message in enumerate(messages))
+
+
+def _turn(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    if message.function_call:
+        raise NotSupported(f"{param}.function_call: send tool_calls instead", param, "unsupported_parameter")
     if message.role not in _ROLES:
         raise Refused(
-            f"{param}.role must be system, developer, user or assistant, not '{message.role[:40]}'", f"{param}.role"
+            f"{param}.role must be system, developer, user, assistant or tool, not '{message.role[:40]}'",
+            f"{param}.role",
         )
-    return {"role": _ROLES[message.role], "content": _content(message, f"{param}.content")}
+    turn: dict[str, Any] = {"role": _ROLES[message.role], "content": _content(message, f"{param}.content")}
+    if message.role == "tool":
+        turn |= _answered(message, param, names)
+    if message.role == "assistant":
+        turn |= _said(message, param, names)
+    elif message.tool_calls:
+        raise Refused(f"{param}.tool_calls: only the assistant calls tools", f"{param}.tool_calls")
+    return turn
+
+
+def _answered(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    """Which call a tool's message answers, and which function, where that is known."""
+    if message.tool_call_id is None:
+        raise Refused(
+            f"{param}.tool_call_id is required: the id of the call that this is the result of",
+            f"{param}.tool_call_id",
+            "missing_required_parameter",
+        )
+    name = message.name or names.get(message.tool_call_id)
+    told = {"tool_call_id": check_text(message.tool_call_id, f"{param}.tool_call_id")}
+    return told if name is None else told | {"name": check_text(name, f"{param}.name")}
+
+
+def _said(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    """What an assistant's message has beside its content."""
+    said: dict[str, Any] = {}
+    if message.reasoning_content:
+        said["reasoning_content"] = check_text(message.reasoning_content, f"{param}.reasoning_content")
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        said["tool_calls"] = [_call(call, f"{param}.tool_calls[{i}]", names) for i, call in calls]
+    return said
+
+
+def _call(call: schema.ToolCall, param: str, names: dict[str, str]) -> dict[str, Any]:
+    name = names[call.id] = check_text(call.function.name, f"{param}.function.name")
+    arguments = call_arguments(call.function.arguments, f"{param}.function.arguments")
+    function = {"name": name, "arguments": arguments}
+    return {"id": check_text(call.id, f"{param}.id"), "type": "function", "function": function}
+
+
+def call_arguments(text: str, param: str) -> dict[str, Any]:
+    """The arguments of an earlier call, from their JSON text. Raises Refused for what is no JSON object."""
+    try:
+        encoded = text.encode()
+        check_depth(encoded)
+        arguments = _arguments_decoder.decode(encoded) if text.strip() else {}
+    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError, Refused):
+        raise Refused(f"{param} must be the JSON text of an object", param) from None
+    return arguments
 
 
 def _content(message: schema.Message, param: str) -> str:
@@ -36,7 +94,7 @@ def _content(message: schema.Message, param: str) -> str:
         return check_text(content, param)
     if isinstance(content, list):
         return "".join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
-    if content is None and message.role == "assistant":
+    if message.role == "assistant" and (content is None or message.tool_calls):
         return ""
     raise Refused(f"{param} is required: a string or a list of parts", param, "missing_required_parameter")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,27 +12,34 @@ from corosrv.openai.fields import CompletionFields
 
 MAX_MESSAGES = 2048
 
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+JsonSchema = dict[str, Any] | bool
+
 UNSUPPORTED: unsupported.Neutral = {
     **unsupported.EVERYWHERE,
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "json_schema": (),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "n_probs": (0,),
     "post_sampling_probs": (False,),
     "prediction": (),
-    "response_format": ({"type": "text"},),
     "return_tokens": (False,),
     "suffix": ("",),
     "timings_per_token": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (),
     "verbose": (False,),
     "web_search_options": (),
 }
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
 
 
 class Message(msgspec.Struct):
@@ -41,9 +48,44 @@ class Message(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: list[ToolCall] | None = None
     function_call: Any = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class NamedSchema(msgspec.Struct):
+    schema: JsonSchema
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema: JsonSchema | None = None
 
 
 class ChatBody(CompletionFields, kw_only=True):
@@ -52,6 +94,15 @@ class ChatBody(CompletionFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: JsonSchema | None = None
+    reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    n_probs: TopLogprobs | None = None
 
 
 decoder = msgspec.json.Decoder(ChatBody)

@@ -1,0 +1,232 @@
+"""Conversations to jobs: the answers that their grammars allow are the answers that were asked for."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.parser import TextParser
+from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Text
+from corosrv.chat.prepare import prepare
+from corosrv.chat.tools import tool
+from corosrv.engine import Engine
+from corosrv.errors import NotOffered, Refused
+from corosrv.jobs import Job, Messages, ModelCard, Sampling
+from tests.support.engines import opened, read_all
+from tests.support.oracle import Oracle, oracle
+
+CARD = ModelCard("m", created=1, capabilities=frozenset(("completion", "chat", "tools")), tool_format="hermes")
+TAGS = ("<think>", "</think>")
+THINKER = dataclasses.replace(CARD, reasoning_tags=TAGS)
+OPENED = dataclasses.replace(THINKER, opens_reasoning=True)
+
+PLACE = {"type": "object", "properties": {"at": {"enum": ["Köln", "Ulm"]}}, "required": ["at"]}
+RAIN = tool("rain", "Tells whether it rains.", PLACE, "tools[0].function", "x")
+NOW = tool("now", None, None, "tools[1].function", "x")
+TOOLS = (RAIN, NOW)
+FORCED = ToolChoice(Choice.REQUIRED)
+PLACE_FORMAT = JsonFormat(PLACE)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Makes up its text, in which a character is a token."""
+    with opened(ctx=4096) as engine:
+        yield engine
+
+
+def conversation(tools: tuple[dict[str, Any], ...] = (), grammar: str = "", **asked: Any) -> Conversation:
+    prompt = Messages(({"role": "user", "content": "Rain?"},), tools)
+    return Conversation(Job((prompt,), max_tokens=2000, sampling=Sampling(grammar=grammar)), **asked)
+
+
+def parts(engine: Engine, asked: Conversation, card: ModelCard = CARD, seed: int = 1) -> list[Part]:
+    """What the made-up model answers: anything at all that the grammar allows."""
+    job, parser = prepare(asked, card)
+    seeded = dataclasses.replace(job, sampling=dataclasses.replace(job.sampling, seed=seed))
+    return list(parser.parts(read_all(engine.submit(seeded))))
+
+
+def calls(told: list[Part]) -> list[tuple[str, Any]]:
+    """Names and arguments, which have to be JSON."""
+    found: list[tuple[str, list[str]]] = []
+    for part in told:
+        if isinstance(part, CallBegin):
+            found.append((part.name, []))
+        elif isinstance(part, CallArguments):
+            found[part.call][1].append(part.piece)
+    return [(name, json.loads("".join(pieces))) for name, pieces in found]
+
+
+def text(told: list[Part]) -> str:
+    return "".join(part.text for part in told if isinstance(part, Text))
+
+
+def reason(told: list[Part]) -> str:
+    assert isinstance(told[-1], End)
+    return told[-1].reason
+
+
+def is_right(call: tuple[str, Any]) -> bool:
+    name, arguments = call
+    return arguments == {} if name == "now" else arguments in ({"at": "Köln"}, {"at": "Ulm"})
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "mistral", "llama3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_forced_answer_is_calls_and_nothing_else(engine, tool_format, seed):
+    card = dataclasses.replace(CARD, tool_format=tool_format)
+
+    told = parts(engine, conversation(TOOLS, tool_choice=FORCED), card, seed)
+
+    assert calls(told)
+    assert all(map(is_right, calls(told)))
+    assert (text(told), reason(told)) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize("asked", [{"parallel_calls": False}, {"tool_choice": ToolChoice(Choice.REQUIRED, "now")}])
+@pytest.mark.parametrize("seed", range(8))
+def test_one_call_is_one_call(engine, asked, seed):
+    told = parts(engine, conversation(TOOLS, **{"tool_choice": FORCED, **asked}), seed=seed)
+
+    assert len(calls(told)) == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_named_tool_is_the_one_that_is_called(engine, seed):
+    told = parts(engine, conversation(TOOLS, tool_choice=ToolChoice(Choice.REQUIRED, "now")), seed=seed)
+
+    assert calls(told) == [("now", {})]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_of_a_schema_is_valid_for_it(engine, seed):
+    told = parts(engine, conversation(answer_format=PLACE_FORMAT), seed=seed)
+
+    assert json.loads(text(told)) in ({"at": "Köln"}, {"at": "Ulm"})
+    assert reason(told) == "stop"
+
+
+def test_an_answer_of_json_is_an_object(engine):
+    assert isinstance(json.loads(text(parts(engine, conversation(answer_format=JsonFormat())))), dict)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_answer_that_may_call_or_be_json_is_either(engine, seed):
+    told = parts(engine, conversation(TOOLS, answer_format=PLACE_FORMAT), seed=seed)
+
+    assert all(map(is_right, calls(told))) if calls(told) else json.loads(text(told))["at"]
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "mistral"])
+def test_text_is_free_up_to_the_mark_of_a_call(tool_format):
+    job, _ = prepare(conversation(TOOLS), dataclasses.replace(CARD, tool_format=tool_format))
+
+    assert job.sampling.grammar.startswith("root ::= calls\n")
+    assert "<tool_call>" in job.sampling.grammar_triggers or "[TOOL_CALLS]" in job.sampling.grammar_triggers
+
+
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def recogniser() -> Iterator[Oracle]:
+    with oracle() as asked:
+        yield asked
+
+
+@pytest.mark.parametrize(
+    ("card", "text", "verdict"),
+    [
+        (CARD, CALL, "y"),
+        (CARD, f"{CALL}\n{CALL}", "y"),
+        (CARD, f"Hm. {CALL}", "n"),
+        (CARD, f"<think></think>{CALL}", "n"),
+        (THINKER, CALL, "y"),
+        (THINKER, f"<think>\nHm < </thin> <<\n</think>\n\n{CALL}", "y"),
+        (THINKER, f"<think></think>{CALL}", "y"),
+        (THINKER, f"Hm.</think>{CALL}", "n"),
+        (THINKER, "<think>Hm.</think>Yes", "n"),
+        (THINKER, f"<think>Hm.</think>Hm</think>{CALL}", "n"),
+        (THINKER, "<think>" + "Hm. " * 500, "b"),
+        (OPENED, f"Hm.</think>\n\n{CALL}", "y"),
+        (OPENED, f"</think>{CALL}", "y"),
+        (OPENED, CALL, "b"),
+        (OPENED, f"Hm.</think>\n\n\n\n\n{CALL}", "n"),
+    ],
+)
+def test_thoughts_may_come_before_what_is_forced(recogniser, card, text, verdict):
+    job, _ = prepare(conversation(TOOLS, tool_choice=FORCED), card)
+
+    assert recogniser.verdicts(job.sampling.grammar, [text]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ('{"name": "now", "parameters": {}}', "y"),
+        ('{"name": "sun', "n"),
+        ("", "y"),
+        (" \n It rains {always}.", "y"),
+        (' {"x"', "n"),
+    ],
+)
+def test_who_has_no_call_marks_may_still_just_talk(recogniser, text, verdict):
+    job, _ = prepare(conversation(TOOLS), dataclasses.replace(CARD, tool_format="llama3"))
+
+    assert recogniser.verdicts(job.sampling.grammar, [text]) == verdict
+    assert job.sampling.grammar_triggers == ()
+
+
+def test_who_does_not_think_begins_with_the_answer(engine):
+    asked = conversation(answer_format=PLACE_FORMAT, thinks=False)
+    job, _ = prepare(asked, OPENED)
+
+    assert job.prompts[0].template_arguments == {"enable_thinking": False}
+    assert json.loads(text(parts(engine, asked, OPENED)))
+
+
+def test_a_model_of_few_words_reads_as_plain_text():
+    for asked, card in ((conversation(), CARD), (conversation(TOOLS, tool_choice=ToolChoice(Choice.NONE)), CARD),
+                        (conversation(thinks=False), THINKER),
+                        (conversation(), dataclasses.replace(THINKER, splits_reasoning=False))):  # fmt: skip
+        job, parser = prepare(asked, card)
+        assert isinstance(parser, TextParser)
+        assert job.prompts[0].tools == ()
+        assert job.sampling == Sampling()
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (conversation(tool_choice=FORCED), "tool_choice"),
+        (conversation(TOOLS, tool_choice=ToolChoice(Choice.REQUIRED, "sun")), "tool_choice"),
+        (conversation(TOOLS, grammar='root ::= "x"'), "grammar"),
+        (conversation(answer_format=PLACE_FORMAT, grammar='root ::= "x"'), "grammar"),
+        (conversation(answer_format=JsonFormat({"type": "thing"}, "text.format.schema")), "text.format.schema"),
+        (conversation((RAIN, tool("bad", None, {"type": "thing"}, "x", "x"))), "tools[1].function.parameters"),
+        (conversation((tool("bad", None, {"type": "thing"}, "x", "x"),), schema_param="tools[{}].input_schema"),
+         "tools[0].input_schema"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(asked, param):
+    with pytest.raises(Refused) as refused:
+        prepare(asked, CARD)
+
+    assert refused.value.param == param
+
+
+def test_many_large_schemas_are_refused_together():
+    large = {"type": "object", "properties": {f"property-{i}": {"type": "string"} for i in range(300)}}
+    tools = tuple(tool(f"tool{i}", None, large, "x", "x") for i in range(20))
+
+    with pytest.raises(Refused, match="tools: the schemas together are too large"):
+        prepare(conversation(tools), CARD)
+
+
+def test_a_model_without_a_template_calls_no_tools():
+    with pytest.raises(NotOffered):
+        prepare(conversation(TOOLS), dataclasses.replace(CARD, capabilities=frozenset(("completion",))))
