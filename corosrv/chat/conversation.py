@@ -32,6 +32,14 @@ class JsonFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolPlaces:
+    """Where a dialect has what may be wrong with a tool, for errors; {} is the tool's number."""
+
+    name: str = "tools[{}].function.name"
+    schema: str = "tools[{}].function.parameters"
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """A checked chat request. Its job's one prompt is `Messages`, with the tools that are offered."""
 
@@ -39,5 +47,5 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     parallel_calls: bool = True
     answer_format: JsonFormat | None = None  # None: any text
-    schema_param: str = "tools[{}].function.parameters"  # where the dialect has a tool's schema; {} is its number
+    places: ToolPlaces = ToolPlaces()
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to

@@ -11,7 +11,7 @@ from corosrv.chat.choice import Syntax
 from corosrv.chat.conversation import Choice, Conversation
 from corosrv.chat.formats import FORMATS, ToolFormat
 from corosrv.chat.parser import Parser, SyntaxParser, TextParser
-from corosrv.chat.tools import Tool, name_of
+from corosrv.chat.tools import Tool, checked, name_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.jobs import Job, Messages, ModelCard, Sampling
 from corosrv.structured.gbnf import Rules, either, grammar, sequence
@@ -46,7 +46,9 @@ class _Plan:
     @classmethod
     def of(cls, conversation: Conversation, card: ModelCard) -> _Plan:
         prompt = cast(Messages, conversation.job.prompts[0])
-        tools = prompt.tools if conversation.tool_choice.choice is not Choice.NONE else ()
+        tools = checked(prompt.tools, conversation.places)
+        if conversation.tool_choice.choice is Choice.NONE:
+            tools = ()
         return cls(conversation, card, prompt, tools, FORMATS.get(card.tool_format, FORMATS["hermes"]))
 
     @property
@@ -111,7 +113,7 @@ class _Plan:
             name = asked.tool_choice.name
             chosen = [(number, tool) for number, tool in enumerate(self.tools) if name in (None, name_of(tool))]
             is_parallel = asked.parallel_calls and name is None
-            yield answer_grammar.call_rules(chosen, self.form, is_parallel, asked.schema_param)
+            yield answer_grammar.call_rules(chosen, self.form, is_parallel, asked.places.schema)
         if asked.answer_format is not None and not self.is_forced:
             yield answer_grammar.json_rules(asked.answer_format)
 

@@ -1,13 +1,13 @@
-"""The tools that a request offers, checked, in the one form that templates and grammars know."""
+"""The tools that a request offers: checked for every dialect, in the one form that templates and grammars know."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from corosrv.chat.conversation import ToolPlaces
 from corosrv.errors import Refused
-from corosrv.http.body import check_text
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -17,43 +17,34 @@ NO_ARGUMENTS = {"type": "object", "properties": {}}
 Tool = dict[str, Any]
 
 
-def tool(name: Any, description: Any, parameters: Any, param: str, schema_param: str) -> Tool:
-    """One tool in OpenAI's form. Raises Refused; `param`: where it stands, `schema_param`: where its schema does."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise Refused(f"{param}.name must be of 1 to 64 letters, digits, _ and -", f"{param}.name")
-    if not isinstance(description, (str, type(None))):
-        raise Refused(f"{param}.description must be a string", f"{param}.description")
-    if not isinstance(parameters, (dict, type(None))):
-        raise Refused(f"{schema_param} must be a JSON schema, as an object", schema_param, "invalid_schema")
+def checked(tools: Sequence[Tool], places: ToolPlaces) -> tuple[Tool, ...]:
+    """The same tools with nothing left out. Raises Refused for too many, bad names, and two of one name."""
+    if len(tools) > MAX_TOOLS:
+        raise Refused(f"tools: at most {MAX_TOOLS}, not {len(tools)}", "tools")
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        name, param = name_of(tool), places.name.format(number)
+        if not _NAME.fullmatch(name):
+            raise Refused(f"{param} must be of 1 to 64 letters, digits, _ and -", param)
+        if name in names:
+            raise Refused(f"{param}: there is another tool of the name '{name}'", param)
+        names.add(name)
+    return tuple(map(_whole, tools))
+
+
+def _whole(tool: Tool) -> Tool:
     function = {
-        "name": name,
-        "description": check_text(description or "", f"{param}.description"),
-        "parameters": parameters or NO_ARGUMENTS,
+        "name": name_of(tool),
+        "description": tool["function"].get("description") or "",
+        "parameters": tool["function"].get("parameters") or NO_ARGUMENTS,
     }
     return {"type": "function", "function": function}
 
 
-def offered(tools: Sequence[Tool], param: str) -> tuple[Tool, ...]:
-    """All tools of a request. Raises Refused for too many, and for two of one name."""
-    check_count(tools, param)
-    names: set[str] = set()
-    for number, one in enumerate(tools):
-        name = name_of(one)
-        if name in names:
-            raise Refused(f"{param}[{number}]: there is another tool of the name '{name}'", f"{param}[{number}]")
-        names.add(name)
-    return tuple(tools)
+def name_of(tool: Tool) -> str:
+    return str(tool["function"]["name"])
 
 
-def check_count(tools: Sequence[Any], param: str) -> None:
-    """Raises Refused for more than are taken; before each is looked at."""
-    if len(tools) > MAX_TOOLS:
-        raise Refused(f"{param}: at most {MAX_TOOLS} tools, not {len(tools)}", param)
-
-
-def name_of(one: Mapping[str, Any]) -> str:
-    return str(one["function"]["name"])
-
-
-def parameters_of(one: Mapping[str, Any]) -> Any:
-    return one["function"]["parameters"]
+def parameters_of(tool: Tool) -> Any:
+    """Of a tool that was checked."""
+    return tool["function"]["parameters"]

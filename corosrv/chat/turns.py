@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 
 from corosrv.errors import Refused
+from corosrv.http.body import check_depth
 
 Turn = dict[str, Any]
+
+_arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 def tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -25,8 +28,10 @@ def tool(name: str, description: str | None, parameters: dict[str, Any] | None) 
 def arguments(text: str, param: str) -> dict[str, Any]:
     """A call's arguments from their JSON text. Raises Refused."""
     try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except msgspec.MsgspecError:
+        encoded = text.encode()
+        check_depth(encoded)
+        return _arguments.decode(encoded) if text.strip() else {}
+    except (msgspec.MsgspecError, UnicodeEncodeError, Refused):
         raise Refused(f"{param} must be a JSON object, written as a string", param) from None
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
 from corosrv.chat.parser import TextParser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Text
 from corosrv.chat.prepare import prepare
-from corosrv.chat.tools import tool
+from corosrv.chat.turns import tool
 from corosrv.engine import Engine
 from corosrv.errors import NotOffered, Refused
 from corosrv.jobs import Job, Messages, ModelCard, Sampling
@@ -24,8 +24,8 @@ THINKER = dataclasses.replace(CARD, reasoning_tags=TAGS)
 OPENED = dataclasses.replace(THINKER, opens_reasoning=True)
 
 PLACE = {"type": "object", "properties": {"at": {"enum": ["Köln", "Ulm"]}}, "required": ["at"]}
-RAIN = tool("rain", "Tells whether it rains.", PLACE, "tools[0].function", "x")
-NOW = tool("now", None, None, "tools[1].function", "x")
+RAIN = tool("rain", "Tells whether it rains.", PLACE)
+NOW = tool("now", None, None)
 TOOLS = (RAIN, NOW)
 FORCED = ToolChoice(Choice.REQUIRED)
 PLACE_FORMAT = JsonFormat(PLACE)
@@ -207,9 +207,10 @@ def test_a_model_of_few_words_reads_as_plain_text():
         (conversation(TOOLS, grammar='root ::= "x"'), "grammar"),
         (conversation(answer_format=PLACE_FORMAT, grammar='root ::= "x"'), "grammar"),
         (conversation(answer_format=JsonFormat({"type": "thing"}, "text.format.schema")), "text.format.schema"),
-        (conversation((RAIN, tool("bad", None, {"type": "thing"}, "x", "x"))), "tools[1].function.parameters"),
-        (conversation((tool("bad", None, {"type": "thing"}, "x", "x"),), schema_param="tools[{}].input_schema"),
+        (conversation((RAIN, tool("bad", None, {"type": "thing"}))), "tools[1].function.parameters"),
+        (conversation((tool("bad", None, {"type": "thing"}),), places=ToolPlaces("", "tools[{}].input_schema")),
          "tools[0].input_schema"),
+        (conversation((RAIN, tool('"', None, None)), places=ToolPlaces("tools[{}].name")), "tools[1].name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(asked, param):
@@ -221,7 +222,7 @@ def test_what_cannot_be_is_refused_by_name(asked, param):
 
 def test_many_large_schemas_are_refused_together():
     large = {"type": "object", "properties": {f"property-{i}": {"type": "string"} for i in range(300)}}
-    tools = tuple(tool(f"tool{i}", None, large, "x", "x") for i in range(20))
+    tools = tuple(tool(f"tool{i}", None, large) for i in range(20))
 
     with pytest.raises(Refused, match="tools: the schemas together are too large"):
         prepare(conversation(tools), CARD)

@@ -562,7 +562,7 @@ def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
         ({"tools": [function(name="a", parameters="x")]}, "tools[0].function.parameters"),
         ({"tools": [function(name="a", parameters={"type": "thing"})]}, "tools[0].function.parameters"),
         ({"tools": [function(name="a", parameters={"$ref": "http://a/b"})]}, "tools[0].function.parameters"),
-        ({"tools": [RAIN, RAIN]}, "tools[1]"),
+        ({"tools": [RAIN, RAIN]}, "tools[1].function.name"),
         ({"tools": [function(name=f"t{i}") for i in range(129)]}, "tools"),
         ({"tools": [RAIN], "tool_choice": "some"}, "tool_choice"),
         ({"tools": [RAIN], "tool_choice": 5}, "tool_choice"),

@@ -68,7 +68,7 @@ def prompt(body: schema.ChatBody) -> Messages:
         arguments = {"reasoning_effort": check_text(body.reasoning_effort, "reasoning_effort"), **arguments}
     return Messages(
         turns,
-        forms.offered_tools(body),
+        forms.tools(body),
         add_generation_prompt=not continue_final and body.add_generation_prompt is not False,
         continue_final=continue_final,
         template_arguments=arguments,

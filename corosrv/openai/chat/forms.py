@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.chat import tools
+from corosrv.chat import turns
 from corosrv.chat.conversation import Choice, JsonFormat, ToolChoice
 from corosrv.errors import Refused
 from corosrv.openai.chat import schema
 
 
-def offered_tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
-    """The tools as templates take them. Raises Refused, which names the place."""
-    sent = body.tools or []
-    tools.check_count(sent, "tools")
-    return tools.offered([_tool(one.function, f"tools[{i}].function") for i, one in enumerate(sent)], "tools")
-
-
-def _tool(function: schema.Function, param: str) -> tools.Tool:
-    return tools.tool(function.name, function.description, function.parameters, param, f"{param}.parameters")
+def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
+    """The tools that are offered."""
+    functions = (one.function for one in body.tools or ())
+    return tuple(turns.tool(function.name, function.description, function.parameters) for function in functions)
 
 
 def tool_choice(body: schema.ChatBody) -> ToolChoice:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
-
+from corosrv.chat.turns import arguments as arguments_of
 from corosrv.errors import NotSupported, Refused
-from corosrv.http.body import check_depth, check_text
+from corosrv.http.body import check_text
 from corosrv.openai.chat import schema
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _RESERVED_ARGUMENTS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
@@ -72,20 +70,9 @@ def _said(message: schema.Message, param: str, names: dict[str, str]) -> dict[st
 
 def _call(call: schema.ToolCall, param: str, names: dict[str, str]) -> dict[str, Any]:
     name = names[call.id] = check_text(call.function.name, f"{param}.function.name")
-    arguments = call_arguments(call.function.arguments, f"{param}.function.arguments")
+    arguments = arguments_of(call.function.arguments, f"{param}.function.arguments")
     function = {"name": name, "arguments": arguments}
     return {"id": check_text(call.id, f"{param}.id"), "type": "function", "function": function}
-
-
-def call_arguments(text: str, param: str) -> dict[str, Any]:
-    """The arguments of an earlier call, from their JSON text. Raises Refused for what is no JSON object."""
-    try:
-        encoded = text.encode()
-        check_depth(encoded)
-        arguments = _arguments_decoder.decode(encoded) if text.strip() else {}
-    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError, Refused):
-        raise Refused(f"{param} must be the JSON text of an object", param) from None
-    return arguments
 
 
 def _content(message: schema.Message, param: str) -> str:
