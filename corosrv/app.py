@@ -28,6 +28,8 @@ from corosrv.http import access, health, loading, metrics, operation
 from corosrv.http.client import ClientWatch
 from corosrv.models import ModelPool
 from corosrv.openai import errors, routes, shapes
+from corosrv.openai.responses import routes as responses
+from corosrv.openai.responses.store import ResponseStore
 from corosrv.settings import Settings
 
 log = logging.getLogger("corosrv")
@@ -87,6 +89,7 @@ class Server:
         whole = Blueprint("corosrv", __name__)
         whole.register_blueprint(routes.blueprint(desk))
         whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer, bool(settings.keys)))
+        whole.register_blueprint(responses.blueprint(desk, ResponseStore(settings.response_store_bytes)))
         whole.register_blueprint(health.blueprint(self.worker))
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self._before)

@@ -91,6 +91,9 @@ class Settings:
         False, "1: an unknown model is 404, as it is where several are served; 0: the only one answers to every name"
     )
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413")
+    response_store_bytes: int = setting(
+        67_108_864, "bytes of answers of the Responses API kept to be read again and gone on from; 0: none are"
+    )
     api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
     cors_origins: str = setting(
         "*", "comma-separated origins that browsers may call from; * is any, localhost any port"
@@ -122,6 +125,8 @@ class Settings:
         self._check("max_body_bytes", self.max_body_bytes >= 1024, "must be at least 1024")
         ping = self.sse_ping_interval
         self._check("sse_ping_interval", ping == -1 or 0.1 <= ping <= DAY, f"must be -1, or from 0.1 to {DAY}")
+        store = self.response_store_bytes
+        self._check("response_store_bytes", 0 <= store < 2**63, "must be at least 0, and below 2**63")
         self._check("write_timeout_s", 1 <= self.write_timeout_s <= DAY, f"must be from 1 to {DAY}")
         self._check("drain_s", 0 <= self.drain_s <= DAY, f"must be from 0 to {DAY}")
         self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")

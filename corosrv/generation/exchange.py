@@ -14,7 +14,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
-from corosrv.jobs import AnyJob, Chunk, Worker
+from corosrv.jobs import AnyJob, Chunk, Job, Worker
 
 T = TypeVar("T")
 
@@ -69,6 +69,12 @@ class Desk:
     def decode(self, sent: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         """A body as the decoder's type. Raises Refused, which names the field at fault."""
         return body.decode(request, sent, decoder)
+
+    def count(self, call: Call) -> int:
+        """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
+        assert isinstance(call.job, Job)
+        (prompt,) = call.job.prompts
+        return self.worker.vocabulary(call.job.model).count(prompt)
 
     def answer(self, call: Call) -> Response:
         """Submits, and answers in the way that the call asks for. Waits for an answer that is not streamed."""

@@ -1,8 +1,8 @@
-"""The fields that chat and text completions share, beside those of all generating endpoints."""
+"""What OpenAI's bodies and answers share, beside the fields of all generating endpoints."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -28,3 +28,8 @@ def includes_usage(fields: CompletionFields) -> bool:
     if not fields.stream:
         raise Refused("stream_options is only allowed with stream: true", "stream_options")
     return bool(fields.stream_options.include_usage)
+
+
+def input_tokens(n: int) -> dict[str, Any]:
+    """How many tokens a prompt has, as OpenAI says it."""
+    return {"object": "response.input_tokens", "input_tokens": n}

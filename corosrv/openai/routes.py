@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
 from corosrv.errors import CorosrvError
-from corosrv.generation.exchange import Desk
+from corosrv.generation.exchange import Call, Desk
+from corosrv.http import reply
 from corosrv.http.operation import GENERATES, operation
 from corosrv.http.reply import json_response
 from corosrv.openai import errors, models, shapes
@@ -15,6 +14,7 @@ from corosrv.openai.chat import calls as chat_calls
 from corosrv.openai.chat import schema as chat_schema
 from corosrv.openai.completions import calls as completion_calls
 from corosrv.openai.completions import schema as completion_schema
+from corosrv.openai.fields import input_tokens
 
 CHAT_EXAMPLES = {
     "A question": {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 64},
@@ -33,7 +33,6 @@ COMPLETION_EXAMPLES = {
     "Several prompts, greedy": {"prompt": ["One, two,", "Red, green,"], "max_tokens": 8, "temperature": 0},
 }
 
-log = logging.getLogger("corosrv.openai")
 
 
 def blueprint(desk: Desk) -> Blueprint:
@@ -55,10 +54,17 @@ def blueprint(desk: Desk) -> Blueprint:
         examples=CHAT_EXAMPLES,
     )
     def chat() -> Response:
+        return desk.answer(chat_call())
+
+    def chat_call() -> Call:
         sent = desk.read()
         body = desk.decode(sent, chat_schema.decoder)
         unsupported = desk.decode(sent, chat_schema.unsupported_decoder)
-        return desk.answer(chat_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model)))
+        return chat_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model))
+
+    @routes.post("/v1/chat/completions/input_tokens")
+    def count() -> Response:
+        return json_response(input_tokens(desk.count(chat_call())))
 
     @routes.post("/v1/completions")
     @operation(
@@ -95,11 +101,5 @@ def blueprint(desk: Desk) -> Blueprint:
     def one_model(name: str) -> Response:
         return json_response(models.one(desk.worker, name))
 
-    @routes.errorhandler(CorosrvError)
-    def refuse(error: CorosrvError) -> Response:
-        answer = errors.response(error)
-        if answer.status_code >= 500:
-            log.warning("%s %s: %s", request.method, request.path, error)
-        return answer
-
+    routes.register_error_handler(CorosrvError, reply.handler(errors.response))
     return routes

@@ -221,3 +221,27 @@ def test_text_that_can_be_encoded_is_taken(text):
 def test_half_a_surrogate_pair_is_refused():
     with pytest.raises(Refused, match="stop: half of a surrogate pair"):
         body.check_text("x\ud800", "stop")
+
+
+# Narrower types.
+
+
+def test_a_decoded_value_is_converted():
+    assert body.convert({"x": 1}, Point, "input[0]") == Point(1)
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ("x", "input[0]"),
+        ({}, "input[0].x"),
+        ({"x": "y"}, "input[0].x"),
+        ({"x": 1, "inner": [{"x": 1}, {"x": 1.5}]}, "input[0].inner[1].x"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_with_its_place(value, param):
+    with pytest.raises(Refused) as refused:
+        body.convert(value, Point, "input[0]")
+
+    assert refused.value.param == param
+    assert param in str(refused.value)

@@ -151,3 +151,17 @@ def text_of(chunks: list[Any]) -> str:
     """The text of a streamed chat's first choice."""
     choices = [chunk["choices"][0] for chunk in chunks if chunk != "[DONE]" and chunk["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def named_events(body: bytes) -> list[Any]:
+    """The events of a stream whose events have names, as JSON; comments are left out. Checks the form."""
+    *blocks, rest = body.split(b"\n\n")
+    assert rest == b"", f"the stream ends in the middle of an event: {rest!r}"
+    found: list[Any] = []
+    for block in blocks:
+        if block == b":":
+            continue
+        name, data = block.split(b"\n")
+        found.append(json.loads(data.removeprefix(b"data: ")))
+        assert name.decode() == f"event: {found[-1]['type']}"
+    return found

@@ -1,0 +1,170 @@
+"""Responses, the way out: blocks to items and events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from corosrv.chat.answer import BlockAnswer
+from corosrv.chat.blocks import Block, Kind
+from corosrv.chat.parser import Parser
+from corosrv.chat.turns import Turn, Turns, arguments
+from corosrv.errors import CorosrvError, Refused
+from corosrv.http.sse import named_event
+from corosrv.openai.responses.store import Stored
+
+# The beginning of an item's id, and what the events of its text are called.
+_ID = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.CALL: "fc_"}
+_EVENT = {
+    Kind.TEXT: "response.output_text",
+    Kind.REASONING: "response.reasoning_text",
+    Kind.CALL: "response.function_call_arguments",
+}
+
+
+class ResponseAnswer(BlockAnswer):
+    """One response being put together: each block becomes an item of its output."""
+
+    def __init__(
+        self,
+        echo: dict[str, Any],
+        prompt_tokens: Iterable[int],
+        parser: Parser,
+        turns: tuple[Turn, ...],
+        keep: Callable[[Stored], None] | None,
+    ) -> None:
+        """`turns` is the conversation before it; `keep` stores it at the end."""
+        super().__init__(prompt_tokens, parser)
+        self._key = secrets.token_hex(20)
+        self._created = int(time.time())
+        self._echo = echo
+        self._turns = turns
+        self._keep = keep
+        self._sequence_number = 0
+
+    def finished(self) -> dict[str, Any]:
+        response = self._response("incomplete" if self._is_cut else "completed")
+        if self._keep is not None:
+            self._keep(Stored(response, self._turns + self._said()))
+        return response
+
+    def first(self) -> bytes:
+        response = self._response("in_progress")
+        return self._send("response.created", response=response) + self._send("response.in_progress", response=response)
+
+    def opened(self, block: Block) -> bytes:
+        place = {"output_index": block.number}
+        sent = self._send("response.output_item.added", **place, item=self._item(block, "in_progress", has_part=False))
+        if block.kind is Kind.CALL:
+            return sent
+        return sent + self._send("response.content_part.added", **self._place(block), part=_part(block))
+
+    def grew(self, block: Block, piece: str) -> bytes:
+        return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **_logprobs(block), delta=piece)
+
+    def closed(self, block: Block) -> bytes:
+        done, place = _EVENT[block.kind] + ".done", self._place(block)
+        if block.kind is Kind.CALL:
+            sent = self._send(done, **place, name=block.name, arguments=block.text)
+        else:
+            sent = self._send(done, **place, **_logprobs(block), text=block.text)
+            sent += self._send("response.content_part.done", **place, part=_part(block))
+        return sent + self._send(
+            "response.output_item.done", output_index=block.number, item=self._item(block, self._status(block))
+        )
+
+    def ended(self) -> bytes:
+        response = self.finished()
+        return self._send("response." + response["status"], response=response)
+
+    def failure(self, error: CorosrvError) -> bytes:
+        failed = {"error": {"code": getattr(error, "code", None) or "server_error", "message": str(error)}}
+        return self._send("response.failed", response=self._response("failed") | failed)
+
+    def _send(self, type: str, **members: Any) -> bytes:
+        event = {"type": type, "sequence_number": self._sequence_number, **members}
+        self._sequence_number += 1
+        return named_event(event)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.blocks.end is not None and self.blocks.end.reason == "length"
+
+    def _status(self, block: Block) -> str:
+        """Of a block that does not grow any more, whatever the reason."""
+        is_cut = self._is_cut and block is self.blocks.row[-1]
+        return "incomplete" if is_cut or block is self.blocks.open else "completed"
+
+    def _place(self, block: Block) -> dict[str, Any]:
+        place: dict[str, Any] = {"item_id": self._id(block), "output_index": block.number}
+        return place if block.kind is Kind.CALL else {**place, "content_index": 0}
+
+    def _id(self, block: Block) -> str:
+        return f"{_ID[block.kind]}{self._key}{block.number:04x}"
+
+    def _item(self, block: Block, status: str, has_part: bool = True) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._id(block), "status": status}
+        parts = [_part(block)] if has_part else []
+        if block.kind is Kind.TEXT:
+            return item | {"type": "message", "role": "assistant", "content": parts}
+        if block.kind is Kind.REASONING:
+            return item | {"type": "reasoning", "summary": [], "content": parts}
+        return item | {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": block.text}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        is_over = status in ("completed", "incomplete")
+        return {
+            "id": "resp_" + self._key,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [self._item(block, self._status(block)) for block in self.blocks.row],
+            "usage": self._usage() if is_over else None,
+            **self._echo,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        tally = self.tally
+        return {
+            "input_tokens": tally.prompt_tokens,
+            # Nobody is billed for what is kept.
+            "input_tokens_details": {"cached_tokens": tally.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": tally.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": tally.prompt_tokens + tally.completion_tokens,
+        }
+
+    def _said(self) -> tuple[Turn, ...]:
+        """The answer as a turn, for responses that go on from it."""
+        said = Turns()
+        for block in self.blocks.row:
+            if block.kind is Kind.REASONING:
+                said.think(block.text)
+            elif block.kind is Kind.TEXT:
+                said.answer(block.text)
+            else:
+                said.call(block.id, block.name, _arguments(block))
+        return said.all
+
+
+def _part(block: Block) -> dict[str, Any]:
+    if block.kind is Kind.REASONING:
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _logprobs(block: Block) -> dict[str, Any]:
+    return {"logprobs": []} if block.kind is Kind.TEXT else {}
+
+
+def _arguments(block: Block) -> dict[str, Any]:
+    """Those of a call that was cut off are lost: half a JSON text is none."""
+    try:
+        return arguments(block.text, "arguments")
+    except Refused:
+        return {}

@@ -1,0 +1,115 @@
+"""Responses, the way in: bodies to calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from corosrv.chat import turns
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.prepare import prepare
+from corosrv.chat.turns import Turn, Turns
+from corosrv.errors import NotSupported, Refused
+from corosrv.generation import fields
+from corosrv.generation.exchange import Call
+from corosrv.jobs import Job, Messages, ModelCard
+from corosrv.openai.responses import items, schema
+from corosrv.openai.responses.answers import ResponseAnswer
+from corosrv.openai.responses.store import Shelf
+
+
+def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, shelf: Shelf) -> Call:
+    """A checked request for a response, which goes to the shelf unless told otherwise. Raises Refused."""
+    said = _turns(body, shelf)
+    conversation = _conversation(body, said, defaults)
+    job, parser = prepare(conversation, card)
+    is_stored = body.store is not False
+    echo = _echo(body, job, card, is_stored)
+    keep = shelf.put if is_stored else None
+    return Call(job, bool(body.stream), lambda prompt_tokens: ResponseAnswer(echo, prompt_tokens, parser, said, keep))
+
+
+def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
+    """The conversation so far, without instructions: they hold for one response only."""
+    before: tuple[Turn, ...] = ()
+    if body.previous_response_id is not None:
+        before = shelf.get(body.previous_response_id, "previous_response_id").turns
+    said = Turns(before)
+    items.add(body.input, said)
+    return said.all
+
+
+def _conversation(body: schema.ResponseBody, said: tuple[Turn, ...], defaults: fields.Defaults) -> Conversation:
+    instructions: tuple[Turn, ...] = ()
+    if body.instructions is not None:
+        instructions = ({"role": "system", "content": body.instructions},)
+    prompt = Messages(instructions + said, tools=tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ())))
+    job = fields.job(body, (prompt,), defaults, 1, least_tokens=1)
+    if body.max_output_tokens is not None:
+        job = replace(job, max_tokens=body.max_output_tokens)
+    return Conversation(
+        job,
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_calls=body.parallel_tool_calls is not False,
+        answer_format=_format(body.text),
+        thinks=_thinks(body.reasoning),
+    )
+
+
+def _tool(tool: schema.Tool, number: int) -> dict[str, Any]:
+    param = f"tools[{number}]"
+    if tool.type != "function":
+        raise NotSupported(f"{param}.type: only 'function' is offered here, not {tool.type[:40]!r}", f"{param}.type")
+    if tool.name is None:
+        raise Refused(f"{param}.name is required", f"{param}.name", "missing_required_parameter")
+    return turns.tool(tool.name, tool.description, tool.parameters)
+
+
+def _tool_choice(sent: str | schema.NamedTool | None) -> ToolChoice:
+    if sent is None or isinstance(sent, str):
+        return ToolChoice(Choice(sent or "auto"))
+    if sent.type != "function":
+        raise NotSupported(
+            f"tool_choice.type: only 'function' is offered here, not {sent.type[:40]!r}", "tool_choice.type"
+        )
+    if sent.name is None:
+        raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
+    return ToolChoice(Choice.REQUIRED, sent.name)
+
+
+def _format(text: schema.TextOptions | None) -> JsonFormat | None:
+    wanted = text.format if text is not None else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return JsonFormat(None, "text.format")
+    if wanted.schema is None:
+        raise Refused("text.format.schema is required", "text.format.schema", "missing_required_parameter")
+    return JsonFormat(wanted.schema, "text.format.schema")
+
+
+def _thinks(reasoning: schema.ReasoningOptions | None) -> bool | None:
+    if reasoning is None or reasoning.effort is None:
+        return None
+    return reasoning.effort != "none"
+
+
+def _echo(body: schema.ResponseBody, job: Job, card: ModelCard, is_stored: bool) -> dict[str, Any]:
+    """What a response says of its request."""
+    return {
+        "model": card.id,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": body.reasoning or schema.ReasoningOptions(),
+        "store": is_stored,
+        "temperature": job.sampling.temperature,
+        "text": body.text if body.text and body.text.format else {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": job.sampling.top_p,
+        "truncation": "disabled",
+    }

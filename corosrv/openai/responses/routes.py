@@ -1,0 +1,53 @@
+"""The endpoints of the Responses API."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, request
+
+from corosrv.errors import CorosrvError, NotSupported
+from corosrv.generation import unsupported
+from corosrv.generation.exchange import Call, Desk
+from corosrv.http import access, reply
+from corosrv.http.reply import json_response
+from corosrv.openai import errors
+from corosrv.openai.fields import input_tokens
+from corosrv.openai.responses import calls, schema
+from corosrv.openai.responses.store import ResponseStore, Shelf
+
+
+def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
+    """Responses: asked for, read again, deleted, and counted."""
+    routes = Blueprint("responses", __name__)
+
+    @routes.post("/v1/responses")
+    @routes.post("/responses", endpoint="short")
+    def respond() -> Response:
+        return desk.answer(call())
+
+    @routes.post("/v1/responses/input_tokens")
+    def count() -> Response:
+        return json_response(input_tokens(desk.count(call())))
+
+    @routes.get("/v1/responses/<id>")
+    def read(id: str) -> Response:
+        for name in ("stream", "starting_after", "include"):
+            if request.args.get(name, "false") != "false":
+                raise NotSupported(f"{name} is not offered for a stored response", name, "unsupported_parameter")
+        return json_response(shelf().get(id).response)
+
+    @routes.delete("/v1/responses/<id>")
+    def delete(id: str) -> Response:
+        shelf().drop(id)
+        return json_response({"id": id, "object": "response", "deleted": True})
+
+    def call() -> Call:
+        sent = desk.read()
+        body = desk.decode(sent, schema.decoder)
+        unsupported.refuse(desk.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
+        return calls.call(body, desk.defaults, desk.worker.card(body.model), shelf())
+
+    def shelf() -> Shelf:
+        return store.shelf(access.caller(request))
+
+    routes.register_error_handler(CorosrvError, reply.handler(errors.response))
+    return routes

@@ -1,0 +1,89 @@
+"""Responses that were answered, for as long as there is room: to be read again, and to go on from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from corosrv.chat.turns import Turn
+from corosrv.errors import NotFound
+
+
+class Stored(msgspec.Struct):
+    """A response as it was answered, and the conversation up to and with it."""
+
+    response: dict[str, Any]
+    turns: tuple[Turn, ...]
+
+
+class ResponseStore:
+    """Everybody's stored responses, within `max_bytes`; the one that was not asked for longest goes first.
+
+    Kept as bytes, so that their size is known and the garbage collector has nothing to walk. Usable from any thread.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._room = max_bytes
+        self._kept: OrderedDict[tuple[bytes, str], bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def shelf(self, owner: bytes) -> Shelf:
+        """What belongs to one caller."""
+        return Shelf(self, owner)
+
+    def put(self, key: tuple[bytes, str], kept: bytes) -> None:
+        with self._lock:
+            if len(kept) > self._max_bytes:
+                return
+            self._kept[key] = kept
+            self._room -= len(kept)
+            while self._room < 0:
+                _, oldest = self._kept.popitem(last=False)
+                self._room += len(oldest)
+
+    def get(self, key: tuple[bytes, str]) -> bytes | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def drop(self, key: tuple[bytes, str]) -> bool:
+        """Whether it was there."""
+        with self._lock:
+            kept = self._kept.pop(key, None)
+            self._room += len(kept or b"")
+            return kept is not None
+
+
+_stored = msgspec.json.Decoder(Stored)
+
+
+class Shelf:
+    """One caller's stored responses: those of others are not found here, whatever their ids."""
+
+    def __init__(self, store: ResponseStore, owner: bytes) -> None:
+        self._store = store
+        self._owner = owner
+
+    def put(self, stored: Stored) -> None:
+        self._store.put((self._owner, stored.response["id"]), msgspec.json.encode(stored))
+
+    def get(self, id: str, param: str | None = None) -> Stored:
+        """Raises NotFound; `param` is where the id stood."""
+        kept = self._store.get((self._owner, id))
+        if kept is None:
+            raise _not_found(id, param)
+        return _stored.decode(kept)
+
+    def drop(self, id: str) -> None:
+        """Raises NotFound."""
+        if not self._store.drop((self._owner, id)):
+            raise _not_found(id, None)
+
+
+def _not_found(id: str, param: str | None) -> NotFound:
+    return NotFound(f"no response '{id[:80]}' is stored here", param, "response_not_found")

@@ -1,0 +1,321 @@
+"""Bodies to conversations: items, tools, formats, what is refused by name, and what is gone on from."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from flask import Request
+from werkzeug.test import EnvironBuilder
+
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.parser import TextParser
+from corosrv.errors import NotFound, NotSupported, Refused
+from corosrv.generation import unsupported
+from corosrv.generation.fields import Defaults
+from corosrv.http import body
+from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
+from corosrv.openai.responses import calls, schema
+from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
+
+DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
+REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
+CARD = ModelCard("tiny", created=1)
+LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
+HELLO = [Chunk(0, "Hello", 1), Chunk(0, "", 1, Finish.STOP)]
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "a wall"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A body's conversation, as it is handed on."""
+    seen: list[Conversation] = []
+
+    def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, TextParser]:
+        seen.append(conversation)
+        return conversation.job, TextParser()
+
+    monkeypatch.setattr(calls, "prepare", prepare)
+
+    def ask(sent: Any = "Hi", shelf: Shelf | None = None, **fields: Any) -> Conversation:
+        call({"input": sent, **fields}, shelf)
+        return seen[-1]
+
+    return ask
+
+
+def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
+    """From the body's bytes to the call, as the routes do it."""
+    raw = json.dumps(sent).encode()
+    fields = body.decode(REQUEST, raw, schema.decoder)
+    unsupported.refuse(body.decode(REQUEST, raw, schema.unsupported_decoder), schema.UNSUPPORTED)
+    return calls.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(b""))
+
+
+def turns(conversation: Conversation) -> list[dict[str, Any]]:
+    (prompt,) = conversation.job.prompts
+    assert isinstance(prompt, Messages)
+    return list(prompt.messages)
+
+
+def test_a_string_is_what_the_user_says(asked):
+    assert turns(asked("Hi")) == [{"role": "user", "content": "Hi"}]
+
+
+def test_instructions_come_first(asked):
+    assert turns(asked("Hi", instructions="Be brief."))[0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("item", "turn"),
+    [
+        ({"role": "user", "content": "a"}, {"role": "user", "content": "a"}),
+        ({"type": "message", "role": "system", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "developer", "content": "a"}, {"role": "system", "content": "a"}),
+        ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a"}),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+            {"role": "user", "content": "ab"},
+        ),
+        (
+            {
+                "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+                "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}],
+            },
+            {"role": "assistant", "content": "a"},
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "assistant", "content": "no"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_message_is_a_turn(asked, item, turn):
+    assert turns(asked([item])) == [turn]
+
+
+def test_thoughts_calls_and_what_they_gave_are_turns(asked):
+    reasoning = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "hm"}],
+    }
+    parts = {**OUTPUT, "call_id": "c2", "output": [{"type": "input_text", "text": "a door"}]}
+
+    found = turns(asked([{"role": "user", "content": "?"}, reasoning, CALL, {**CALL, "call_id": "c2"}, OUTPUT, parts]))
+
+    function = {"name": "look", "arguments": {"at": 1}}
+    assert found[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": id, "type": "function", "function": function} for id in ("c1", "c2")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "c2", "content": "a door"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ([], "input"),
+        (["x"], "input[0]"),
+        ([{"role": "user"}], "input[0].content"),
+        ([{"content": "x"}], "input[0].role"),
+        ([{"role": "pirate", "content": "x"}], "input[0].role"),
+        ([{"role": "user", "content": 5}], "input[0].content"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "input_text", "text": 5}]}], "input[0].content[0].text"),
+        ([{"type": "item_reference", "id": "x"}], "input[0].type"),
+        ([{"type": 5}], "input[0].type"),
+        ([{"type": "function_call", "call_id": "x", "name": "y"}], "input[0].arguments"),
+        ([{**CALL, "arguments": "{"}], "input[0].arguments"),
+        ([OUTPUT], "input[0].call_id"),
+        ([CALL, {**OUTPUT, "output": 5}], "input[1].output"),
+        ([{"role": "user", "content": "x"}] * 2049, "input"),
+    ],
+)
+def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, param):
+    with pytest.raises(Refused) as refused:
+        asked(sent)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("background", True),
+        ("conversation", "conv_1"),
+        ("include", ["reasoning.encrypted_content"]),
+        ("max_tool_calls", 3),
+        ("prompt", {"id": "pmpt_1"}),
+        ("stream_options", {"include_obfuscation": True}),
+        ("top_logprobs", 3),
+        ("truncation", "auto"),
+        ("context_management", [{"type": "compaction"}]),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(asked, name, value):
+    with pytest.raises(NotSupported, match=name) as refused:
+        asked(**{name: value})
+
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens"),
+        ({"metadata": {"a": 5}}, "metadata[...]"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"reasoning": {"effort": "endless"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"store": "yes"}, "store"),
+        ({"temperature": -1}, "temperature"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [LOOK, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [{**LOOK, "parameters": "x"}]}, "tools[0].parameters"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(asked, fields, param):
+    with pytest.raises(Refused) as refused:
+        asked(fields.pop("input", "Hi"), **fields)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "name", ["instructions", "max_output_tokens", "metadata", "reasoning", "store", "text", "tools"]
+)
+def test_null_is_an_absent_field(asked, name):
+    assert asked(**{name: None}) == asked()
+
+
+def test_fields_reach_the_job(asked):
+    job = asked(max_output_tokens=7, temperature=0.5, top_p=0.9, top_k=3, model="tiny").job
+
+    assert (job.max_tokens, job.model) == (7, "tiny")
+    assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k) == (0.5, 0.9, 3)
+
+
+def test_tools_are_offered_in_the_form_of_templates(asked):
+    conversation = asked(tools=[LOOK], parallel_tool_calls=False)
+
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    assert conversation.job.prompts[0].tools == ({"type": "function", "function": function},)
+    assert conversation.parallel_calls is False
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        (None, ToolChoice(Choice.AUTO)),
+        ("auto", ToolChoice(Choice.AUTO)),
+        ("none", ToolChoice(Choice.NONE)),
+        ("required", ToolChoice(Choice.REQUIRED)),
+        ({"type": "function", "name": "look"}, ToolChoice(Choice.REQUIRED, "look")),
+    ],
+)
+def test_a_choice_of_tools(asked, sent, meant):
+    assert asked(tools=[LOOK], tool_choice=sent).tool_choice == meant
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, JsonFormat(None, "text.format")),
+        (
+            {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True},
+            JsonFormat({"type": "object"}, "text.format.schema"),
+        ),
+    ],
+)
+def test_a_format_of_the_answer(asked, sent, meant):
+    assert asked(text={"format": sent}).answer_format == meant
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [(None, None), ("none", False), ("minimal", True), ("high", True)])
+def test_an_effort_of_thinking(asked, effort, thinks):
+    assert asked(reasoning={"effort": effort}).thinks is thinks
+
+
+def test_a_response_goes_on_from_another_without_its_instructions(asked):
+    shelf = ResponseStore(10_000).shelf(b"me")
+    before = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
+    shelf.put(Stored({"id": "resp_1"}, before))
+
+    found = turns(asked("And?", shelf, previous_response_id="resp_1", instructions="Be brief."))
+
+    assert found == [{"role": "system", "content": "Be brief."}, *before, {"role": "user", "content": "And?"}]
+
+
+def test_what_a_call_gave_may_come_with_the_next_response(asked):
+    shelf = ResponseStore(10_000).shelf(b"me")
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {}}}
+    shelf.put(Stored({"id": "resp_1"}, ({"role": "assistant", "content": "", "tool_calls": [called]},)))
+
+    assert turns(asked([OUTPUT], shelf, previous_response_id="resp_1"))[-1]["role"] == "tool"
+
+
+def test_an_unknown_previous_response_is_not_found(asked):
+    with pytest.raises(NotFound) as missing:
+        asked(previous_response_id="resp_2")
+
+    assert (missing.value.param, missing.value.code) == ("previous_response_id", "response_not_found")
+
+
+@pytest.mark.parametrize(("store", "is_kept"), [(None, True), (True, True), (False, False)])
+def test_a_response_is_stored_unless_told_otherwise(store, is_kept):
+    shelf = ResponseStore(10_000).shelf(b"me")
+
+    response = call({"input": "Hi", "store": store}, shelf).answer((5,)).whole(HELLO)
+
+    assert response["store"] is is_kept
+    if is_kept:
+        assert shelf.get(response["id"]).response["output"] == response["output"]
+    else:
+        with pytest.raises(NotFound):
+            shelf.get(response["id"])
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_response_says_what_was_asked():
+    sent = {
+        "instructions": "Be brief.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_output_tokens": 7,
+        "tools": [LOOK],
+        "tool_choice": {"type": "function", "name": "look"},
+        "parallel_tool_calls": False,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "store": False,
+    }
+
+    response = msgspec.to_builtins(call({"input": "Hi", **sent}).answer((5,)).whole(HELLO))
+
+    assert {name: response[name] for name in sent} == sent
+
+
+def test_a_response_says_what_was_taken_for_granted():
+    response = msgspec.to_builtins(call({"input": "Hi"}).answer((5,)).whole(HELLO))
+
+    expected = {"temperature": 0.8, "top_p": 0.95, "tools": [], "tool_choice": "auto", "store": True, "metadata": {},
+                "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None}  # fmt: skip
+    assert {name: response[name] for name in expected} == expected

@@ -1,0 +1,138 @@
+"""The Responses API on the wire: answers, streams, what is stored, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serve.server import Server, Servers
+from tests.serve.wire import CHAT, Answer, Connection, chat, named_events
+
+RESPONSES = "/v1/responses"
+HI: dict[str, Any] = {"input": "hi", "max_output_tokens": 5}
+
+
+@pytest.fixture
+def connection(server: Server) -> Iterator[Connection]:
+    with server.connect() as connection:
+        yield connection
+        assert connection.ask("GET", "/health").status == 200, "the connection is of no more use"
+
+
+def text_of(response: dict[str, Any]) -> str:
+    text: str = response["output"][0]["content"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("path", [RESPONSES, "/responses"])
+def test_a_stream_says_what_the_whole_response_says(connection: Connection, path: str) -> None:
+    whole = connection.post(HI, path).json
+    events = named_events(connection.post({**HI, "stream": True}, path).body)
+
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == text_of(whole) == text_of(events[-1]["response"]) != ""
+    assert len(deltas) > 1
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], whole["status"]) == ("response.incomplete", "incomplete")
+    assert whole["usage"]["output_tokens"] == events[-1]["response"]["usage"]["output_tokens"] == 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_can_be_read_again_and_deleted(connection: Connection, stream: bool) -> None:
+    answer = connection.post({**HI, "stream": stream, "metadata": {"a": "b"}}, RESPONSES)
+    response = named_events(answer.body)[-1]["response"] if stream else answer.json
+    place = f"{RESPONSES}/{response['id']}"
+
+    again = connection.ask("GET", place)
+    deleted = connection.ask("DELETE", place)
+
+    assert (again.status, again.json) == (200, response)
+    assert (deleted.status, deleted.json) == (200, {"id": response["id"], "object": "response", "deleted": True})
+    for method in ("GET", "DELETE"):
+        assert_not_found(connection.ask(method, place))
+
+
+def assert_not_found(answer: Answer, param: str | None = None) -> None:
+    assert answer.status == 404
+    assert (answer.error["code"], answer.error["param"]) == ("response_not_found", param)
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(connection: Connection) -> None:
+    response = connection.post({**HI, "store": False}, RESPONSES).json
+
+    assert_not_found(connection.ask("GET", f"{RESPONSES}/{response['id']}"))
+
+
+def test_a_conversation_goes_on_from_what_was_stored(connection: Connection) -> None:
+    first = connection.post({**HI, "instructions": "Be brief."}, RESPONSES).json
+    next_one = {"input": "and?", "max_output_tokens": 1, "previous_response_id": first["id"]}
+
+    second = connection.post(next_one, RESPONSES).json
+    counted = connection.post(next_one, f"{RESPONSES}/input_tokens").json
+
+    prompt = f"user: hi\nassistant: {text_of(first)}\nuser: and?\nassistant:".encode()
+    assert counted == {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    assert second["usage"]["input_tokens"] == len(prompt)
+    assert second["previous_response_id"] == first["id"]
+    unknown = connection.post({**next_one, "previous_response_id": "resp_1"}, RESPONSES)
+    assert_not_found(unknown, "previous_response_id")
+
+
+def test_a_chats_tokens_are_counted(connection: Connection) -> None:
+    counted = connection.post(chat("hi"), f"{CHAT}/input_tokens").json
+
+    assert counted == {"object": "response.input_tokens", "input_tokens": len("user: hi\nassistant:")}
+    assert counted["input_tokens"] == connection.post(chat("hi", max_tokens=1)).json["usage"]["prompt_tokens"]
+
+
+def test_what_is_stored_belongs_to_its_key(start: Servers) -> None:
+    server = start.start(api_keys="mine,yours")
+    mine, yours = {"Authorization": "Bearer mine"}, {"Authorization": "Bearer yours"}
+
+    with server.connect() as connection:
+        id = connection.post(HI, RESPONSES, mine).json["id"]
+        place = f"{RESPONSES}/{id}"
+
+        for method in ("GET", "DELETE"):
+            assert_not_found(connection.ask(method, place, headers=yours))
+        stolen = connection.post({**HI, "previous_response_id": id}, RESPONSES, yours)
+        assert_not_found(stolen, "previous_response_id")
+        assert connection.ask("GET", place, headers={"X-Api-Key": "mine"}).status == 200
+
+
+def test_the_oldest_make_room_for_the_newest(start: Servers) -> None:
+    server = start.start(response_store_bytes=4000)
+
+    with server.connect() as connection:
+        ids = [connection.post({"input": "hi", "max_output_tokens": 1}, RESPONSES).json["id"] for _ in range(8)]
+        statuses = [connection.ask("GET", f"{RESPONSES}/{id}").status for id in ids]
+
+    assert statuses == sorted(statuses, reverse=True)
+    assert {statuses[0], statuses[-1]} == {404, 200}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({}, "input"),
+        ({**HI, "background": True}, "background"),
+        ({**HI, "tools": [{"type": "web_search"}], "stream": True}, "tools[0].type"),
+        ({"input": "x" * 5000, "stream": True}, "messages"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_before_the_stream(connection: Connection, body: Any, param: str) -> None:
+    answer = connection.post(body, RESPONSES)
+
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("query", ["stream=true", "include=message.output_text.logprobs"])
+def test_a_stored_response_is_not_streamed_again(connection: Connection, query: str) -> None:
+    id = connection.post(HI, RESPONSES).json["id"]
+
+    answer = connection.ask("GET", f"{RESPONSES}/{id}?{query}")
+
+    assert (answer.status, answer.error["param"]) == (400, query.split("=")[0])
