@@ -20,6 +20,7 @@ from gevent._hub_local import get_hub_if_exists
 from werkzeug.exceptions import HTTPException
 
 from corosrv import settings as settings_module
+from corosrv.anthropic import routes as anthropic
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
@@ -90,6 +91,7 @@ class Server:
         whole.register_blueprint(routes.blueprint(desk))
         whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer, bool(settings.keys)))
         whole.register_blueprint(responses.blueprint(desk, ResponseStore(settings.response_store_bytes)))
+        whole.register_blueprint(anthropic.blueprint(desk))
         whole.register_blueprint(health.blueprint(self.worker))
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self._before)

@@ -1,0 +1,102 @@
+"""Messages, the way out: blocks to content blocks and events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from corosrv.anthropic import errors
+from corosrv.chat.answer import BlockAnswer
+from corosrv.chat.blocks import Block, Kind
+from corosrv.chat.parser import Parser
+from corosrv.errors import CorosrvError
+from corosrv.http.sse import named_event
+from corosrv.jobs import ModelCard
+
+_STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+# What the event of a piece calls it, and the member that it stands in.
+_DELTA = {
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.REASONING: ("thinking_delta", "thinking"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
+
+
+class MessageAnswer(BlockAnswer):
+    """One message being put together."""
+
+    def __init__(self, card: ModelCard, prompt_tokens: Iterable[int], parser: Parser, request_id: str) -> None:
+        """`request_id` is for an error: it is part of what it looks like."""
+        super().__init__(prompt_tokens, parser)
+        self._request_id = request_id
+        self._members = {"id": "msg_" + secrets.token_hex(16), "type": "message", "role": "assistant", "model": card.id}
+
+    def finished(self) -> dict[str, Any]:
+        content = [_content(block, block.text) for block in self.blocks.row]
+        return {**self._members, "content": content, **self._stop(), "usage": self._usage()}
+
+    def first(self) -> bytes:
+        begun = {**self._members, "content": [], **_NOT_STOPPED, "usage": self._usage()}
+        return named_event({"type": "message_start", "message": begun}) + named_event({"type": "ping"})
+
+    def opened(self, block: Block) -> bytes:
+        return _event("content_block_start", block, content_block=_content(block, ""))
+
+    def grew(self, block: Block, piece: str) -> bytes:
+        kind, member = _DELTA[block.kind]
+        return _event("content_block_delta", block, delta={"type": kind, member: piece})
+
+    def closed(self, block: Block) -> bytes:
+        sent = b""
+        if block.kind is Kind.REASONING:
+            # Nobody signs thoughts here; clients wait for it all the same.
+            sent = _event("content_block_delta", block, delta={"type": "signature_delta", "signature": ""})
+        return sent + _event("content_block_stop", block)
+
+    def ended(self) -> bytes:
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        return named_event(delta) + named_event({"type": "message_stop"})
+
+    def failure(self, error: CorosrvError) -> bytes:
+        return named_event(errors.body(error, self._request_id))
+
+    def _stop(self) -> dict[str, Any]:
+        end = self.blocks.end
+        assert end is not None
+        if end.reason == "stop" and end.chunk.stopping_word:
+            return {"stop_reason": "stop_sequence", "stop_sequence": end.chunk.stopping_word}
+        return {"stop_reason": _STOP_REASON[end.reason], "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        """So far; what of the prompt was cached is known at the end."""
+        tally = self.tally
+        return {
+            "input_tokens": tally.prompt_tokens - tally.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": tally.cached_tokens,
+            "output_tokens": tally.completion_tokens,
+        }
+
+
+def _event(type: str, block: Block, **members: Any) -> bytes:
+    return named_event({"type": type, "index": block.number, **members})
+
+
+def _content(block: Block, text: str) -> dict[str, Any]:
+    if block.kind is Kind.TEXT:
+        return {"type": "text", "text": text}
+    if block.kind is Kind.REASONING:
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(text)}
+
+
+def _input(text: str) -> Any:
+    """A call's arguments; those of a call that was cut off are lost: half a JSON text is none."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return {}

@@ -1,0 +1,77 @@
+"""Messages, the way in: bodies to calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from corosrv.anthropic import content, schema
+from corosrv.anthropic.answers import MessageAnswer
+from corosrv.chat import turns
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.prepare import prepare
+from corosrv.errors import NotSupported, Refused
+from corosrv.generation import fields
+from corosrv.generation.exchange import Call
+from corosrv.jobs import Messages, ModelCard
+
+_CHOICES = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.REQUIRED, "none": Choice.NONE}
+
+
+def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, request_id: str) -> Call:
+    """A checked request for a message. Raises Refused, which names the parameter."""
+    job, parser = prepare(_conversation(body, defaults), card)
+    return Call(job, bool(body.stream), lambda prompt_tokens: MessageAnswer(card, prompt_tokens, parser, request_id))
+
+
+def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Conversation:
+    job = fields.job(body, (_prompt(body),), defaults, 1, least_tokens=1)
+    choice = body.tool_choice
+    return Conversation(
+        replace(job, stop=job.stop + fields.stops(body.stop_sequences, "stop_sequences")),
+        tool_choice=_tool_choice(choice),
+        parallel_calls=choice is None or not choice.disable_parallel_tool_use,
+        answer_format=_format(body),
+        thinks=_thinks(body.thinking),
+    )
+
+
+def _prompt(body: schema.PromptBody) -> Messages:
+    said = content.turns(body)
+    # The beginning of an answer, to be gone on with.
+    is_begun = said[-1]["role"] == "assistant"
+    if is_begun and "tool_calls" in said[-1]:
+        raise Refused("messages: a tool_use at the end needs its tool_result in a user message", "messages")
+    tools = tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ()))
+    return Messages(said, tools=tools, add_generation_prompt=not is_begun, continue_final=is_begun)
+
+
+def _tool(tool: schema.Tool, number: int) -> dict[str, Any]:
+    param = f"tools[{number}]"
+    if tool.type not in (None, "custom"):
+        raise NotSupported(f"{param}.type: only 'custom' is offered here, not {tool.type[:40]!r}", f"{param}.type")
+    if tool.input_schema is None:
+        raise Refused(f"{param}.input_schema is required", f"{param}.input_schema", "missing_required_parameter")
+    return turns.tool(tool.name, tool.description, tool.input_schema)
+
+
+def _tool_choice(sent: schema.ToolChoice | None) -> ToolChoice:
+    if sent is None:
+        return ToolChoice()
+    if sent.type == "tool" and sent.name is None:
+        raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
+    return ToolChoice(_CHOICES[sent.type], sent.name if sent.type == "tool" else None)
+
+
+def _format(body: schema.PromptBody) -> JsonFormat | None:
+    if body.output_config is not None and body.output_config.format is not None:
+        return JsonFormat(body.output_config.format.schema, "output_config.format.schema")
+    if body.output_format is not None:
+        return JsonFormat(body.output_format.schema, "output_format.schema")
+    return None
+
+
+def _thinks(thinking: schema.ThinkingOptions | None) -> bool | None:
+    if thinking is None or thinking.type == "adaptive":
+        return None
+    return thinking.type == "enabled"

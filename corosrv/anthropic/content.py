@@ -1,0 +1,68 @@
+"""Messages and their blocks to turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corosrv.anthropic import schema
+from corosrv.chat.turns import Turn, Turns
+from corosrv.errors import NotSupported, Refused
+
+Blocks = Sequence[schema.Block]
+
+
+def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
+    """The conversation, the system prompt first. Raises Refused, which names the place."""
+    said = Turns()
+    if body.system is not None:
+        said.say("system", _text(body.system, "system"))
+    for i, message in enumerate(body.messages):
+        content = [schema.TextBlock(message.content)] if isinstance(message.content, str) else message.content
+        add = _ours if message.role == "assistant" else _theirs
+        add(content, f"messages[{i}].content", said)
+    return said.all
+
+
+def _ours(content: Blocks, param: str, said: Turns) -> None:
+    """One turn, whatever it consists of."""
+    said.close()
+    words = ""
+    for i, block in enumerate(content):
+        if isinstance(block, schema.Thinking):
+            said.think(block.thinking)
+        elif not isinstance(block, schema.ToolUse):
+            words += _words(block, f"{param}[{i}]")
+    said.answer(words)
+    for block in content:
+        if isinstance(block, schema.ToolUse):
+            said.call(block.id, block.name, block.input)
+
+
+def _theirs(content: Blocks, param: str, said: Turns) -> None:
+    """What tools gave back, each a turn, and one turn for the rest."""
+    words: list[str] = []
+    for i, block in enumerate(content):
+        if isinstance(block, schema.ToolResult):
+            text = _text(block.content, f"{param}[{i}].content")
+            # Templates know no flag for it: a model reads it in the words.
+            text = f"Error: {text}" if block.is_error else text
+            said.result(block.tool_use_id, text, f"{param}[{i}].tool_use_id")
+        else:
+            words.append(_words(block, f"{param}[{i}]"))
+    if words or not content:
+        said.say("user", "".join(words))
+
+
+def _text(content: str | Blocks, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_words(block, f"{param}[{i}]") for i, block in enumerate(content))
+
+
+def _words(block: schema.Block, param: str) -> str:
+    if isinstance(block, schema.TextBlock):
+        return block.text
+    kind = block.__struct_config__.tag
+    if isinstance(block, (schema.Image, schema.Document)):
+        raise NotSupported(f"{param}: this model reads text only, no {kind}", param, "unsupported_content")
+    raise Refused(f"{param}: a block of type '{kind}' does not belong here", param)

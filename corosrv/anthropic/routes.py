@@ -1,0 +1,44 @@
+"""Anthropic's endpoints over any Worker: parse, submit, answer."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from flask import Blueprint, Response, g
+
+from corosrv.anthropic import calls, errors, schema
+from corosrv.errors import CorosrvError
+from corosrv.generation import unsupported
+from corosrv.generation.exchange import Call, Desk
+from corosrv.http import reply
+
+Body = TypeVar("Body", bound=schema.PromptBody)
+
+
+def blueprint(desk: Desk) -> Blueprint:
+    """Messages, and the tokens that they would have."""
+    routes = Blueprint("anthropic", __name__)
+
+    @routes.post("/v1/messages")
+    def create() -> Response:
+        return desk.answer(call(schema.decoder))
+
+    @routes.post("/v1/messages/count_tokens")
+    def count() -> Response:
+        return reply.json_response({"input_tokens": desk.count(call(schema.prompt_decoder))})
+
+    def call(decoder: msgspec.json.Decoder[Body]) -> Call:
+        sent = desk.read()
+        body = desk.decode(sent, decoder)
+        unsupported.refuse(desk.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
+        return calls.call(body, desk.defaults, desk.worker.card(body.model), g.corosrv_request_id)
+
+    @routes.after_request
+    def name(response: Response) -> Response:
+        """Their clients look for the request's id under this name."""
+        response.headers["Request-Id"] = g.corosrv_request_id
+        return response
+
+    routes.register_error_handler(CorosrvError, reply.handler(errors.response))
+    return routes

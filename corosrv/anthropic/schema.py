@@ -1,0 +1,115 @@
+"""The body of a message, and the blocks of its content."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.generation import unsupported
+from corosrv.generation.fields import GenerationFields
+
+MAX_MESSAGES = 2048
+
+# What Anthropic offers beyond the model itself; `cache_control` and the like steer nothing here and are ignored.
+UNSUPPORTED: unsupported.Neutral = {
+    **unsupported.EVERYWHERE,
+    "container": (),
+    "context_management": (),
+    "fallbacks": ([],),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+}
+
+
+class Block(msgspec.Struct, tag_field="type"):
+    """A piece of content; its `type` says which."""
+
+
+class TextBlock(Block, tag="text"):
+    text: str
+
+
+class ToolUse(Block, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Thinking(Block, tag="thinking"):
+    thinking: str
+
+
+class Image(Block, tag="image"):
+    """Known, so that it can be refused by name."""
+
+
+class Document(Block, tag="document"):
+    """Known, so that it can be refused by name."""
+
+
+class ToolResult(Block, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock | Image | Document] = ""
+    is_error: bool = False
+
+
+class Message(msgspec.Struct):
+    role: Literal["user", "assistant"]
+    content: str | list[TextBlock | ToolUse | ToolResult | Thinking | Image | Document]
+
+
+class Tool(msgspec.Struct):
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingOptions(msgspec.Struct):
+    """The budget is not kept: thoughts count towards max_tokens, as they do there."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized"] | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputOptions(msgspec.Struct):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class PromptBody(GenerationFields, kw_only=True):
+    """A message whose tokens are to be counted: nobody has to say how long the answer may be."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    thinking: ThinkingOptions | None = None
+    tool_choice: ToolChoice | None = None
+    tools: list[Tool] | None = None
+    output_config: OutputOptions | None = None
+    output_format: OutputFormat | None = None  # where output_config.format stood before
+
+
+class MessageBody(PromptBody, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=1)]
+
+
+decoder = msgspec.json.Decoder(MessageBody)
+prompt_decoder = msgspec.json.Decoder(PromptBody)
+unsupported_decoder = unsupported.decoder(UNSUPPORTED)
