@@ -8,13 +8,14 @@ from typing import Any
 from corosrv.anthropic import content, schema
 from corosrv.anthropic.answers import MessageAnswer
 from corosrv.chat import turns
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
 from corosrv.chat.prepare import prepare
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.exchange import Call
 from corosrv.jobs import Messages, ModelCard
 
+_PLACES = ToolPlaces("tools[{}].name", "tools[{}].input_schema")
 _CHOICES = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.REQUIRED, "none": Choice.NONE}
 
 
@@ -32,6 +33,7 @@ def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Convers
         tool_choice=_tool_choice(choice),
         parallel_calls=choice is None or not choice.disable_parallel_tool_use,
         answer_format=_format(body),
+        places=_PLACES,
         thinks=_thinks(body.thinking),
     )
 

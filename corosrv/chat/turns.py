@@ -67,10 +67,12 @@ class Turns:
 
     def result(self, call_id: str, text: str, param: str) -> None:
         """What a tool gave back. Raises Refused when it was not called."""
-        if not any(call["id"] == call_id for turn in self._turns for call in turn.get("tool_calls", ())):
+        calls = (call for turn in self._turns for call in turn.get("tool_calls", ()))
+        name = next((call["function"]["name"] for call in calls if call["id"] == call_id), None)
+        if name is None:
             raise Refused(f"{param}: no call before it has the id '{call_id[:80]}'", param)
         self.close()
-        self._turns.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self._turns.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
 
     def close(self) -> None:
         """What the assistant says next is another turn."""

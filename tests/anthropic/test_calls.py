@@ -18,7 +18,7 @@ from corosrv.jobs import Job, Messages, ModelCard
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
-CARD = ModelCard("tiny", created=1)
+CARD = ModelCard("tiny", created=1, capabilities=frozenset({"tools"}))
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "a wall"}
@@ -91,8 +91,8 @@ def test_blocks_are_turns(asked):
             "reasoning_content": "hm",
             "tool_calls": [{"id": id, "type": "function", "function": function} for id in ("t1", "t2")],
         },
-        {"role": "tool", "tool_call_id": "t1", "content": "a wall"},
-        {"role": "tool", "tool_call_id": "t2", "content": "Error: no eyes"},
+        {"role": "tool", "tool_call_id": "t1", "name": "look", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "t2", "name": "look", "content": "Error: no eyes"},
         {"role": "user", "content": "Well?"},
     )
 
@@ -100,7 +100,7 @@ def test_blocks_are_turns(asked):
 def test_a_result_may_be_empty(asked):
     found = prompt(asked(user("?"), ours(USE), user({"type": "tool_result", "tool_use_id": "t1"}))).messages
 
-    assert found[-1] == {"role": "tool", "tool_call_id": "t1", "content": ""}
+    assert found[-1] == {"role": "tool", "tool_call_id": "t1", "name": "look", "content": ""}
 
 
 @pytest.mark.parametrize(("last", "is_continued"), [(user("Hi"), False), (ours("Once"), True)])
@@ -186,6 +186,19 @@ def test_tools_are_offered_in_the_form_of_templates(asked):
 
     for tool in (LOOK, {**LOOK, "type": "custom"}):
         assert prompt(asked(tools=[tool])).tools == ({"type": "function", "function": function},)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [({**LOOK, "name": "a b"}, "tools[0].name"), ({**LOOK, "input_schema": {"type": "x"}}, "tools[0].input_schema")],
+)
+def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
+    sent = {"max_tokens": 9, "messages": [user("Hi")], "tools": [tool], "tool_choice": {"type": "any"}}
+
+    with pytest.raises(Refused) as refused:
+        calls.call(body.convert(sent, schema.MessageBody, ""), DEFAULTS, CARD, "req_1")
+
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_somebody_elses_turn_ends_ours():
     said.think("well")
 
     assert [turn["role"] for turn in said.all] == ["assistant", "tool", "assistant", "user", "assistant"]
-    assert said.all[1] == {"role": "tool", "tool_call_id": "a", "content": "there"}
+    assert said.all[1] == {"role": "tool", "tool_call_id": "a", "name": "look", "content": "there"}
 
 
 def test_a_result_may_be_of_a_call_from_before():

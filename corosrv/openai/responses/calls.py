@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from corosrv.chat import turns
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
 from corosrv.chat.prepare import prepare
 from corosrv.chat.turns import Turn, Turns
 from corosrv.errors import NotSupported, Refused
@@ -16,6 +16,9 @@ from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
+
+
+_PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
 
 
 def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, shelf: Shelf) -> Call:
@@ -43,7 +46,12 @@ def _conversation(body: schema.ResponseBody, said: tuple[Turn, ...], defaults: f
     instructions: tuple[Turn, ...] = ()
     if body.instructions is not None:
         instructions = ({"role": "system", "content": body.instructions},)
-    prompt = Messages(instructions + said, tools=tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ())))
+    effort = _effort(body)
+    prompt = Messages(
+        instructions + said,
+        tools=tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ())),
+        template_arguments={} if effort is None else {"reasoning_effort": effort},
+    )
     job = fields.job(body, (prompt,), defaults, 1, least_tokens=1)
     if body.max_output_tokens is not None:
         job = replace(job, max_tokens=body.max_output_tokens)
@@ -52,7 +60,8 @@ def _conversation(body: schema.ResponseBody, said: tuple[Turn, ...], defaults: f
         tool_choice=_tool_choice(body.tool_choice),
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=_format(body.text),
-        thinks=_thinks(body.reasoning),
+        places=_PLACES,
+        thinks=False if _effort(body) == "none" else None,
     )
 
 
@@ -88,10 +97,8 @@ def _format(text: schema.TextOptions | None) -> JsonFormat | None:
     return JsonFormat(wanted.schema, "text.format.schema")
 
 
-def _thinks(reasoning: schema.ReasoningOptions | None) -> bool | None:
-    if reasoning is None or reasoning.effort is None:
-        return None
-    return reasoning.effort != "none"
+def _effort(body: schema.ResponseBody) -> str | None:
+    return body.reasoning.effort if body.reasoning is not None else None
 
 
 def _echo(body: schema.ResponseBody, job: Job, card: ModelCard, is_stored: bool) -> dict[str, Any]:

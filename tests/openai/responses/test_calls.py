@@ -20,7 +20,7 @@ from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
-CARD = ModelCard("tiny", created=1)
+CARD = ModelCard("tiny", created=1, capabilities=frozenset({"tools"}))
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 HELLO = [Chunk(0, "Hello", 1), Chunk(0, "", 1, Finish.STOP)]
@@ -114,8 +114,8 @@ def test_thoughts_calls_and_what_they_gave_are_turns(asked):
             "reasoning_content": "hm",
             "tool_calls": [{"id": id, "type": "function", "function": function} for id in ("c1", "c2")],
         },
-        {"role": "tool", "tool_call_id": "c1", "content": "a wall"},
-        {"role": "tool", "tool_call_id": "c2", "content": "a door"},
+        {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "c2", "name": "look", "content": "a door"},
     ]
 
 
@@ -249,9 +249,23 @@ def test_a_format_of_the_answer(asked, sent, meant):
     assert asked(text={"format": sent}).answer_format == meant
 
 
-@pytest.mark.parametrize(("effort", "thinks"), [(None, None), ("none", False), ("minimal", True), ("high", True)])
-def test_an_effort_of_thinking(asked, effort, thinks):
-    assert asked(reasoning={"effort": effort}).thinks is thinks
+@pytest.mark.parametrize(("effort", "thinks"), [(None, None), ("none", False), ("minimal", None), ("high", None)])
+def test_an_effort_of_thinking_is_told_to_the_template(asked, effort, thinks):
+    conversation = asked(reasoning={"effort": effort})
+
+    assert conversation.thinks is thinks
+    assert conversation.job.prompts[0].template_arguments.get("reasoning_effort") == effort
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [({**LOOK, "name": "a b"}, "tools[0].name"), ({**LOOK, "parameters": {"type": "x"}}, "tools[0].parameters")],
+)
+def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
+    with pytest.raises(Refused) as refused:
+        call({"input": "Hi", "tools": [tool], "tool_choice": "required"})
+
+    assert refused.value.param == param
 
 
 def test_a_response_goes_on_from_another_without_its_instructions(asked):
