@@ -25,7 +25,7 @@ from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
-from corosrv.http import access, health, loading, metrics, operation
+from corosrv.http import access, callers, connection, front, health, loading, metrics, operation
 from corosrv.http.client import ClientWatch
 from corosrv.models import ModelPool
 from corosrv.openai import errors, routes, shapes
@@ -74,7 +74,7 @@ class Server:
     def _blueprint(self) -> Blueprint:
         settings = self.settings
         desk = Desk(
-            worker=self.worker,
+            worker=callers.AskedFor(self.worker),
             defaults=Defaults(
                 max_tokens=None if settings.n_predict == -1 else settings.n_predict,
                 temperature=settings.temp,
@@ -94,7 +94,7 @@ class Server:
         whole.register_blueprint(anthropic.blueprint(desk))
         whole.register_blueprint(health.blueprint(self.worker))
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
-        whole.before_request(self._before)
+        whole.before_request(self.before)
         whole.after_request(self.after)
         whole.register_error_handler(CorosrvError, errors.response)
 
@@ -113,7 +113,10 @@ class Server:
 
         return whole
 
-    def _before(self) -> None:
+    def before(self) -> None:
+        """What every request has to pass. Once, also where the blueprint's hook and the app's both apply."""
+        if "corosrv_caller" in g:
+            return
         self.start()
         if not self._has_told and request.environ.get("wsgi.multiprocess"):
             self._has_told = True
@@ -122,8 +125,7 @@ class Server:
         is_open = request.method == "OPTIONS" or operation.is_open(
             current_app.view_functions.get(request.endpoint or "")
         )
-        if not is_open:
-            self._keys.check(request)
+        g.corosrv_caller = "" if is_open else self._keys.check(request)
 
     def after(self, response: Response) -> Response:
         """Adds what every answer has. Once, also where the blueprint's hook and the app's both apply."""
@@ -151,6 +153,8 @@ def create_app(settings: Settings) -> Flask:
     server = Server(settings)
     app = Flask("corosrv", static_folder=None)
     app.register_blueprint(server.blueprint)
+    # Also where no route matches: without a key nobody learns which there are.
+    app.before_request(server.before)
     app.after_request(server.after)
     app.register_error_handler(HTTPException, _http_error)
     app.extensions["corosrv"] = server
@@ -192,7 +196,9 @@ def _make_application() -> Flask:
     for name in settings_module.unknown_variables(os.environ):
         log.warning("%s is no setting of corosrv and is ignored", name)
     try:
-        return create_app(settings_module.load())
+        settings = settings_module.load()
+        front.adopt(connection.Limits(settings.head_timeout_s, settings.body_timeout_s, settings.body_rate))
+        return create_app(settings)
     except CorosrvError as error:
         sys.exit(f"corosrv cannot start: {error}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import resource
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,6 +15,7 @@ import click
 from corosrv import __version__, model_list, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
+from corosrv.http import descriptors
 from corosrv.settings import Settings
 
 CONNECTIONS = 10_000
@@ -75,13 +75,13 @@ def serve(
     _hand_down(config, overrides)
     if workers > 1:
         click.echo(f"corosrv: {workers} processes, each with an engine and a model of its own", err=True)
-    from corosrv.server import run  # late: patches the process for gevent
+    from corosrv.server import run, when_ready  # late: patches the process for gevent
 
     run(
         {
             "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "workers": workers,
-            "worker_class": "gevent",
+            "worker_class": "corosrv.http.front.Front",
             "worker_connections": connections,
             "backlog": BACKLOG,
             "keepalive": 5,
@@ -89,6 +89,8 @@ def serve(
             # gunicorn's own limit only has to come after ours, which ends streams with an event.
             "graceful_timeout": int(chosen.drain_s) + 5,
             "control_socket_disable": True,
+            "limit_request_line": 8190,
+            "when_ready": when_ready,
             "proc_name": "corosrv",
         }
     )
@@ -157,10 +159,9 @@ def _is_loopback(host: str) -> bool:
 
 def raise_descriptor_limit(connections: int) -> None:
     """Raises the soft limit of open files to the hard one; says so where that is not enough."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = descriptors.raise_limit()
     # A socket and an eventfd for each stream.
-    if hard != resource.RLIM_INFINITY and hard < 2 * connections:
+    if hard < 2 * connections:
         click.echo(
             f"corosrv: at most {hard} files may be open, enough for some {hard // 2 - 100} streams at once (ulimit -n)",
             err=True,

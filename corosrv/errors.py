@@ -9,6 +9,7 @@ CorosrvError
 ├── Refused                  the request cannot be taken as it stands; says which parameter
 │   ├── PromptTooLong        more tokens than the context of a slot holds
 │   ├── BodyTooLarge
+│   ├── BodyTooSlow          the body did not arrive in time
 │   ├── UnsupportedMedia     the body is something else than JSON
 │   ├── NotFound             no such thing here
 │   │   └── ModelNotFound
@@ -71,6 +72,13 @@ class BodyTooLarge(Refused):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the request body is larger than the {limit} bytes allowed", None, "body_too_large")
+
+
+class BodyTooSlow(Refused):
+    """The request body did not arrive in time."""
+
+    def __init__(self) -> None:
+        super().__init__("the request body did not arrive in time", None, "request_timeout")
 
 
 class UnsupportedMedia(Refused):

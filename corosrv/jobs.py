@@ -162,6 +162,7 @@ class Job:
     n_discard: int = 0  # 0 is half of what may go
     max_ms: float = 0.0  # of generating, from the first token on; then LENGTH. 0: no limit
     slot: int = -1  # where it has to run; -1: anywhere
+    caller: str = ""  # who asks; what is computed for one caller is not shared with another
     lora: tuple[tuple[int, float], ...] | None = None  # adapter number and scale; None: as the server is set
 
     @property

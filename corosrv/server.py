@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
@@ -21,6 +24,16 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         from corosrv import app  # in the worker, after the fork
 
         return app.application
+
+
+def when_ready(arbiter: Any) -> None:
+    """gunicorn's hook in the master: a second SIGTERM ends it quickly, as a second SIGINT does. gunicorn drops it."""
+    n_stops = itertools.count()
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        arbiter.signal(number if next(n_stops) == 0 else signal.SIGINT, frame)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def run(options: Mapping[str, Any]) -> None:

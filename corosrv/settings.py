@@ -101,6 +101,9 @@ class Settings:
     metrics: bool = setting(True, "1: GET /metrics answers")
     sse_ping_interval: float = setting(15.0, "seconds of silence in a stream before a comment line; -1: never")
     write_timeout_s: float = setting(30.0, "seconds a client may accept nothing before its stream is ended")
+    head_timeout_s: float = setting(10.0, "seconds in which the head of a request has to arrive")
+    body_timeout_s: float = setting(30.0, "seconds in which the body of a request has to arrive")
+    body_rate: float = setting(1024.0, "bytes a second that a body has to bring, after 10 seconds")
     drain_s: float = setting(25.0, "seconds that running streams get to finish after a stop signal")
     engine: str = setting("inproc", "inproc: the engine lives in this process")
 
@@ -128,6 +131,9 @@ class Settings:
         store = self.response_store_bytes
         self._check("response_store_bytes", 0 <= store < 2**63, "must be at least 0, and below 2**63")
         self._check("write_timeout_s", 1 <= self.write_timeout_s <= DAY, f"must be from 1 to {DAY}")
+        for name in ("head_timeout_s", "body_timeout_s"):
+            self._check(name, 1 <= getattr(self, name) <= DAY, f"must be from 1 to {DAY}")
+        self._check("body_rate", 1 <= self.body_rate <= 1e9, "must be from 1 to 1e9")
         self._check("drain_s", 0 <= self.drain_s <= DAY, f"must be from 0 to {DAY}")
         self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")
         self._check("model_bytes", 0 <= self.model_bytes < 2**63, "must be at least 0, and below 2**63")

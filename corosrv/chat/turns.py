@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from corosrv.errors import Refused
-from corosrv.http.body import check_depth
+from corosrv.http.body import check_limits
 
 Turn = dict[str, Any]
 
@@ -29,7 +29,7 @@ def arguments(text: str, param: str) -> dict[str, Any]:
     """A call's arguments from their JSON text. Raises Refused."""
     try:
         encoded = text.encode()
-        check_depth(encoded)
+        check_limits(encoded)
         return _arguments.decode(encoded) if text.strip() else {}
     except (msgspec.MsgspecError, UnicodeEncodeError, Refused):
         raise Refused(f"{param} must be a JSON object, written as a string", param) from None

@@ -80,6 +80,28 @@ _STATES = {
 }
 
 
+_JSON_FAULTS = {
+    lib.COROSRV_JSON_DEPTH: "depth",
+    lib.COROSRV_JSON_KEYS: "keys",
+    lib.COROSRV_JSON_DIGITS: "digits",
+    lib.COROSRV_JSON_VALUES: "values",
+}
+
+
+class JsonLimits:
+    """What a JSON text may ask of its parser; see corosrv_json_limits in the C header."""
+
+    def __init__(self, *, depth: int, keys: int, digits: int, values: int) -> None:
+        limits = {"depth": depth, "keys": keys, "digits": digits, "values": values}
+        self._limits = ffi.new("corosrv_json_limits *", limits)
+
+    def fault(self, text: bytes) -> tuple[str, int] | None:
+        """The name of the first limit that the text exceeds, and the byte where it does. Without the GIL."""
+        fault, at = ffi.new("int *"), ffi.new("size_t *")
+        _check(lib.corosrv_check_json(ffi.from_buffer(text), len(text), self._limits, fault, at))
+        return (_JSON_FAULTS[fault[0]], at[0]) if fault[0] else None
+
+
 class Synthetic(msgspec.Struct, frozen=True):
     """Speeds of a made-up model; see corosrv_synthetic in the C header."""
 
@@ -174,6 +196,7 @@ class Task(msgspec.Struct, frozen=True):
     normalize: int = 2
     max_ms: float = 0.0
     scores_prompt: bool = False
+    owner: int = 0  # of 64 bits; prefixes are shared among tasks of the same
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -353,6 +376,7 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
         "normalize": task.normalize,
         "max_ms": task.max_ms,
         "scores_prompt": task.scores_prompt,
+        "owner": task.owner,
         "sampling": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,

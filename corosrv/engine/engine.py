@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -178,6 +179,7 @@ class Engine:
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
         stops = [stop.encode() for stop in job.stop]
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
+        owner = int.from_bytes(hashlib.sha256(job.caller.encode()).digest()[:8], "little") if job.caller else 0
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         tasks = [
             Task(
@@ -189,6 +191,7 @@ class Engine:
                 job.share_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
+                owner=owner,
             )
             for tokens in prompts
             for answer in range(job.n)

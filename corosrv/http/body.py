@@ -9,14 +9,30 @@ import gevent
 import msgspec
 from flask import Request
 from gevent._hub_local import get_hub_if_exists
+from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
-from corosrv.errors import BodyTooLarge, Refused, UnsupportedMedia
+from corosrv.engine.binding import JsonLimits
+from corosrv.engine.waits import call_in_thread
+from corosrv.errors import BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
 
 MAX_DEPTH = 128
+MAX_KEYS = 4096  # of one object
+MAX_DIGITS = 308  # of one number
+MAX_VALUES = 2**20
 READ_SECONDS = 30.0
 # Types that clients send JSON under: curl calls everything form data unless told otherwise.
 _PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
+
+_LIMITS = JsonLimits(depth=MAX_DEPTH, keys=MAX_KEYS, digits=MAX_DIGITS, values=MAX_VALUES)
+_FAULTS = {
+    "depth": f"is nested deeper than {MAX_DEPTH} levels",
+    "keys": f"has an object of more than {MAX_KEYS} keys",
+    "digits": f"has a number of more than {MAX_DIGITS} digits",
+    "values": f"has more than {MAX_VALUES} values",
+}
+# A larger body is looked through in another thread, while the hub serves others.
+_AT_ONCE = 65_536
 
 T = TypeVar("T")
 
@@ -33,7 +49,9 @@ def read(request: Request, limit: int) -> bytes:
         body = _read_in_time(request)
     except RequestEntityTooLarge:
         raise BodyTooLarge(limit) from None
-    except (ClientDisconnected, OSError) as error:
+    except (ClientDisconnected, OSError, ParseException) as error:
+        if isinstance(error.__context__ or error, TimeoutError):
+            raise BodyTooSlow from None
         raise Refused("the request body could not be read to its end", None, "incomplete_body") from error
     if len(body) > limit:
         raise BodyTooLarge(limit)
@@ -49,15 +67,14 @@ def read(request: Request, limit: int) -> bytes:
 def _read_in_time(request: Request) -> bytes:
     if get_hub_if_exists() is None:
         return request.get_data(cache=False)
-    too_slow = Refused(f"the request body did not arrive within {READ_SECONDS:g} s", None, "request_timeout")
-    with gevent.Timeout(READ_SECONDS, too_slow):
+    with gevent.Timeout(READ_SECONDS, BodyTooSlow()):
         return request.get_data(cache=False)
 
 
 def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The body as the decoder's type. Raises Refused, which names the field at fault."""
     try:
-        check_depth(body)
+        check_limits(body)
         body.decode("utf-8")
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -70,19 +87,12 @@ def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T
         raise Refused(f"the body is not valid JSON: {reason}", None, "invalid_json") from None
 
 
-def check_depth(body: bytes) -> None:
-    """Refuses nesting beyond MAX_DEPTH, also in fields that nobody reads, before a recursive parser sees it."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for token in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', body, re.DOTALL):
-        first = token.group()[:1]
-        if first in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise Refused(f"the body is nested deeper than {MAX_DEPTH} levels", None, "invalid_json")
-        elif first in b"]}":
-            depth -= 1
+def check_limits(body: bytes) -> None:
+    """Refuses what would take a parser too deep or too long, also in fields that nobody reads. May wait."""
+    fault = call_in_thread(_LIMITS.fault, body) if len(body) > _AT_ONCE else _LIMITS.fault(body)
+    if fault is not None:
+        limit, at = fault
+        raise Refused(f"the body {_FAULTS[limit]} (byte {at})", None, "invalid_json")
 
 
 def convert(value: Any, kind: type[T], param: str) -> T:

@@ -16,6 +16,7 @@ log = logging.getLogger("corosrv.http")
 # The first class that matches decides, so that the narrower stand above the wider.
 _STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
     (errors.BodyTooLarge, 413),
+    (errors.BodyTooSlow, 408),
     (errors.UnsupportedMedia, 415),
     (errors.NotFound, 404),
     (errors.NotOffered, 501),

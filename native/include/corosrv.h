@@ -214,6 +214,7 @@ typedef struct corosrv_task {
   int32_t normalize; /* of COROSRV_EMBED that pools. -1: as it is; 0: the largest number is 32760; p: the p-norm is 1 */
   double max_ms;     /* of generating, from the first token on; 0: no limit */
   int32_t scores_prompt; /* 1: the first chunks tell how likely the prompt's tokens were; shares no prefix */
+  uint64_t owner;       /* prefixes are shared among tasks of the same owner only */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
@@ -346,6 +347,26 @@ int corosrv_reader_cancel(corosrv_reader* reader);
 /* Cancels, and lets go: the descriptor is closed as soon as the decode thread has let go of it too. NULL is harmless.
  */
 void corosrv_reader_close(corosrv_reader* reader);
+
+/* What a JSON text may ask of its parser. */
+typedef struct corosrv_json_limits {
+  size_t depth;  /* of brackets in brackets */
+  size_t keys;   /* of one object */
+  size_t digits; /* of one number, its exponent taken for so many zeros */
+  size_t values; /* in all */
+} corosrv_json_limits;
+
+typedef enum corosrv_json_fault {
+  COROSRV_JSON_FINE = 0,
+  COROSRV_JSON_DEPTH = 1,
+  COROSRV_JSON_KEYS = 2,
+  COROSRV_JSON_DIGITS = 3,
+  COROSRV_JSON_VALUES = 4
+} corosrv_json_fault;
+
+/* The first limit that a text exceeds, and the byte where it does. Does not check that it is JSON. Any thread; takes
+ * some nanoseconds for each byte. */
+int corosrv_check_json(const char* text, size_t text_size, const corosrv_json_limits* limits, int* fault, size_t* at);
 
 #ifdef __cplusplus
 }

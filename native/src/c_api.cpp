@@ -14,6 +14,7 @@
 #include "dry.h"
 #include "engine.h"
 #include "fork_guard.h"
+#include "json_limits.h"
 #ifndef COROSRV_WITHOUT_LLAMA
 #include "llama_backend.h"
 #endif
@@ -257,6 +258,7 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.stops = to_strings(from.stops, from.n_stops);
   task.max_ms = from.max_ms;
   task.scores_prompt = from.scores_prompt != 0;
+  task.owner = from.owner;
   return task;
 }
 
@@ -538,4 +540,13 @@ void corosrv_reader_close(corosrv_reader* reader) {
   }
   reader->reader->cancel();
   delete reader;
+}
+
+int corosrv_check_json(const char* text, size_t text_size, const corosrv_json_limits* limits, int* fault, size_t* at) {
+  return guarded(nullptr, 0, [&] {
+    const JsonFault found = find_json_fault({text, text_size}, *limits);
+    *fault = found.kind;
+    *at = found.at;
+    return Status::ok();
+  });
 }

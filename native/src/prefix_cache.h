@@ -1,6 +1,7 @@
 // What was computed before: token sequences and the KV cache they left, up to a limit of bytes.
 #pragma once
 
+#include <cstdint>
 #include <list>
 #include <vector>
 
@@ -12,8 +13,9 @@ namespace corosrv {
 // How many tokens two sequences begin with alike.
 size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b);
 
-// Entries in order of use; the one that was not used longest goes first when room is needed. Pure bookkeeping: it knows
-// no slot and no model. Used by the decode thread alone.
+// Every entry has an owner, and is found by that one only: how soon an answer begins tells what a cache holds, and so
+// what others have asked. Entries in order of use; the one that was not used longest goes first when room is needed.
+// Pure bookkeeping: it knows no slot and no model. Used by the decode thread alone.
 //
 // A match is a scan over all entries. Most differ within a few tokens, and there are hundreds and not millions of them,
 // each worth milliseconds of prefill: next to a step the scan does not show (test_prefix_cache.cpp has a bound).
@@ -26,16 +28,16 @@ class PrefixCache {
     const Snapshot* snapshot = nullptr;  // until the next keep()
     size_t n_tokens = 0;
   };
-  // The entry that begins with most of `tokens`, the shortest of several; null where none is worth its copying. It
-  // counts as used.
-  Match find(const std::vector<Token>& tokens);
+  // The owner's entry that begins with most of `tokens`, the shortest of several; null where none is worth its
+  // copying. It counts as used.
+  Match find(const std::vector<Token>& tokens, uint64_t owner = 0);
 
-  // Whether some entry begins with all of `tokens`; it then counts as used.
-  bool covers(const std::vector<Token>& tokens);
+  // Whether some entry of the owner's begins with all of `tokens`; it then counts as used.
+  bool covers(const std::vector<Token>& tokens, uint64_t owner = 0);
 
-  // Takes in what `tokens` left, in place of entries that are a beginning of it, and lets go of the oldest until all
-  // fit. Nothing happens when it is over the limit by itself.
-  void keep(std::vector<Token> tokens, Snapshot snapshot);
+  // Takes in what `tokens` left, in place of the owner's entries that are a beginning of it, and lets go of the
+  // oldest, whoever's, until all fit. Nothing happens when it is over the limit by itself.
+  void keep(std::vector<Token> tokens, Snapshot snapshot, uint64_t owner = 0);
 
   size_t limit_bytes() const { return limit_bytes_; }
   size_t bytes() const { return bytes_; }
@@ -48,6 +50,7 @@ class PrefixCache {
   struct Entry {
     std::vector<Token> tokens;
     Snapshot snapshot;
+    uint64_t owner;
     size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot.size; }
   };
   using Entries = std::list<Entry>;

@@ -45,6 +45,7 @@ class Sequence {
   // It is to become a vector; no token is generated.
   bool wants_vectors() const { return pooler_ != nullptr; }
   bool scores_prompt() const { return scores_prompt_; }
+  uint64_t owner() const { return owner_; }  // with whose tasks alone
   Finish finished() const { return finish_; }
 
   // When it first got a slot.
@@ -112,6 +113,7 @@ class Sequence {
   const bool scores_prompt_;
   const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
   const double max_s_;  // of generating; 0 is no limit
+  const uint64_t owner_;
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;

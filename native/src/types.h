@@ -82,6 +82,7 @@ struct Task {
   std::optional<VectorWish> vectors;  // wants these, and no text
   double max_ms = 0;                  // of generating, from the first token on; 0: no limit
   bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
+  uint64_t owner = 0;        // prefixes are shared among tasks of the same
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

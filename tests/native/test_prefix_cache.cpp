@@ -49,6 +49,18 @@ TEST("the longest match is found, and of equal ones the entry that is copied fas
   CHECK(cache.find(tokens(50, 9)).snapshot == nullptr);
 }
 
+TEST("what one owner left is neither found, covered nor replaced by another") {
+  PrefixCache cache(kLots);
+  cache.keep(tokens(20), snapshot(1), 7);
+
+  CHECK(cache.find(tokens(20), 8).snapshot == nullptr);
+  CHECK(cache.find(tokens(20)).snapshot == nullptr);
+  CHECK(!cache.covers(tokens(20), 8));
+  cache.keep(tokens(30), snapshot(2), 8);
+  CHECK_EQ(cache.find(tokens(20), 7).snapshot->size, size_t{1});
+  CHECK_EQ(cache.size(), size_t{2});
+}
+
 TEST("a match that saves less than its copying costs is none") {
   PrefixCache cache(kLots);
   cache.keep(tokens(PrefixCache::kLeastTokens) + tokens(10, 1), snapshot(1));

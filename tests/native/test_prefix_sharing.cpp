@@ -63,6 +63,27 @@ TEST("a prompt begins where an earlier one that ended began like it") {
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
 }
 
+TEST("nothing is shared between owners, neither what was kept nor what is being computed") {
+  Task mine = task_with(100, "one");
+  Task theirs = task_with(100, "two");
+  mine.owner = 1;
+  theirs.owner = 2;
+
+  RunningLoop one_by_one(sharing(2));
+  one_by_one.start();
+  CHECK_EQ(check_answer(one_by_one, mine).cached_tokens, 0);
+  CHECK_EQ(check_answer(one_by_one, theirs).cached_tokens, 0);
+  CHECK_EQ(check_answer(one_by_one, mine).cached_tokens, 102);
+
+  RunningLoop together(sharing(2));
+  const auto first = together.submit(mine);
+  const auto second = together.submit(theirs);
+  together.start();
+  CHECK(first->finish());
+  CHECK(second->finish());
+  CHECK_EQ(together.stats().cached_tokens, uint64_t{0});
+}
+
 TEST("an answer is part of what the next prompt may begin with") {
   RunningLoop loop(sharing(1));
   loop.start();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -105,6 +106,10 @@ class Connection:
             assert self._input.read(2) == b"\r\n"
             yield piece
         assert self._input.readline() == b"\r\n"
+
+    def has_input(self, within: float) -> bool:
+        """Something has come that was not read yet, or the end. Waits for it, `within` seconds at most."""
+        return bool(select.select([self.socket], [], [], within)[0])
 
     def is_closed(self) -> bool:
         """The server has closed its end, and sent nothing more. Waits for it."""

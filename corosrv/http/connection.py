@@ -1,0 +1,134 @@
+"""One client's connection: its requests in order, each in time, and an end that loses no answer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from gunicorn.http.errors import InvalidRequestLine, NoMoreData
+from gunicorn.http.message import Request
+from gunicorn.http.parser import RequestParser
+
+from corosrv.http import message, refusal
+from corosrv.http.pace import Pace, PacedUnreader
+
+_FIRST_LINE = 5.0  # seconds
+_BODY_GRACE = 10.0  # seconds in which a body may be slower than it has to be
+_FORGET_SECONDS = 2.0  # for what is left of a body, and for what a refused client still sends
+_BEGINNINGS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~0123456789\r")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a client may take to say what it wants. Seconds; bytes a second."""
+
+    head: float = 10.0
+    body: float = 30.0
+    body_rate: float = 1024.0
+
+    def pace_of_line(self, now: float) -> Pace:
+        return Pace(now, min(_FIRST_LINE, self.head))
+
+    def pace_of_head(self, now: float) -> Pace:
+        return Pace(now, self.head)
+
+    def pace_of_body(self, now: float) -> Pace:
+        return Pace(now, self.body, _BODY_GRACE, self.body_rate)
+
+
+class Connection:
+    """Reads requests from one client's socket, and closes it. Belongs to one greenlet."""
+
+    def __init__(self, cfg: Any, client: Any, address: Any, limits: Limits) -> None:
+        self._socket = client
+        self._limits = limits
+        self._idle_seconds = float(cfg.keepalive)
+        self._parser = RequestParser(cfg, client, address)
+        self._unreader = self._parser.unreader = PacedUnreader(client)
+        self.is_idle = False
+
+    def requests(self) -> Iterator[Request]:
+        """One after the other, once what came before is answered; ends when the client leaves or should.
+
+        Raises what is wrong with a request's head; the connection cannot be used any more then.
+        """
+        while self._wait():
+            now = time.monotonic()
+            self._unreader.begin_head(self._limits.pace_of_line(now), self._limits.pace_of_head(now))
+            request = self._next()
+            if request is None:
+                return
+            message.prepare(request, self._socket)
+            self._unreader.begin_body(self._limits.pace_of_body(time.monotonic()))
+            yield request
+            if not self._forget_body():
+                return
+
+    def _wait(self) -> bool:
+        """A request begins; False when none does in time. Raises InvalidRequestLine where none can."""
+        if self._unreader.has_buffered:
+            return True
+        self.is_idle = True
+        self._socket.settimeout(self._idle_seconds or _FIRST_LINE)
+        try:
+            begun = self._socket.recv(8192)
+        except OSError:
+            return False
+        finally:
+            self.is_idle = False
+            self._socket.settimeout(None)
+        if begun and begun[0] not in _BEGINNINGS:
+            raise InvalidRequestLine("")
+        self._unreader.unread(begun)
+        return bool(begun)
+
+    def _next(self) -> Request | None:
+        with suppress(StopIteration, NoMoreData):  # it left, or said that there is no more
+            return next(self._parser)
+        return None
+
+    def _forget_body(self) -> bool:
+        """Skips what nobody read of the last body; False where the next request cannot be found behind it."""
+        request = self._parser.mesg
+        if not message.is_worth_reading_on(request):
+            return False
+        with suppress(Exception):  # whatever is wrong with what nobody wanted
+            deadline = time.monotonic() + _FORGET_SECONDS
+            return bool(self._parser.finish_body(deadline, message.MAX_FORGOTTEN + 1))
+        return False
+
+    def refuse(self, error: BaseException) -> None:
+        """Tells the client, if it still listens."""
+        with suppress(OSError):
+            self._socket.settimeout(_FORGET_SECONDS)
+            self._socket.sendall(refusal.answer(refusal.refusal(error)))
+
+    def hang_up(self) -> None:
+        """Ends a connection that nothing is happening on."""
+        if self.is_idle:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def abort(self) -> None:
+        """Ends it at once; what was not taken is forgotten."""
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+    def close(self, patience: float = _FORGET_SECONDS) -> None:
+        """Ends it. What the client still sends is read for a moment: to close on it would destroy the last answer."""
+        with suppress(OSError):  # also when it is closed
+            self._socket.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + patience
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(65_536):
+                    break
+                gevent.sleep(0)  # the others' turn: a fast client always has more
+        self._socket.close()

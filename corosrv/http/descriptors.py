@@ -1,0 +1,14 @@
+"""How many files, and so how many clients, this process may have open."""
+
+from __future__ import annotations
+
+import resource
+
+_PLENTY = 2**20
+
+
+def raise_limit() -> int:
+    """Raises the soft limit of open files to the hard one, which is returned."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return _PLENTY if hard == resource.RLIM_INFINITY else hard

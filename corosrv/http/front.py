@@ -1,0 +1,212 @@
+"""gunicorn's gevent worker with deadlines, a reserve for when it is full, and a stop that does not wait for the idle.
+
+`gunicorn -k corosrv.http.front.Front` names it; corosrv.app turns a plain gevent worker into one.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import signal
+import time
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.pool import Pool
+from gevent.server import StreamServer
+from gunicorn import sock as gunicorn_socket
+from gunicorn.http import wsgi
+from gunicorn.http.errors import ParseException
+from gunicorn.http.message import Request
+from gunicorn.http2 import negotiation
+from gunicorn.workers.ggevent import GeventWorker
+
+from corosrv.http import access, descriptors
+from corosrv.http.connection import Connection, Limits
+from corosrv.http.flood import Flood
+from corosrv.http.message import Answer
+from corosrv.http.pace import TooSlow
+from corosrv.http.refusal import Overloaded
+
+log = logging.getLogger("corosrv.http")
+
+CONNECTIONS = 10_000
+_GUNICORNS_CONNECTIONS = 1000  # what it takes when it is not told
+# Clients beyond the limit who are told so; and of those, who asked for nothing but health, are answered.
+RESERVE = 64
+_RESERVE_PATIENCE = 0.5  # seconds
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_DESCRIPTOR_PAUSE = 0.1  # seconds
+
+
+class Front(GeventWorker):  # type: ignore[misc]
+    """One serving process: accepts clients, and gives each a greenlet."""
+
+    alive: bool
+    limits = Limits()
+
+    def init_process(self) -> None:
+        self.harden()
+        super().init_process()
+
+    def harden(self) -> None:
+        """What an object needs that was no Front from the beginning. In the process that serves, before it does."""
+        if self.worker_connections == _GUNICORNS_CONNECTIONS:
+            self.worker_connections = min(CONNECTIONS, descriptors.raise_limit() // 2)
+        self._connections: set[Connection] = set()
+        self._stopping = Event()
+        self._unread = Flood(log, "%d requests could not be read, or not be taken, and were refused")
+        self._starved = Flood(log, "no file descriptor was left for a client, %d times")
+
+    def run(self) -> None:
+        """Serves until it is told to stop, then until the last answer, at most `graceful_timeout`."""
+        servers = [self._listen(listener) for listener in self.sockets]
+        for server in servers:
+            server.start()
+        while self.alive:
+            self.notify()
+            self._stopping.wait(1.0)
+        for server in servers:
+            server.close()
+        for connection in list(self._connections):
+            connection.hang_up()
+        # By the monotonic clock: a wall clock that is set would end streams, or keep them.
+        deadline = time.monotonic() + self.cfg.graceful_timeout
+        while self._connections and time.monotonic() < deadline:
+            self.notify()
+            gevent.sleep(0.1)
+        for server in servers:
+            server.stop(timeout=1)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._stopping.set()
+
+    def _listen(self, listener: Any) -> StreamServer:
+        listener.setblocking(1)
+        options = {"ssl_context": gunicorn_socket.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
+        pool = Pool(self.worker_connections + RESERVE)
+        return _Server(self._starved, listener, functools.partial(self.handle, listener), spawn=pool, **options)
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        """Serves one client to its end."""
+        if self.cfg.is_ssl or negotiation.prior_knowledge_allowed(self.cfg, addr):
+            super().handle(listener, client, addr)
+            return
+        client.setblocking(1)
+        connection = Connection(self.cfg, client, addr, self.limits)
+        self._connections.add(connection)
+        is_full = len(self._connections) > self.worker_connections
+        try:
+            self._serve(connection, listener.getsockname(), client, addr, is_full)
+        except TimeoutError:
+            connection.abort()  # it takes nothing, and would have the system keep what was meant for it
+        except OSError as error:
+            log.debug("a client left: %s", error)
+        finally:
+            self._connections.discard(connection)
+            connection.close(*([_RESERVE_PATIENCE] if is_full or not self.alive else []))
+
+    def _serve(self, connection: Connection, name: Any, client: Any, addr: Any, is_full: bool) -> None:
+        try:
+            for request in connection.requests():
+                if is_full and not request.path.endswith("/health"):
+                    raise Overloaded
+                if not self.handle_request(name, request, client, addr) or is_full:
+                    return
+        except (ParseException, TooSlow, Overloaded) as error:
+            self._unread.count()
+            connection.refuse(error)
+        except OSError:
+            raise
+        except Exception as error:
+            log.exception("a request could not be answered")
+            connection.refuse(error)
+
+    def handle_request(self, listener_name: Any, req: Request, sock: Any, addr: Any) -> bool:
+        """One request through the application; True when another may follow on this connection."""
+        began = datetime.now()
+        environ: dict[str, Any] = {}
+        answer: Answer | None = None
+        try:
+            self.cfg.pre_request(self, req)
+            answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=Answer)
+            environ["wsgi.multithread"] = True
+            self._count_request()
+            if not self.alive or not self.cfg.keepalive:
+                answer.force_close()
+            self._run(answer, environ, sock)
+            return not answer.should_close()
+        finally:
+            if answer is not None and answer.status is not None:
+                self.log.access(answer, req, access.redacted(environ), datetime.now() - began)
+            self.cfg.post_request(self, req, environ, answer)
+
+    def _count_request(self) -> None:
+        self.nr += 1
+        if self.nr >= self.max_requests and self.alive:
+            self.log.info("Autorestarting worker after current request.")
+            self.alive = False
+
+    def _run(self, answer: Answer, environ: dict[str, Any], sock: Any) -> None:
+        body = self.wsgi(environ, answer.start_response)
+        try:
+            if isinstance(body, environ["wsgi.file_wrapper"]):
+                answer.write_file(body)
+            else:
+                for piece in body:
+                    answer.write(piece)
+            answer.close()
+        except OSError:
+            raise
+        except Exception:
+            if not answer.headers_sent:
+                raise
+            log.exception("an answer could not be finished")
+            answer.force_close()
+        finally:
+            if hasattr(body, "close"):
+                body.close()
+
+
+class _Server(StreamServer):  # type: ignore[misc]
+    """Accepts; when no descriptor is left it pauses, where gevent's own fills the log with tracebacks."""
+
+    def __init__(self, starved: Flood, *args: Any, **options: Any) -> None:
+        self._starved = starved
+        super().__init__(*args, **options)
+
+    def do_read(self) -> Any:
+        try:
+            return super().do_read()
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR:
+                raise
+            self._starved.count()
+            self.stop_accepting()
+            gevent.spawn_later(_NO_DESCRIPTOR_PAUSE, self._start_accepting_if_started)
+            return None
+
+
+def adopt(limits: Limits) -> bool:
+    """Tells this process's Front its limits, before it serves, and makes one of a plain gevent worker first.
+
+    False where this process is no gevent worker of gunicorn's.
+
+    gunicorn tells nobody which worker it runs. But the worker has put its own methods behind the signals, and loads
+    the application after that.
+    """
+    worker: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if type(worker) is GeventWorker:
+        worker.__class__ = Front
+        worker.harden()
+        signal.signal(signal.SIGTERM, worker.handle_exit)
+        signal.siginterrupt(signal.SIGTERM, False)
+    if not isinstance(worker, Front):
+        return False
+    worker.limits = limits
+    return True

@@ -1,0 +1,79 @@
+"""Where our requests and answers differ from gunicorn's: who is told to continue, and when a connection ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gunicorn.http.body import ChunkedReader, EOFReader, LengthReader
+from gunicorn.http.errors import InvalidChunkSize
+from gunicorn.http.message import Request
+from gunicorn.http.wsgi import Response
+
+# So much of a body that nobody wanted is read and forgotten, for the sake of the requests behind it.
+MAX_FORGOTTEN = 65_536
+_MAX_CHUNK = 2**31
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BoundedChunks(ChunkedReader):  # type: ignore[misc]
+    """gunicorn's reader of chunked bodies; a chunk that nobody could ever take is refused when it is announced."""
+
+    def parse_chunk_size(self, unreader: Any, data: bytes | None = None) -> tuple[int, bytes | None]:
+        size, rest = super().parse_chunk_size(unreader, data)
+        if size > _MAX_CHUNK:
+            raise InvalidChunkSize(b"too large")
+        return size, rest
+
+
+class AwaitedBody:
+    """A reader of a body that the client sends only when it is told to: it is, when somebody begins to read."""
+
+    def __init__(self, reader: Any, socket: Any) -> None:
+        self._reader = reader
+        self._socket = socket
+        self.is_asked_for = False
+
+    def read(self, size: int) -> bytes:
+        if not self.is_asked_for:
+            self.is_asked_for = True
+            self._socket.sendall(_CONTINUE)
+        data: bytes = self._reader.read(size)
+        return data
+
+    @property
+    def length(self) -> int | None:
+        return getattr(self._reader, "length", None)
+
+    @property
+    def parser(self) -> Any:
+        return getattr(self._reader, "parser", None)
+
+
+def prepare(request: Request, socket: Any) -> None:
+    """Gives a request that was just read the readers above. gunicorn would send 100 before anybody looked at it."""
+    body = request.body
+    if isinstance(body.reader, ChunkedReader):
+        body.reader = BoundedChunks(request, request.unreader)
+    if request._expected_100_continue:
+        request._expected_100_continue = False
+        body.reader = AwaitedBody(body.reader, socket)
+
+
+def is_worth_reading_on(request: Request) -> bool:
+    """What is left of the body is little enough to be skipped, so that the next request can be found behind it."""
+    body = request.body
+    reader = body.reader
+    if body.failed:
+        return False
+    if isinstance(reader, AwaitedBody) and not reader.is_asked_for:
+        return False  # nobody knows whether the client will send it
+    if isinstance(reader, (LengthReader, AwaitedBody)) and reader.length is not None:
+        return bool(reader.length <= MAX_FORGOTTEN)
+    return not isinstance(reader, EOFReader) and reader.parser is None
+
+
+class Answer(Response):  # type: ignore[misc]
+    """gunicorn's answer, which also ends the connection where the rest of the request is not worth reading."""
+
+    def should_close(self) -> bool:
+        return bool(super().should_close()) or not is_worth_reading_on(self.req)

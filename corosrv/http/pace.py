@@ -1,0 +1,95 @@
+"""How slowly a client may send: a deadline that comes nearer for those who send too little."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from gunicorn.http.errors import LimitRequestHeaders
+from gunicorn.http.unreader import SocketUnreader
+
+# Of all fields together, with the request line. gunicorn bounds each field and their number.
+MAX_HEAD_BYTES = 8192 + 65_536
+# Reading what is there already never waits; after that long the others get their turn.
+_TURN = 0.01  # seconds
+
+
+class TooSlow(TimeoutError):
+    """The client sends slower than it has to."""
+
+
+@dataclass
+class Pace:
+    """What a client has to keep: all within `within` seconds, and after `grace` at least `rate` bytes a second."""
+
+    began: float
+    within: float
+    grace: float = float("inf")  # seconds
+    rate: float = 1.0
+    n_read: int = 0
+
+    def left(self, now: float) -> float:
+        """Seconds until it has lost; counted anew with every byte that comes."""
+        return min(self.within, self.grace + self.n_read / self.rate) - (now - self.began)
+
+
+class PacedUnreader(SocketUnreader):  # type: ignore[misc]
+    """gunicorn's reading end of one connection, with a pace to keep and turns to take. Belongs to one greenlet."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self._pace: Pace | None = None
+        self._behind_line: Pace | None = None  # takes over when the request line has come
+        self._n_left = sys.maxsize  # bytes that may still come
+        self._turn_began = time.monotonic()
+
+    def begin_head(self, line: Pace, whole: Pace) -> None:
+        """From now on a request line and fields are read."""
+        self._pace, self._behind_line = line, whole
+        self._n_left = MAX_HEAD_BYTES
+        self._look_for_line(self.buf.getvalue())
+
+    def begin_body(self, pace: Pace) -> None:
+        """From now on a body is read, of any size: who reads it knows how much is wanted."""
+        self._pace, self._behind_line = pace, None
+        self._n_left = sys.maxsize
+
+    def _look_for_line(self, data: bytes) -> None:
+        if self._behind_line is not None and b"\n" in data:
+            self._pace, self._behind_line = self._behind_line, None
+
+    @property
+    def has_buffered(self) -> bool:
+        """A next request, or its beginning, is here already."""
+        return bool(self.buf.getbuffer().nbytes)
+
+    def chunk(self, size_hint: int | None = None) -> bytes:
+        """What comes next; waits for it. Raises TooSlow, and LimitRequestHeaders for a head without end."""
+        now = time.monotonic()
+        if now - self._turn_began > _TURN:
+            gevent.sleep(0)
+            self._turn_began = now
+        pace = self._pace
+        if pace is not None and (left := pace.left(now)) > 0:
+            self.sock.settimeout(left)
+        elif pace is not None:
+            raise TooSlow
+        try:
+            data: bytes = super().chunk(size_hint)
+        except TimeoutError:
+            raise TooSlow from None
+        finally:
+            self.sock.settimeout(None)
+        self._count(data)
+        return data
+
+    def _count(self, data: bytes) -> None:
+        self._look_for_line(data)
+        if self._pace is not None:
+            self._pace.n_read += len(data)
+        self._n_left -= len(data)
+        if self._n_left < 0:
+            raise LimitRequestHeaders("all fields together")
