@@ -157,6 +157,7 @@ def create_app(settings: Settings) -> Flask:
     app.before_request(server.before)
     app.after_request(server.after)
     app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(CorosrvError, errors.response)
     app.extensions["corosrv"] = server
     server.start()
     if threading.current_thread() is threading.main_thread():

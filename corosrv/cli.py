@@ -19,7 +19,6 @@ from corosrv.http import descriptors
 from corosrv.settings import Settings
 
 CONNECTIONS = 10_000
-BACKLOG = 2048
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -75,23 +74,16 @@ def serve(
     _hand_down(config, overrides)
     if workers > 1:
         click.echo(f"corosrv: {workers} processes, each with an engine and a model of its own", err=True)
-    from corosrv.server import run, when_ready  # late: patches the process for gevent
+    from corosrv.server import OPTIONS, run  # late: patches the process for gevent
 
     run(
         {
+            **OPTIONS,
             "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "workers": workers,
-            "worker_class": "corosrv.http.front.Front",
             "worker_connections": connections,
-            "backlog": BACKLOG,
-            "keepalive": 5,
-            "timeout": 30,
             # gunicorn's own limit only has to come after ours, which ends streams with an event.
             "graceful_timeout": int(chosen.drain_s) + 5,
-            "control_socket_disable": True,
-            "limit_request_line": 8190,
-            "when_ready": when_ready,
-            "proc_name": "corosrv",
         }
     )
 

@@ -36,6 +36,21 @@ def when_ready(arbiter: Any) -> None:
     signal.signal(signal.SIGTERM, on_sigterm)
 
 
+# What corosrv wants of gunicorn, by the names of its settings. Also read by deploy/gunicorn.conf.py.
+OPTIONS: dict[str, Any] = {
+    "worker_class": "corosrv.http.front.Front",
+    "worker_connections": 10_000,
+    "backlog": 2048,
+    "keepalive": 5,
+    "timeout": 30,
+    "graceful_timeout": 35,
+    "limit_request_line": 8190,
+    "control_socket_disable": True,
+    "proc_name": "corosrv",
+    "when_ready": when_ready,
+}
+
+
 def run(options: Mapping[str, Any]) -> None:
     """Serves until told to stop; `options` are gunicorn's settings by name. Does not return."""
     _Gunicorn(options).run()

@@ -24,6 +24,8 @@ from corosrv.stats import DecodeStats
 
 log = logging.getLogger("corosrv.engine")
 
+MAX_STOP_BYTES = 256
+
 
 class Engine:
     """One model, decoded in a native thread of this process.
@@ -178,6 +180,8 @@ class Engine:
         prompts = [vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)]
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
         stops = [stop.encode() for stop in job.stop]
+        if any(len(stop) > MAX_STOP_BYTES for stop in stops):
+            raise errors.Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
         owner = int.from_bytes(hashlib.sha256(job.caller.encode()).digest()[:8], "little") if job.caller else 0
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))

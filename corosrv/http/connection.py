@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import gevent
 from gunicorn.http.errors import InvalidRequestLine, NoMoreData
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
 
 from corosrv.http import message, refusal
-from corosrv.http.pace import Pace, PacedUnreader
+from corosrv.http.pace import Pace, PacedUnreader, let_others
 
 _FIRST_LINE = 5.0  # seconds
 _BODY_GRACE = 10.0  # seconds in which a body may be slower than it has to be
@@ -130,5 +129,5 @@ class Connection:
                 self._socket.settimeout(left)
                 if not self._socket.recv(65_536):
                     break
-                gevent.sleep(0)  # the others' turn: a fast client always has more
+                let_others()  # a fast client always has more
         self._socket.close()

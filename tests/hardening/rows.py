@@ -63,6 +63,7 @@ ROWS: dict[int, str] = {
     80: "a step that fails fails its own sequences",
     95: "no descriptors left: accepting pauses, and comes back",
     96: "signals: streams may end, a second one is quick",
+    97: "SIGHUP: no stream is cut",
     99: "an engine is not used across a fork",
     100: "deadlines follow the monotonic clock",
 }

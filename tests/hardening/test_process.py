@@ -1,0 +1,134 @@
+"""Rows 95 to 100: what the process itself runs out of, and how it is told to end."""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import corosrv
+from tests.serve.server import APP, GUNICORN, REPOSITORY, SERVE, Server, Servers, eventually
+from tests.serve.wire import CHAT, Connection, chat, events, request
+
+DEPLOYED = ("gunicorn", "-c", str(REPOSITORY / "deploy" / "gunicorn.conf.py"), "-b", "127.0.0.1:0", "corosrv.app")
+
+
+def begin(server: Server, n_tokens: int) -> Connection:
+    connection = server.connect()
+    connection.send(request("POST", CHAT, chat(stream=True, max_tokens=n_tokens)))
+    server.wait_metric("running", 1)
+    return connection
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_h095_without_descriptors_accepting_pauses_and_comes_back(start: Servers) -> None:
+    server = start.start()
+    worker = server.worker
+    limit = worker.n_descriptors() + 10
+    with server.connect() as kept:
+        assert kept.ask("GET", "/health").status == 200
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        began, cpu = time.monotonic(), cpu_seconds(worker.pid)
+        clients = [server.connect() for _ in range(60)]
+        while time.monotonic() - began < 1.5:
+            assert kept.ask("GET", "/health").status == 200
+        spent = cpu_seconds(worker.pid) - cpu
+        for client in clients:
+            client.leave()
+
+        eventually(lambda: server.health() == "ok", 5, "it accepts again")
+
+    assert spent < 1.2 * (time.monotonic() - began)
+    assert "no file descriptor was left for a client" in server.log
+    assert "Traceback" not in server.log
+    assert server.worker.pid == worker.pid
+
+
+@pytest.mark.parametrize("command", [SERVE, DEPLOYED], ids=["serve", "deployed"])
+def test_h096_a_second_sigterm_ends_it_quickly(start: Servers, command: tuple[str, ...]) -> None:
+    server = start.start(*command)
+    stream = begin(server, 4000)
+    server.signal(signal.SIGTERM)
+    eventually(lambda: server.health() in ("draining", ""), what="the first signal has come through")
+
+    server.signal(signal.SIGTERM)
+
+    assert server.wait(within=5) == 0
+    stream.leave()
+
+
+def test_h096_a_second_sigterm_to_the_worker_ends_its_streams(start: Servers) -> None:
+    server = start.start(*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app", drain_s=60)
+    worker = server.worker
+    with begin(server, 4000) as stream:
+        head = stream.head()
+        for _ in range(2):
+            os.kill(worker.pid, signal.SIGTERM)
+            eventually(lambda: server.log.count("stopping:") >= 1, what="it has heard")
+
+        sent = events(b"".join(stream.body(head)))
+
+    assert "shutting down" in sent[-1]["error"]["message"]
+
+
+def test_h096_a_reader_that_stalls_does_not_keep_it(start: Servers) -> None:
+    server = start.start(*SERVE, drain_s=1, ctx=100_000, model="synthetic:?tokens_per_s=20000")
+    stalled = server.connect(receive_buffer=2048)
+    stalled.send(request("POST", CHAT, chat(stream=True, max_tokens=90_000)))
+    server.wait_metric("running", 1)
+
+    server.signal(signal.SIGTERM)
+
+    assert server.wait(within=10) == 0
+    stalled.leave()
+
+
+def test_h096_clients_that_ask_nothing_do_not_keep_it(start: Servers) -> None:
+    server = start.start(*APP, "--keep-alive", "60")
+    with server.connect() as idle:
+        assert idle.ask("GET", "/health").status == 200
+
+        server.signal(signal.SIGTERM)
+
+        assert server.wait(within=5) == 0
+
+
+def test_h097_a_stream_lives_through_sighup(start: Servers) -> None:
+    server = start.start()
+    before = server.workers()
+    with begin(server, 150) as stream:
+        server.signal(signal.SIGHUP)
+        eventually(lambda: server.health() == "ok" and server.workers() != before, 10, "another worker serves")
+
+        assert events(stream.answer().body)[-1] == "[DONE]"
+    eventually(lambda: before[0] not in server.workers(), 10, "the first one has ended")
+
+
+def clocks_read(file: Path) -> list[str]:
+    """Where a file asks for the wall clock."""
+    return [
+        f"{file.name}:{node.lineno}"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "datetime.now", "datetime.utcnow")
+    ]
+
+
+def test_h100_only_what_is_told_as_a_date_asks_the_wall_clock() -> None:
+    package = Path(corosrv.__file__).parent
+    files = [file for file in package.rglob("*.py") if "bench" not in file.relative_to(package).parts]
+    allowed = {
+        "answers.py",  # `created` of an answer
+        "engine.py",  # `created` of a model
+        "front.py",  # how long an answer took, for gunicorn's access log
+    }
+
+    assert {place.partition(":")[0] for file in files for place in clocks_read(file)} <= allowed
