@@ -25,7 +25,7 @@ from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
-from corosrv.http import access, callers, connection, front, health, loading, metrics, operation
+from corosrv.http import access, connection, front, health, loading, metrics, operation
 from corosrv.http.client import ClientWatch
 from corosrv.models import ModelPool
 from corosrv.openai import errors, routes, shapes
@@ -59,8 +59,12 @@ class Server:
         self.worker.start()
 
     def stop(self) -> None:
-        """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event."""
+        """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event.
+
+        Asked a second time, it ends them at once.
+        """
         if self.worker.state.value == "draining":
+            self.worker.drain()
             return
         self.worker.stop_accepting()
         log.info("stopping: running streams get %g s to finish", self.settings.drain_s)
@@ -74,7 +78,7 @@ class Server:
     def _blueprint(self) -> Blueprint:
         settings = self.settings
         desk = Desk(
-            worker=callers.AskedFor(self.worker),
+            worker=self.worker,
             defaults=Defaults(
                 max_tokens=None if settings.n_predict == -1 else settings.n_predict,
                 temperature=settings.temp,
@@ -96,6 +100,7 @@ class Server:
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self.before)
         whole.after_request(self.after)
+        whole.teardown_request(self.done)
         whole.register_error_handler(CorosrvError, errors.response)
 
         @whole.get("/metrics")
@@ -121,11 +126,18 @@ class Server:
         if not self._has_told and request.environ.get("wsgi.multiprocess"):
             self._has_told = True
             log.warning("several workers: process %d has an engine and a model of its own", os.getpid())
+        g.corosrv_is_busy = True
+        self._stats.began()
         g.corosrv_request_id = access.request_id(request)
         is_open = request.method == "OPTIONS" or operation.is_open(
             current_app.view_functions.get(request.endpoint or "")
         )
         g.corosrv_caller = "" if is_open else self._keys.check(request)
+
+    def done(self, error: BaseException | None) -> None:
+        """The request is over, or its stream has begun."""
+        if g.pop("corosrv_is_busy", False):
+            self._stats.ended()
 
     def after(self, response: Response) -> Response:
         """Adds what every answer has. Once, also where the blueprint's hook and the app's both apply."""
@@ -156,6 +168,7 @@ def create_app(settings: Settings) -> Flask:
     # Also where no route matches: without a key nobody learns which there are.
     app.before_request(server.before)
     app.after_request(server.after)
+    app.teardown_request(server.done)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(CorosrvError, errors.response)
     app.extensions["corosrv"] = server

@@ -11,6 +11,8 @@ import corosrv
 from corosrv import cli
 from corosrv.settings import Settings
 
+FRONT = "corosrv.http.front.Front"
+
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch):
@@ -103,7 +105,7 @@ def test_serve_starts_one_gevent_worker(served):
     run("serve", "--model", "synthetic:", "--port", "0", "--drain-s", "7.5")
 
     (options,) = served
-    assert (options["bind"], options["workers"], options["worker_class"]) == ("127.0.0.1:0", 1, "gevent")
+    assert (options["bind"], options["workers"], options["worker_class"]) == ("127.0.0.1:0", 1, FRONT)
     assert options["graceful_timeout"] > 7.5
 
 

@@ -12,6 +12,7 @@ from flask import Response, request
 from corosrv.errors import CorosrvError
 from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
+from corosrv.http.callers import asked_for
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
 from corosrv.jobs import AnyJob, Chunk, Job, Worker
@@ -78,7 +79,7 @@ class Desk:
 
     def answer(self, call: Call) -> Response:
         """Submits, and answers in the way that the call asks for. Waits for an answer that is not streamed."""
-        reader = self.worker.submit(call.job)
+        reader = self.worker.submit(asked_for(call.job))
         answer = call.answer(reader.prompt_tokens)
         if not call.stream:
             return json_response(answer.whole(sse.collect(request, reader)))

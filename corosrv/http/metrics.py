@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from gevent._hub_local import get_hub_if_exists
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from corosrv.http.hub_lag import BLOCKED, HubLag
 from corosrv.stats import DecodeStats, HasModelStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LAG_INTERVAL = 0.25  # seconds
 
 
 class HttpStats:
@@ -26,58 +24,39 @@ class HttpStats:
             "corosrv_http_requests", "Answers by route and status", ["route", "status"], registry=self.registry
         )
         self._open_streams = Gauge("corosrv_open_streams", "Streams being sent", registry=self.registry)
-        self._lag = _HubLag(
-            Histogram(
-                "corosrv_hub_lag_seconds",
-                "How late the hub was; looked at four times a second while streams are open",
-                buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-                registry=self.registry,
-            )
+        lag = Histogram(
+            "corosrv_hub_lag_seconds",
+            "How late the hub was; looked at four times a second while it has requests",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+            registry=self.registry,
         )
-        self._n_streams = 0
+        blocked = Counter(
+            "corosrv_hub_blocked", f"Times that it was more than {BLOCKED:g} s late", registry=self.registry
+        )
+        self._lag = HubLag(lag.observe, blocked.inc)
+        self._n_busy = 0
 
     def answered(self, route: str, status: int) -> None:
         self._requests.labels(route, str(status)).inc()
 
-    def stream_opened(self) -> None:
-        self._n_streams += 1
-        self._open_streams.inc()
-        if self._n_streams == 1:
+    def began(self) -> None:
+        """The hub has something to do, and is looked at until as many have ended."""
+        self._n_busy += 1
+        if self._n_busy == 1:
             self._lag.start()
 
-    def stream_closed(self) -> None:
-        self._n_streams -= 1
-        self._open_streams.dec()
-        if self._n_streams == 0:
+    def ended(self) -> None:
+        self._n_busy -= 1
+        if self._n_busy == 0:
             self._lag.stop()
 
+    def stream_opened(self) -> None:
+        self._open_streams.inc()
+        self.began()
 
-class _HubLag:
-    """A timer that measures by how much it is late. Runs only while it is started: an idle server stays asleep."""
-
-    def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
-        self._timer: Any = None
-        self._due = 0.0
-
-    def start(self) -> None:
-        hub = get_hub_if_exists()
-        if hub is None or self._timer is not None:
-            return
-        self._timer = hub.loop.timer(_LAG_INTERVAL, _LAG_INTERVAL)
-        self._due = time.monotonic() + _LAG_INTERVAL
-        self._timer.start(self._on_timer)
-
-    def _on_timer(self) -> None:
-        now = time.monotonic()
-        self._histogram.observe(max(0.0, now - self._due))
-        self._due = now + _LAG_INTERVAL
-
-    def stop(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.stop()
-            timer.close()
+    def stream_closed(self) -> None:
+        self._open_streams.dec()
+        self.ended()
 
 
 _COUNTERS = {

@@ -265,7 +265,7 @@ EXPECTATIONS = [
         statuses=(415,), closes=True,
     ),
     attack(
-        12, "continue to nowhere", 
+        12, "continue to nowhere",
         b"POST /nowhere HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n",
         statuses=(404,), closes=True,
     ),

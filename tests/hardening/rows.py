@@ -79,6 +79,9 @@ ELSEWHERE: dict[int, tuple[str, str]] = {
     73: ("tests/engine/test_waits.py", "test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first"),
     74: ("tests/native/test_sequence.cpp", "there is exactly one terminal chunk, whoever ends a sequence again (I4)"),
     75: ("tests/engine/test_waits.py", "test_with_a_hub_a_call_is_made_elsewhere"),
-    80: ("tests/native/test_decode_loop.cpp", "when every step fails every task ends with its error, and the loop goes on"),
+    80: (
+        "tests/native/test_decode_loop.cpp",
+        "when every step fails every task ends with its error, and the loop goes on",
+    ),
     99: ("tests/serve/test_workers.py", "test_an_engine_opened_before_the_fork_is_refused_in_words"),
 }

@@ -120,7 +120,13 @@ def wait_for_all(server: Server, n_asked: int) -> bool:
     return sum(told(server)) == n_asked
 
 
-ALLOWED = ["http://localhost", "http://localhost:3000", "https://127.0.0.1:8443", "http://[::1]:80", "https://app.example"]
+ALLOWED = [
+    "http://localhost",
+    "http://localhost:3000",
+    "https://127.0.0.1:8443",
+    "http://[::1]:80",
+    "https://app.example",
+]
 FOREIGN = [
     "localhost", "null", "http://localhost.evil.example", "http://evil.example#localhost", "http://user@localhost",
     "http://evil.example/localhost", "https://app.example.evil.example", "http://app.example", "file://localhost",

@@ -7,11 +7,15 @@ import os
 import resource
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gevent
 import pytest
+from gevent import monkey
 
 import corosrv
+from corosrv.http.hub_lag import BLOCKED, HubLag
 from tests.serve.server import APP, GUNICORN, REPOSITORY, SERVE, Server, Servers, eventually
 from tests.serve.wire import CHAT, Connection, chat, events, request
 
@@ -28,6 +32,44 @@ def begin(server: Server, n_tokens: int) -> Connection:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
+
+
+def block_the_hub() -> None:
+    monkey.get_original("time", "sleep")(0.6)
+
+
+def lags_of_a_hub_blocked_twice() -> list[float]:
+    """In a thread, and so a hub, of its own."""
+    lags: list[float] = []
+    blocked: list[None] = []
+    lag = HubLag(lags.append, lambda: blocked.append(None))
+    gevent.get_hub()
+    lag.start()
+    for n in (1, 2):
+        gevent.spawn(block_the_hub).join(5)
+        with gevent.Timeout(5):
+            while len(blocked) < n:
+                gevent.sleep(0.05)
+    lag.stop()
+    gevent.get_hub().destroy()
+    return lags
+
+
+def test_h076_who_blocks_the_hub_is_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        lags = threads.submit(lags_of_a_hub_blocked_twice).result(20)
+
+    assert max(lags) > BLOCKED
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "block_the_hub" in line
+
+
+def test_h076_a_server_that_is_asked_says_how_late_it_is(attacked: Server) -> None:
+    with attacked.connect() as connection:
+        assert connection.post(chat(max_tokens=30)).status == 200
+
+    assert attacked.metric("hub_blocked_total") >= 0
+    assert attacked.metric("hub_lag_seconds_count") >= 1
 
 
 def test_h095_without_descriptors_accepting_pauses_and_comes_back(start: Servers) -> None:
@@ -128,6 +170,7 @@ def test_h100_only_what_is_told_as_a_date_asks_the_wall_clock() -> None:
     allowed = {
         "answers.py",  # `created` of an answer
         "engine.py",  # `created` of a model
+        "sandbox.py",  # the date that a chat template asks for
         "front.py",  # how long an answer took, for gunicorn's access log
     }
 

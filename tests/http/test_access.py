@@ -5,7 +5,7 @@ from flask import Request, Response
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import Unauthorized
-from corosrv.http.access import Keys, Origins, caller, request_id
+from corosrv.http.access import Keys, Origins, caller, redacted, request_id
 
 
 def request(method: str = "GET", **headers: str) -> Request:
@@ -153,3 +153,30 @@ def test_a_caller_is_known_by_the_key_however_it_is_sent():
     assert mine == caller(request(X_Api_Key="mine")) == caller(request(Authorization="bearer mine"))
     assert len({mine, caller(request(X_Api_Key="yours")), caller(request())}) == 3
     assert b"mine" not in mine
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("/v1/models?api_key=k", "/v1/models?api_key=***"),
+        ("/?a=1&Token=k&b=2", "/?a=1&Token=***&b=2"),
+        ("/?client_secret=k#x", "/?client_secret=***#x"),
+        ("/v1/models?limit=5", "/v1/models?limit=5"),
+        ("/keys/5", "/keys/5"),
+    ],
+)
+def test_what_looks_like_a_key_in_a_url_is_not_shown(uri, shown):
+    query = uri.partition("?")[2]
+    hidden = redacted({"RAW_URI": uri, "HTTP_REFERER": uri, "QUERY_STRING": query, "PATH_INFO": "/"})
+
+    assert (hidden["RAW_URI"], hidden["HTTP_REFERER"]) == (shown, shown)
+    assert hidden["QUERY_STRING"] == shown.partition("?")[2]
+
+
+def test_callers_are_told_apart_and_their_keys_are_not_in_their_names():
+    keys = Keys(["one", "two"])
+    names = {keys.check(request(Authorization=f"Bearer {key}")) for key in ("one", "two", "one")}
+
+    assert len(names) == 2
+    assert not names & {"", "one", "two"}
+    assert Keys([]).check(request()) == ""

@@ -1,12 +1,16 @@
 """Bodies: limits, depth, encodings, types, and what is JSON."""
 
 import io
+from contextlib import suppress
 
 import msgspec
 import pytest
 from flask import Request
+from hypothesis import example, given
+from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
+from corosrv.engine.binding import JsonLimits
 from corosrv.errors import BodyTooLarge, Refused, UnsupportedMedia
 from corosrv.http import body
 
@@ -245,3 +249,45 @@ def test_what_cannot_be_converted_is_refused_with_its_place(value, param):
 
     assert refused.value.param == param
     assert param in str(refused.value)
+
+
+# Fuzzing: the scan before the parser, and the parser, meet whatever stands in a body.
+
+LIMITS = JsonLimits(depth=4, keys=3, digits=5, values=20)
+
+
+def fault_of(value, depth: int = 0) -> str | None:
+    """What the scan should find, by the values that the parser made."""
+    if isinstance(value, dict) and len(value) > 3:
+        return "keys"
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((fault for item in inner if (fault := fault_of(item, depth + 1))), None) or (
+        "depth" if depth >= 4 and isinstance(value, dict | list) else None
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 99_999) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=8,
+)
+
+
+@given(value=JSON)
+def test_the_scan_refuses_what_is_over_a_limit_and_nothing_else(value):
+    found = LIMITS.fault(msgspec.json.encode(value))
+
+    if found is None:
+        assert fault_of(value) is None
+    else:
+        assert found[0] == "values" or fault_of(value) is not None
+
+
+@given(data=st.binary() | st.text(alphabet='{}[]":,\\0123456789eE.+- ').map(str.encode))
+@example(data=b'{"a":"\\')
+def test_any_bytes_are_decoded_or_refused(data):
+    decoded = None
+    with suppress(Refused):
+        decoded = body.decode(request(data), data, msgspec.json.Decoder(dict))
+
+    assert decoded is None or decoded == msgspec.json.decode(data)

@@ -17,7 +17,6 @@ from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
 
-
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
 
 

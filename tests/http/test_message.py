@@ -1,0 +1,81 @@
+"""Bodies that wait to be asked for, and connections that cannot go on."""
+
+from __future__ import annotations
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.http.errors import InvalidChunkSize
+from gunicorn.http.message import Request
+from gunicorn.http.unreader import IterUnreader
+
+from corosrv.http import message
+from corosrv.http.message import MAX_FORGOTTEN
+
+
+class Sent:
+    """The client's end of a connection."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendall(self, data: bytes) -> None:
+        self.data += data
+
+
+def prepared(fields: str, body: bytes = b"") -> tuple[Request, Sent]:
+    head = f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode()
+    sent = Sent()
+    request = Request(Config(), IterUnreader([head + body]), ("127.0.0.1", 1))
+    message.prepare(request, sent)
+    return request, sent
+
+
+@pytest.mark.parametrize(("fields", "body"), [
+    ("Content-Length: 5\r\n", b"hello"), ("Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n0\r\n\r\n")
+])  # fmt: skip
+def test_the_client_is_told_to_continue_when_its_body_is_read_and_once(fields, body):
+    request, sent = prepared(fields + "Expect: 100-continue\r\n", body)
+    assert sent.data == b""
+    assert not message.is_worth_reading_on(request)
+
+    assert request.body.read(2) + request.body.read() == b"hello"
+    assert sent.data == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert message.is_worth_reading_on(request)
+
+
+def test_who_does_not_ask_is_not_told():
+    request, sent = prepared("Content-Length: 5\r\n", b"hello")
+
+    assert request.body.read() == b"hello"
+    assert sent.data == b""
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_worth"),
+    [
+        ("", True),
+        (f"Content-Length: {MAX_FORGOTTEN}\r\n", True),
+        (f"Content-Length: {MAX_FORGOTTEN + 1}\r\n", False),
+        ("Transfer-Encoding: chunked\r\n", False),
+    ],
+)
+def test_little_is_read_on_for_the_sake_of_the_next_request(fields, is_worth):
+    request, _ = prepared(fields)
+
+    assert message.is_worth_reading_on(request) is is_worth
+
+
+def test_behind_a_body_that_broke_nothing_is_read():
+    request, _ = prepared("Transfer-Encoding: chunked\r\n", b"5\r\nhelloXX")
+
+    with pytest.raises(Exception, match="XX"):
+        request.body.read()
+    assert not message.is_worth_reading_on(request)
+
+
+@pytest.mark.parametrize("size", ["80000001", "f" * 16, "f" * 400])
+def test_a_chunk_that_nobody_could_take_is_refused_before_it_comes(size):
+    request, _ = prepared("Transfer-Encoding: chunked\r\n", size.encode() + b"\r\nhello")
+
+    with pytest.raises(InvalidChunkSize):
+        request.body.read(1)
