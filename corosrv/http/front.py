@@ -47,6 +47,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     """One serving process: accepts clients, and gives each a greenlet."""
 
     alive: bool
+    worker_connections: int
     limits = Limits()
 
     def init_process(self) -> None:
