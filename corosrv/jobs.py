@@ -226,6 +226,8 @@ class ModelCard:
     reasons: bool = True  # whether it thinks where a conversation does not say
     splits_reasoning: bool = True  # thoughts are told apart from the text
     status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
+    file: str = ""  # that it was loaded from, without its folders
+    slots: int = 0  # sequences decoded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,7 @@ class SlotState:
     cached_tokens: int = 0  # of the prompt, that did not have to be computed
     generated_tokens: int = 0
     max_tokens: int | None = None
+    has_new_line: bool = False
     sampling: Sampling | None = None
 
 
@@ -325,7 +328,12 @@ class Vocabulary(Protocol):
     chat_template: str  # "" where there is none
     infill: InfillTokens | None
 
-    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+    @property
+    def template_abilities(self) -> frozenset[str]:
+        """What the chat template writes by itself: system, tools, calls, results, reasoning."""
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
+        """Raises PromptTooLong, which names `param`, for a text that no context could hold."""
 
     def piece(self, token: int) -> bytes:
         """What a token prints, control tokens spelled out. Raises Refused for an id that the model does not have."""

@@ -84,6 +84,7 @@ class Settings:
         "vectors of a text's tokens to one: mean, cls, last, none, or rank for scores; empty: as the model says",
         per_model=True,
     )
+    context_shift: bool = setting(False, "1: a full context drops its oldest tokens and goes on; 0: the answer ends")
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")
     seed: int = setting(-1, "seed when the request does not say; -1: random")
@@ -98,7 +99,12 @@ class Settings:
     cors_origins: str = setting(
         "*", "comma-separated origins that browsers may call from; * is any, localhost any port"
     )
+    tags: str = setting("", "comma-separated words about the model, for whoever lists it", per_model=True)
     metrics: bool = setting(True, "1: GET /metrics answers")
+    embeddings: bool = setting(True, "1: embeddings are given; 0: 501")
+    slots_endpoint: bool = setting(True, "1: GET /slots answers")
+    props: bool = setting(False, "1: POST /props answers")
+    slot_save_path: str = setting("", "folder for what slots hold, on request; empty: none is kept")
     sse_ping_interval: float = setting(15.0, "seconds of silence in a stream before a comment line; -1: never")
     write_timeout_s: float = setting(30.0, "seconds a client may accept nothing before its stream is ended")
     head_timeout_s: float = setting(10.0, "seconds in which the head of a request has to arrive")
@@ -130,6 +136,8 @@ class Settings:
         self._check("sse_ping_interval", ping == -1 or 0.1 <= ping <= DAY, f"must be -1, or from 0.1 to {DAY}")
         store = self.response_store_bytes
         self._check("response_store_bytes", 0 <= store < 2**63, "must be at least 0, and below 2**63")
+        is_folder = not self.slot_save_path or os.path.isdir(self.slot_save_path)
+        self._check("slot_save_path", is_folder, "must be a folder")
         self._check("write_timeout_s", 1 <= self.write_timeout_s <= DAY, f"must be from 1 to {DAY}")
         for name in ("head_timeout_s", "body_timeout_s"):
             self._check(name, 1 <= getattr(self, name) <= DAY, f"must be from 1 to {DAY}")
@@ -224,16 +232,30 @@ class Settings:
     @property
     def names(self) -> tuple[str, ...]:
         """The model's id, then its aliases."""
-        names = [name.strip() for name in self.model_alias.split(",") if name.strip()]
-        return tuple(dict.fromkeys(names)) or (model_list.stem(self.model),)
+        return tuple(dict.fromkeys(_words(self.model_alias))) or (model_list.stem(self.model),)
+
+    @property
+    def file(self) -> str:
+        """The model's, without its folders; empty for one that has none."""
+        return "" if self.is_synthetic else Path(self.model).name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The model's tags."""
+        return tuple(dict.fromkeys(_words(self.tags)))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(key.strip() for key in self.api_keys.split(",") if key.strip())
+        return _words(self.api_keys)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        return tuple(origin.strip() for origin in self.cors_origins.split(",") if origin.strip())
+        return _words(self.cors_origins)
+
+
+def _words(listed: str) -> tuple[str, ...]:
+    """The members of a comma-separated list, without the empty ones."""
+    return tuple(word.strip() for word in listed.split(",") if word.strip())
 
 
 def _check_names(models: tuple[Settings, ...]) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from corosrv import errors
@@ -18,7 +18,7 @@ from corosrv.engine.marks import Piece
 from corosrv.engine.reader import Reader
 from corosrv.engine.traits import Traits
 from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import AnyJob, EmbedJob, Job, ModelCard, Prompt, RerankJob, State
+from corosrv.jobs import Adapter, AnyJob, EmbedJob, Job, ModelCard, Prompt, RerankJob, SlotFile, SlotState, State
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
 
@@ -232,6 +232,28 @@ class Engine:
             return None
         return self._native.stats()
 
+    def slots(self) -> tuple[SlotState, ...]:
+        """What each slot does, as of the last step."""
+        raise errors.NotOffered("the engine does not tell about its slots yet")
+
+    def save_slot(self, slot: int, path: str) -> SlotFile:
+        raise errors.NotOffered("the engine does not keep slots in files yet")
+
+    def restore_slot(self, slot: int, path: str) -> SlotFile:
+        raise errors.NotOffered("the engine does not keep slots in files yet")
+
+    def erase_slot(self, slot: int) -> int:
+        raise errors.NotOffered("the engine does not forget single slots yet")
+
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The LoRA adapters that were loaded with the model."""
+        return ()
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None:
+        """How much of each adapter jobs get that do not say; none of those that are not named."""
+        for id in scales:
+            raise errors.Refused(f"id: there is no adapter {id}", "id")
+
     def stop_accepting(self) -> None:
         """From now on jobs are refused; those that were taken go on."""
         self._is_draining = True
@@ -272,9 +294,12 @@ def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> M
         names[0],
         int(time.time()),
         tuple(names[1:]),
+        settings.labels,
         meta=meta,
         fingerprint=f"b{built_with}{kernels}",
         capabilities=_capabilities(info, traits is not None),
+        file=settings.file,
+        slots=settings.slots,
     )
     if traits is None:
         return card

@@ -36,17 +36,20 @@ class EngineVocabulary:
         self._native = native
         self._info = info
         self.size = info.n_vocab
-        self._bos = self._text(info.bos)
+        self.bos = self._text(info.bos)
+        self.eos = self._text(info.eos)
+        self.end_tokens: tuple[int, ...] = (info.eos,) if info.eos >= 0 else ()
         self.infill = info.infill
+        self.chat_template = template or info.chat_template
         self._markers = [text for token in native.control_tokens() if (text := self._text(token))]
         self._template: ChatTemplate | None = None
         self._no_template = "this model carries no chat template; use /v1/completions"
-        if source := template or info.chat_template:
-            self._read_template(source, thinks)
+        if self.chat_template:
+            self._read_template(self.chat_template, thinks)
 
     def _read_template(self, source: str, thinks: bool) -> None:
         """A template that cannot be used takes conversations from the model, and nothing else."""
-        special = {"bos_token": self._bos, "eos_token": self._text(self._info.eos)}
+        special = {"bos_token": self.bos, "eos_token": self.eos}
         try:
             self._template = ChatTemplate(source, self._markers, special, thinks=thinks)
         except errors.Refused as error:
@@ -57,6 +60,18 @@ class EngineVocabulary:
     def traits(self) -> Traits | None:
         """What the chat template can do; None where there is none that can be used."""
         return None if self._template is None else self._template.traits
+
+    @property
+    def template_abilities(self) -> frozenset[str]:
+        traits = self.traits or Traits()
+        found = {
+            "system": traits.has_system,
+            "tools": traits.shows_tools,
+            "calls": traits.shows_calls,
+            "results": traits.shows_results,
+            "reasoning": traits.thought_tags is not None,
+        }
+        return frozenset(name for name, is_there in found.items() if is_there)
 
     def _text(self, token: int) -> str:
         return self._native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
@@ -70,8 +85,8 @@ class EngineVocabulary:
         if not 0 <= token < self.size:
             raise errors.Refused(f"{param}: {token} is no token id of this model (0 to {self.size - 1})", param)
 
-    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        return self.tokens_of([Piece(text, not parse_special)], add_special, "content")
+    def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
+        return self.tokens_of([Piece(text, not parse_special)], add_special, param)
 
     def count(self, prompt: Prompt) -> int:
         return len(self.encode(prompt))
@@ -133,7 +148,7 @@ class EngineVocabulary:
         else:
             pieces = self._pieces(prompt)
             # Templates that write the beginning-of-sequence token themselves must not get a second one.
-            begins_itself = bool(self._bos) and bool(pieces) and pieces[0].text.startswith(self._bos)
+            begins_itself = bool(self.bos) and bool(pieces) and pieces[0].text.startswith(self.bos)
             tokens = self.tokens_of(pieces, not begins_itself, param)
         if not tokens:
             # Nothing to condition on: begin with the token that begins a sequence.

@@ -77,6 +77,11 @@ class Desk:
         (prompt,) = call.job.prompts
         return self.worker.vocabulary(call.job.model).count(prompt)
 
+    def collect(self, job: AnyJob) -> tuple[list[Chunk], tuple[int, ...]]:
+        """Submits, and waits for all chunks; with them the tokens of each prompt. Raises ClientGone."""
+        reader = self.worker.submit(job)
+        return sse.collect(request, reader), reader.prompt_tokens
+
     def answer(self, call: Call) -> Response:
         """Submits, and answers in the way that the call asks for. Waits for an answer that is not streamed."""
         reader = self.worker.submit(asked_for(call.job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import Meta
 from corosrv.errors import Refused
 from corosrv.http.body import check_text
 from corosrv.jobs import SAMPLERS, Job, Prompt, Sampling
+from corosrv.structured import grammar_of
 
 MAX_STOPS = 64
 MAX_BIASES = 1024
@@ -83,6 +84,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
 
     grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     n_keep: Window | None = None
@@ -132,6 +134,11 @@ def job(fields: GenerationFields, prompts: tuple[Prompt, ...], defaults: Default
     )
 
 
+def with_tokens(job: Job, n_probs: int, post_sampling: bool = False) -> Job:
+    """The same job, whose chunks tell their tokens and the `n_probs` likeliest in the place of each."""
+    return replace(job, sampling=replace(job.sampling, n_probs=n_probs, post_sampling_probs=post_sampling))
+
+
 def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
         value = getattr(fields, name)
@@ -156,9 +163,18 @@ def _sampling(fields: GenerationFields, defaults: Defaults) -> Sampling:
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         seed=_seed(fields.seed, defaults.seed),
         logit_bias=tuple(_biases(fields.logit_bias or {})),
-        grammar=check_text(fields.grammar or "", "grammar"),
+        grammar=_grammar(fields),
         **chosen,
     )
+
+
+def _grammar(fields: GenerationFields) -> str:
+    """GBNF for what the whole text has to be; computes for a while where that is a large schema."""
+    if fields.json_schema is None:
+        return check_text(fields.grammar or "", "grammar")
+    if fields.grammar:
+        raise Refused("grammar and json_schema are not allowed together", "json_schema")
+    return grammar_of(fields.json_schema, "json_schema")
 
 
 def _samplers(names: str | list[str]) -> Iterable[str]:

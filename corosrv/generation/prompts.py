@@ -1,34 +1,78 @@
-"""Prompts as completions take them: a text, token ids, or a list of such."""
+"""Prompts as completions take them: a text, token ids, both in a row, or a list of such."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from corosrv.errors import Refused
+from corosrv.errors import NotSupported, Refused
 from corosrv.http.body import check_text
-from corosrv.jobs import Prompt, Text, Tokens
+from corosrv.jobs import Prompt, Text, Tokens, Vocabulary
+
+# What a field that takes prompts is decoded as; the rest is checked here, because it depends on the values.
+PromptField = str | list[Any] | dict[str, Any]
+
+_MEDIA = "multimodal_data"
 
 
-def prompts(value: str | list[Any], param: str, most: int) -> tuple[Prompt, ...]:
-    """One text, one list of ids, or at most `most` of either. Raises Refused, which names the place."""
-    if isinstance(value, str):
-        return (Text(check_text(value, param)),)
+def prompts(value: PromptField, param: str, most: int, vocabulary: Vocabulary) -> tuple[Prompt, ...]:
+    """One prompt, or at most `most` of them. Raises Refused, which names the place. May wait as `tokenize` does."""
+    if not is_several(value):
+        return (_prompt(value, param, vocabulary),)
     if not value:
         raise Refused(f"{param} must not be an empty list", param)
-    if _are_ids(value):
-        return (Tokens(tuple(value)),)
     if len(value) > most:
         raise Refused(f"{param}: at most {most} in one request, not {len(value)}", param)
-    return tuple(_prompt(one, f"{param}[{i}]") for i, one in enumerate(value))
+    return tuple(_prompt(one, f"{param}[{i}]", vocabulary) for i, one in enumerate(value))
 
 
-def _prompt(value: Any, param: str) -> Prompt:
+def is_several(value: PromptField) -> bool:
+    """Whether a value is a list of prompts: a token id among its members makes it one prompt in pieces."""
+    return isinstance(value, list) and not any(type(member) is int for member in value)
+
+
+def _prompt(value: Any, param: str, vocabulary: Vocabulary) -> Prompt:
+    if isinstance(value, dict):
+        return _of_object(value, param)
     if isinstance(value, str):
         return Text(check_text(value, param))
-    if isinstance(value, list) and value and _are_ids(value):
-        return Tokens(tuple(value))
-    raise Refused(f"{param} must be a string or a list of token ids", param)
+    if isinstance(value, list) and value:
+        if all(type(member) is int for member in value):
+            return Tokens(tuple(value))
+        return Tokens(tuple(_joined(value, param, vocabulary)))
+    raise Refused(f"{param} must be a string, a list of token ids and strings, or an object with prompt_string", param)
 
 
-def _are_ids(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
+def _of_object(value: dict[str, Any], param: str) -> Prompt:
+    """llama-server's forms, which have room for pictures and sounds."""
+    if value.get(_MEDIA):
+        raise NotSupported(f"{param}.{_MEDIA}: this model reads text only", f"{param}.{_MEDIA}", "unsupported_content")
+    if isinstance(parts := value.get("content"), list):
+        return Text("".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(parts)))
+    text = value.get("prompt_string")
+    if not isinstance(text, str):
+        raise Refused(f"{param}.prompt_string must be a string", f"{param}.prompt_string")
+    return Text(check_text(text, f"{param}.prompt_string"))
+
+
+def _part(part: Any, param: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise NotSupported(f"{param}: this model reads parts of type 'text' only", param, "unsupported_content")
+    if not isinstance(part.get("text"), str):
+        raise Refused(f"{param}.text must be a string", f"{param}.text")
+    return check_text(part["text"], f"{param}.text")
+
+
+def _joined(pieces: Sequence[Any], param: str, vocabulary: Vocabulary) -> list[int]:
+    """The tokens of ids and texts in a row."""
+    tokens: list[int] = []
+    for place, piece in enumerate(pieces):
+        if type(piece) is int:
+            tokens.append(piece)
+        elif isinstance(piece, str):
+            text = check_text(piece, f"{param}[{place}]")
+            tokens += vocabulary.tokenize(text, add_special=place == 0, parse_special=True, param=param)
+        else:
+            raise Refused(f"{param}[{place}] must be a token id or a string", f"{param}[{place}]")
+    return tokens

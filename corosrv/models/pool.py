@@ -18,7 +18,7 @@ from gevent._hub_local import get_hub_if_exists
 from corosrv import errors
 from corosrv.engine import Engine, Reader, waits
 from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import AnyJob, ModelCard, State
+from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
 from corosrv.models.bell import Bell
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
@@ -153,6 +153,32 @@ class ModelPool:
             with self._lock:
                 served.uses.until_dropped(reader)
             return reader
+
+    # What llama-server tells
+
+    def slots(self, model: str | None) -> tuple[SlotState, ...]:
+        with self._using(model) as (_, engine):
+            return engine.slots()
+
+    def save_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+        with self._using(model) as (_, engine):
+            return engine.save_slot(slot, path)
+
+    def restore_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+        with self._using(model) as (_, engine):
+            return engine.restore_slot(slot, path)
+
+    def erase_slot(self, model: str | None, slot: int) -> int:
+        with self._using(model) as (_, engine):
+            return engine.erase_slot(slot)
+
+    def adapters(self, model: str | None) -> tuple[Adapter, ...]:
+        with self._using(model) as (_, engine):
+            return engine.adapters()
+
+    def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
+        with self._using(model) as (_, engine):
+            engine.set_adapters(scales)
 
     # From a name to an engine
 

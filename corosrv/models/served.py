@@ -164,4 +164,6 @@ class ServedModel:
         """What is known of a model that is not loaded."""
         facts = self._facts
         meta = {} if facts is None else {"n_ctx_train": facts.n_ctx_train, "n_embd": facts.n_embd, "size": facts.size}
-        return ModelCard(self.name, int(time.time()), self.names[1:], meta=meta)
+        return ModelCard(
+            self.name, int(time.time()), self.names[1:], self.settings.labels, meta=meta, file=self.settings.file
+        )

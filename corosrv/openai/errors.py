@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from flask import Response
+from flask import Blueprint, Response, request
 
 from corosrv import errors
 from corosrv.http import reply
+
+log = logging.getLogger("corosrv.openai")
 
 # Type, and code where the error itself has none. The first class that matches decides.
 _TYPES: tuple[tuple[type[errors.CorosrvError], str, str | None], ...] = (
@@ -45,6 +48,17 @@ def _members(message: str, kind: str, param: str | None, code: str | None) -> di
 def response(error: errors.CorosrvError) -> Response:
     """The error as an answer with its status and headers."""
     return reply.error_response(error, body(error))
+
+
+def register(routes: Blueprint) -> None:
+    """Gives the errors of these routes OpenAI's shape; logs what is not the client's doing."""
+
+    @routes.errorhandler(errors.CorosrvError)
+    def refuse(error: errors.CorosrvError) -> Response:
+        answer = response(error)
+        if answer.status_code >= 500 and not isinstance(error, errors.NotOffered):
+            log.warning("%s %s: %s", request.method, request.path, error)
+        return answer
 
 
 def http_response(status: int, message: str) -> Response:

@@ -10,13 +10,15 @@ from msgspec import Meta
 from corosrv.errors import Refused
 from corosrv.generation.fields import GenerationFields
 
+MAX_CHOICES = 128
+
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
 class CompletionFields(GenerationFields, kw_only=True):
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

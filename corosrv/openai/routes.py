@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from corosrv.errors import CorosrvError
 from corosrv.generation.exchange import Call, Desk
-from corosrv.http import reply
 from corosrv.http.operation import GENERATES, operation
 from corosrv.http.reply import json_response
 from corosrv.openai import errors, models, shapes
@@ -32,7 +30,6 @@ COMPLETION_EXAMPLES = {
     "A prompt": {"prompt": "Once upon a time", "max_tokens": 32},
     "Several prompts, greedy": {"prompt": ["One, two,", "Red, green,"], "max_tokens": 8, "temperature": 0},
 }
-
 
 
 def blueprint(desk: Desk) -> Blueprint:
@@ -82,7 +79,8 @@ def blueprint(desk: Desk) -> Blueprint:
         sent = desk.read()
         body = desk.decode(sent, completion_schema.decoder)
         unsupported = desk.decode(sent, completion_schema.unsupported_decoder)
-        return desk.answer(completion_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model)))
+        card, vocabulary = desk.worker.card(body.model), desk.worker.vocabulary(body.model)
+        return desk.answer(completion_calls.call(body, unsupported, desk.defaults, card, vocabulary))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")
@@ -101,5 +99,5 @@ def blueprint(desk: Desk) -> Blueprint:
     def one_model(name: str) -> Response:
         return json_response(models.one(desk.worker, name))
 
-    routes.register_error_handler(CorosrvError, reply.handler(errors.response))
+    errors.register(routes)
     return routes

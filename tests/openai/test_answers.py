@@ -13,7 +13,7 @@ from corosrv.errors import JobFailed
 from corosrv.generation.exchange import Answer
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.openai.chat.answers import ChatAnswer
-from corosrv.openai.completions.answers import TextAnswer
+from corosrv.openai.completions.answers import Shown, TextAnswer
 from corosrv.openai.events import DONE
 
 CARD = ModelCard("tiny", created=1, fingerprint="b123")
@@ -28,7 +28,7 @@ def answer(
 ) -> Answer:
     job = Job((Text("x"),) * prompts, n=n)
     if shape == TEXT:
-        return TextAnswer(job, CARD, (prompt_tokens,) * prompts, usage)
+        return TextAnswer(job, CARD, (prompt_tokens,) * prompts, Shown(n), usage)
     return ChatAnswer(job, CARD, (prompt_tokens,) * prompts, TextParser(), stream, usage)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import NotSupported, Refused
+from corosrv.generation.exchange import Call
 from corosrv.generation.fields import Defaults
 from corosrv.generation.unsupported import EVERYWHERE
 from corosrv.http import body
@@ -20,6 +21,7 @@ from corosrv.openai.chat import schema as chat_schema
 from corosrv.openai.completions import calls as completion_calls
 from corosrv.openai.completions import schema as completion_schema
 from corosrv.openai.fields import CompletionFields, includes_usage
+from tests.support.vocabularies import ByteVocabulary
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -50,8 +52,12 @@ def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
     return parse(chat_calls.call, chat_schema, {"messages": HELLO, **sent}, defaults)
 
 
+def make_completion(*arguments: Any) -> Call:
+    return completion_calls.call(*arguments, ByteVocabulary())
+
+
 def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(completion_calls.call, completion_schema, {"prompt": "Hello", **sent}, defaults)
+    return parse(make_completion, completion_schema, {"prompt": "Hello", **sent}, defaults)
 
 
 @pytest.fixture(params=[chat, completion])
@@ -181,8 +187,8 @@ def test_a_value_that_asks_for_nothing_is_accepted(call, name, value):
 
 
 def test_the_number_one_does_not_stand_for_true():
-    with pytest.raises(NotSupported, match="best_of"):
-        completion(best_of=True)
+    with pytest.raises(NotSupported, match="n_indent"):
+        completion(n_indent=False)
 
 
 @pytest.mark.parametrize("number", [0, 0.0])
@@ -457,6 +463,12 @@ def test_other_arguments_for_the_template_are_refused(arguments):
         (["a", "b"], (Text("a"), Text("b"))),
         ([[1], [2, 3]], (Tokens((1,)), Tokens((2, 3)))),
         (["a", [1]], (Text("a"), Tokens((1,)))),
+        (["a", 5], (Tokens((97, 5)),)),
+        ([1, "ab", 2, "c"], (Tokens((1, 97, 98, 2, 99)),)),
+        ([["a", 5], "b"], (Tokens((97, 5)), Text("b"))),
+        ({"prompt_string": "a"}, (Text("a"),)),
+        ([[1], {"prompt_string": "a"}], (Tokens((1,)), Text("a"))),
+        ({"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}, (Text("a b"),)),
     ],
 )
 def test_a_prompt_is_text_or_ids_or_a_list_of_them(sent, expected):
@@ -468,13 +480,19 @@ def test_a_prompt_is_text_or_ids_or_a_list_of_them(sent, expected):
     [
         (None, "prompt"),
         (5, "prompt"),
-        ({}, "prompt"),
+        ({}, "prompt.prompt_string"),
+        ({"prompt_string": 5}, "prompt.prompt_string"),
+        ({"prompt_string": "x", "multimodal_data": ["AAAA"]}, "prompt.multimodal_data"),
+        ({"content": [{"type": "image_url"}]}, "prompt.content[0]"),
+        ({"content": [{"type": "text"}]}, "prompt.content[0].text"),
+        ({"content": "x"}, "prompt.prompt_string"),
+        ([1, 2.5], "prompt[1]"),
+        ([[1, []]], "prompt[0][1]"),
         ([], "prompt"),
         ([[]], "prompt[0]"),
         ([1.5], "prompt[0]"),
         ([True], "prompt[0]"),
-        (["a", 5], "prompt[1]"),
-        ([["a"]], "prompt[0]"),
+        (["a", 5.0], "prompt[1]"),
         (["a"] * 65, "prompt"),
     ],
 )
@@ -669,7 +687,7 @@ def outcome(make, schema, sent: Any) -> Asked | Refused:
 
 @given(sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), messages=MESSAGES | JSON)
 def test_any_object_gives_a_call_or_a_refusal(sent, messages):
-    for make, schema in ((chat_calls.call, chat_schema), (completion_calls.call, completion_schema)):
+    for make, schema in ((chat_calls.call, chat_schema), (make_completion, completion_schema)):
         made = outcome(make, schema, {"messages": messages, "prompt": "x", **sent})
 
         assert str(made) if isinstance(made, Refused) else made.job.n_tasks >= 1
@@ -677,4 +695,4 @@ def test_any_object_gives_a_call_or_a_refusal(sent, messages):
 
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
-    assert isinstance(outcome(completion_calls.call, completion_schema, sent), Refused)
+    assert isinstance(outcome(make_completion, completion_schema, sent), Refused)

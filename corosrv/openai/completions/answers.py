@@ -2,42 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation.tally import Tally, check
-from corosrv.jobs import Chunk, Job, ModelCard
+from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
+from corosrv.openai.completions.logprobs import Logprobs
 
 
-def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer shows beside the generated text."""
+
+    n: int = 1  # choices of each prompt: the best of those that the job tries
+    echo: tuple[str, ...] | None = None  # the prompts, to stand in front
+    logprobs: bool = False
+
+
+class _Choice:
+    """One task's answer, whole."""
+
+    __slots__ = ("finish", "prompt_info", "text", "tokens")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.finish: str | None = None
+        self.tokens: list[TokenInfo] = []
+        self.prompt_info: tuple[TokenInfo, ...] = ()
+
+    def add(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.prompt_info = self.prompt_info or chunk.prompt_info
+        if chunk.finish is not None:
+            self.finish = chunk.finish.value
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(token.logprob or 0.0 for token in self.tokens) / max(len(self.tokens), 1)
 
 
 class TextAnswer:
     """One answer being put together."""
 
-    def __init__(self, job: Job, card: ModelCard, prompt_tokens: Iterable[int], include_usage: bool) -> None:
-        self._n_choices = job.n_tasks
+    def __init__(
+        self, job: Job, card: ModelCard, prompt_tokens: Iterable[int], shown: Shown, include_usage: bool
+    ) -> None:
+        self._job = job
+        self._shown = shown
         self._tally = Tally(sum(prompt_tokens), job.n)
         self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, include_usage)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
-        texts = [""] * self._n_choices
-        finishes = [""] * self._n_choices
+        tried = [_Choice() for _ in range(self._job.n_tasks)]
         for chunk in chunks:
             check(chunk)
             self._tally.add(chunk)
-            texts[chunk.index] += chunk.text
-            if chunk.finish is not None:
-                finishes[chunk.index] = chunk.finish.value
-        return self._frame.whole(list(map(_choice, range(self._n_choices), texts, finishes)), self._tally)
+            tried[chunk.index].add(chunk)
+        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._best(tried))]
+        return self._frame.whole(choices, self._tally)
+
+    def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
+        n, n_tried = self._shown.n, self._job.n
+        if n == n_tried:
+            return list(tried)
+        groups = (tried[first : first + n_tried] for first in range(0, len(tried), n_tried))
+        return [best for group in groups for best in sorted(group, key=lambda one: -one.mean_logprob)[:n]]
+
+    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        echo = self._echo(index, self._shown.n)
+        shown = None
+        if self._shown.logprobs:
+            tokens = [*choice.prompt_info, *choice.tokens] if echo is not None else choice.tokens
+            shown = Logprobs(_offset(echo, choice.prompt_info)).show(tokens)
+        return _choice(index, (echo or "") + choice.text, shown, choice.finish)
+
+    def _echo(self, index: int, n: int) -> str | None:
+        return None if self._shown.echo is None else self._shown.echo[index // n]
 
     def first(self) -> bytes:
-        return b":\n\n"
+        if self._shown.echo is None or self._shown.logprobs:
+            return b":\n\n"  # an echo with logprobs waits for these
+        echoes = ((index, self._echo(index, self._job.n)) for index in range(self._job.n_tasks))
+        return b"".join(self._piece(index, echo) for index, echo in echoes if echo) or b":\n\n"
 
     def events(self, chunks: list[Chunk]) -> bytes:
         sent = b""
@@ -45,17 +98,44 @@ class TextAnswer:
             if chunk.finish is not None:
                 check(chunk, sent)
             self._tally.add(chunk)
-            if text := chunk.text:
-                before, after = self._around.get(chunk.index) or self._make_around(chunk.index)
-                sent += before + events.encode(text) + after
+            if self._shown.logprobs:
+                sent += self._piece_with_logprobs(chunk)
+            elif text := chunk.text:
+                sent += self._piece(chunk.index, text)
             if chunk.finish is not None:
-                sent += self._frame.end(_choice(chunk.index, "", chunk.finish.value), self._tally)
+                sent += self._frame.end(_choice(chunk.index, "", None, chunk.finish.value), self._tally)
         return sent
+
+    def _piece(self, index: int, text: str) -> bytes:
+        before, after = self._around.get(index) or self._make_around(index)
+        return before + events.encode(text) + after
 
     def _make_around(self, index: int) -> tuple[bytes, bytes]:
         around = self._frame.around(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
         self._around[index] = around
         return around
 
+    def _piece_with_logprobs(self, chunk: Chunk) -> bytes:
+        text, tokens, index = chunk.text, chunk.tokens, chunk.index
+        if chunk.prompt_info:
+            echo = self._echo(index, self._job.n) or ""
+            self._logprobs[index] = Logprobs(_offset(echo, chunk.prompt_info))
+            text, tokens = echo + text, chunk.prompt_info + tokens
+        if not text and not tokens:
+            return b""
+        shown = self._logprobs.setdefault(index, Logprobs()).show(tokens)
+        return self._frame.event(_choice(index, text, shown, None))
+
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _offset(echo: str | None, prompt_info: Iterable[TokenInfo]) -> int:
+    """Where the first token's text begins in that of the choice: before it, when the prompt got a token in front."""
+    if echo is None:
+        return 0
+    return len(echo) - len(b"".join(token.piece for token in prompt_info).decode("utf-8", "replace"))

@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
-from corosrv.generation import fields, unsupported
+from corosrv.errors import NotSupported, Refused
+from corosrv.generation import fields, infill, unsupported
 from corosrv.generation.exchange import Call
 from corosrv.generation.prompts import prompts
-from corosrv.jobs import ModelCard
+from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
 from corosrv.openai.completions import schema
-from corosrv.openai.completions.answers import TextAnswer
+from corosrv.openai.completions.answers import Shown, TextAnswer
 from corosrv.openai.fields import includes_usage
 
 
-def call(body: schema.CompletionBody, sent: msgspec.Struct, defaults: fields.Defaults, card: ModelCard) -> Call:
+def call(
+    body: schema.CompletionBody,
+    sent: msgspec.Struct,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    vocabulary: Vocabulary,
+) -> Call:
     """A checked text completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
     unsupported.refuse(sent, schema.UNSUPPORTED)
-    include_usage = includes_usage(body)
-    job = fields.job(body, prompts(body.prompt, "prompt", schema.MAX_PROMPTS), defaults, body.n or 1, least_tokens=0)
     stream = bool(body.stream)
-    return Call(job, stream, lambda prompt_tokens: TextAnswer(job, card, prompt_tokens, include_usage))
+    include_usage = includes_usage(body)
+    asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    shown = Shown(
+        n=body.n or 1,
+        echo=tuple(_text(prompt, vocabulary) for prompt in asked) if body.echo else None,
+        logprobs=body.logprobs is not None,
+    )
+    job = _job(body, _with_suffix(body, asked, vocabulary), defaults)
+    return Call(job, stream, lambda prompt_tokens: TextAnswer(job, card, prompt_tokens, shown, include_usage))
+
+
+def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
+    job = fields.job(body, asked, defaults, _n_tried(body), least_tokens=0)
+    if body.logprobs is not None:
+        return replace(fields.with_tokens(job, body.logprobs), scores_prompt=bool(body.echo))
+    # The best are told by their tokens' likelihood.
+    return fields.with_tokens(job, 0) if job.n > (body.n or 1) else job
+
+
+def _n_tried(body: schema.CompletionBody) -> int:
+    """How many answers each prompt gets, of which the best are shown."""
+    n = body.n or 1
+    best_of = n if body.best_of is None else body.best_of
+    if best_of < n:
+        raise Refused(f"best_of must be at least n, which is {n}, not {best_of}", "best_of")
+    if best_of > n and body.stream:
+        raise Refused("best_of: which answers are the best is known at their end; not with stream: true", "best_of")
+    return best_of
+
+
+def _text(prompt: Prompt, vocabulary: Vocabulary) -> str:
+    """What an echo shows of a prompt."""
+    if isinstance(prompt, Text):
+        return prompt.text
+    return b"".join(map(vocabulary.piece, vocabulary.encode(prompt))).decode("utf-8", "replace")
+
+
+def _with_suffix(body: schema.CompletionBody, asked: tuple[Prompt, ...], vocabulary: Vocabulary) -> tuple[Prompt, ...]:
+    """The prompts, as what stands before a hole if there is a suffix behind it. Raises Refused."""
+    if not body.suffix:
+        return asked
+    if vocabulary.infill is None:
+        raise NotSupported("suffix: this model has no tokens for infilling", "suffix")
+    holes: list[Prompt] = []
+    for prompt in asked:
+        if not isinstance(prompt, Text):
+            raise Refused("suffix: only together with prompts that are strings", "suffix")
+        hole = infill.Hole(prompt.text, body.suffix)
+        holes.append(infill.prompt(hole, vocabulary.infill, vocabulary, ("prompt", "suffix", "", "")))
+    return tuple(holes)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.openai.fields import CompletionFields
+from corosrv.generation.prompts import PromptField
+from corosrv.openai.fields import MAX_CHOICES, CompletionFields
 
 MAX_PROMPTS = 64
 
 UNSUPPORTED: unsupported.Neutral = {
     **unsupported.EVERYWHERE,
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (),
     "n_probs": (0,),
-    "suffix": ("",),
+    "post_sampling_probs": (False,),
+    "return_tokens": (False,),
+    "timings_per_token": (False,),
+    "verbose": (False,),
 }
 
 
 class CompletionBody(CompletionFields, kw_only=True):
-    prompt: str | list[Any]
+    prompt: PromptField
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
 decoder = msgspec.json.Decoder(CompletionBody)
