@@ -1,0 +1,1 @@
+"""Reranking: bodies to jobs, scores to answers."""

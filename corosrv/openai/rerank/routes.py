@@ -1,0 +1,31 @@
+"""The endpoint of reranking, under its four names, over any Worker."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response
+
+from corosrv.generation import vectors
+from corosrv.generation.exchange import Desk
+from corosrv.http.reply import json_response
+from corosrv.openai import errors
+from corosrv.openai.rerank import answers, jobs, schema
+
+
+def blueprint(desk: Desk) -> Blueprint:
+    routes = Blueprint("rerank", __name__)
+    errors.register(routes)
+
+    @routes.post("/v1/rerank")
+    @routes.post("/rerank", endpoint="short")
+    @routes.post("/v1/reranking", endpoint="reranking")
+    @routes.post("/reranking", endpoint="reranking_short")
+    def rerank() -> Response:
+        body = desk.decode(desk.read(), schema.decoder)
+        card = desk.worker.card(body.model)
+        chunks, prompt_tokens = desk.collect(jobs.job(body, card))
+        ranked = answers.best(vectors.in_order(chunks), body.top_n)
+        if body.texts:
+            return json_response(answers.of_texts(ranked, body))
+        return json_response(answers.whole(ranked, prompt_tokens, card))
+
+    return routes
