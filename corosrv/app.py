@@ -27,8 +27,12 @@ from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
 from corosrv.http import access, connection, front, health, loading, metrics, operation
 from corosrv.http.client import ClientWatch
+from corosrv.llamacpp import routes as llamacpp_routes
+from corosrv.llamacpp.props import Switches
 from corosrv.models import ModelPool
 from corosrv.openai import errors, routes, shapes
+from corosrv.openai.embeddings import routes as embedding_routes
+from corosrv.openai.rerank import routes as rerank_routes
 from corosrv.openai.responses import routes as responses
 from corosrv.openai.responses.store import ResponseStore
 from corosrv.settings import Settings
@@ -83,6 +87,7 @@ class Server:
                 max_tokens=None if settings.n_predict == -1 else settings.n_predict,
                 temperature=settings.temp,
                 seed=None if settings.seed == -1 else settings.seed,
+                context_shift=settings.context_shift,
             ),
             limits=Limits(
                 max_body_bytes=settings.max_body_bytes,
@@ -91,11 +96,15 @@ class Server:
             ),
             stats=self._stats,
         )
+        switches = Switches(settings.slots_endpoint, settings.props, settings.metrics, settings.slot_save_path)
         whole = Blueprint("corosrv", __name__)
         whole.register_blueprint(routes.blueprint(desk))
         whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer, bool(settings.keys)))
         whole.register_blueprint(responses.blueprint(desk, ResponseStore(settings.response_store_bytes)))
         whole.register_blueprint(anthropic.blueprint(desk))
+        whole.register_blueprint(embedding_routes.blueprint(desk, settings.embeddings))
+        whole.register_blueprint(rerank_routes.blueprint(desk))
+        whole.register_blueprint(llamacpp_routes.blueprint(desk, self.worker, switches))
         whole.register_blueprint(health.blueprint(self.worker))
         whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
         whole.before_request(self.before)

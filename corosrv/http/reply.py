@@ -58,7 +58,7 @@ def handler(render: Callable[[errors.CorosrvError], Response]) -> Callable[[erro
 
     def refuse(error: errors.CorosrvError) -> Response:
         answer = render(error)
-        if answer.status_code >= 500:
+        if answer.status_code >= 500 and not isinstance(error, errors.NotOffered):
             log.warning("%s %s: %s", request.method, request.path, error)
         return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
 from corosrv import errors
 from corosrv.http import reply
@@ -52,13 +52,7 @@ def response(error: errors.CorosrvError) -> Response:
 
 def register(routes: Blueprint) -> None:
     """Gives the errors of these routes OpenAI's shape; logs what is not the client's doing."""
-
-    @routes.errorhandler(errors.CorosrvError)
-    def refuse(error: errors.CorosrvError) -> Response:
-        answer = response(error)
-        if answer.status_code >= 500 and not isinstance(error, errors.NotOffered):
-            log.warning("%s %s: %s", request.method, request.path, error)
-        return answer
+    routes.register_error_handler(errors.CorosrvError, reply.handler(response))
 
 
 def http_response(status: int, message: str) -> Response:

@@ -1,0 +1,90 @@
+"""llama-server's completions, the way in: bodies to calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from corosrv.errors import NotOffered, Refused
+from corosrv.generation import fields, infill, unsupported
+from corosrv.generation.exchange import Call
+from corosrv.generation.prompts import is_several, prompts
+from corosrv.http.body import check_text
+from corosrv.jobs import Job, ModelCard, Prompt, Tokens, Vocabulary
+from corosrv.llamacpp import generation_settings, schema
+from corosrv.llamacpp.answers import NativeAnswer, Shown
+
+_INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
+
+
+def completion(
+    body: schema.CompletionBody,
+    sent: msgspec.Struct,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    vocabulary: Vocabulary,
+) -> Call:
+    """A checked completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
+    unsupported.refuse(sent, schema.UNSUPPORTED)
+    asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    return _call(body, asked, is_several(body.prompt), defaults, card, vocabulary)
+
+
+def filling(
+    body: schema.InfillBody,
+    sent: msgspec.Struct,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    vocabulary: Vocabulary,
+) -> Call:
+    """A checked infill. Raises NotOffered when the model has no tokens for it, and Refused."""
+    unsupported.refuse(sent, schema.UNSUPPORTED)
+    if vocabulary.infill is None:
+        raise NotOffered("this model has no tokens for infilling")
+    others = tuple((one.filename, one.text) for one in body.input_extra or ())
+    hole = infill.Hole(body.input_prefix, body.input_suffix, body.prompt or "", others)
+    prompt = infill.prompt(hole, vocabulary.infill, vocabulary, _INFILL_PARAMS)
+    return _call(body, (prompt,), False, defaults, card, vocabulary)
+
+
+def _call(
+    body: schema.NativeFields,
+    asked: Sequence[Prompt],
+    is_list: bool,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    vocabulary: Vocabulary,
+) -> Call:
+    # Read here, because the answer shows what became of them.
+    read = tuple(Tokens(tuple(vocabulary.encode(one, i, len(asked)))) for i, one in enumerate(asked))
+    stream = bool(body.stream)
+    job = _job(body, read, defaults)
+    shown = Shown(
+        settings=generation_settings.of_job(job, stream, vocabulary)
+        | {"timings_per_token": bool(body.timings_per_token)},
+        prompts=tuple(_spell(prompt, vocabulary) for prompt in read),
+        is_list=is_list or job.n > 1,
+        return_tokens=bool(body.return_tokens),
+        probs=(body.n_probs or 0) > 0,
+        timings_per_token=bool(body.timings_per_token),
+        fields=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
+    )
+    return Call(job, stream, lambda prompt_tokens: NativeAnswer(job, card, prompt_tokens, shown))
+
+
+def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
+    if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
+        raise Refused("n and n_cmpl say different things", "n_cmpl")
+    n_probs = body.n_probs or 0
+    post_sampling = bool(body.post_sampling_probs)
+    if post_sampling and not n_probs:
+        raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
+    job = fields.job(body, asked, defaults, body.n or body.n_cmpl or 1, least_tokens=0)
+    if n_probs or body.stream or body.return_tokens:
+        return fields.with_tokens(job, n_probs, post_sampling)
+    return job
+
+
+def _spell(prompt: Tokens, vocabulary: Vocabulary) -> str:
+    return b"".join(map(vocabulary.piece, prompt.ids)).decode("utf-8", "replace")

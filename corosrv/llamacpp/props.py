@@ -1,0 +1,62 @@
+"""What the server is, and what it does for requests that do not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from corosrv import __version__
+from corosrv.generation.fields import Defaults
+from corosrv.jobs import Job, ModelCard, Sampling, Vocabulary
+from corosrv.llamacpp import generation_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Which of the endpoints that are not for everybody answer; see the settings of the same names."""
+
+    slots: bool
+    props: bool
+    metrics: bool
+    slot_save_path: str = ""
+
+
+def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switches: Switches) -> dict[str, Any]:
+    """GET /props. Tells no keys and no folders."""
+    job = Job(
+        (),
+        max_tokens=defaults.max_tokens,
+        sampling=Sampling(temperature=defaults.temperature, seed=defaults.seed),
+        context_shift=defaults.context_shift,
+    )
+    return {
+        "default_generation_settings": {
+            "params": generation_settings.of_job(job, True, vocabulary),
+            "n_ctx": card.meta.get("n_ctx", 0),
+        },
+        "total_slots": card.slots,
+        "model_alias": card.id,
+        "model_path": card.file,
+        "model_ftype": card.meta.get("ftype", ""),
+        "modalities": {"vision": False, "audio": False, "video": False},
+        "chat_template": vocabulary.chat_template,
+        "chat_template_caps": _template_caps(vocabulary.template_abilities),
+        "bos_token": vocabulary.bos,
+        "eos_token": vocabulary.eos,
+        "build_info": f"corosrv {__version__} {card.fingerprint}",
+        "endpoint_slots": switches.slots,
+        "endpoint_props": switches.props,
+        "endpoint_metrics": switches.metrics,
+        "is_sleeping": False,
+    }
+
+
+def _template_caps(abilities: frozenset[str]) -> dict[str, bool]:
+    """What the chat template writes by itself; tools work here also where it does not."""
+    return {
+        "supports_system_role": "system" in abilities,
+        "supports_tools": "tools" in abilities,
+        "supports_tool_calls": "calls" in abilities,
+        "supports_tool_results": "results" in abilities,
+        "supports_reasoning": "reasoning" in abilities,
+    }

@@ -1,0 +1,137 @@
+"""llama-server's own endpoints: parse, submit, answer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from flask import Blueprint, Response, request
+
+from corosrv.errors import NotOffered, NotSupported, Refused, Unavailable
+from corosrv.generation.exchange import Desk
+from corosrv.http.reply import json_response
+from corosrv.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
+from corosrv.llamacpp import calls, props, schema, slots, tokens
+from corosrv.llamacpp.props import Switches
+from corosrv.openai import errors
+from corosrv.openai.chat import calls as chat_calls
+from corosrv.openai.chat import schema as chat_schema
+
+
+class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
+    """A Worker that also tells what llama-server tells."""
+
+
+def blueprint(desk: Desk, worker: LlamaWorker, switches: Switches) -> Blueprint:
+    """Everything that only llama-server's clients know. `worker` is the desk's."""
+    routes = Blueprint("llamacpp", __name__)
+    errors.register(routes)
+    _add_completions(routes, desk)
+    _add_tokens(routes, desk)
+    _add_server(routes, desk, worker, switches)
+    _add_slots(routes, desk, worker, switches)
+    return routes
+
+
+def _model(desk: Desk, name: str | None) -> tuple[ModelCard, Vocabulary]:
+    return desk.worker.card(name), desk.worker.vocabulary(name)
+
+
+def _asked_model() -> str | None:
+    """The model that a GET names in its query."""
+    return request.args.get("model") or None
+
+
+def _add_completions(routes: Blueprint, desk: Desk) -> None:
+    @routes.post("/completion")
+    @routes.post("/completions", endpoint="completions")
+    def complete() -> Response:
+        sent = desk.read()
+        body = desk.decode(sent, schema.completion_decoder)
+        unsupported = desk.decode(sent, schema.unsupported_decoder)
+        return desk.answer(calls.completion(body, unsupported, desk.defaults, *_model(desk, body.model)))
+
+    @routes.post("/infill")
+    def infill() -> Response:
+        sent = desk.read()
+        body = desk.decode(sent, schema.infill_decoder)
+        unsupported = desk.decode(sent, schema.unsupported_decoder)
+        return desk.answer(calls.filling(body, unsupported, desk.defaults, *_model(desk, body.model)))
+
+
+def _add_tokens(routes: Blueprint, desk: Desk) -> None:
+    @routes.post("/tokenize")
+    def tokenize() -> Response:
+        body = desk.decode(desk.read(), schema.tokenize_decoder)
+        return json_response(tokens.tokenize(body, desk.worker.vocabulary(body.model)))
+
+    @routes.post("/detokenize")
+    def detokenize() -> Response:
+        body = desk.decode(desk.read(), schema.detokenize_decoder)
+        return json_response(tokens.detokenize(body, desk.worker.vocabulary(body.model)))
+
+    @routes.post("/apply-template")
+    def apply_template() -> Response:
+        sent = desk.read()
+        body = desk.decode(sent, chat_schema.decoder)
+        unsupported = desk.decode(sent, chat_schema.unsupported_decoder)
+        job = chat_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model)).job
+        assert isinstance(job, Job)
+        prompt = job.prompts[0]
+        assert isinstance(prompt, Messages)
+        return json_response({"prompt": desk.worker.vocabulary(body.model).render(prompt)})
+
+
+def _add_server(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Switches) -> None:
+    @routes.get("/props")
+    def get_props() -> Response:
+        card, vocabulary = _model(desk, _asked_model())
+        return json_response(props.describe(card, vocabulary, desk.defaults, switches))
+
+    @routes.post("/props")
+    def set_props() -> Response:
+        if not switches.props:
+            raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
+        for name in desk.decode(desk.read(), schema.props_decoder):
+            raise NotSupported(f"{name[:64]} is no property that can be set while the server runs", name[:64])
+        return json_response({"success": True})
+
+    @routes.get("/lora-adapters")
+    def get_adapters() -> Response:
+        listed = worker.adapters(_asked_model())
+        return json_response([{"id": one.id, "path": one.name, "scale": one.scale} for one in listed])
+
+    @routes.post("/lora-adapters")
+    def set_adapters() -> Response:
+        asked = desk.decode(desk.read(), schema.adapters_decoder)
+        worker.set_adapters(_asked_model(), {one.id: one.scale for one in asked})
+        return json_response({"success": True})
+
+
+def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Switches) -> None:
+    files = slots.SlotFiles(worker, switches.slot_save_path)
+
+    @routes.get("/slots")
+    def get_slots() -> Response:
+        if not switches.slots:
+            raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
+        name = _asked_model()
+        card, states = worker.card(name), worker.slots(name)
+        if request.args.get("fail_on_no_slot") == "1" and all(state.is_busy for state in states):
+            raise Unavailable("every slot is busy")
+        return json_response([slots.describe(state, card) for state in states])
+
+    @routes.post("/slots/<slot>")
+    def change_slot(slot: str) -> Response:
+        if not switches.slot_save_path:
+            raise NotOffered("slots are not kept in files here: set COROSRV_SLOT_SAVE_PATH to a folder")
+        name, action = _asked_model(), request.args.get("action", "")
+        if action not in slots.ACTIONS:
+            raise Refused(f"action must be one of {', '.join(slots.ACTIONS)}, not {action[:40]!r}", "action")
+        number = slots.number(slot, worker.card(name).slots)
+        return json_response(_act(action, name, number))
+
+    def _act(action: str, model: str | None, slot: int) -> dict[str, Any]:
+        if action == "erase":
+            return files.erase(model, slot)
+        filename = desk.decode(desk.read(), schema.slot_file_decoder).filename
+        return files.save(model, slot, filename) if action == "save" else files.restore(model, slot, filename)

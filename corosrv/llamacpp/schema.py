@@ -1,0 +1,82 @@
+"""The bodies that llama-server's own endpoints take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from corosrv.generation import unsupported
+from corosrv.generation.fields import GenerationFields, Lora
+from corosrv.generation.prompts import PromptField
+
+MAX_PROMPTS = 64
+MAX_CHOICES = 128
+MAX_PROBS = 100
+MAX_EXTRA = 256
+MAX_TOKENS = 1_048_576
+
+UNSUPPORTED: unsupported.Neutral = {
+    **unsupported.EVERYWHERE,
+    "n_cache_reuse": (0,),
+    "sse_ping_interval": (),
+}
+
+
+class NativeFields(GenerationFields, kw_only=True):
+    """What `/completion` and `/infill` share."""
+
+    stream: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
+
+
+class CompletionBody(NativeFields, kw_only=True):
+    prompt: PromptField
+
+
+class ExtraFile(msgspec.Struct):
+    """Another file of the repository that is written in."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillBody(NativeFields, kw_only=True):
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_EXTRA)] | None = None
+    prompt: str | None = None
+
+
+class TokenizeBody(msgspec.Struct):
+    content: str
+    model: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
+    model: str | None = None
+
+
+class SlotFileBody(msgspec.Struct):
+    filename: str
+
+
+completion_decoder = msgspec.json.Decoder(CompletionBody)
+infill_decoder = msgspec.json.Decoder(InfillBody)
+tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+slot_file_decoder = msgspec.json.Decoder(SlotFileBody)
+adapters_decoder = msgspec.json.Decoder(Annotated[list[Lora], Meta(max_length=64)])
+props_decoder = msgspec.json.Decoder(dict[str, Any])
+unsupported_decoder = unsupported.decoder(UNSUPPORTED)

@@ -1,0 +1,109 @@
+"""What the slots do, and files of what they hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+from corosrv.errors import NotFound, Refused
+from corosrv.jobs import HasSlots, ModelCard, SlotState
+from corosrv.llamacpp import generation_settings
+
+_FILENAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,128}")
+ACTIONS = ("save", "restore", "erase")
+
+
+def describe(state: SlotState, card: ModelCard) -> dict[str, Any]:
+    """One slot; nobody's text is in it."""
+    members = {
+        "id": state.id,
+        "n_ctx": card.meta.get("n_ctx", 0),
+        "speculative": False,
+        "is_processing": state.is_busy,
+    }
+    if state.task < 0 or state.sampling is None:
+        return members
+    return members | {
+        "id_task": state.task,
+        "n_prompt_tokens": state.prompt_tokens,
+        "n_prompt_tokens_processed": state.computed_tokens,
+        "n_prompt_tokens_cache": state.cached_tokens,
+        "params": generation_settings.of_sampling(state.sampling, state.max_tokens),
+        "next_token": [_next_token(state)],
+    }
+
+
+def _next_token(state: SlotState) -> dict[str, Any]:
+    if not state.is_busy:
+        return {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
+    left = -1 if state.max_tokens is None else max(state.max_tokens - state.generated_tokens, 0)
+    return {
+        "has_next_token": left != 0,
+        "has_new_line": state.has_new_line,
+        "n_remain": left,
+        "n_decoded": state.generated_tokens,
+    }
+
+
+class SlotFiles:
+    """Keeps what slots hold in files of one folder. Every method may wait for the disk and the slot."""
+
+    def __init__(self, worker: HasSlots, folder: str) -> None:
+        self._worker = worker
+        self._folder = folder
+
+    def save(self, model: str | None, slot: int, filename: str) -> dict[str, Any]:
+        path = self._path(filename)
+        began = time.monotonic()
+        file = self._worker.save_slot(model, slot, path)
+        return {
+            "id_slot": slot,
+            "filename": filename,
+            "n_saved": file.n_tokens,
+            "n_written": file.n_bytes,
+            "timings": {"save_ms": _ms_since(began)},
+        }
+
+    def restore(self, model: str | None, slot: int, filename: str) -> dict[str, Any]:
+        path = self._path(filename)
+        if not os.path.isfile(path):
+            raise NotFound(f"filename: there is no slot file '{filename}'", "filename")
+        began = time.monotonic()
+        file = self._worker.restore_slot(model, slot, path)
+        return {
+            "id_slot": slot,
+            "filename": filename,
+            "n_restored": file.n_tokens,
+            "n_read": file.n_bytes,
+            "timings": {"restore_ms": _ms_since(began)},
+        }
+
+    def erase(self, model: str | None, slot: int) -> dict[str, Any]:
+        return {"id_slot": slot, "n_erased": self._worker.erase_slot(model, slot)}
+
+    def _path(self, filename: str) -> str:
+        """Of a file right in the folder, and no link out of it. Raises Refused."""
+        if not _FILENAME.fullmatch(filename):
+            raise Refused(
+                "filename must have 1 to 128 letters, digits, dots, dashes or underscores, and not dots alone",
+                "filename",
+            )
+        path = os.path.join(self._folder, filename)
+        if os.path.islink(path):
+            raise Refused("filename: a link is no slot file", "filename")
+        return path
+
+
+def _ms_since(began: float) -> float:
+    return 1000.0 * (time.monotonic() - began)
+
+
+def number(slot: str, n_slots: int) -> int:
+    """The slot that a path names. Raises Refused, and NotFound for one that there is not."""
+    if not re.fullmatch(r"\d{1,9}", slot, re.ASCII):
+        raise Refused(f"{slot[:40]!r} is no slot number", "id_slot")
+    if int(slot) >= n_slots:
+        raise NotFound(f"there is no slot {int(slot)}: they are numbered from 0 to {n_slots - 1}", "id_slot")
+    return int(slot)
