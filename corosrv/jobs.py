@@ -58,7 +58,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     is_truncated: bool = False  # the context was shifted to make room
     # Only where the job asks for it.
     tokens: tuple[TokenInfo, ...] = ()  # those that `text` is made of
-    prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens; in the task's first chunk
+    prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens, in the order that they are read
     vector: bytes = b""  # float32, little-endian: an embedding, or a score alone; in the terminal chunk
 
 

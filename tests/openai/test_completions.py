@@ -152,12 +152,30 @@ def test_an_echo_with_logprobs_and_no_tokens_scores_the_prompt():
 
 
 def test_a_token_in_front_of_the_prompt_moves_no_offset():
+    vocabulary = ByteVocabulary(adds_bos=True)
     chunks = [chunk(0, token(b"!"), last=True, prompt=(token(b"<s>", None), token(b"H"), token(b"i")))]
 
-    shown = answering(echo=True, logprobs=0).whole(chunks)["choices"][0]
+    shown = answering(vocabulary, echo=True, logprobs=0).whole(chunks)["choices"][0]
 
     assert shown["text"] == "Hi!"
     assert shown["logprobs"]["text_offset"] == [0, 0, 1, 2]
+
+
+def test_a_prompt_that_is_scored_in_pieces_is_echoed_once():
+    sent = {"echo": True, "logprobs": 0}
+    chunks = [
+        chunk(0, prompt=(token(b"H", None),)),
+        chunk(0, prompt=(token(b"i"),)),
+        chunk(0, token(b"!"), last=True),
+    ]
+
+    whole = answering(**sent).whole(chunks)["choices"][0]
+    streamed = events(answering(**sent, stream=True), chunks)
+
+    assert whole["logprobs"]["tokens"] == ["H", "i", "!"]
+    assert whole["logprobs"]["text_offset"] == [0, 1, 2]
+    assert [choice["text"] for choice in streamed] == ["Hi", "", "!", ""]
+    assert [choice["logprobs"]["text_offset"] for choice in streamed[:3]] == [[0], [1], [2]]
 
 
 def test_an_echo_without_logprobs_scores_nothing():
@@ -223,6 +241,8 @@ def test_a_suffix_is_refused_by_a_model_without_the_tokens_and_with_prompts_of_i
         call(suffix="z")
     with pytest.raises(Refused, match="suffix"):
         call(ByteVocabulary(INFILL), prompt=[1], suffix="z")
+    with pytest.raises(Refused, match="suffix"):
+        call(ByteVocabulary(INFILL), suffix="z", echo=True, logprobs=1)
 
 
 @pytest.mark.parametrize("nothing", ["", None])

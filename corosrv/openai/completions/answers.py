@@ -14,12 +14,23 @@ from corosrv.openai.completions.logprobs import Logprobs
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that stands in front of its answers."""
+
+    text: str
+    offset: int = 0  # where its first token begins in the text: before it, when the model was given one in front
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """What an answer shows beside the generated text."""
 
     n: int = 1  # choices of each prompt: the best of those that the job tries
-    echo: tuple[str, ...] | None = None  # the prompts, to stand in front
+    echo: tuple[Echo, ...] | None = None
     logprobs: bool = False
+
+
+_NO_ECHO = Echo("")
 
 
 class _Choice:
@@ -31,12 +42,12 @@ class _Choice:
         self.text = ""
         self.finish: str | None = None
         self.tokens: list[TokenInfo] = []
-        self.prompt_info: tuple[TokenInfo, ...] = ()
+        self.prompt_info: list[TokenInfo] = []
 
     def add(self, chunk: Chunk) -> None:
         self.text += chunk.text
         self.tokens += chunk.tokens
-        self.prompt_info = self.prompt_info or chunk.prompt_info
+        self.prompt_info += chunk.prompt_info
         if chunk.finish is not None:
             self.finish = chunk.finish.value
 
@@ -79,17 +90,16 @@ class TextAnswer:
         echo = self._echo(index, self._shown.n)
         shown = None
         if self._shown.logprobs:
-            tokens = [*choice.prompt_info, *choice.tokens] if echo is not None else choice.tokens
-            shown = Logprobs(_offset(echo, choice.prompt_info)).show(tokens)
-        return _choice(index, (echo or "") + choice.text, shown, choice.finish)
+            shown = Logprobs(echo.offset).show([*choice.prompt_info, *choice.tokens])
+        return _choice(index, echo.text + choice.text, shown, choice.finish)
 
-    def _echo(self, index: int, n: int) -> str | None:
-        return None if self._shown.echo is None else self._shown.echo[index // n]
+    def _echo(self, index: int, n: int) -> Echo:
+        return _NO_ECHO if self._shown.echo is None else self._shown.echo[index // n]
 
     def first(self) -> bytes:
         if self._shown.echo is None or self._shown.logprobs:
             return b":\n\n"  # an echo with logprobs waits for these
-        echoes = ((index, self._echo(index, self._job.n)) for index in range(self._job.n_tasks))
+        echoes = ((index, self._echo(index, self._job.n).text) for index in range(self._job.n_tasks))
         return b"".join(self._piece(index, echo) for index, echo in echoes if echo) or b":\n\n"
 
     def events(self, chunks: list[Chunk]) -> bytes:
@@ -116,15 +126,15 @@ class TextAnswer:
         return around
 
     def _piece_with_logprobs(self, chunk: Chunk) -> bytes:
-        text, tokens, index = chunk.text, chunk.tokens, chunk.index
-        if chunk.prompt_info:
-            echo = self._echo(index, self._job.n) or ""
-            self._logprobs[index] = Logprobs(_offset(echo, chunk.prompt_info))
-            text, tokens = echo + text, chunk.prompt_info + tokens
+        text, index = chunk.text, chunk.index
+        tokens = chunk.prompt_info + chunk.tokens
         if not text and not tokens:
             return b""
-        shown = self._logprobs.setdefault(index, Logprobs()).show(tokens)
-        return self._frame.event(_choice(index, text, shown, None))
+        if index not in self._logprobs:
+            echo = self._echo(index, self._job.n)
+            text = echo.text + text
+            self._logprobs[index] = Logprobs(echo.offset)
+        return self._frame.event(_choice(index, text, self._logprobs[index].show(tokens), None))
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)
@@ -132,10 +142,3 @@ class TextAnswer:
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _offset(echo: str | None, prompt_info: Iterable[TokenInfo]) -> int:
-    """Where the first token's text begins in that of the choice: before it, when the prompt got a token in front."""
-    if echo is None:
-        return 0
-    return len(echo) - len(b"".join(token.piece for token in prompt_info).decode("utf-8", "replace"))

@@ -12,7 +12,7 @@ from corosrv.generation.exchange import Call
 from corosrv.generation.prompts import prompts
 from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
 from corosrv.openai.completions import schema
-from corosrv.openai.completions.answers import Shown, TextAnswer
+from corosrv.openai.completions.answers import Echo, Shown, TextAnswer
 from corosrv.openai.fields import includes_usage
 
 
@@ -30,7 +30,7 @@ def call(
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
     shown = Shown(
         n=body.n or 1,
-        echo=tuple(_text(prompt, vocabulary) for prompt in asked) if body.echo else None,
+        echo=tuple(_echo(prompt, vocabulary) for prompt in asked) if body.echo else None,
         logprobs=body.logprobs is not None,
     )
     job = _job(body, _with_suffix(body, asked, vocabulary), defaults)
@@ -56,11 +56,10 @@ def _n_tried(body: schema.CompletionBody) -> int:
     return best_of
 
 
-def _text(prompt: Prompt, vocabulary: Vocabulary) -> str:
-    """What an echo shows of a prompt."""
-    if isinstance(prompt, Text):
-        return prompt.text
-    return b"".join(map(vocabulary.piece, vocabulary.encode(prompt))).decode("utf-8", "replace")
+def _echo(prompt: Prompt, vocabulary: Vocabulary) -> Echo:
+    spelled = b"".join(map(vocabulary.piece, vocabulary.encode(prompt))).decode("utf-8", "replace")
+    text = prompt.text if isinstance(prompt, Text) else spelled
+    return Echo(text, len(text) - len(spelled))
 
 
 def _with_suffix(body: schema.CompletionBody, asked: tuple[Prompt, ...], vocabulary: Vocabulary) -> tuple[Prompt, ...]:
@@ -69,6 +68,8 @@ def _with_suffix(body: schema.CompletionBody, asked: tuple[Prompt, ...], vocabul
         return asked
     if vocabulary.infill is None:
         raise NotSupported("suffix: this model has no tokens for infilling", "suffix")
+    if body.echo and body.logprobs is not None:
+        raise Refused("suffix: not together with echo and logprobs, for the prompt is another one then", "suffix")
     holes: list[Prompt] = []
     for prompt in asked:
         if not isinstance(prompt, Text):
