@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-import gevent
-import gevent.monkey
-from gevent._hub_local import get_hub_if_exists
-
 from corosrv import errors
-from corosrv.engine import Engine, Reader, waits
+from corosrv.engine import Engine, Reader
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
-from corosrv.models.bell import Bell
-from corosrv.models.plan import plan
+from corosrv.models.keeper import Keeper
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
-
-log = logging.getLogger("corosrv.models")
-
-# The system's own, whatever is patched: held for a few lines, never across a switch, so no greenlet waits for another.
-_RLock = gevent.monkey.get_original("_thread", "RLock")
 
 
 class Watch(Protocol):
@@ -52,10 +40,8 @@ class _Nobody:
 class ModelPool:
     """A Worker over one engine for each model; see corosrv.jobs.Worker for the contract.
 
-    Its keeper, a greenlet of the thread that calls `start`, or a thread where there is no hub, is the only one that
-    begins to load and to unload. Any thread may submit. Readers are the engines' own: once a job is taken, the pool
-    is not asked again. A model is unloaded only when its readers and vocabularies are gone. Not to be used across a
-    fork.
+    Any thread may submit. Readers are the engines' own: once a job is taken, the pool is not asked again. A model is
+    unloaded only when its readers and vocabularies are gone. Not to be used across a fork.
     """
 
     def __init__(
@@ -68,24 +54,21 @@ class ModelPool:
 
         `watch` is asked to look after a caller that has to wait, and to call a function if the caller's client leaves.
         """
-        self._settings = settings
-        self._make_engine = make_engine
-        self._watch = watch
-        self._pid = os.getpid()
-        self._lock = _RLock()
-        self._wake = Bell()
-        limited = bool(settings.model_bytes or settings.model_idle_s)
-        on_idle = self._wake.ring if limited else _ignore
-        self._models = [ServedModel(model, on_idle) for model in settings.models]
+        self._keeper = Keeper(settings, make_engine)
+        self._lock = self._keeper.lock
+        self._models = self._keeper.models
         self._by_name = {name: model for model in self._models for name in model.names}
         self._is_strict = settings.strict_model or len(self._models) > 1
+        self._wait_s = settings.model_wait_s
+        self._watch = watch
+        self._pid = os.getpid()
         self._is_draining = False
         self._is_closed = False
 
     def start(self) -> None:
         """Begins to load the first model; returns at once."""
-        self._first.want()
-        _spawn("corosrv-models", self._keep)
+        self._first.ask()
+        self._keeper.start()
 
     # The Worker
 
@@ -213,7 +196,7 @@ class ModelPool:
         """Returns when the model is loaded, and counted as used. Waits; raises Unavailable."""
         if len(self._models) == 1 and model.state is ModelState.LOADING:
             self.check()  # the only model's first load: as everybody is told by /health
-        deadline = time.monotonic() + self._settings.model_wait_s
+        deadline = time.monotonic() + self._wait_s
         with self._lock:
             model.check_failed()
             bell = model.join()
@@ -225,13 +208,11 @@ class ModelPool:
                     raise errors.ClientGone(f"the client left while the model '{model.name}' was being loaded")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise errors.Starting(
-                        f"the model '{model.name}' was not loaded within {self._settings.model_wait_s:g} s"
-                    )
+                    raise errors.Starting(f"the model '{model.name}' was not loaded within {self._wait_s:g} s")
                 with self._lock:
                     model.check_failed()
                     model.want()
-                self._wake.ring()
+                self._keeper.ring()
                 bell.wait(left)
         finally:
             watch.close()
@@ -245,7 +226,7 @@ class ModelPool:
         self._check_open()
         with self._lock:
             self._named(name).ask()
-        self._wake.ring()
+        self._keeper.ring()
 
     def unload(self, name: str) -> None:
         """Begins to unload a model, also one that is still loading; returns at once.
@@ -259,67 +240,12 @@ class ModelPool:
                 raise errors.Refused(f"the model '{name}' is not loaded", "model", "model_not_loaded")
             if model.is_used:
                 raise errors.Refused(f"the model '{name}' is in use", "model", "model_in_use")
-            self._begin_unload(model)
+            self._keeper.begin_unload(model)
 
     def _named(self, name: str) -> ServedModel:
         if name not in self._by_name:
             raise errors.ModelNotFound(name)
         return self._by_name[name]
-
-    def _keep(self) -> None:
-        """Does what the plan says, until the pool is closed. Waits for the bell, or for the next model to expire."""
-        while not self._is_closed:
-            next_at = self._act()
-            self._wake.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
-
-    def _act(self) -> float | None:
-        with self._lock:
-            if self._is_draining or self._is_closed:
-                return None
-            standings = [model.standing for model in self._models]
-            decided = plan(standings, self._settings.model_bytes, self._settings.model_idle_s, time.monotonic())
-            for name in decided.unload:
-                self._begin_unload(self._by_name[name])
-            for name in decided.load:
-                self._begin_load(self._by_name[name])
-            return decided.next_at
-
-    def _begin_load(self, model: ServedModel) -> None:
-        engine = self._make_engine(model.settings)
-        model.begin_load(engine)
-        limit = self._settings.model_bytes
-        if limit and model.bytes > limit:
-            model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {limit}")
-        else:
-            _spawn("corosrv-load", self._load, model, engine)
-
-    def _load(self, model: ServedModel, engine: Engine) -> None:
-        failure = _open(engine)
-        with self._lock:
-            # Otherwise it was unloaded meanwhile.
-            is_wanted = model.engine is engine and model.state is ModelState.LOADING
-            if is_wanted and failure:
-                model.failed(failure)
-            elif is_wanted:
-                model.loaded()
-        if is_wanted:
-            log.info("model %s: %s", model.name, failure or "loaded")
-        if failure or not is_wanted:
-            waits.call_in_thread(engine.close)
-        self._wake.ring()
-
-    def _begin_unload(self, model: ServedModel) -> None:
-        model.begin_unload()
-        _spawn("corosrv-unload", self._unload, model)
-
-    def _unload(self, model: ServedModel) -> None:
-        assert model.engine is not None
-        waits.call_in_thread(model.engine.close)
-        with self._lock:
-            if model.state is ModelState.UNLOADING:
-                model.unloaded()
-        log.info("model %s: unloaded", model.name)
-        self._wake.ring()
 
     # Numbers
 
@@ -343,11 +269,8 @@ class ModelPool:
     def stop_accepting(self) -> None:
         """From now on jobs are refused, also those that wait for a model; those that were taken go on."""
         self._is_draining = True
-        if self._is_inherited:
-            return
-        with self._lock:
-            for model in self._models:
-                model.ring()
+        if not self._is_inherited:
+            self._keeper.stop()
 
     def drain(self, message: str = "the server is shutting down") -> None:
         """Ends every job, waiting or running, with an error chunk of this message."""
@@ -364,40 +287,4 @@ class ModelPool:
         if self._is_closed or self._is_inherited:
             return
         self._is_closed = True
-        self._wake.ring()
-        with self._lock:
-            held = [model for model in self._models if model.engine is not None]
-            for model in held:
-                if model.state in (ModelState.READY, ModelState.LOADING):
-                    model.begin_unload()
-        for model in held:
-            engine = model.engine
-            if engine is not None:
-                engine.close()
-            with self._lock:
-                if model.state is ModelState.UNLOADING:
-                    model.unloaded()
-
-
-def _open(engine: Engine) -> str:
-    """Why it could not be opened; nothing when it is. Waits."""
-    try:
-        engine.open()
-    except errors.CorosrvError as error:
-        return str(error)
-    except Exception as error:
-        log.exception("the engine could not start")
-        return f"the engine could not start: {type(error).__name__}"
-    return ""
-
-
-def _ignore() -> None:
-    pass
-
-
-def _spawn(name: str, function: Callable[..., None], *arguments: object) -> None:
-    """In a greenlet, or in a thread where there is no hub."""
-    if get_hub_if_exists() is not None:
-        gevent.spawn(function, *arguments)
-    else:
-        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
+        self._keeper.close()

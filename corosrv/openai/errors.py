@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from flask import Blueprint, Response
 
 from corosrv import errors
 from corosrv.http import reply
-
-log = logging.getLogger("corosrv.openai")
 
 # Type, and code where the error itself has none. The first class that matches decides.
 _TYPES: tuple[tuple[type[errors.CorosrvError], str, str | None], ...] = (

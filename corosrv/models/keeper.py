@@ -1,0 +1,152 @@
+"""Loads and unloads the models of a pool, as the plan says."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import gevent
+import gevent.monkey
+from gevent._hub_local import get_hub_if_exists
+
+from corosrv import errors
+from corosrv.engine import Engine, waits
+from corosrv.models.bell import Bell
+from corosrv.models.plan import plan
+from corosrv.models.served import ServedModel
+from corosrv.models.state import ModelState
+from corosrv.settings import Settings
+
+log = logging.getLogger("corosrv.models")
+
+# The system's own, whatever is patched: held for a few lines, never across a switch, so no greenlet waits for another.
+_RLock = gevent.monkey.get_original("_thread", "RLock")
+
+
+class Keeper:
+    """A greenlet of the thread that calls `start`, or a thread where there is no hub. Owns the models and their lock.
+
+    It alone begins to load, and to unload what nobody asked to be unloaded; it sleeps until somebody rings, or until
+    the next model has been idle for long enough.
+    """
+
+    def __init__(self, settings: Settings, make_engine: Callable[[Settings], Engine]) -> None:
+        self.lock = _RLock()
+        self._bell = Bell()
+        self._make_engine = make_engine
+        self._limit = settings.model_bytes
+        self._idle_s = settings.model_idle_s
+        self._is_stopped = False
+        # Who uses what matters only where something is unloaded by itself.
+        on_idle = self._bell.ring if self._limit or self._idle_s else _ignore
+        self.models: Sequence[ServedModel] = tuple(ServedModel(model, on_idle) for model in settings.models)
+
+    def start(self) -> None:
+        """Begins to work; returns at once."""
+        _spawn("corosrv-models", self._keep)
+
+    def ring(self) -> None:
+        """Something has changed that may need a load, or make room for one. Any thread."""
+        self._bell.ring()
+
+    def stop(self) -> None:
+        """From now on nothing is loaded or unloaded by itself, and nobody waits for it."""
+        self._is_stopped = True
+        with self.lock:
+            for model in self.models:
+                model.ring()
+        self._bell.ring()
+
+    def _keep(self) -> None:
+        while not self._is_stopped:
+            next_at = self._act()
+            self._bell.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
+
+    def _act(self) -> float | None:
+        """Does what the plan says; returns when to look again at the latest. Never waits."""
+        by_name = {model.name: model for model in self.models}
+        with self.lock:
+            standings = [model.standing for model in self.models]
+            decided = plan(standings, self._limit, self._idle_s, time.monotonic())
+            for name in decided.unload:
+                self.begin_unload(by_name[name])
+            for name in decided.load:
+                self._begin_load(by_name[name])
+            return decided.next_at
+
+    def _begin_load(self, model: ServedModel) -> None:
+        engine = self._make_engine(model.settings)
+        model.begin_load(engine)
+        if self._limit and model.bytes > self._limit:
+            model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {self._limit}")
+        else:
+            _spawn("corosrv-load", self._load, model, engine)
+
+    def _load(self, model: ServedModel, engine: Engine) -> None:
+        failure = _open(engine)
+        with self.lock:
+            # Otherwise it was unloaded meanwhile.
+            is_wanted = model.engine is engine and model.state is ModelState.LOADING
+            if is_wanted and failure:
+                model.failed(failure)
+            elif is_wanted:
+                model.loaded()
+        if is_wanted:
+            log.info("model %s: %s", model.name, failure or "loaded")
+        if failure or not is_wanted:
+            waits.call_in_thread(engine.close)
+        self.ring()
+
+    def begin_unload(self, model: ServedModel) -> None:
+        """Of a model that is loaded, or loads; under the lock. Never waits."""
+        model.begin_unload()
+        _spawn("corosrv-unload", self._unload, model)
+
+    def _unload(self, model: ServedModel) -> None:
+        assert model.engine is not None
+        waits.call_in_thread(model.engine.close)
+        with self.lock:
+            if model.state is ModelState.UNLOADING:
+                model.unloaded()
+        log.info("model %s: unloaded", model.name)
+        self.ring()
+
+    def close(self) -> None:
+        """Unloads everything; waits for steps and loads in progress."""
+        self.stop()
+        with self.lock:
+            held = [(model, model.engine) for model in self.models if model.engine is not None]
+            for model, _ in held:
+                if model.state is not ModelState.UNLOADING:
+                    model.begin_unload()
+        for model, engine in held:
+            engine.close()
+            with self.lock:
+                if model.state is ModelState.UNLOADING:
+                    model.unloaded()
+
+
+def _open(engine: Engine) -> str:
+    """Why it could not be opened; nothing when it is. Waits."""
+    try:
+        engine.open()
+    except errors.CorosrvError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("the engine could not start")
+        return f"the engine could not start: {type(error).__name__}"
+    return ""
+
+
+def _ignore() -> None:
+    pass
+
+
+def _spawn(name: str, function: Callable[..., None], *arguments: object) -> None:
+    """In a greenlet, or in a thread where there is no hub."""
+    if get_hub_if_exists() is not None:
+        gevent.spawn(function, *arguments)
+    else:
+        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()

@@ -1,0 +1,58 @@
+"""What OpenAI's endpoints say about themselves in the API's document."""
+
+from __future__ import annotations
+
+from corosrv.http.operation import GENERATES, operation
+from corosrv.openai import shapes
+from corosrv.openai.chat.schema import ChatBody
+from corosrv.openai.completions.schema import CompletionBody
+
+_DONE = "[DONE]"
+
+chat = operation(
+    "Chat",
+    "Answer a conversation",
+    "The conversation is written as the model's own chat template has it. A last message of the assistant's is "
+    "continued. With `stream`, text comes as it is generated.",
+    body=ChatBody,
+    answer=shapes.ChatCompletion,
+    events=shapes.ChatChunk,
+    events_end=_DONE,
+    statuses=GENERATES,
+    examples={
+        "A question": {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 64},
+        "Streamed, with usage": {
+            "messages": [
+                {"role": "system", "content": "You answer in one sentence."},
+                {"role": "user", "content": "Why is the sky blue?"},
+            ],
+            "max_tokens": 64,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    },
+)
+completion = operation(
+    "Text",
+    "Continue a prompt",
+    "A prompt is a text or a list of token ids, and there may be several. Each gets `n` answers.",
+    body=CompletionBody,
+    answer=shapes.TextCompletion,
+    events=shapes.TextCompletion,
+    events_end=_DONE,
+    statuses=GENERATES,
+    examples={
+        "A prompt": {"prompt": "Once upon a time", "max_tokens": 32},
+        "Several prompts, greedy": {"prompt": ["One, two,", "Red, green,"], "max_tokens": 8, "temperature": 0},
+    },
+)
+models = operation(
+    "Models", "List the models", "Loaded or not: `status` says which.", answer=shapes.ModelList, statuses=(503,)
+)
+model = operation(
+    "Models",
+    "Describe one model",
+    answer=shapes.ListedModel,
+    statuses=(404, 503),
+    parameters={"name": "its id, or one of its aliases"},
+)
