@@ -26,6 +26,11 @@ class Syntax:
     begins_in_thoughts: bool = False  # the prompt has opened them
     tool_format: ToolFormat | None = None
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What a call begins with."""
+        return () if self.tool_format is None else self.tool_format.markers
+
 
 class _Mode(Enum):
     START = "nothing but white space so far: thoughts or text"
@@ -58,6 +63,10 @@ class ChoiceParser:
             self._format = syntax.tool_format
             self._tail = syntax.tool_format.tail()
             self._head = self._first_head = syntax.tool_format.first_head()
+        # Characters that something else may begin with, in each mode that lasts.
+        self._watched = {_Mode.TEXT: frozenset(marker[0] for marker in syntax.markers)}
+        if syntax.thought_tags is not None:
+            self._watched[_Mode.THOUGHTS] = frozenset(syntax.thought_tags[1][0])
         self._steps = {
             _Mode.START: self._start,
             _Mode.THOUGHTS: self._thoughts,
@@ -73,6 +82,9 @@ class ChoiceParser:
 
     def push(self, chunk: Chunk) -> Iterator[Part]:
         """The parts that are certain with this chunk; with a terminal one all that is left, and the end."""
+        if self._is_plain(chunk):
+            yield self._plain(chunk.text)
+            return
         self._tokens.put(chunk.tokens)
         self._held += chunk.text
         is_last = chunk.finish is not None
@@ -85,6 +97,27 @@ class ChoiceParser:
                 break
         if chunk.finish is not None:
             yield from self._end(chunk, chunk.finish)
+
+    # Most chunks are words that begin nothing: they are worth a short way, which saves nine tenths of the time.
+
+    def _is_plain(self, chunk: Chunk) -> bool:
+        text, watched = chunk.text, self._watched.get(self._mode)
+        return bool(
+            text
+            and not self._held
+            and not self._skips_space
+            and not chunk.tokens
+            and chunk.finish is None
+            and watched is not None
+            and watched.isdisjoint(text)
+            and not text[-1].isspace()
+        )
+
+    def _plain(self, text: str) -> Part:
+        if self._mode is _Mode.THOUGHTS:
+            return Reasoning(self._index, text)
+        self._has_text = True
+        return Text(self._index, text)
 
     def _end(self, chunk: Chunk, finish: Finish) -> Iterator[Part]:
         left = self._tokens.take_all()

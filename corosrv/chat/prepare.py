@@ -25,9 +25,10 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     plan.check()
     prompt = replace(plan.prompt, tools=plan.tools, template_arguments=plan.template_arguments)
     job = replace(conversation.job, prompts=(prompt,), sampling=plan.sampling())
+    splits_thoughts = plan.may_think and card.splits_reasoning
     syntax = Syntax(
-        thought_tags=card.reasoning_tags if plan.may_think and card.splits_reasoning else None,
-        begins_in_thoughts=plan.opens_thoughts,
+        thought_tags=card.reasoning_tags if splits_thoughts else None,
+        begins_in_thoughts=splits_thoughts and card.opens_reasoning,
         tool_format=plan.form if plan.tools else None,
     )
     return job, TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
@@ -68,10 +69,6 @@ class _Plan:
             return False
         return self.template_arguments.get("enable_thinking", self.card.reasons) is not False
 
-    @property
-    def opens_thoughts(self) -> bool:
-        return self.may_think and self.card.opens_reasoning
-
     def check(self) -> None:
         """Raises Refused for contradictions."""
         asked = self.conversation
@@ -82,12 +79,13 @@ class _Plan:
             raise Refused(f"tool_choice: there is no tool of the name '{name[:64]}'", "tool_choice")
         if self.tools and "tools" not in self.card.capabilities:
             raise NotOffered("this model has no chat template, and so cannot call tools")
-        if asked.job.sampling.grammar and (self.tools or asked.answer_format):
-            other = "tools" if self.tools else asked.answer_format.param if asked.answer_format else ""
-            raise Refused(f"grammar and {other} contradict each other: send one of them", "grammar")
+        form = asked.answer_format.param if asked.answer_format else None
+        if self.tools:
+            form = "tool_choice" if self.is_forced else "tools"
+        if asked.job.sampling.grammar and form:
+            raise Refused(f"grammar and {form} contradict each other: send one of them", "grammar")
         if self.prompt.continue_final and (self.is_forced or asked.answer_format):
-            param = "tool_choice" if self.is_forced else "response_format"
-            raise Refused(f"{param}: an answer that is begun already cannot be forced into a form", param)
+            raise Refused(f"{form}: an answer that is begun already cannot be forced into a form", form)
 
     def sampling(self) -> Sampling:
         """The job's, with the grammar that the answer needs."""
@@ -120,7 +118,7 @@ class _Plan:
     def _thoughts(self) -> list[Rules]:
         if not self.may_think or self.card.reasoning_tags is None:
             return []
-        return [answer_grammar.thought_rules(self.card.reasoning_tags, self.opens_thoughts)]
+        return [answer_grammar.thought_rules(self.card.reasoning_tags, self.card.opens_reasoning)]
 
     def _checked(self, text: str) -> str:
         if len(text.encode()) > _MAX_GRAMMAR:

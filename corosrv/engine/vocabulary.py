@@ -10,7 +10,7 @@ from corosrv import errors
 from corosrv.engine import waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.chat import ChatTemplate
-from corosrv.engine.marks import Piece
+from corosrv.engine.marks import Piece, strings
 from corosrv.engine.traits import Traits
 from corosrv.jobs import Messages, Prompt, Text, Tokens
 
@@ -167,7 +167,7 @@ class EngineVocabulary:
 
     def _pieces(self, prompt: Messages) -> list[Piece]:
         # Before the template, which has limits of its own and other words for them.
-        self._check_size(sum(len(str(message.get("content") or "")) for message in prompt.messages), "messages")
+        self._check_size(sum(map(len, strings([prompt.messages, prompt.tools]))), "messages")
         if self._template is None:
             raise errors.NotSupported(self._no_template, "messages")
         return self._template.render(prompt)

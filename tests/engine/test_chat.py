@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.engine.chat import ChatTemplate
 from corosrv.engine.marks import Piece
-from corosrv.errors import NotSupported, Refused
+from corosrv.errors import NotSupported, PromptTooLong, Refused
 from corosrv.jobs import Messages, Text
 from tests.support.engines import answer, job, opened
 
@@ -656,6 +656,13 @@ def test_a_template_of_the_operator_s_own_takes_the_model_s_place():
     assert (card.tool_format, card.reasoning_tags, card.opens_reasoning) == ("hermes", ("<think>", "</think>"), True)
     assert (card.reasons, card.splits_reasoning) == (False, False)
     assert card.capabilities >= {"completion", "chat", "tools"}
+
+
+def test_tools_that_cannot_fit_are_refused_before_the_template_runs(engine):
+    large = {"type": "function", "function": {"name": "a", "description": "word " * 2000}}
+
+    with pytest.raises(PromptTooLong):
+        engine.submit(job(prompts=(Messages(conversation("Hi").messages, (large,)),)))
 
 
 def test_a_template_that_is_none_takes_conversations_only():

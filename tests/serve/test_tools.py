@@ -166,6 +166,61 @@ def test_an_answer_of_json_is_an_object_unless_it_is_cut(client: openai.OpenAI) 
         assert choice.finish_reason == "length" or isinstance(json.loads(text), dict)
 
 
+def with_history(**fields: Any) -> dict[str, Any]:
+    """Two questions that were answered with the tool, and a third."""
+    messages: list[dict[str, Any]] = []
+    for number, city in enumerate(("Rome", "Oslo")):
+        function = {"name": "get_weather", "arguments": json.dumps({"city": city, "unit": "celsius"})}
+        messages += [
+            {"role": "user", "content": f"What is the weather in {city}?"},
+            {"role": "assistant", "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": "sunny"},
+            {"role": "assistant", "content": "It is sunny."},
+        ]
+    messages.append({"role": "user", "content": "What is the weather in Paris?"})
+    return {**ask(tools=[WEATHER], temperature=0), "messages": messages, **fields}
+
+
+# The model needs a push: left to itself it makes up a response.
+PUSH: dict[str, Any] = {"logit_bias": [["response", False]]}
+
+
+def test_a_model_that_likes_to_call_does_so(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(**with_history(), extra_body=PUSH) as stream:
+        (choice,) = stream.get_final_completion().choices
+
+    assert check(choice.message) == "get_weather"
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_model_that_does_not_may_talk(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(**with_history(logit_bias={"44": -100}, max_tokens=8)).choices
+
+    assert choice.message.content
+    assert not choice.message.tool_calls
+
+
+def test_who_may_not_call_does_not(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(**with_history(tool_choice="none"), extra_body=PUSH).choices
+
+    assert choice.message.content
+    assert not choice.message.tool_calls
+
+
+def test_tokens_are_listed_with_how_likely_they_were(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ask("Say: déjà vu", temperature=0, max_tokens=12), "logprobs": True, "top_logprobs": 2}
+
+    (whole,) = client.chat.completions.create(**asked).choices
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        pieces = [chunk.choices[0] for chunk in stream]
+
+    assert whole.logprobs is not None
+    tokens = whole.logprobs.content or []
+    assert b"".join(bytes(token.bytes or []) for token in tokens).decode() == whole.message.content
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in tokens)
+    assert [token for piece in pieces if piece.logprobs for token in piece.logprobs.content or []] == tokens
+
+
 def test_tools_are_tokens_of_the_prompt(client: openai.OpenAI) -> None:
     with_tools, without = (
         client.chat.completions.create(**ask(max_tokens=1, **tools)) for tools in ({"tools": [WEATHER]}, {})
