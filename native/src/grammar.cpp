@@ -42,14 +42,16 @@ void Grammar::ban_refused(float* logits) {
   thread_local std::vector<bool> is_allowed;
   is_allowed.assign(static_cast<size_t>(vocabulary_->size()), false);
   for (const Token token : vocabulary_->end_tokens()) is_allowed[static_cast<size_t>(token)] = is_complete();
-  for (const auto& [token, n_shared] : order_->entries()) {
-    // Deeper than the recogniser got with the entry before: refused for the same byte.
-    if (n_shared > recognizer_.depth()) continue;
-    recognizer_.pop_to(n_shared);
-    const std::string_view text = vocabulary_->text(token);
-    size_t depth = n_shared;
-    while (depth < text.size() && recognizer_.push(static_cast<uint8_t>(text[depth]))) ++depth;
-    is_allowed[static_cast<size_t>(token)] = depth == text.size();
+  const std::vector<TokenOrder::Node>& nodes = order_->nodes();
+  for (size_t i = 0; i + 1 < nodes.size();) {
+    recognizer_.pop_to(nodes[i].depth);
+    if (!recognizer_.push(nodes[i].byte)) {
+      i = nodes[i].end;
+      continue;
+    }
+    const uint32_t end = nodes[i + 1].first_token;
+    for (uint32_t t = nodes[i].first_token; t < end; ++t) is_allowed[static_cast<size_t>(order_->tokens()[t])] = true;
+    ++i;
   }
   recognizer_.pop_to(0);
   for (size_t token = 0; token < is_allowed.size(); ++token) {

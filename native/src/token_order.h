@@ -8,20 +8,26 @@
 
 namespace corosrv {
 
-// All tokens that add text and end nothing, sorted by their bytes: tokens that begin alike stand together, and what is
-// known of their common beginning is found once. Made once for a model; never changes.
+// All tokens that add text and end nothing, as a tree of their bytes: what is known of a beginning that tokens share
+// is found once, and a byte that is refused takes all that begin so with it. Made once for a model; never changes.
 class TokenOrder {
  public:
   explicit TokenOrder(const Vocabulary& vocabulary);
 
-  struct Entry {
-    Token token;
-    uint32_t n_shared;  // bytes at the front that the entry before has too
+  // The byte after those of its parents. Parents come before their children.
+  struct Node {
+    uint32_t depth;        // bytes before this one
+    uint32_t end;          // the first node that is not below this one
+    uint32_t first_token;  // in tokens(): here end those up to the next node's first
+    uint8_t byte;
   };
-  const std::vector<Entry>& entries() const { return entries_; }
+  // With one more at the end, which is nobody's parent.
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<Token>& tokens() const { return tokens_; }
 
  private:
-  std::vector<Entry> entries_;
+  std::vector<Node> nodes_;
+  std::vector<Token> tokens_;
 };
 
 }  // namespace corosrv
