@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -85,6 +86,9 @@ class Settings:
         per_model=True,
     )
     context_shift: bool = setting(False, "1: a full context drops its oldest tokens and goes on; 0: the answer ends")
+    lora: str = setting(
+        "", "comma-separated paths of LoRA adapters, each with :SCALE behind it where that is not 1", per_model=True
+    )
     n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
     temp: float = setting(0.8, "temperature when the request does not say")
     seed: int = setting(-1, "seed when the request does not say; -1: random")
@@ -128,6 +132,7 @@ class Settings:
         self._check("reasoning", self.reasoning in ("on", "off", "auto"), "must be 'on', 'off' or 'auto'")
         self._check("reasoning_format", self.reasoning_format in ("deepseek", "none"), "must be 'deepseek' or 'none'")
         self._check("pooling", self.pooling in POOLINGS, f"must be one of {', '.join(POOLINGS[1:])}, or empty")
+        self.adapters  # noqa: B018  # checked here, so that a bad scale stops the start
         self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
         self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
         self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")
@@ -195,6 +200,20 @@ class Settings:
     @property
     def is_synthetic(self) -> bool:
         return self.model.startswith(SYNTHETIC)
+
+    @property
+    def adapters(self) -> tuple[tuple[str, float], ...]:
+        """Paths of LoRA adapters, and how much of each jobs get that do not say."""
+        found = []
+        for entry in filter(None, map(str.strip, self.lora.split(","))):
+            path, colon, scale = entry.rpartition(":")
+            try:
+                found.append((path, float(scale)) if colon else (entry, 1.0))
+            except ValueError:
+                found.append((entry, 1.0))  # the colon is a part of the path
+            if not math.isfinite(found[-1][1]):
+                raise SettingsError(f"{PREFIX}LORA: the scale of an adapter must be finite, not {scale!r}")
+        return tuple(found)
 
     @property
     def max_slots(self) -> int:

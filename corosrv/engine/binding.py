@@ -127,6 +127,7 @@ class Options(msgspec.Struct, frozen=True):
     kernels: str = "auto"
     batch: int = 512
     pooling: str = ""  # "": the model's, else mean
+    adapters: tuple[str, ...] = ()  # paths of LoRA adapters
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -159,6 +160,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     fim_repository: int
     fim_file: int
     rerank_template: str
+    n_adapters: int
 
     @property
     def infill(self) -> InfillTokens | None:
@@ -197,6 +199,7 @@ class Task(msgspec.Struct, frozen=True):
     max_ms: float = 0.0
     scores_prompt: bool = False
     owner: int = 0  # of 64 bits; prefixes are shared among tasks of the same
+    adapter_scales: Sequence[float] = ()  # of each that was loaded; none: nothing of any
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -286,7 +289,9 @@ class NativeEngine:
             synthetic = ffi.new("corosrv_synthetic *", msgspec.structs.asdict(options.synthetic))
         fields = msgspec.structs.asdict(options)
         fields |= {"model": model, "synthetic": synthetic, "kernels": _KERNELS[options.kernels]}
-        fields["pooling"] = _POOLINGS[options.pooling]
+        paths = [ffi.new("char[]", path.encode()) for path in options.adapters]
+        adapters = ffi.new("char *[]", paths)
+        fields |= {"pooling": _POOLINGS[options.pooling], "adapters": adapters, "n_adapters": len(paths)}
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", _MESSAGE_BYTES)
         _check(lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message)
         self._handle = engine[0]
@@ -377,6 +382,7 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
         "max_ms": task.max_ms,
         "scores_prompt": task.scores_prompt,
         "owner": task.owner,
+        "adapter_scales": kept("float[]", task.adapter_scales) if task.adapter_scales else ffi.NULL,
         "sampling": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from corosrv import errors
 from corosrv.engine import probe, waits
+from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import FINGERPRINT, Kind, ModelInfo, NativeEngine, Options, Synthetic, Task
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.marks import Piece
@@ -42,6 +43,7 @@ class Engine:
         self._info: ModelInfo | None = None
         self._vocabulary: EngineVocabulary | None = None
         self._card: ModelCard | None = None
+        self._adapters = Adapters(settings.adapters)
         self._failure: str | None = None
         self._is_closed = False
         self._is_draining = False
@@ -103,6 +105,7 @@ class Engine:
             deterministic=settings.deterministic,
             safe_load=is_safe,
             pooling=settings.pooling,
+            adapters=tuple(path for path, _ in settings.adapters),
             kernels=settings.kernels,
         )
 
@@ -163,10 +166,15 @@ class Engine:
         self.card(job.model)
         if isinstance(job, RerankJob):
             prompts = self.vocabulary(job.model).encode_pairs(job.query, job.documents)
-            return self._submit([Task(tokens, kind=Kind.RANK) for tokens in prompts], prompts)
+            tasks = [Task(tokens, kind=Kind.RANK, adapter_scales=self._adapters.scales(None)) for tokens in prompts]
+            return self._submit(tasks, prompts)
         if isinstance(job, EmbedJob):
             prompts = self.vocabulary(job.model).encode_inputs(job.prompts)
-            tasks = [Task(tokens, kind=Kind.EMBED, pools=job.pooling, normalize=job.normalize) for tokens in prompts]
+            scales = self._adapters.scales(None)
+            tasks = [
+                Task(tokens, kind=Kind.EMBED, pools=job.pooling, normalize=job.normalize, adapter_scales=scales)
+                for tokens in prompts
+            ]
             return self._submit(tasks, prompts)
         return self._submit(*self._generations(job))
 
@@ -185,6 +193,7 @@ class Engine:
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
         owner = int.from_bytes(hashlib.sha256(job.caller.encode()).digest()[:8], "little") if job.caller else 0
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
+        scales = self._adapters.scales(job.lora)
         tasks = [
             Task(
                 tokens,
@@ -196,6 +205,7 @@ class Engine:
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
                 owner=owner,
+                adapter_scales=scales,
             )
             for tokens in prompts
             for answer in range(job.n)
@@ -247,12 +257,14 @@ class Engine:
 
     def adapters(self) -> tuple[Adapter, ...]:
         """The LoRA adapters that were loaded with the model."""
-        return ()
+        return self._adapters.list()
 
     def set_adapters(self, scales: Mapping[int, float]) -> None:
-        """How much of each adapter jobs get that do not say; none of those that are not named."""
-        for id in scales:
-            raise errors.Refused(f"id: there is no adapter {id}", "id")
+        """How much of each adapter jobs get from now on that do not say, and nothing of those that are not named.
+
+        Raises Refused for an adapter that there is not.
+        """
+        self._adapters.set(scales)
 
     def stop_accepting(self) -> None:
         """From now on jobs are refused; those that were taken go on."""

@@ -94,6 +94,8 @@ typedef struct corosrv_options {
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */
   int32_t pooling;                    /* corosrv_pooling */
+  const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
+  size_t n_adapters;
 } corosrv_options;
 
 /* What the model is. Strings live as long as the engine. */
@@ -125,6 +127,7 @@ typedef struct corosrv_model_info {
   int32_t fim_repository;      /* stands before a repository's name, */
   int32_t fim_file;            /* and before a file's */
   const char* rerank_template; /* of a query and a document; "" when the model carries none */
+  int32_t n_adapters;          /* LoRA adapters that were loaded */
 } corosrv_model_info;
 
 typedef struct corosrv_bias {
@@ -213,8 +216,9 @@ typedef struct corosrv_task {
   int32_t pools;        /* of COROSRV_EMBED. 0: the vectors of all tokens, one behind the other, as they are */
   int32_t normalize; /* of COROSRV_EMBED that pools. -1: as it is; 0: the largest number is 32760; p: the p-norm is 1 */
   double max_ms;     /* of generating, from the first token on; 0: no limit */
-  int32_t scores_prompt; /* 1: the first chunks tell how likely the prompt's tokens were; shares no prefix */
-  uint64_t owner;       /* prefixes are shared among tasks of the same owner only */
+  int32_t scores_prompt;       /* 1: the first chunks tell how likely the prompt's tokens were; shares no prefix */
+  uint64_t owner;              /* prefixes are shared among tasks of the same owner only */
+  const float* adapter_scales; /* how much of each LoRA adapter, as many as were loaded; NULL: nothing of any */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */

@@ -41,6 +41,7 @@ struct ModelInfo {
   uint64_t size = 0;         // bytes
   bool can_generate = true;  // text, and not vectors alone
   bool reads_whole = false;  // every token sees all others: a sequence has to be computed in one piece
+  int32_t n_adapters = 0;    // that were loaded with it
   int32_t n_vector = 0;      // numbers in a token's vector; 0: there are none
   Pooling pooling = Pooling::kMean;
   bool own_kernels = false;   // ours compute a part of the model
@@ -85,6 +86,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual const Vocabulary& vocabulary() const = 0;
   virtual const ModelInfo& info() const = 0;
+  // From now on rows are computed with these adapters.
+  virtual void use(const Adapters&) {}
   // Computes the rows; those of one slot are contiguous and in order of position. After a failure the caller
   // forgets what may have been computed of them. COROSRV_NO_ROOM: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;

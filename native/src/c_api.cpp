@@ -79,6 +79,7 @@ Status check_options(const corosrv_options& options) {
   if (options.queue < 0) return invalid("queue must not be negative");
   if (options.context < 0) return invalid("context must not be negative");
   if (options.synthetic != nullptr && options.context == 0) return invalid("a synthetic model needs a context");
+  if (options.synthetic != nullptr && options.n_adapters > 0) return invalid("a synthetic model has no adapters");
   if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
   if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
   if (options.kernels != COROSRV_KERNELS_AUTO && options.kernels != COROSRV_KERNELS_GGML) {
@@ -188,6 +189,9 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
   for (size_t i = 0; i < task.n_tokens; ++i) {
     if (task.tokens[i] < 0 || task.tokens[i] >= vocabulary.size()) return invalid("the prompt has an unknown token");
   }
+  for (int32_t i = 0; task.adapter_scales != nullptr && i < backend.info().n_adapters; ++i) {
+    if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
+  }
   if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
   if (!(task.max_ms >= 0) || !std::isfinite(task.max_ms)) return invalid("max_ms must be 0 or more");
   for (size_t i = 0; i < task.n_stops; ++i) {
@@ -247,6 +251,13 @@ std::optional<VectorWish> to_wish(const corosrv_task& from, const ModelInfo& mod
   return VectorWish{from.pools != 0 ? model.pooling : Pooling::kNone, model.n_vector, from.normalize};
 }
 
+// Nothing of any is one thing, however it is said.
+Adapters to_adapters(const float* scales, int32_t n_adapters) {
+  if (scales == nullptr) return {};
+  const bool has_some = std::any_of(scales, scales + n_adapters, [](float scale) { return scale != 0; });
+  return has_some ? Adapters(scales, scales + n_adapters) : Adapters();
+}
+
 Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   Task task;
   task.index = static_cast<int32_t>(index);
@@ -258,7 +269,7 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.stops = to_strings(from.stops, from.n_stops);
   task.max_ms = from.max_ms;
   task.scores_prompt = from.scores_prompt != 0;
-  task.owner = from.owner;
+  task.kin = {from.owner, to_adapters(from.adapter_scales, model.n_adapters)};
   return task;
 }
 
@@ -345,11 +356,14 @@ BackendFactory backend_factory(const corosrv_options& options) {
     return nullptr;
   };
 #else
+  // The caller's texts are gone when the model is loaded.
   const std::string model = options.model == nullptr ? "" : options.model;
-  return [model, copied = options](Status& status) {
+  const std::vector<std::string> adapters(options.adapters, options.adapters + options.n_adapters);
+  return [model, adapters, copied = options](Status& status) {
     corosrv_options mine = copied;
-    mine.model = model.c_str();  // the caller's text is gone by now
-    return make_llama_backend(mine, status);
+    mine.model = model.c_str();
+    mine.adapters = nullptr;
+    return make_llama_backend(mine, adapters, status);
   };
 #endif
 }
@@ -427,7 +441,8 @@ int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
            from.fim_middle,
            from.fim_repository,
            from.fim_file,
-           from.rerank_template.c_str()};
+           from.rerank_template.c_str(),
+           from.n_adapters};
   return COROSRV_OK;
 }
 

@@ -48,14 +48,24 @@ std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
   return items;
 }
 
-// What can be computed together: generations, and what is to become vectors.
+bool may_share_batch(const Sequence& a, const Sequence& b) {
+  return a.wants_vectors() == b.wants_vectors() && a.kin().adapters == b.kin().adapters;
+}
+
+// Generations and what is to become vectors are computed apart, and so are different adapters: each such part of a plan
+// is a batch of every step, so that none waits for another. In each the items stay in order.
 std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
-  std::vector<Plan::Item> all = in_order_of_slots(items);
-  const auto others = std::stable_partition(all.begin(), all.end(),
-                                            [](const Plan::Item& item) { return !item.sequence->wants_vectors(); });
   std::vector<std::vector<Plan::Item>> batches;
-  if (others != all.begin()) batches.emplace_back(all.begin(), others);
-  if (others != all.end()) batches.emplace_back(others, all.end());
+  for (const Plan::Item& item : items) {
+    const auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) {
+      return may_share_batch(*other.front().sequence, *item.sequence);
+    });
+    if (batch == batches.end()) {
+      batches.push_back({item});
+    } else {
+      batch->push_back(item);
+    }
+  }
   return batches;
 }
 
@@ -142,7 +152,7 @@ void DecodeLoop::step() {
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
-  for (const auto& batch : in_batches(plan.items)) compute(batch);
+  for (const auto& batch : in_batches(in_order_of_slots(plan.items))) compute(batch);
   if (std::exchange(is_out_of_room_, false)) make_room();
 
   const double step_s = seconds(Clock::now() - begin);
@@ -190,8 +200,10 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
 }
 
 Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
+  const Sequence& first = *items.front().sequence;
   try {
-    return items.front().sequence->wants_vectors() ? backend_.embed(rows_) : backend_.decode(rows_);
+    backend_.use(first.kin().adapters);
+    return first.wants_vectors() ? backend_.embed(rows_) : backend_.decode(rows_);
   } catch (const std::exception& error) {
     return Status(COROSRV_INTERNAL, std::string("the model failed: ") + error.what());
   }

@@ -54,9 +54,10 @@ class LlamaBackend final : public Backend {
  public:
   // `first` may have room for less than `info.context` tokens in each slot, until start_to_grow() has made one that
   // has.
-  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info, int32_t slots,
-               int32_t rows)
+  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info,
+               std::vector<llama_adapter_lora*> adapters, int32_t slots, int32_t rows)
       : model_(std::move(model)),
+        adapters_(std::move(adapters)),
         kernels_(std::move(kernels)),
         context_(std::move(first)),
         capacity_(tokens_per_slot(context_)),
@@ -69,6 +70,12 @@ class LlamaBackend final : public Backend {
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   const ModelInfo& info() const override { return info_; }
+
+  void use(const Adapters& scales) override {
+    if (scales == used_) return;
+    used_ = scales;
+    apply_adapters();
+  }
 
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(rows); !status.is_ok()) return status;
@@ -136,6 +143,12 @@ class LlamaBackend final : public Backend {
   }
 
  private:
+  // Tells the context; libllama then plans its graphs anew, and does nothing where it has them already.
+  void apply_adapters() {
+    std::vector<llama_adapter_lora*> adapters = adapters_;
+    llama_set_adapters_lora(context_.get(), adapters.data(), used_.size(), used_.data());
+  }
+
   size_t vector_size() const { return info_.pooling == Pooling::kRank ? 1 : static_cast<size_t>(info_.n_vector); }
 
   // How many of the rows from `first` on may be computed together. Whoever sees all tokens of a sequence needs them in
@@ -196,10 +209,12 @@ class LlamaBackend final : public Backend {
     context_ = std::move(full);
     capacity_ = tokens_per_slot(context_);
     memory_ = llama_get_memory(context_.get());
+    if (!used_.empty()) apply_adapters();
   }
 
   const Model model_;
-  const std::unique_ptr<GraphKernels> kernels_;  // null: libllama's alone
+  const std::vector<llama_adapter_lora*> adapters_;  // the model frees them
+  const std::unique_ptr<GraphKernels> kernels_;      // null: libllama's alone
   Context context_;
   int32_t capacity_;  // tokens that a slot of context_ holds
   const int32_t slots_;
@@ -208,6 +223,7 @@ class LlamaBackend final : public Backend {
   const LlamaVocabulary vocabulary_;
   ModelInfo info_;  // constant once warm
   const bool has_snapshots_;
+  Adapters used_;               // what the context computes with
   std::vector<float> vectors_;  // of the last embed()
   std::future<Context> full_;   // last: it uses the model, and is waited for first
 };
@@ -217,12 +233,15 @@ constexpr int32_t kFirstTokens = 256;
 
 }  // namespace
 
-std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Status& status) {
+std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, const std::vector<std::string>& adapters,
+                                            Status& status) {
   const std::string path = options.model == nullptr ? "" : options.model;
   Model model = load_model(path, options.safe_load != 0, status);
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
+  std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), adapters, status);
+  if (!status.is_ok()) return nullptr;
   ContextWish wish{context};
   status = find_pooling(model.get(), path, options.pooling, wish.pooling);
   if (!status.is_ok()) return nullptr;
@@ -247,11 +266,12 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, Stat
   if (!status.is_ok()) return nullptr;
 
   ModelInfo info = describe(model.get(), wish.reads_whole ? context : std::max(context, tokens_per_slot(first)));
+  info.n_adapters = static_cast<int32_t>(loaded.size());
   info.pooling = wish.pooling;
   info.reads_whole = wish.reads_whole;
   info.can_generate = !wish.reads_whole;
   auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
-                                                options.slots, rows_of_step(options, wish));
+                                                std::move(loaded), options.slots, rows_of_step(options, wish));
   status = backend->warm_up();
   if (!status.is_ok()) return nullptr;
   backend->start_to_grow([=] { return make_context(wish, context); });

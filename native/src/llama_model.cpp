@@ -75,6 +75,28 @@ Model load_model(const std::string& path, bool safe, Status& status) {
   return model;
 }
 
+std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
+                                               Status& status) {
+  std::vector<llama_adapter_lora*> adapters;
+  for (const std::string& path : paths) {
+    status = check_file(path);
+    if (!status.is_ok()) return {};
+    llama_adapter_lora* adapter = llama_adapter_lora_init(model, path.c_str());
+    if (adapter == nullptr) {
+      status = failure("libllama cannot load the adapter", path);
+      return {};
+    }
+    if (llama_adapter_get_alora_n_invocation_tokens(adapter) > 0) {
+      status = Status(COROSRV_INVALID, "the adapter '" + file_name(path) +
+                                           "' waits for tokens that invoke it; such "
+                                           "adapters are not served");
+      return {};
+    }
+    adapters.push_back(adapter);
+  }
+  return adapters;
+}
+
 Status find_pooling(const llama_model* model, const std::string& path, int32_t wanted, Pooling& pooling) {
   pooling = wanted == COROSRV_POOLING_MODEL ? own_pooling(model) : static_cast<Pooling>(wanted);
   if (pooling != Pooling::kRank || has_classification_head(path)) return Status::ok();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "backend.h"
 #include "llama_handles.h"
@@ -12,6 +13,10 @@ namespace corosrv {
 // Loads the weights; takes seconds. Null, and a status in words for whoever chose the file, when they are none that can
 // be served. `safe`: no repacked weights.
 Model load_model(const std::string& path, bool safe, Status& status);
+
+// Loads LoRA adapters, which live as long as the model. Upon failure `status` names the file.
+std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
+                                               Status& status);
 
 // That libllama could not do `what` for this file, and its reason.
 Status failure(const std::string& what, const std::string& path);

@@ -22,11 +22,11 @@ size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + size, b.begin()).first - a.begin());
 }
 
-PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, uint64_t owner) {
+PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const Kin& kin) {
   auto best = entries_.end();
   size_t most = 0;
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-    if (entry->owner != owner) continue;
+    if (entry->kin != kin) continue;
     const size_t n_matched = common_prefix(entry->tokens, tokens);
     if (n_matched < most || !is_worth(n_matched, entry->tokens.size())) continue;
     if (n_matched == most && entry->tokens.size() >= best->tokens.size()) continue;
@@ -38,22 +38,22 @@ PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, uint64_t 
   return {&best->snapshot, most};
 }
 
-bool PrefixCache::covers(const std::vector<Token>& tokens, uint64_t owner) {
+bool PrefixCache::covers(const std::vector<Token>& tokens, const Kin& kin) {
   const auto covering = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.owner == owner && common_prefix(entry.tokens, tokens) == tokens.size();
+    return entry.kin == kin && common_prefix(entry.tokens, tokens) == tokens.size();
   });
   if (covering == entries_.end()) return false;
   touch(covering);
   return true;
 }
 
-void PrefixCache::keep(std::vector<Token> tokens, Snapshot snapshot, uint64_t owner) {
-  Entry entry{std::move(tokens), std::move(snapshot), owner};
+void PrefixCache::keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin) {
+  Entry entry{std::move(tokens), kin, std::move(snapshot)};
   if (entry.bytes() > limit_bytes_) return;
   for (auto other = entries_.begin(); other != entries_.end();) {
     const auto next = std::next(other);
     const bool is_beginning = common_prefix(other->tokens, entry.tokens) == other->tokens.size();
-    if (is_beginning && other->owner == owner) drop(other);
+    if (is_beginning && other->kin == entry.kin) drop(other);
     other = next;
   }
   while (bytes_ + entry.bytes() > limit_bytes_) drop(std::prev(entries_.end()));

@@ -13,9 +13,8 @@ namespace corosrv {
 // How many tokens two sequences begin with alike.
 size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b);
 
-// Every entry has an owner, and is found by that one only: how soon an answer begins tells what a cache holds, and so
-// what others have asked. Entries in order of use; the one that was not used longest goes first when room is needed.
-// Pure bookkeeping: it knows no slot and no model. Used by the decode thread alone.
+// Every entry is found by its own kin only. Entries in order of use; the one that was not used longest goes first when
+// room is needed. Pure bookkeeping: it knows no slot and no model. Used by the decode thread alone.
 //
 // A match is a scan over all entries. Most differ within a few tokens, and there are hundreds and not millions of them,
 // each worth milliseconds of prefill: next to a step the scan does not show (test_prefix_cache.cpp has a bound).
@@ -28,16 +27,16 @@ class PrefixCache {
     const Snapshot* snapshot = nullptr;  // until the next keep()
     size_t n_tokens = 0;
   };
-  // The owner's entry that begins with most of `tokens`, the shortest of several; null where none is worth its
-  // copying. It counts as used.
-  Match find(const std::vector<Token>& tokens, uint64_t owner = 0);
+  // The kin's entry that begins with most of `tokens`, the shortest of several; null where none is worth its copying.
+  // It counts as used.
+  Match find(const std::vector<Token>& tokens, const Kin& kin = {});
 
-  // Whether some entry of the owner's begins with all of `tokens`; it then counts as used.
-  bool covers(const std::vector<Token>& tokens, uint64_t owner = 0);
+  // Whether some entry of the kin's begins with all of `tokens`; it then counts as used.
+  bool covers(const std::vector<Token>& tokens, const Kin& kin = {});
 
-  // Takes in what `tokens` left, in place of the owner's entries that are a beginning of it, and lets go of the
-  // oldest, whoever's, until all fit. Nothing happens when it is over the limit by itself.
-  void keep(std::vector<Token> tokens, Snapshot snapshot, uint64_t owner = 0);
+  // Takes in what `tokens` left, in place of the kin's entries that are a beginning of it, and lets go of the oldest,
+  // whoever's, until all fit. Nothing happens when it is over the limit by itself.
+  void keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin = {});
 
   size_t limit_bytes() const { return limit_bytes_; }
   size_t bytes() const { return bytes_; }
@@ -49,8 +48,8 @@ class PrefixCache {
  private:
   struct Entry {
     std::vector<Token> tokens;
+    Kin kin;
     Snapshot snapshot;
-    uint64_t owner;
     size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot.size; }
   };
   using Entries = std::list<Entry>;

@@ -161,7 +161,7 @@ Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
   Leader leader;
   for (const auto& other : running_) {
     if (other.get() == &sequence || !may_lead(*other) || follows(*other, sequence)) continue;
-    if (other->owner() != sequence.owner()) continue;
+    if (other->kin() != sequence.kin()) continue;
     const size_t n_tokens = common_prefix(other->tokens(), sequence.tokens());
     if (n_tokens > leader.n_tokens) leader = {other.get(), n_tokens};
   }

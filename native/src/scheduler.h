@@ -45,8 +45,8 @@ class Scheduler {
   // Running sequences that take part in steps and still read their prompt.
   int32_t n_prefilling() const;
 
-  // The running sequence that holds, or is to compute, the longest prefix of `sequence`'s tokens, and how long that is.
-  // Never one that waits for `sequence` itself.
+  // The running sequence that holds, or is to compute, the longest prefix of `sequence`'s tokens with the same
+  // adapters, and how long that is. Never one that waits for `sequence` itself.
   struct Leader {
     const Sequence* sequence = nullptr;
     size_t n_tokens = 0;

@@ -60,7 +60,7 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       scores_prompt_(submission.task.scores_prompt),
       n_top_(static_cast<size_t>(std::max(submission.task.sampling.n_probs, 0))),
       max_s_(submission.task.max_ms / 1000),
-      owner_(submission.task.owner),
+      kin_(std::move(submission.task.kin)),
       tokens_(std::move(submission.task.prompt)),
       sampler_(submission.task.sampling, vocabulary, context),
       text_(submission.task.stops),

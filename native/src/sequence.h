@@ -42,10 +42,10 @@ class Sequence {
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return tokens_; }
   bool shares_prefix() const { return shares_prefix_; }
+  const Kin& kin() const { return kin_; }  // with whom alone
   // It is to become a vector; no token is generated.
   bool wants_vectors() const { return pooler_ != nullptr; }
   bool scores_prompt() const { return scores_prompt_; }
-  uint64_t owner() const { return owner_; }  // with whose tasks alone
   Finish finished() const { return finish_; }
 
   // When it first got a slot.
@@ -113,7 +113,7 @@ class Sequence {
   const bool scores_prompt_;
   const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
   const double max_s_;  // of generating; 0 is no limit
-  const uint64_t owner_;
+  const Kin kin_;
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;

@@ -61,6 +61,19 @@ struct Sampling {
       COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_ADAPTIVE_P};
 };
 
+// How much of each LoRA adapter a sequence gets, by the adapter's number; empty: nothing of any.
+using Adapters = std::vector<float>;
+
+// With whom a sequence may share a prefix: those of the same owner, who compute with the same adapters. How soon an
+// answer begins tells what a cache holds, and so what others of the same kin have asked.
+struct Kin {
+  uint64_t owner = 0;
+  Adapters adapters;
+
+  bool operator==(const Kin& other) const { return owner == other.owner && adapters == other.adapters; }
+  bool operator!=(const Kin& other) const { return !(*this == other); }
+};
+
 // What becomes of the vectors that a model makes of a sequence's tokens. kRank: its own head makes a score of them.
 enum class Pooling { kNone, kMean, kCls, kLast, kRank };
 
@@ -82,7 +95,7 @@ struct Task {
   std::optional<VectorWish> vectors;  // wants these, and no text
   double max_ms = 0;                  // of generating, from the first token on; 0: no limit
   bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
-  uint64_t owner = 0;        // prefixes are shared among tasks of the same
+  Kin kin;                            // with whom it may share
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

@@ -2,36 +2,18 @@
 
 import itertools
 import math
-import struct
-from collections.abc import Sequence
 
 import gevent
 import pytest
 
 from corosrv import errors
-from corosrv.engine import Chunk, Engine
 from corosrv.jobs import EmbedJob, Finish, Job, RerankJob, Text, Tokens
 from tests.support.engines import TIMEOUT, answer, job, opened, packaged_model, read_all, wait_until
 from tests.support.gguf import WORDS, write_bert
+from tests.support.vectors import cosine, embed, vector
 
 # Of very different lengths: a vector that depended on its neighbours would show it here.
 INPUTS = ("the cat", "a dog ran on the road " * 12, "why", "the red boat on the big river " * 30)
-
-
-def vector(chunk: Chunk) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(chunk.vector) // 4}f", chunk.vector)
-
-
-def embed(engine: Engine, *texts: str, **chosen) -> list[tuple[float, ...]]:
-    """The vector of each text, in order; every task ends once, and well."""
-    chunks = read_all(engine.submit(EmbedJob(tuple(map(Text, texts)), **chosen)))
-    assert sorted(chunk.index for chunk in chunks) == list(range(len(texts)))
-    assert all(chunk.finish is Finish.STOP for chunk in chunks)
-    return [vector(chunk) for chunk in sorted(chunks, key=lambda chunk: chunk.index)]
-
-
-def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(map(float.__mul__, a, b)) / math.hypot(*a) / math.hypot(*b)
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,10 @@ class ScriptedBackend final : public Backend {
   Gate gate;  // every decode() passes it
 
   // Any thread.
+  std::vector<Adapters> adapters() const {  // of each batch
+    std::lock_guard<std::mutex> lock(mutex_);
+    return adapters_;
+  }
   std::vector<Rows> batches() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return batches_;
@@ -177,6 +181,8 @@ class ScriptedBackend final : public Backend {
     if (on_info) on_info();
     return info_;
   }
+
+  void use(const Adapters& adapters) override { used_ = adapters; }
 
   Status decode(const Rows& rows) override {
     note(rows);
@@ -262,6 +268,7 @@ class ScriptedBackend final : public Backend {
     for (const Row& row : rows) names.push_back(name(row));
     std::lock_guard<std::mutex> lock(mutex_);
     batches_.push_back(rows);
+    adapters_.push_back(used_);
     names_.push_back(names);
   }
 
@@ -317,9 +324,11 @@ class ScriptedBackend final : public Backend {
   std::map<int32_t, int32_t> prompt_end_;       // by slot: position of the prompt's last token
   std::vector<float> logits_;
   std::vector<float> vectors_;
+  Adapters used_;
 
   mutable std::mutex mutex_;
   std::vector<Rows> batches_;
+  std::vector<Adapters> adapters_;
   std::vector<std::vector<Token>> names_;  // of each batch's rows
   std::vector<std::string> faults_;
 };

@@ -49,15 +49,18 @@ TEST("the longest match is found, and of equal ones the entry that is copied fas
   CHECK(cache.find(tokens(50, 9)).snapshot == nullptr);
 }
 
-TEST("what one owner left is neither found, covered nor replaced by another") {
+TEST("what one kin left is neither found, covered nor replaced by another") {
+  const Kin mine{7, {}}, theirs{8, {}}, adapted{7, {1.0f}};
   PrefixCache cache(kLots);
-  cache.keep(tokens(20), snapshot(1), 7);
+  cache.keep(tokens(20), snapshot(1), mine);
 
-  CHECK(cache.find(tokens(20), 8).snapshot == nullptr);
+  CHECK(cache.find(tokens(20), theirs).snapshot == nullptr);
   CHECK(cache.find(tokens(20)).snapshot == nullptr);
-  CHECK(!cache.covers(tokens(20), 8));
-  cache.keep(tokens(30), snapshot(2), 8);
-  CHECK_EQ(cache.find(tokens(20), 7).snapshot->size, size_t{1});
+  CHECK(cache.find(tokens(20), adapted).snapshot == nullptr);
+  CHECK(!cache.covers(tokens(20), theirs));
+  CHECK(!cache.covers(tokens(20), adapted));
+  cache.keep(tokens(30), snapshot(2), theirs);
+  CHECK_EQ(cache.find(tokens(20), mine).snapshot->size, size_t{1});
   CHECK_EQ(cache.size(), size_t{2});
 }
 

@@ -66,8 +66,8 @@ TEST("a prompt begins where an earlier one that ended began like it") {
 TEST("nothing is shared between owners, neither what was kept nor what is being computed") {
   Task mine = task_with(100, "one");
   Task theirs = task_with(100, "two");
-  mine.owner = 1;
-  theirs.owner = 2;
+  mine.kin.owner = 1;
+  theirs.kin.owner = 2;
 
   RunningLoop one_by_one(sharing(2));
   one_by_one.start();

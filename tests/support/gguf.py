@@ -71,6 +71,22 @@ def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> dict[str, tupl
     return tensors
 
 
+def write_lora(path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1, size: float = 0.3) -> Path:
+    """An adapter of rank 2 for these weights of a llama, each with its inputs and outputs."""
+    metadata = {
+        "general.type": "adapter",
+        "general.architecture": "llama",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": 2.0,
+    }
+    draw = random.Random(seed)
+    tensors: dict[str, tuple[Shape, Sequence[float]]] = {}
+    for name, (inputs, outputs) in shapes.items():
+        for suffix, shape in (("lora_a", (inputs, 2)), ("lora_b", (2, outputs))):
+            tensors[f"{name}.{suffix}"] = (shape, [draw.gauss(0, size) for _ in range(_numbers(shape))])
+    return write(path, metadata, tensors)
+
+
 WORDS = ("the", "cat", "dog", "sat", "ran", "on", "mat", "road", "a", "red", "big", "house", "river", "boat", "why")
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *("\u2581" + word for word in WORDS))
 
