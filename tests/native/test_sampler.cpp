@@ -401,5 +401,178 @@ TEST("a draw without a token says what is lacking") {
   CHECK_EQ(lack(following(slow), letters), Lack::kTime);
 }
 
+// Likelihoods.
+
+struct Drawn {
+  Token token;
+  TokenList told;
+};
+
+Drawn draw_told(const Sampling& sampling, std::vector<float> logits) {
+  Sampler sampler(sampling, kVocabulary, kContext);
+  Drawn drawn{-1, {}};
+  drawn.token = sampler.draw(logits.data(), &drawn.told);
+  return drawn;
+}
+
+TEST("what is told is the model's own distribution, whatever changes it before the draw") {
+  Sampling changed = plain();
+  changed.n_probs = 2;
+  changed.temperature = 3;
+  changed.top_k = 3;
+  changed.biases = {{0, kMinusInfinity}};
+  Sampling best = greedy();
+  best.n_probs = 2;
+  best.biases = changed.biases;
+  for (const Sampling& sampling :
+       {changed, best, following("root ::= [\\x01]", changed), following("root ::= [\\x01]", best)}) {
+    const auto [token, told] = draw_told(sampling, kHalves);
+
+    REQUIRE(told.entries().size() == 3);
+    CHECK_EQ(told.entries()[0].token, token);
+    CHECK(token != 0);
+    CHECK(std::abs(told.entries()[1].logprob - std::log(0.5f)) < 1e-5f);
+    CHECK(std::abs(told.entries()[2].logprob - std::log(0.25f)) < 1e-5f);
+  }
+}
+
+TEST("with post_sampling_probs it is the distribution that was drawn from") {
+  Sampling sampling = plain();
+  sampling.n_probs = 5;
+  sampling.post_sampling_probs = true;
+  sampling.top_k = 2;
+  const auto cut = draw_told(sampling, kHalves).told;
+  REQUIRE(cut.entries().size() == 3);
+  CHECK(std::abs(cut.entries()[1].logprob - std::log(2 / 3.0f)) < 1e-5f);
+  CHECK(std::abs(cut.entries()[2].logprob - std::log(1 / 3.0f)) < 1e-5f);
+
+  sampling.temperature = 0;
+  const auto best = draw_told(sampling, kHalves).told;
+  REQUIRE(best.entries().size() == 2);
+  CHECK_EQ(best.entries()[0].logprob, 0.0f);
+}
+
+TEST("nothing is told that was not asked for") { CHECK(draw_told(plain(), kHalves).told.is_empty()); }
+
+// Grammars that begin later.
+
+Sampling triggered(const std::string& grammar, std::vector<std::string> triggers) {
+  Sampling sampling = following(grammar, greedy());
+  sampling.grammar_triggers = std::move(triggers);
+  return sampling;
+}
+
+// Wants to say `wish`, token by token; says what it may.
+std::string say(const Sampling& sampling, const ByteVocabulary& vocabulary, const std::vector<Token>& wish) {
+  Sampler sampler(sampling, vocabulary, 100);
+  std::string said;
+  for (const Token token : wish) {
+    std::vector<float> logits(static_cast<size_t>(vocabulary.size()), 0.0f);
+    logits['z'] = 1;
+    logits[static_cast<size_t>(token)] = 9;
+    const Token drawn = sampler.draw(logits.data());
+    if (drawn < 0) return said + "!";
+    said += vocabulary.text(drawn);
+  }
+  return said;
+}
+
+std::vector<Token> spelled(const std::string& text) { return {text.begin(), text.end()}; }
+
+TEST("until its trigger has come a grammar allows anything, and then what follows the trigger's beginning") {
+  const Sampling sampling = triggered("root ::= \"<call>\" [0-9]+", {"<call>"});
+
+  CHECK_EQ(say(sampling, kVocabulary, spelled("what <call> it")), "what <call>000");
+  CHECK_EQ(say(sampling, kVocabulary, spelled("a<ca<call>12")), "a<ca<call>12");
+}
+
+TEST("the trigger that is complete first begins the grammar") {
+  const Sampling sampling = triggered("root ::= \"b\" \"1\" | \"abc\" \"2\"", {"abc", "b"});
+
+  CHECK_EQ(say(sampling, kVocabulary, spelled("ab1")), "ab1");
+}
+
+TEST("what a token has behind the trigger follows the grammar too, and a token that cannot is not drawn") {
+  static const ByteVocabulary vocabulary({"x<call>4", "x<call>y", "<ca"});
+  Sampling sampling = greedy();
+  sampling.grammar = make_grammar("root ::= \"<call>\" [0-9]+", vocabulary);
+  sampling.grammar_triggers = {"<call>"};
+  const Token good = ByteVocabulary::kFirstWord;
+
+  CHECK_EQ(say(sampling, vocabulary, {good, '2'}), "x<call>42");
+  CHECK_EQ(say(sampling, vocabulary, {good + 1, '2'}), "z2");  // the next best instead, and the text is still free
+  std::vector<Token> wish = {good + 2};
+  for (const char letter : std::string("ll>7")) wish.push_back(letter);
+  CHECK_EQ(say(sampling, vocabulary, wish), "<call>7");
+}
+
+TEST("an answer may end before the trigger came") {
+  const Sampling sampling = triggered("root ::= \"<call>\"", {"<call>"});
+  Sampler sampler(sampling, kVocabulary, 100);
+  std::vector<float> logits(static_cast<size_t>(kVocabulary.size()), 0.0f);
+  logits[ByteVocabulary::kEnd] = 5;
+
+  CHECK_EQ(sampler.draw(logits.data()), ByteVocabulary::kEnd);
+}
+
+// Orders.
+
+TEST("samplers apply in the order that is asked for") {
+  Sampling sampling = plain();
+  sampling.temperature = 100;
+  sampling.min_p = 0.4f;
+  sampling.samplers = {COROSRV_SAMPLER_MIN_P, COROSRV_SAMPLER_TEMPERATURE};
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
+
+  sampling.samplers = {COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_MIN_P};
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2, 3}));
+}
+
+TEST("a sampler that the order leaves out is not applied, and temperature 0 is greedy all the same") {
+  Sampling sampling = plain();
+  sampling.top_k = 1;
+  sampling.samplers = {};
+  CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2, 3}));
+
+  sampling.temperature = 0;
+  CHECK_EQ(support(sampling, kHalves), Tokens{0});
+}
+
+TEST("greedy with XTC draws the best that XTC leaves") {
+  Sampling sampling = greedy();
+  sampling.xtc_probability = 1;
+  sampling.xtc_threshold = 0.09f;
+
+  CHECK_EQ(draw_once(sampling, kHalves), 3);
+}
+
+TEST("penalties among candidates are those of the row") {
+  for (const auto& order : {std::vector<corosrv_sampler>{COROSRV_SAMPLER_PENALTIES, COROSRV_SAMPLER_TOP_K},
+                            std::vector<corosrv_sampler>{COROSRV_SAMPLER_TOP_K, COROSRV_SAMPLER_PENALTIES}}) {
+    Sampling sampling = plain();
+    sampling.top_k = 4;
+    sampling.presence_penalty = 50;
+    sampling.samplers = order;
+
+    CHECK_EQ(draw_once(sampling, kHalves, {0, 1, 3}), 2);
+  }
+}
+
+TEST("every other sampler draws nothing from nothing, and leaves something of something") {
+  const std::vector<float> nothing(static_cast<size_t>(kVocabulary.size()), kNan);
+  for (int which = 0; which < 5; ++which) {
+    Sampling sampling = plain();
+    if (which == 0) sampling.mirostat = 1;
+    if (which == 1) sampling.mirostat = 2;
+    if (which == 2) sampling.adaptive_target = 0.3f;
+    if (which == 3) sampling.top_n_sigma = 0.01f;
+    if (which == 4) sampling.dynatemp_range = sampling.xtc_probability = 1;
+    CHECK_EQ(draw_once(sampling, nothing), -1);
+    CHECK(draw_once(sampling, kHalves) >= 0);
+    CHECK_EQ(draw_once(sampling, make_logits({3})), 0);
+    CHECK(draw_once(sampling, make_logits(std::vector<float>(200, 1.0f))) >= 0);
+  }
+}
+
 }  // namespace
 }  // namespace corosrv
