@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -357,9 +358,20 @@ struct Answer {
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
   std::vector<float> vector;
+  std::string stopping_word;
+  std::string code;
+  int32_t slot = -1;
+  TokenList tokens;
+  TokenList prompt_info;
+  size_t most_prompt_info = 0;  // entries in one chunk
 
   void add(const Chunk& chunk) {
     ++n_chunks;
+    if (chunk.tokens) tokens.append(*chunk.tokens);
+    if (chunk.prompt_info) {
+      prompt_info.append(*chunk.prompt_info);
+      most_prompt_info = std::max(most_prompt_info, chunk.prompt_info->entries().size());
+    }
     n_late += n_terminal > 0 ? 1 : 0;
     n_tokens += chunk.n_tokens;
     (chunk.finish == Finish::kError ? message : text) += chunk.text;
@@ -369,6 +381,9 @@ struct Answer {
     prompt_tokens = chunk.prompt_tokens;
     cached_tokens = chunk.cached_tokens;
     vector = chunk.vector;
+    stopping_word = chunk.stopping_word;
+    code = chunk.code;
+    slot = chunk.slot;
   }
 };
 

@@ -74,6 +74,9 @@ struct TaskFor {
   std::vector<int32_t> tokens;
   std::vector<corosrv_bias> biases;
   std::vector<corosrv_text> stops;
+  std::vector<corosrv_text> breakers;
+  std::vector<corosrv_text> triggers;
+  std::vector<int32_t> samplers;
   corosrv_task task{};
 
   explicit TaskFor(const std::string& prompt, int32_t max_tokens = -1) {
@@ -88,6 +91,12 @@ struct TaskFor {
     task.n_tokens = tokens.size();
     task.sampling.biases = biases.data();
     task.sampling.n_biases = biases.size();
+    task.sampling.dry_breakers = breakers.data();
+    task.sampling.n_dry_breakers = breakers.size();
+    task.sampling.grammar_triggers = triggers.data();
+    task.sampling.n_grammar_triggers = triggers.size();
+    task.sampling.samplers = samplers.data();
+    task.sampling.n_samplers = samplers.size();
     task.stops = stops.data();
     task.n_stops = stops.size();
     return task;
@@ -197,6 +206,31 @@ TEST("each task out of range is refused with a message that names what is wrong"
       {"frequency_penalty", [](TaskFor& task) { task.task.sampling.frequency_penalty = kInfinity; }},
       {"repeat_last_n", [](TaskFor& task) { task.task.sampling.repeat_last_n = -2; }},
       {"logit_bias", [](TaskFor& task) { task.biases = {{-1, 0.0f}}; }},
+      {"top_n_sigma", [](TaskFor& task) { task.task.sampling.top_n_sigma = kNan; }},
+      {"xtc_probability", [](TaskFor& task) { task.task.sampling.xtc_probability = 1.1f; }},
+      {"xtc_threshold", [](TaskFor& task) { task.task.sampling.xtc_threshold = -0.1f; }},
+      {"dynatemp_range", [](TaskFor& task) { task.task.sampling.dynatemp_range = -1; }},
+      {"dynatemp_exponent", [](TaskFor& task) { task.task.sampling.dynatemp_exponent = kInfinity; }},
+      {"dry_multiplier", [](TaskFor& task) { task.task.sampling.dry_multiplier = -1; }},
+      {"dry_base", [](TaskFor& task) { task.task.sampling.dry_base = kNan; }},
+      {"dry_allowed_length", [](TaskFor& task) { task.task.sampling.dry_allowed_length = -1; }},
+      {"dry_penalty_last_n", [](TaskFor& task) { task.task.sampling.dry_penalty_last_n = -2; }},
+      {"mirostat", [](TaskFor& task) { task.task.sampling.mirostat = 3; }},
+      {"mirostat_tau", [](TaskFor& task) { task.task.sampling.mirostat_tau = -1; }},
+      {"mirostat_eta", [](TaskFor& task) { task.task.sampling.mirostat_eta = kNan; }},
+      {"adaptive_target", [](TaskFor& task) { task.task.sampling.adaptive_target = 2; }},
+      {"adaptive_decay", [](TaskFor& task) { task.task.sampling.adaptive_decay = 1.5f; }},
+      {"min_keep", [](TaskFor& task) { task.task.sampling.min_keep = -1; }},
+      {"n_probs", [](TaskFor& task) { task.task.sampling.n_probs = -2; }},
+      {"max_ms", [](TaskFor& task) { task.task.max_ms = -1; }},
+      {"max_ms", [](TaskFor& task) { task.task.max_ms = std::nan(""); }},
+      {"unknown", [](TaskFor& task) { task.samplers = {3, 10}; }},
+      {"unknown", [](TaskFor& task) { task.samplers = {-1}; }},
+      {"twice", [](TaskFor& task) { task.samplers = {3, 4, 3}; }},
+      {"dry_sequence_breakers", [](TaskFor& task) { task.breakers = {{"", 0}}; }},
+      {"dry_sequence_breakers", [](TaskFor& task) { task.breakers.assign(65, {"x", 1}); }},
+      {"trigger", [](TaskFor& task) { task.triggers = {{"", 0}}; }},
+      {"need a grammar", [](TaskFor& task) { task.triggers = {{"x", 1}}; }},
       {"logit_bias", [](TaskFor& task) { task.biases = {{100000, 0.0f}}; }},
       {"logit_bias", [](TaskFor& task) { task.biases = {{1, kNan}}; }},
   };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <new>
 #include <stdexcept>
@@ -487,6 +488,107 @@ TEST("draining ends what runs and what waits with its words, and refuses what co
   CHECK(loop.submit(make_task('x')) == nullptr);
   CHECK_EQ(loop.refusal.code(), COROSRV_CLOSED);
   CHECK(!contains(loop.backend.names_since(0), 'w'));
+}
+
+// Scores of prompts.
+
+Task scored(size_t n_prompt, int32_t max_tokens = 0) {
+  Task task = make_task('s', n_prompt, max_tokens);
+  task.scores_prompt = true;
+  task.sampling.n_probs = 1;
+  return task;
+}
+
+size_t n_told(const Answer& answer) {
+  const auto& entries = answer.prompt_info.entries();
+  return static_cast<size_t>(
+      std::count_if(entries.begin(), entries.end(), [](const auto& entry) { return entry.n_top > 0; }));
+}
+
+TEST("every token of a prompt that is scored is told of, the first without a number") {
+  RunningLoop loop;
+  loop.start();
+  const auto client = loop.submit(scored(200));
+
+  REQUIRE(client->finish());
+  const Answer& answer = client->answer();
+  CHECK_EQ(answer.finish, Finish::kLength);
+  CHECK_EQ(n_told(answer), size_t{199});
+  CHECK(std::isnan(answer.prompt_info.entries()[0].logprob));
+  CHECK(std::isfinite(answer.prompt_info.entries()[1].logprob));
+  CHECK_EQ(answer.n_tokens, 0);
+}
+
+TEST("a prompt of one token is told of too, and an answer follows scores as it would without them") {
+  RunningLoop loop;
+  loop.start();
+  const auto one = loop.submit(scored(1));
+  const auto plain = loop.submit(make_task('s', 100, 20));
+  const auto told = loop.submit(scored(100, 20));
+
+  REQUIRE(one->finish() && plain->finish() && told->finish());
+  CHECK_EQ(one->answer().prompt_info.entries().size(), size_t{1});
+  CHECK_EQ(told->text(), plain->text());
+}
+
+TEST("no step scores more rows than there is room for, whoever asks, and all come to their end") {
+  RunningLoop loop({8, 256, 60, 1 << 20});
+  loop.backend.before_decode = [](const ScriptedBackend&, const std::vector<Row>& rows) {
+    const auto n_scored = std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.is_scored; });
+    CHECK(n_scored <= kMostScoredRows);
+    return Status::ok();
+  };
+  loop.start();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 6; ++i) clients.push_back(loop.submit(scored(150)));
+
+  for (const auto& client : clients) {
+    REQUIRE(client->finish());
+    CHECK_EQ(n_told(client->answer()), size_t{149});
+    CHECK_EQ(client->answer().cached_tokens, 0);
+  }
+  CHECK(loop.backend.faults().empty());
+}
+
+TEST("a scored prompt that loses its slot on the way tells of each token once") {
+  RunningLoop loop({2, 64, 60});
+  int n_steps = 0;
+  loop.backend.before_decode = [&n_steps](const ScriptedBackend& backend, const std::vector<Row>& rows) {
+    const bool is_full = ++n_steps == 4 && backend.has(rows, 's');
+    return is_full ? Status(COROSRV_NO_ROOM, "full") : Status::ok();
+  };
+  loop.start();
+  const auto other = loop.submit(make_task('o', 4, 40));
+  const auto client = loop.submit(scored(150));
+
+  REQUIRE(client->finish() && other->finish());
+  CHECK_EQ(n_told(client->answer()), size_t{149});
+}
+
+TEST("scores that nobody reads hold their prompt up, not the loop") {
+  RunningLoop loop({4, 64, 60});
+  loop.start();
+  const auto stalled = loop.submit(scored(2000), 4096);
+  const auto beside = loop.submit(make_task('b', 10, 50));
+
+  REQUIRE(beside->finish());
+  REQUIRE(eventually([&] { return loop.stats().paused == 1; }));
+  CHECK(stalled->reader().is_full());
+  REQUIRE(stalled->finish());
+  CHECK_EQ(n_told(stalled->answer()), size_t{1999});
+}
+
+TEST("what ends because the server does says so in its code") {
+  RunningLoop loop;
+  loop.backend.gate.shut_after(2);
+  loop.start();
+  const auto client = loop.submit(make_task('x'));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  loop.inbox->drain("closing time");
+  loop.backend.gate.open();
+
+  REQUIRE(client->finish());
+  CHECK_EQ(client->answer().code, "server_shutting_down");
 }
 
 }  // namespace

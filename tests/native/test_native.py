@@ -51,7 +51,7 @@ def test_the_kernels_pass_their_tests_inside_ggml() -> None:
     headers = libllama.headers() or pytest.skip("there is no ggml.h")
     places = f"LLAMA_INCLUDE={headers[0].parent}", f"LLAMA_LIB={libllama.folder()}"
 
-    built = run("make", "ggml", *places, timeout=BUILD_TIMEOUT)
+    built = run("make", f"-j{os.cpu_count() or 1}", "ggml", *places, timeout=BUILD_TIMEOUT)
     assert built.returncode == 0, built.stdout
     tested = run("build/ggml/test_native", timeout=RUN_TIMEOUT)
 

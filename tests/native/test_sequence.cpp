@@ -517,5 +517,93 @@ TEST("a stop string ends what a grammar would go on with") {
   CHECK_EQ(driven.answer().finish, Finish::kStop);
 }
 
+TEST("tokens are told of with the chunks that carry their text, the end token too") {
+  Task task = with_stops({"stop"});
+  task.sampling.n_probs = 1;
+  Driven driven(task);
+  driven.prefill().say("as\xC3\xA9");
+  CHECK_EQ(driven.answer().tokens.entries().size(), size_t{8});
+  driven.say("st");
+  CHECK_EQ(driven.answer().tokens.entries().size(), size_t{8});
+  driven.draw(kEnd);
+
+  const Answer& answer = driven.answer();
+  CHECK_EQ(answer.text, "as\xC3\xA9st");
+  REQUIRE(answer.tokens.entries().size() == 14);
+  CHECK_EQ(answer.tokens.entries()[12].token, kEnd);
+  CHECK_EQ(answer.tokens.entries()[12].piece_size, 0);
+}
+
+TEST("without being asked for no chunk tells of tokens") {
+  Driven driven(make_task('p'));
+  driven.prefill().say("abc").draw(kEnd);
+
+  CHECK(driven.answer().tokens.is_empty());
+}
+
+TEST("the terminal chunk names the stop string, and the slot it ran in last") {
+  Driven driven(with_stops({"cd"}));
+  driven.prefill().say("abcd");
+
+  CHECK_EQ(driven.answer().stopping_word, "cd");
+  CHECK_EQ(driven.answer().slot, 0);
+  CHECK_EQ(driven.answer().code, "");
+}
+
+TEST("a preempted sequence that ends without a slot names the one it had, and one that had none names none") {
+  Driven driven(make_task('p'));
+  driven.prefill().say("a");
+  driven.sequence->preempt();
+  driven.sequence->finish(Finish::kCancelled);
+  CHECK_EQ(driven.answer().slot, 0);
+
+  Driven other(make_task('p'));
+  other.sequence->finish(Finish::kCancelled);
+  CHECK_EQ(other.answer().slot, -1);
+}
+
+TEST("errors that programs want to know have a code of their own") {
+  const auto code_of = [](Task task, float others) {
+    Driven driven(std::move(task));
+    driven.prefill();
+    std::vector<float> logits(257, others);
+    driven.sequence->choose(logits.data());
+    driven.sequence->take(Clock::now());
+    CHECK_EQ(driven.answer().finish, Finish::kError);
+    return driven.answer().code;
+  };
+
+  CHECK_EQ(code_of(make_task('p'), -std::numeric_limits<float>::infinity()), "all_tokens_banned");
+  CHECK_EQ(code_of(make_task('p'), std::numeric_limits<float>::quiet_NaN()), "");
+  Task dead = with_grammar("root ::= \"a\"");
+  dead.sampling.biases = {{'a', -std::numeric_limits<float>::infinity()}};
+  CHECK_EQ(code_of(std::move(dead), 1), "grammar_dead_end");
+  Task slow = with_grammar("root ::= " + repeated("[^a]? ", 8000));
+  slow.sampling.temperature = 1;
+  slow.sampling.top_k = 0;  // all tokens are looked at
+  CHECK_EQ(code_of(std::move(slow), 1), "grammar_too_slow");
+}
+
+TEST("generating ends with its time, which begins with the first token") {
+  Task task = make_task('p');
+  task.max_ms = 100;
+  Driven driven(task);
+  driven.prefill();
+  const auto begin = Clock::now() + std::chrono::hours(1);
+  const auto draw_at = [&](int ms) {
+    std::vector<float> logits(257, 0.0f);
+    driven.sequence->choose(logits.data());
+    driven.sequence->take(begin + std::chrono::milliseconds(ms));
+    if (driven.state() == State::kDecoding) driven.sequence->computed(1);
+  };
+
+  draw_at(0);
+  draw_at(99);
+  CHECK_EQ(driven.answer().n_terminal, 0);
+  draw_at(100);
+  CHECK_EQ(driven.answer().finish, Finish::kLength);
+  CHECK_EQ(driven.answer().n_tokens, 3);
+}
+
 }  // namespace
 }  // namespace corosrv
