@@ -77,7 +77,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             connection.hang_up()
         # By the monotonic clock: a wall clock that is set would end streams, or keep them.
         deadline = time.monotonic() + self.cfg.graceful_timeout
-        while self._connections and time.monotonic() < deadline:
+        while any(len(server.pool) for server in servers) and time.monotonic() < deadline:
             self.notify()
             gevent.sleep(0.1)
         for server in servers:

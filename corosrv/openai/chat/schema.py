@@ -11,6 +11,7 @@ from corosrv.generation import unsupported
 from corosrv.openai.fields import CompletionFields
 
 MAX_MESSAGES = 2048
+MAX_PARTS = 2048  # of one message
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 JsonSchema = dict[str, Any] | bool
@@ -46,7 +47,9 @@ class Message(msgspec.Struct):
     """One turn; its content is checked by hand, because what is allowed depends on the role."""
 
     role: str
-    content: str | list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
+    content: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: Any = None
