@@ -47,11 +47,12 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     text: str  # whole characters; the message when finish is ERROR
     n_tokens: int  # generated since the task's previous chunk, the end token included
     finish: Finish | None = None
-    # Of the whole task, in its terminal chunk.
+    # Of the task so far, in its terminal chunk and in those that tell of tokens or progress.
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
+    # Of the whole task, in its terminal chunk.
     stopping_word: str = ""  # the stop string that ended it
     code: str = ""  # of an ERROR, a word for programs; "" is a bug or a failed decode
     slot: int = -1  # where it ran last
@@ -59,6 +60,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     # Only where the job asks for it.
     tokens: tuple[TokenInfo, ...] = ()  # those that `text` is made of
     prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens, in the order that they are read
+    read_tokens: int = -1  # of the prompt, by now
     vector: bytes = b""  # float32, little-endian: an embedding, or a score alone; in the terminal chunk
 
 
@@ -157,6 +159,7 @@ class Job:
     share_prefix: bool = True  # begin from what was computed before, and leave behind what is computed now
     model: str | None = None  # the capability wanted; None takes what there is
     scores_prompt: bool = False  # the first chunks carry `prompt_info`
+    tells_progress: bool = False  # chunks with `read_tokens` come before the prompt is read, and after each piece
     context_shift: bool = False  # a full context drops tokens behind the first n_keep, and goes on
     n_keep: int = 0  # -1 is all of the prompt
     n_discard: int = 0  # 0 is half of what may go

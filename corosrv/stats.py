@@ -29,7 +29,12 @@ class DecodeStats(msgspec.Struct, frozen=True):
     steps: int
     eventfd_writes: int
     preempted: int
+    later_tokens: int
+    slot_steps: int
+    longest_task: int
     step_s: float
+    prompt_s: float
+    decode_s: float
     slots: int
     running: int
     waiting: int

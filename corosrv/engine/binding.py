@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -200,6 +200,7 @@ class Task(msgspec.Struct, frozen=True):
     scores_prompt: bool = False
     owner: int = 0  # of 64 bits; prefixes are shared among tasks of the same
     adapter_scales: Sequence[float] = ()  # of each that was loaded; none: nothing of any
+    tells_progress: bool = False
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -253,8 +254,8 @@ def _chunk(chunk: Any) -> Chunk:
     finish = chunk.finish
     tokens = _token_infos(chunk.tokens) if chunk.tokens.n_entries else ()
     prompt_info = _token_infos(chunk.prompt_info) if chunk.prompt_info.n_entries else ()
-    if finish == _UNFINISHED:
-        return Chunk(chunk.index, text, chunk.n_tokens, tokens=tokens, prompt_info=prompt_info)
+    if finish == _UNFINISHED and not tokens and not prompt_info and chunk.read_tokens < 0:
+        return Chunk(chunk.index, text, chunk.n_tokens)
     return Chunk(
         chunk.index,
         text,
@@ -269,6 +270,7 @@ def _chunk(chunk: Any) -> Chunk:
         chunk.slot,
         tokens=tokens,
         prompt_info=prompt_info,
+        read_tokens=chunk.read_tokens,
         vector=bytes(_buffer(chunk.vector, _FLOAT_BYTES * chunk.n_vector)) if chunk.n_vector else b"",
     )
 
@@ -335,8 +337,15 @@ class NativeEngine:
         return bytes(ffi.buffer(text.data, text.size))
 
     def control_tokens(self) -> list[int]:
-        handle, is_control = self._open_handle(), lib.corosrv_token_is_control
-        return [token for token in range(self.info().n_vocab) if is_control(handle, token)]
+        return self._tokens_that(lib.corosrv_token_is_control)
+
+    def end_tokens(self) -> list[int]:
+        """Those that end an answer."""
+        return self._tokens_that(lib.corosrv_token_is_end)
+
+    def _tokens_that(self, are: Callable[[Any, int], int]) -> list[int]:
+        handle = self._open_handle()
+        return [token for token in range(self.info().n_vocab) if are(handle, token)]
 
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
         """Queues all tasks or none."""
@@ -383,6 +392,7 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
         "scores_prompt": task.scores_prompt,
         "owner": task.owner,
         "adapter_scales": kept("float[]", task.adapter_scales) if task.adapter_scales else ffi.NULL,
+        "tells_progress": task.tells_progress,
         "sampling": {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,

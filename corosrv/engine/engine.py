@@ -206,6 +206,7 @@ class Engine:
                 scores_prompt=job.scores_prompt,
                 owner=owner,
                 adapter_scales=scales,
+                tells_progress=job.tells_progress,
             )
             for tokens in prompts
             for answer in range(job.n)

@@ -38,7 +38,7 @@ class EngineVocabulary:
         self.size = info.n_vocab
         self.bos = self._text(info.bos)
         self.eos = self._text(info.eos)
-        self.end_tokens: tuple[int, ...] = (info.eos,) if info.eos >= 0 else ()
+        self.end_tokens = tuple(native.end_tokens())
         self.infill = info.infill
         self.chat_template = template or info.chat_template
         self._markers = [text for token in native.control_tokens() if (text := self._text(token))]

@@ -219,6 +219,7 @@ typedef struct corosrv_task {
   int32_t scores_prompt;       /* 1: the first chunks tell how likely the prompt's tokens were; shares no prefix */
   uint64_t owner;              /* prefixes are shared among tasks of the same owner only */
   const float* adapter_scales; /* how much of each LoRA adapter, as many as were loaded; NULL: nothing of any */
+  int32_t tells_progress; /* 1: a chunk before anything of the prompt is computed, and one after each piece of it */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
@@ -243,8 +244,9 @@ typedef struct corosrv_chunk {
   int32_t finish;   /* corosrv_finish */
   int32_t prompt_tokens;
   int32_t cached_tokens; /* of these, how many were not computed for this task */
-  double prompt_ms;      /* from the slot to the first token; in the terminal chunk, as decode_ms */
-  double decode_ms;      /* from the first token to the last */
+  int32_t read_tokens;   /* of these, how many have been read; -1 where tells_progress does not want it told */
+  double prompt_ms;      /* from the slot to the first token, or to now where there is none */
+  double decode_ms;      /* from the first token to the last so far */
   const char* text;      /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
   size_t text_size;
   const float* vector;        /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */
@@ -281,13 +283,18 @@ typedef struct corosrv_stats {
   uint64_t generated_tokens;
   uint64_t steps;
   uint64_t eventfd_writes;
-  uint64_t preempted; /* times that a task lost its slot and went on later */
-  double step_s;      /* seconds spent in steps */
-  int32_t slots;      /* in all */
-  int32_t running;    /* slots in use */
-  int32_t waiting;    /* tasks without a slot */
-  int32_t paused;     /* with or without a slot, and waiting for their reader to be read */
-  int32_t readers;    /* alive, on either side */
+  uint64_t preempted;    /* times that a task lost its slot and went on later */
+  uint64_t later_tokens; /* of ended tasks, generated behind their first one: those that decode_s went into */
+  uint64_t slot_steps;   /* slots in use, summed over the steps */
+  uint64_t longest_task; /* tokens of one, its prompt included */
+  double step_s;         /* seconds spent in steps */
+  double prompt_s;       /* of ended tasks: from the slot to the first token */
+  double decode_s;       /* of ended tasks: from the first token to the last */
+  int32_t slots;         /* in all */
+  int32_t running;       /* slots in use */
+  int32_t waiting;       /* tasks without a slot */
+  int32_t paused;        /* with or without a slot, and waiting for their reader to be read */
+  int32_t readers;       /* alive, on either side */
   int32_t cache_entries;
   uint64_t cache_bytes; /* of saved prefixes */
   corosrv_histogram queue_wait;
@@ -324,6 +331,9 @@ int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, coros
 
 /* 1 when the token is a control token (`<|im_start|>`), 0 otherwise. Any thread. */
 int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
+
+/* 1 when the token ends an answer, 0 otherwise. Any thread. */
+int corosrv_token_is_end(corosrv_engine* engine, int32_t token);
 
 /* Queues all tasks or none. The reader is the caller's, to be closed by it. Any thread; compiles the grammars, which
  * takes up to some milliseconds for each that is different. */

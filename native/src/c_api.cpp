@@ -270,6 +270,7 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.max_ms = from.max_ms;
   task.scores_prompt = from.scores_prompt != 0;
   task.kin = {from.owner, to_adapters(from.adapter_scales, model.n_adapters)};
+  task.tells_progress = from.tells_progress != 0;
   return task;
 }
 
@@ -325,6 +326,7 @@ corosrv_chunk to_chunk(const Chunk& from) {
   chunk.finish = to_finish(from.finish);
   chunk.prompt_tokens = from.prompt_tokens;
   chunk.cached_tokens = from.cached_tokens;
+  chunk.read_tokens = from.read_tokens;
   chunk.prompt_ms = from.prompt_ms;
   chunk.decode_ms = from.decode_ms;
   chunk.text = from.text.data();
@@ -377,6 +379,14 @@ const Backend* ready_backend(corosrv_engine* engine, Status& status) {
   const Backend* backend = engine->engine->backend();
   if (backend == nullptr) status = Status(COROSRV_NOT_READY, "the model is not loaded yet");
   return backend;
+}
+
+// The model's vocabulary, or null where it has no such token.
+const Vocabulary* vocabulary_with(corosrv_engine* engine, Token token) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  const bool is_known = backend != nullptr && token >= 0 && token < backend->vocabulary().size();
+  return is_known ? &backend->vocabulary() : nullptr;
 }
 
 }  // namespace
@@ -478,10 +488,13 @@ int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, coros
 }
 
 int corosrv_token_is_control(corosrv_engine* engine, int32_t token) {
-  Status status = Status::ok();
-  const Backend* backend = ready_backend(engine, status);
-  if (backend == nullptr || token < 0 || token >= backend->vocabulary().size()) return 0;
-  return backend->vocabulary().is_control(token) ? 1 : 0;
+  const Vocabulary* vocabulary = vocabulary_with(engine, token);
+  return vocabulary != nullptr && vocabulary->is_control(token) ? 1 : 0;
+}
+
+int corosrv_token_is_end(corosrv_engine* engine, int32_t token) {
+  const Vocabulary* vocabulary = vocabulary_with(engine, token);
+  return vocabulary != nullptr && vocabulary->is_end_of_generation(token) ? 1 : 0;
 }
 
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,

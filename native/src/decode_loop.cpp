@@ -149,6 +149,7 @@ void DecodeLoop::step() {
   scheduler_.admit(begin);
   sharing_.close_gaps(scheduler_);
   sharing_.begin(scheduler_);
+  signal();  // whoever wants to hear of it hears that its prompt is about to be read
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
@@ -158,6 +159,7 @@ void DecodeLoop::step() {
   const double step_s = seconds(Clock::now() - begin);
   budget_.observe(plan.n_decode, plan.n_prompt, step_s);
   ++stats_.steps;
+  stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
 }
 

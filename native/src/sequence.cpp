@@ -58,6 +58,7 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       // Who wants the vectors or the scores of all tokens has to have them computed.
       shares_prefix_(submission.task.share_prefix && !submission.task.vectors && !submission.task.scores_prompt),
       scores_prompt_(submission.task.scores_prompt),
+      tells_progress_(submission.task.tells_progress),
       n_top_(static_cast<size_t>(std::max(submission.task.sampling.n_probs, 0))),
       max_s_(submission.task.max_ms / 1000),
       kin_(std::move(submission.task.kin)),
@@ -97,6 +98,7 @@ void Sequence::begin(int32_t n_held) {
   if (was_started()) return;
   n_read_ = n_cached_ = n_held;
   stats_.cached_tokens += static_cast<uint64_t>(n_held);
+  if (tells_progress_) emit({});
 }
 
 void Sequence::computed(int32_t n_tokens) {
@@ -110,7 +112,7 @@ void Sequence::computed(int32_t n_tokens) {
     enter(State::kDecoding);
     if (is_at_limit()) return finish(Finish::kLength);
   }
-  if (!scores_.is_empty()) emit({});
+  if (!scores_.is_empty() || tells_progress_) emit({});
 }
 
 TokenList Sequence::score(int32_t position, const float* logits) const {
@@ -196,11 +198,20 @@ bool Sequence::is_at_limit() const {
   return n_tokens() >= context_ || (max_tokens_ >= 0 && n_generated() >= max_tokens_);
 }
 
-// What has not been sent, but for the text.
+// What has not been sent, but for the text, and how far the task is.
 Chunk Sequence::make_chunk() {
   Chunk chunk;
   chunk.index = index_;
   chunk.n_tokens = std::exchange(n_unsent_, 0);
+  chunk.prompt_tokens = n_prompt_;
+  chunk.cached_tokens = n_cached_;
+  if (tells_progress_) chunk.read_tokens = n_read_;
+  if (n_generated() > 0) {
+    chunk.prompt_ms = milliseconds(first_token_ - started_);
+    chunk.decode_ms = milliseconds(last_token_ - first_token_);
+  } else if (n_read_ > n_cached_) {
+    chunk.prompt_ms = milliseconds(Clock::now() - started_);
+  }
   if (TokenList tokens = text_.take_tokens(); !tokens.is_empty()) {
     chunk.tokens = std::make_unique<TokenList>(std::move(tokens));
   }
@@ -214,6 +225,13 @@ void Sequence::emit(std::string text) {
   signals_.push(reader_, std::move(chunk));
 }
 
+void Sequence::count(const Chunk& last) {
+  stats_.prompt_s += last.prompt_ms / 1000;
+  stats_.decode_s += last.decode_ms / 1000;
+  stats_.later_tokens += static_cast<uint64_t>(std::max(n_generated() - 1, 0));
+  stats_.longest_task = std::max(stats_.longest_task, static_cast<uint64_t>(n_tokens()));
+}
+
 void Sequence::finish(Finish finish, const std::string& message, const char* code) {
   if (state_ == State::kDone) return;  // exactly one terminal chunk, whoever ends it again (I4)
   enter(State::kDone);
@@ -225,16 +243,8 @@ void Sequence::finish(Finish finish, const std::string& message, const char* cod
 
   Chunk chunk = make_chunk();
   chunk.finish = finish;
-  chunk.prompt_tokens = n_prompt_;
-  chunk.cached_tokens = n_cached_;
-  if (n_generated() > 0) {
-    chunk.prompt_ms = milliseconds(first_token_ - started_);
-    chunk.decode_ms = milliseconds(last_token_ - first_token_);
-  }
-  if (wants_vectors() && finish == Finish::kStop) {
-    chunk.vector = pooler_->result();
-    chunk.prompt_ms = milliseconds(Clock::now() - started_);
-  }
+  count(chunk);
+  if (wants_vectors() && finish == Finish::kStop) chunk.vector = pooler_->result();
   chunk.text = finish == Finish::kError ? message : std::move(held);
   if (text_.has_stopped()) chunk.stopping_word = text_.stopping_word();
   chunk.code = code;

@@ -96,6 +96,7 @@ class Sequence {
   void finish_without_token();
   void emit(std::string text);
   Chunk make_chunk();
+  void count(const Chunk& last);
   bool is_at_limit() const;
   bool was_started() const { return n_read_ > 0; }
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
@@ -111,6 +112,7 @@ class Sequence {
   const int32_t context_;
   const bool shares_prefix_;
   const bool scores_prompt_;
+  const bool tells_progress_;
   const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
   const double max_s_;  // of generating; 0 is no limit
   const Kin kin_;

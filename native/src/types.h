@@ -96,6 +96,7 @@ struct Task {
   double max_ms = 0;                  // of generating, from the first token on; 0: no limit
   bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
   Kin kin;                            // with whom it may share
+  bool tells_progress = false;        // of reading the prompt, in chunks without text
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };
@@ -107,6 +108,7 @@ struct Chunk {
   Finish finish = Finish::kUnfinished;
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;
+  int32_t read_tokens = -1;  // of the prompt; -1: not told
   double prompt_ms = 0;
   double decode_ms = 0;
   std::string text;

@@ -357,6 +357,47 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
   CHECK_EQ(stats.ttft.buckets[5], uint64_t{1});        // at most 32 ms
   CHECK_EQ(stats.itl.buckets[4], uint64_t{1});         // at most 16 ms
   CHECK_EQ(stats.itl.buckets[5], uint64_t{1});
+  CHECK_EQ(stats.prompt_s, 0.02);
+  CHECK_EQ(stats.decode_s, 0.04);
+  CHECK_EQ(stats.later_tokens, uint64_t{2});
+  CHECK_EQ(stats.longest_task, uint64_t{4});
+}
+
+TEST("progress is told before the prompt is read, and after each piece of it") {
+  Task task = make_task('p', 10, 1);
+  task.tells_progress = true;
+  corosrv_stats stats{};
+  Signals signals;
+  const ByteVocabulary vocabulary;
+  const auto reader = make_reader();
+  Sequence sequence({std::move(task), reader, Clock::now()}, vocabulary, 100, signals, stats);
+  std::vector<int32_t> told;
+  const auto look = [&] {
+    std::vector<Chunk> taken;
+    reader->take(taken);
+    REQUIRE(taken.size() == 1);
+    CHECK_EQ(taken[0].prompt_tokens, 10);
+    CHECK_EQ(taken[0].cached_tokens, 2);
+    CHECK_EQ(taken[0].n_tokens, 0);
+    told.push_back(taken[0].read_tokens);
+  };
+
+  sequence.start(0, Clock::now());
+  sequence.begin(2);
+  look();
+  sequence.computed(5);
+  look();
+  sequence.computed(3);
+  look();
+
+  CHECK(told == (std::vector<int32_t>{2, 7, 10}));
+}
+
+TEST("nobody is told of progress who does not ask") {
+  Driven driven{make_task('p', 10, 1)};
+  driven.prefill();
+
+  CHECK_EQ(driven.answer().n_chunks, 0);
 }
 
 TEST("what a slot held already is not computed, and reported as cached") {
