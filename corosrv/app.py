@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,7 @@ from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
 from corosrv.http import access, connection, front, health, loading, metrics, operation
 from corosrv.http.client import ClientWatch
+from corosrv.http.llamacpp_metrics import LlamaCollector
 from corosrv.llamacpp import routes as llamacpp_routes
 from corosrv.llamacpp.props import Switches
 from corosrv.models import ModelPool
@@ -48,10 +50,12 @@ class Server:
         self.worker = ModelPool(settings, watch=lambda on_gone: ClientWatch(request.environ, on_gone))
         self._stats = metrics.HttpStats()
         self._stats.registry.register(metrics.EngineCollector(self.worker))
+        self._stats.registry.register(LlamaCollector(self.worker))
         self._keys = access.Keys(settings.keys)
         self._origins = access.Origins(settings.origins)
         self._is_started = False
         self._has_told = False
+        self._started_at = int(time.time())
         self.blueprint = self._blueprint()
 
     def start(self) -> None:
@@ -123,7 +127,9 @@ class Server:
         def exposition() -> Response:
             if not settings.metrics:
                 return errors.http_response(501, "metrics are switched off (COROSRV_METRICS=0)")
-            return Response(metrics.exposition(self._stats), content_type=metrics.CONTENT_TYPE)
+            answer = Response(metrics.exposition(self._stats), content_type=metrics.CONTENT_TYPE)
+            answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
+            return answer
 
         return whole
 

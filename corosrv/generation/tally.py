@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from corosrv.errors import JobFailed
@@ -28,6 +28,10 @@ class Tally:
         self.decode_ms = max(self.decode_ms, chunk.decode_ms)
         if chunk.index % self.n == 0:
             self.cached_tokens += chunk.cached_tokens
+
+    def as_of(self, chunk: Chunk) -> Tally:
+        """Of a single task, when this chunk was made, which is not its last one."""
+        return replace(self, cached_tokens=chunk.cached_tokens, prompt_ms=chunk.prompt_ms, decode_ms=chunk.decode_ms)
 
     def timings(self) -> dict[str, Any]:
         """As llama-server reports them; rates leave out the first token, which comes from the prompt's batch."""

@@ -29,13 +29,14 @@ class Shown:
 class _Task:
     """One task's answer so far."""
 
-    __slots__ = ("content", "has_new_line", "probs", "tally", "tokens")
+    __slots__ = ("content", "has_new_line", "probs", "tally", "tokens", "told")
 
     def __init__(self, prompt_tokens: int) -> None:
         self.content: list[str] = []
         self.tokens: list[int] = []
         self.probs: list[TokenInfo] = []
         self.has_new_line = False
+        self.told = -1  # of the prompt's tokens, how many have been told to be read
         self.tally = Tally(prompt_tokens, 1)
 
     def add(self, chunk: Chunk) -> None:
@@ -77,7 +78,11 @@ class NativeAnswer:
         sent = b""
         for chunk in chunks:
             check(chunk, sent)
-            self._tasks[chunk.index].add(chunk)
+            task = self._tasks[chunk.index]
+            if chunk.read_tokens > task.told:
+                task.told = chunk.read_tokens
+                sent += events.event(self._progress(chunk))
+            task.add(chunk)
             if chunk.text or (chunk.tokens and chunk.finish is None):
                 sent += events.event(self._partial(chunk))
             if chunk.finish is not None:
@@ -86,6 +91,18 @@ class NativeAnswer:
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)
+
+    def _progress(self, chunk: Chunk) -> dict[str, Any]:
+        """How much of the prompt has been read, in an event without text."""
+        reading = Tally(chunk.read_tokens, 1, 0, chunk.cached_tokens, chunk.prompt_ms)
+        progress = {
+            "total": chunk.prompt_tokens,
+            "cache": chunk.cached_tokens,
+            "processed": chunk.read_tokens,
+            "time_ms": round(chunk.prompt_ms),
+        }
+        empty = self._partial(Chunk(chunk.index, "", 0)) | {"timings": reading.timings()}
+        return empty | {"prompt_progress": progress}
 
     def _partial(self, chunk: Chunk) -> dict[str, Any]:
         tally = self._tasks[chunk.index].tally
@@ -99,8 +116,8 @@ class NativeAnswer:
             "tokens_evaluated": tally.prompt_tokens,
         }
         if self._shown.timings_per_token:
-            members["timings"] = tally.timings()
-        if self._shown.probs:
+            members["timings"] = tally.as_of(chunk).timings()
+        if self._shown.probs and chunk.tokens:
             members["completion_probabilities"] = list(map(self._show_token, chunk.tokens))
         return members
 

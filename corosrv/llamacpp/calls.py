@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -81,6 +82,8 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
     if post_sampling and not n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
     job = fields.job(body, asked, defaults, body.n or body.n_cmpl or 1, least_tokens=0)
+    if body.return_progress and body.stream:
+        job = replace(job, tells_progress=True)
     if n_probs or body.stream or body.return_tokens:
         return fields.with_tokens(job, n_probs, post_sampling)
     return job

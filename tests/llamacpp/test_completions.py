@@ -226,6 +226,40 @@ def test_each_piece_has_its_tokens_probabilities():
     assert "completion_probabilities" not in end
 
 
+def test_progress_comes_before_the_text_with_what_it_took():
+    reading = [
+        Chunk(0, "", 0, read_tokens=n, prompt_tokens=9, cached_tokens=1, prompt_ms=5.0 * n) for n in (1, 5, 9, 9)
+    ]
+
+    *told, piece, _ = events(*reading, HELLO[0], last(0), return_progress=True)
+
+    assert [event["prompt_progress"] for event in told] == [
+        {"total": 9, "cache": 1, "processed": 1, "time_ms": 5},
+        {"total": 9, "cache": 1, "processed": 5, "time_ms": 25},
+        {"total": 9, "cache": 1, "processed": 9, "time_ms": 45},
+    ]
+    assert [event["timings"]["prompt_n"] for event in told] == [0, 4, 8]
+    assert [event["content"] for event in told] == ["", "", ""]
+    assert (piece["content"], "prompt_progress" in piece) == ("Hel", False)
+
+
+def test_progress_is_for_streams():
+    assert job(return_progress=True, stream=True).tells_progress
+    assert not job(return_progress=True).tells_progress
+
+
+def test_each_piece_may_come_with_the_timings_so_far():
+    timed = {"cached_tokens": 1, "prompt_ms": 10.0, "decode_ms": 20.0}
+    pieces = [Chunk(0, "a", 1, tokens=(token(5, b"a"),), **timed), Chunk(0, "b", 1, tokens=(token(6, b"b"),), **timed)]
+
+    first, second, end = events(*pieces, last(0), timings_per_token=True)
+
+    assert (first["timings"]["predicted_n"], first["timings"]["predicted_per_second"]) == (1, 0.0)
+    assert (second["timings"]["predicted_n"], second["timings"]["predicted_per_second"]) == (2, 50.0)
+    assert (first["timings"]["cache_n"], end["timings"]["cache_n"]) == (1, 1)
+    assert "timings" not in events(*pieces, last(0))[0]
+
+
 def test_every_task_of_a_stream_has_its_end():
     streamed = events(
         chunk(1, token(5, b"b")), last(1), chunk(0, token(6, b"a")), last(0), prompt=["x", "y"], n_prompts=2
@@ -306,7 +340,7 @@ def test_what_is_banned_is_among_the_biases():
         ("return_tokens", 1),
         ("prompt", []),
         ("prompt", None),
-        ("return_progress", True),
+        ("return_progress", 1),
         ("n_indent", 2),
         ("json_schema", 5),
     ],
