@@ -12,11 +12,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import gevent
-from flask import Blueprint, Flask, Response, current_app, g, request
+from flask import Blueprint, Flask, Response, current_app, g, has_request_context, request
 from gevent._hub_local import get_hub_if_exists
 from werkzeug.exceptions import HTTPException
 
@@ -47,7 +48,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.worker = ModelPool(settings, watch=lambda on_gone: ClientWatch(request.environ, on_gone))
+        self.worker = ModelPool(settings, watch=_watch)
         self._stats = metrics.HttpStats()
         self._stats.registry.register(metrics.EngineCollector(self.worker))
         self._stats.registry.register(LlamaCollector(self.worker))
@@ -191,6 +192,11 @@ def create_app(settings: Settings) -> Flask:
     if threading.current_thread() is threading.main_thread():
         _stop_on_sigterm(server)
     return app
+
+
+def _watch(on_gone: Callable[[], None]) -> ClientWatch:
+    """Of the request at hand, if there is one."""
+    return ClientWatch(request.environ if has_request_context() else {}, on_gone)
 
 
 def _http_error(error: HTTPException) -> Response:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 from flask import Blueprint, Response, g
 
-from corosrv.anthropic import calls, errors, schema
+from corosrv.anthropic import calls, described, errors, schema
 from corosrv.errors import CorosrvError
 from corosrv.generation import unsupported
 from corosrv.generation.exchange import Call, Desk
@@ -21,10 +21,12 @@ def blueprint(desk: Desk) -> Blueprint:
     routes = Blueprint("anthropic", __name__)
 
     @routes.post("/v1/messages")
+    @described.messages
     def create() -> Response:
         return desk.answer(call(schema.decoder))
 
     @routes.post("/v1/messages/count_tokens")
+    @described.count
     def count() -> Response:
         return reply.json_response({"input_tokens": desk.count(call(schema.prompt_decoder))})
 

@@ -32,6 +32,15 @@ chat = operation(
         },
     },
 )
+count = operation(
+    "Chat",
+    "Count a conversation's tokens",
+    "As many as `prompt_tokens` would be in its usage.",
+    body=ChatBody,
+    answer=shapes.InputTokens,
+    statuses=GENERATES,
+    examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
+)
 completion = operation(
     "Text",
     "Continue a prompt",

@@ -31,6 +31,7 @@ def blueprint(desk: Desk) -> Blueprint:
         return chat_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model))
 
     @routes.post("/v1/chat/completions/input_tokens")
+    @described.count
     def count() -> Response:
         return json_response(input_tokens(desk.count(chat_call())))
 

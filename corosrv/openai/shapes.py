@@ -187,3 +187,10 @@ class ModelList(msgspec.Struct):
 
     object: Literal["list"]
     data: list[ListedModel]
+
+
+class InputTokens(msgspec.Struct):
+    """How many tokens an input has for the model."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

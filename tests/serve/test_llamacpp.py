@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.server import Server, Servers
+from tests.serve.server import Server
 from tests.serve.wire import CHAT, Answer, Connection, events
 
 pytestmark = pytest.mark.model

@@ -11,7 +11,7 @@ from corosrv.http import access, reply
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
 from corosrv.openai.fields import input_tokens
-from corosrv.openai.responses import calls, schema
+from corosrv.openai.responses import calls, described, schema
 from corosrv.openai.responses.store import ResponseStore, Shelf
 
 
@@ -21,14 +21,17 @@ def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
+    @described.respond
     def respond() -> Response:
         return desk.answer(call())
 
     @routes.post("/v1/responses/input_tokens")
+    @described.count
     def count() -> Response:
         return json_response(input_tokens(desk.count(call())))
 
     @routes.get("/v1/responses/<id>")
+    @described.read
     def read(id: str) -> Response:
         for name in ("stream", "starting_after", "include"):
             if request.args.get(name, "false") != "false":
@@ -36,6 +39,7 @@ def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
         return json_response(shelf().get(id).response)
 
     @routes.delete("/v1/responses/<id>")
+    @described.delete
     def delete(id: str) -> Response:
         shelf().drop(id)
         return json_response({"id": id, "object": "response", "deleted": True})

@@ -1,0 +1,39 @@
+"""What the Responses API says about itself in the API's document."""
+
+from __future__ import annotations
+
+from corosrv.http.operation import GENERATES, operation
+from corosrv.openai.responses import schema, shapes
+from corosrv.openai.shapes import InputTokens
+
+_TAG = "Responses"
+_ID = {"id": "a response's id"}
+
+respond = operation(
+    _TAG,
+    "Answer an input",
+    "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it.",
+    body=schema.ResponseBody,
+    answer=shapes.ResponseAnswer,
+    events=shapes.ResponseEvent,
+    statuses=GENERATES,
+    examples={
+        "A question": {"input": "Name three colours.", "max_output_tokens": 64},
+        "Streamed": {
+            "instructions": "You answer in one sentence.",
+            "input": "Why is the sky blue?",
+            "max_output_tokens": 64,
+            "stream": True,
+        },
+    },
+)
+count = operation(
+    _TAG,
+    "Count an input's tokens",
+    body=schema.ResponseBody,
+    answer=InputTokens,
+    statuses=GENERATES,
+    examples={"A question": {"input": "Name three colours."}},
+)
+read = operation(_TAG, "Read a stored response", answer=shapes.ResponseAnswer, statuses=(400, 404), parameters=_ID)
+delete = operation(_TAG, "Delete a stored response", answer=shapes.DeletedResponse, statuses=(404,), parameters=_ID)
