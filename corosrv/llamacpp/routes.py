@@ -10,7 +10,7 @@ from corosrv.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.generation.exchange import Desk
 from corosrv.http.reply import json_response
 from corosrv.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
-from corosrv.llamacpp import calls, props, schema, slots, tokens
+from corosrv.llamacpp import calls, described, props, schema, slots, tokens
 from corosrv.llamacpp.props import Switches
 from corosrv.openai import errors
 from corosrv.openai.chat import calls as chat_calls
@@ -44,6 +44,7 @@ def _asked_model() -> str | None:
 def _add_completions(routes: Blueprint, desk: Desk) -> None:
     @routes.post("/completion")
     @routes.post("/completions", endpoint="completions")
+    @described.complete
     def complete() -> Response:
         sent = desk.read()
         body = desk.decode(sent, schema.completion_decoder)
@@ -51,6 +52,7 @@ def _add_completions(routes: Blueprint, desk: Desk) -> None:
         return desk.answer(calls.completion(body, unsupported, desk.defaults, *_model(desk, body.model)))
 
     @routes.post("/infill")
+    @described.infill
     def infill() -> Response:
         sent = desk.read()
         body = desk.decode(sent, schema.infill_decoder)
@@ -60,16 +62,19 @@ def _add_completions(routes: Blueprint, desk: Desk) -> None:
 
 def _add_tokens(routes: Blueprint, desk: Desk) -> None:
     @routes.post("/tokenize")
+    @described.tokenize
     def tokenize() -> Response:
         body = desk.decode(desk.read(), schema.tokenize_decoder)
         return json_response(tokens.tokenize(body, desk.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
+    @described.detokenize
     def detokenize() -> Response:
         body = desk.decode(desk.read(), schema.detokenize_decoder)
         return json_response(tokens.detokenize(body, desk.worker.vocabulary(body.model)))
 
     @routes.post("/apply-template")
+    @described.apply_template
     def apply_template() -> Response:
         sent = desk.read()
         body = desk.decode(sent, chat_schema.decoder)
@@ -83,11 +88,13 @@ def _add_tokens(routes: Blueprint, desk: Desk) -> None:
 
 def _add_server(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Switches) -> None:
     @routes.get("/props")
+    @described.get_props
     def get_props() -> Response:
         card, vocabulary = _model(desk, _asked_model())
         return json_response(props.describe(card, vocabulary, desk.defaults, switches))
 
     @routes.post("/props")
+    @described.set_props
     def set_props() -> Response:
         if not switches.props:
             raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
@@ -96,11 +103,13 @@ def _add_server(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Sw
         return json_response({"success": True})
 
     @routes.get("/lora-adapters")
+    @described.get_adapters
     def get_adapters() -> Response:
         listed = worker.adapters(_asked_model())
         return json_response([{"id": one.id, "path": one.name, "scale": one.scale} for one in listed])
 
     @routes.post("/lora-adapters")
+    @described.set_adapters
     def set_adapters() -> Response:
         asked = desk.decode(desk.read(), schema.adapters_decoder)
         worker.set_adapters(_asked_model(), {one.id: one.scale for one in asked})
@@ -111,6 +120,7 @@ def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Swi
     files = slots.SlotFiles(worker, switches.slot_save_path)
 
     @routes.get("/slots")
+    @described.get_slots
     def get_slots() -> Response:
         if not switches.slots:
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
@@ -121,6 +131,7 @@ def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Swi
         return json_response([slots.describe(state, card) for state in states])
 
     @routes.post("/slots/<slot>")
+    @described.change_slot
     def change_slot(slot: str) -> Response:
         if not switches.slot_save_path:
             raise NotOffered("slots are not kept in files here: set COROSRV_SLOT_SAVE_PATH to a folder")

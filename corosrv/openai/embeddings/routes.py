@@ -9,7 +9,7 @@ from corosrv.generation import vectors
 from corosrv.generation.exchange import Desk
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
-from corosrv.openai.embeddings import answers, jobs, schema
+from corosrv.openai.embeddings import answers, described, jobs, schema
 
 
 def blueprint(desk: Desk, is_on: bool) -> Blueprint:
@@ -23,6 +23,7 @@ def blueprint(desk: Desk, is_on: bool) -> Blueprint:
             raise NotOffered("embeddings are switched off (COROSRV_EMBEDDINGS=0)")
 
     @routes.post("/v1/embeddings")
+    @described.embed
     def embed() -> Response:
         body = desk.decode(desk.read(), schema.decoder)
         card = desk.worker.card(body.model)
@@ -33,6 +34,7 @@ def blueprint(desk: Desk, is_on: bool) -> Blueprint:
 
     @routes.post("/embedding")
     @routes.post("/embeddings", endpoint="native_embeddings")
+    @described.embed_native
     def embed_native() -> Response:
         body = desk.decode(desk.read(), schema.native_decoder)
         job = jobs.native_job(body, desk.worker.card(body.model), desk.worker.vocabulary(body.model))

@@ -8,7 +8,7 @@ from corosrv.generation import vectors
 from corosrv.generation.exchange import Desk
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
-from corosrv.openai.rerank import answers, jobs, schema
+from corosrv.openai.rerank import answers, described, jobs, schema
 
 
 def blueprint(desk: Desk) -> Blueprint:
@@ -19,6 +19,7 @@ def blueprint(desk: Desk) -> Blueprint:
     @routes.post("/rerank", endpoint="short")
     @routes.post("/v1/reranking", endpoint="reranking")
     @routes.post("/reranking", endpoint="reranking_short")
+    @described.rerank
     def rerank() -> Response:
         body = desk.decode(desk.read(), schema.decoder)
         card = desk.worker.card(body.model)
