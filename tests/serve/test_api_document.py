@@ -45,7 +45,7 @@ def n_passed(told: str) -> int:
 @pytest.mark.slow
 def test_strange_requests_find_nothing(keyed: Server, tmp_path: Path) -> None:
     """Schemathesis with all its checks but one: not all that a body has to be can be said in a schema, and so what
-    fits the schema may still be refused with 400. `--phases examples,coverage,fuzzing -n 100` looks longer, for minutes."""
+    fits the schema may still be refused with 400. `--phases examples,coverage,fuzzing -n 100` takes minutes."""
     command = [
         str(BIN / "schemathesis"), "--config-file", str(CONFIG), "run", f"http://127.0.0.1:{keyed.port}/openapi.json",
         "--header", f"Authorization: Bearer {KEY}", "--checks", "all",
