@@ -6,6 +6,7 @@ PORT   ?= 8080
 
 BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
 NATIVE   := $(wildcard native/src/*) native/include/corosrv.h native/build_native.py
 CLANGFMT := $(BIN)/clang-format
@@ -19,7 +20,7 @@ install: $(INSTALLED)
 run: $(INSTALLED)
 	$(BIN)/corosrv serve --host $(HOST) --port $(PORT)
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(CLIENTS)
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(INSTALLED)
@@ -42,6 +43,12 @@ load: $(INSTALLED)
 # Side by side with llama-server: the tables and plots in bench/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+
+# Other people's clients, for the tests, where they cannot share an environment with the newest openai.
+$(CLIENTS): tests/clients/requirements.txt
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build
