@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 from tests.clients.conftest import KEY, MODEL, says_something
@@ -82,3 +82,13 @@ def test_with_structured_output(server: Server, method: Any) -> None:
     reader = model(server, max_tokens=60).with_structured_output(Person, method=method)
 
     assert isinstance(reader.invoke(PERSON), Person)
+
+
+def test_embeddings(server: Server) -> None:
+    # Without the check: it would cut texts by another model's tokens, whose table it fetches.
+    embeddings = OpenAIEmbeddings(base_url=server.url, api_key=KEY, model=MODEL, check_embedding_ctx_length=False)
+
+    documents = embeddings.embed_documents(["a cat", "tax law"])
+
+    assert len(documents) == 2
+    assert embeddings.embed_query("a cat") == pytest.approx(documents[0], abs=1e-3)

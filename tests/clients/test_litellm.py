@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
 
 PROGRAM = str(Path(__file__).with_name("with_litellm.py"))
 TALK = ("chat", "stream", "many", "claude", "claude_stream", "response")
-SHAPE = ("tool", "claude_tool", "schema")
+SHAPE = ("tool", "claude_tool", "schema", "embedding")
 WRONG = ("refused", "unknown_key")
 
 
@@ -60,6 +60,12 @@ def test_every_way_of_asking_gives_the_same_answer(came: dict[str, Any]) -> None
 @pytest.mark.parametrize("name", ["tool", "claude_tool", "schema"])
 def test_what_has_a_schema_follows_it(came: dict[str, Any], name: str) -> None:
     assert Person.model_validate_json(came[name])
+
+
+def test_embeddings(came: dict[str, Any]) -> None:
+    first, second = came["embedding"]
+
+    assert first == second > 100
 
 
 def test_errors_are_the_clients_own(came: dict[str, Any]) -> None:

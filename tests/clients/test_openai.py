@@ -210,7 +210,18 @@ def test_the_tokens_of_a_response_are_counted(client: openai.OpenAI) -> None:
     assert counted.input_tokens == response.usage.input_tokens
 
 
-# Models
+# Embeddings and models
+
+
+def test_embeddings(client: openai.OpenAI) -> None:
+    texts = ["a cat", "a kitten", "tax law"]
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    plain = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+
+    assert [one.index for one in answer.data] == [0, 1, 2]
+    assert len(answer.data[0].embedding) > 100
+    for ours, theirs in zip(answer.data, plain.data, strict=True):
+        assert ours.embedding == pytest.approx(theirs.embedding, abs=1e-4)
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -74,6 +74,11 @@ def schema() -> Any:
     return litellm.completion(**WHO, response_format=wanted).choices[0].message.content
 
 
+def embedding() -> Any:
+    answer = litellm.embedding(model=ASK["model"], input=["a cat", "tax law"], api_base=BASE, api_key=KEY)
+    return [len(one["embedding"]) for one in answer.data]
+
+
 def refused() -> Any:
     try:
         litellm.completion(**ASK, temperature=-1)
