@@ -45,7 +45,7 @@ class Anything:
     def object(self, depth: int | None = None) -> str:
         depth = self._limits.value_depth if depth is None else depth
         self._book.shared("space", SPACE_RULE)
-        member = self._book.shared(f"member-{depth}", pair(self.key(), self.value(depth - 1)))
+        member = self._book.shared(f"member-{depth}", pair(f'{self.key()} ":"', self.value(depth - 1)))
         inside = members((), member, self._limits.extra_properties, 0, self._limits.extra_properties, self._book.common)
         return self._book.shared(f"object-{depth}", inside.within("{", "}"))
 

@@ -52,11 +52,16 @@ class Chars:
         is_one = len(self.ranges) == 1 and self.ranges[0][0] == self.ranges[0][1]
         return chr(self.ranges[0][0]) if is_one else ""
 
+    @property
+    def is_plain(self) -> bool:
+        """One character, which stands for itself."""
+        return bool(self.single) and ord(self.single) in RAW
+
     def in_json(self) -> tuple[list[str], list[str]]:
         """Alternatives for one of these characters between the quotes of a JSON string: as it is, and escaped."""
+        if self.is_plain:
+            return [literal(self.single)], []
         raw = self & RAW
-        if raw == self and (char := self.single):
-            return [literal(char)], []
         escaped = [literal(f"\\{chr(code)}") for code in (_QUOTE, _BACKSLASH) if code in self]
         escaped += [literal(f"\\{letter}") for code, letter in _SHORT_ESCAPES.items() if code in self]
         others = (self & CONTROLS).ranges

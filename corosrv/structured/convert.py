@@ -15,7 +15,7 @@ from corosrv.structured.anything import BOOLEAN, NULL, Anything
 from corosrv.structured.book import RuleBook
 from corosrv.structured.check import check, is_whole
 from corosrv.structured.disjoint import excludes
-from corosrv.structured.gbnf import Rules, either, json_literal
+from corosrv.structured.gbnf import Rules, either, json_literal, sequence
 from corosrv.structured.limits import Limits
 from corosrv.structured.merge import Impossible, Schema, Unmergeable, merge, normal, types_of
 from corosrv.structured.objects import SPACE_RULE, Member, elements, members, pair
@@ -229,8 +229,9 @@ class _Converter:
 
     def _enum(self, schema: Schema, place: str) -> str:
         """Those values that what stands beside them allows."""
+        beside = {keyword: value for keyword, value in schema.items() if keyword != "enum"}
         try:
-            values = [value for value in schema["enum"] if admits(schema, value, self._limits, self._seen_flat)]
+            values = [value for value in schema["enum"] if admits(beside, value, self._limits, self._seen_flat)]
         except Undecided as keyword:
             raise self._refused(place, f"'{keyword}' is not supported beside 'enum' or 'const'") from None
         if not values:
@@ -390,7 +391,7 @@ class _Converter:
             at = step(place, "properties", name)
             inner = self._with_patterns(schema, name, inner, place)
             try:
-                found.append(Member(pair(json_literal(name), self._value(inner, at)), name in required))
+                found.append(Member(pair(json_literal(name, ":"), self._value(inner, at)), name in required))
             except Impossible as impossible:
                 if name in required:
                     raise Impossible(f"the required property '{name}' has no value: {impossible}") from None
@@ -429,7 +430,7 @@ class _Converter:
         except Impossible:
             return None
         key = names.other_than(named, self._limits.key_chars, self._book) if named else self._any.key()
-        return self._book.rule(pair(key, value))
+        return self._book.rule(pair(sequence(key, '":"'), value))
 
     def _of_patterns(self, schema: Schema, place: str) -> str | None:
         """Properties of patterns. None where one has a name too: equal keys would come twice, with different values."""
@@ -450,7 +451,7 @@ class _Converter:
                 continue
             least = 1 if node.least == 0 else node.least
             key = strings.of_pattern(*within(node, least, max(least, self._limits.key_chars)), self._book)
-            found.append(self._book.rule(pair(key, value)))
+            found.append(self._book.rule(pair(sequence(key, '":"'), value)))
         if not found:
             return None
         return found[0] if len(found) == 1 else self._book.rule(" | ".join(found))

@@ -22,14 +22,14 @@ def literal(text: str) -> str:
     return f'"{text.translate(_LITERAL)}"'
 
 
-def json_literal(value: Any) -> str:
-    """This JSON value, written in one way.
+def json_literal(value: Any, behind: str = "") -> str:
+    """This JSON value, written in one way, and the text `behind` it.
 
     Raises ValueError for what JSON cannot hold: half a surrogate pair, infinity.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()
-    return literal(text)
+    return literal(text + behind)
 
 
 def char_set(ranges: Iterable[Range], is_negated: bool = False) -> str:

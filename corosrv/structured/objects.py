@@ -11,7 +11,7 @@ from corosrv.structured.gbnf import sequence
 # One blank, or a line end and some indentation: what models write, and never so much that they go on with it for ever.
 SPACE_RULE = '(" " | "\\n" " "{0,16})?'
 COMMA = '"," json-space'
-COLON = '":" " "?'
+BLANK = '" "?'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Rest:
 
 
 def pair(key: str, value: str) -> str:
-    """A member of an object."""
-    return sequence(key, COLON, value)
+    """A member of an object; `key` with its colon."""
+    return sequence(key, BLANK, value)
 
 
 def _repeated(item: str, least: int, most: int, book: Namer) -> Rest:

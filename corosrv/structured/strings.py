@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
 from corosrv.structured.book import RuleBook
 from corosrv.structured.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
-from corosrv.structured.gbnf import NOTHING, QUOTE, either, sequence
+from corosrv.structured.gbnf import NOTHING, QUOTE, either, literal, sequence
 from corosrv.structured.pattern import Choice, Node, One, Repeat, Sequence
 
 _YEAR = "[1-9][0-9]{3}"
@@ -64,11 +67,19 @@ def _inside(node: Node, repeats: int, book: RuleBook) -> str:
         plain, escaped = node.chars.in_json()
         return either([*plain, *([book.rule(" | ".join(escaped))] if len(escaped) > 1 else escaped)])
     if isinstance(node, Sequence):
-        # Literals one after the other are one literal.
-        return sequence(*(_inside(item, repeats, book) for item in node.items)).replace('" "', "")
+        return sequence(*_joined(node.items, repeats, book))
     if isinstance(node, Choice):
         return either(_inside(branch, repeats, book) or NOTHING for branch in node.branches)
     assert isinstance(node, Repeat)
     inside = _inside(node.item, repeats, book)
     item = inside if isinstance(node.item, (One, Choice)) else f"({inside})"
     return book.many(item, node.fewest, node.end(repeats)) if inside else ""
+
+
+def _joined(items: Iterable[Node], repeats: int, book: RuleBook) -> Iterator[str]:
+    """Each item; characters one after the other as one literal."""
+    for are_plain, group in groupby(items, lambda item: isinstance(item, One) and item.chars.is_plain):
+        if are_plain:
+            yield literal("".join(item.chars.single for item in group if isinstance(item, One)))
+        else:
+            yield from (_inside(item, repeats, book) for item in group)
