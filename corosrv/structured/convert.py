@@ -321,7 +321,8 @@ class _Converter:
         node = self._pattern_of(schema, place)
         if node is None:
             return self._any.string(least, most)
-        most = max(least, min(self._limits.string_chars, most if most is not None else self._limits.string_chars))
+        limit = self._limits.matched_chars
+        most = max(least, node.least, limit) if most is None else min(most, max(least, node.least, limit))
         return strings.of_pattern(*within(node, least, most), self._book)
 
     def _pattern_of(self, schema: Schema, place: str) -> Node | None:

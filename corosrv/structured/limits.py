@@ -21,9 +21,10 @@ class Limits:
     pattern_size: int = 10_000  # character sets, with all repetitions written out
 
     # What is generated where the schema sets no end, or a later one.
-    string_chars: int = 2_000
+    string_chars: int = 1_000
+    matched_chars: int = 256  # of a string with a pattern, where each length may be followed by itself
     key_chars: int = 64
-    items: int = 256
+    items: int = 64
     extra_properties: int = 64  # that have no name in the schema
     digits: int = 15  # of a number, all a double can hold
     value_depth: int = 5  # objects and arrays in each other, where any value may stand

@@ -140,6 +140,19 @@ _REFUSED_ESCAPES = {
 _PAD = 64  # characters before and after what a pattern without anchors asks for
 
 
+def _repeat(item: Node, fewest: int, upmost: int | None) -> Node:
+    """The item so often; without the many ways in which nothing can be repeated, each of which would be followed."""
+    if item.least == 0:
+        fewest = 0
+    if isinstance(item, Choice):
+        branches = tuple(branch for branch in item.branches if branch != NOTHING)
+        item = Choice(branches) if branches else NOTHING
+    if isinstance(item, Repeat) and item.fewest <= 1:
+        upmost = None if upmost is None or item.upmost is None else upmost * item.upmost
+        item = item.item
+    return item if item == NOTHING else Repeat(item, fewest, upmost)
+
+
 @dataclass
 class _Parser:
     """Recursive descent, as deep as the limits say."""
@@ -236,7 +249,7 @@ class _Parser:
         while bounds := self.bounds():
             if isinstance(item, Edge):
                 raise self.error("an anchor cannot be repeated", start)
-            item = Repeat(item, *bounds)
+            item = _repeat(item, *bounds)
             if item.size > self.limits.pattern_size:
                 raise self.error(f"repeated so often it has over {self.limits.pattern_size} characters", start)
             self.skip("?")  # not greedy: the same texts

@@ -85,13 +85,18 @@ def _at_most(digits: str) -> list[str]:
     return [*found, literal(digits)]
 
 
+_OPEN_DIGITS = 9
+
+
 def decimals(least: Bound | None, most: Bound | None, digits: int) -> str | None:
     """Numbers within bounds, without an exponent, of at most `digits` digits; None when there are none.
 
     So many digits are told apart by a double too, so that whoever parses the number finds it within the bounds. Bounds
     with more digits are rounded inwards.
     """
-    limit = Decimal(10) ** digits - 1
+    # Where one end is open it is far off, but leaves digits for behind the point.
+    n_open = max([len(str(int(abs(bound.value)))) for bound in (least, most) if bound], default=0)
+    limit = Decimal(10) ** min(digits, max(n_open, _OPEN_DIGITS)) - 1
     low = _rounded(least or Bound(-limit), ROUND_CEILING, digits)
     high = _rounded(most or Bound(limit), ROUND_FLOOR, digits)
     n_whole = max(len(str(int(abs(bound.value)))) for bound in (low, high))

@@ -69,11 +69,14 @@ def _inside(node: Node, repeats: int, book: RuleBook) -> str:
     if isinstance(node, Sequence):
         return sequence(*_joined(node.items, repeats, book))
     if isinstance(node, Choice):
-        return either(_inside(branch, repeats, book) or NOTHING for branch in node.branches)
+        # In brackets even when all say the same: it may be repeated.
+        return f"({' | '.join(dict.fromkeys(_inside(branch, repeats, book) or NOTHING for branch in node.branches))})"
     assert isinstance(node, Repeat)
+    if node.item.most(repeats) == 0:
+        return ""
     inside = _inside(node.item, repeats, book)
     item = inside if isinstance(node.item, (One, Choice)) else f"({inside})"
-    return book.many(item, node.fewest, node.end(repeats)) if inside else ""
+    return book.many(item, node.fewest, node.end(repeats))
 
 
 def _joined(items: Iterable[Node], repeats: int, book: RuleBook) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 NATIVE = Path(__file__).parents[1] / "native"
@@ -45,3 +47,12 @@ def oracle() -> Iterator[Oracle]:
         process.stdin.close()
         process.wait(timeout=20)
         process.stdout.close()
+
+
+@cache
+def shared_oracle() -> Oracle:
+    """One for as long as the tests run."""
+    context = oracle()
+    found = context.__enter__()
+    atexit.register(context.__exit__, None, None, None)
+    return found
