@@ -79,7 +79,7 @@ class Desk:
 
     def collect(self, job: AnyJob) -> tuple[list[Chunk], tuple[int, ...]]:
         """Submits, and waits for all chunks; with them the tokens of each prompt. Raises ClientGone."""
-        reader = self.worker.submit(job)
+        reader = self.worker.submit(asked_for(job))
         return sse.collect(request, reader), reader.prompt_tokens
 
     def answer(self, call: Call) -> Response:

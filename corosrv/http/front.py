@@ -93,6 +93,10 @@ class Front(GeventWorker):  # type: ignore[misc]
         pool = Pool(self.worker_connections + RESERVE)
         return _Server(self._starved, listener, functools.partial(self.handle, listener), spawn=pool, **options)
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._connections) > self.worker_connections
+
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         """Serves one client to its end."""
         if self.cfg.is_ssl or negotiation.prior_knowledge_allowed(self.cfg, addr):
@@ -101,23 +105,23 @@ class Front(GeventWorker):  # type: ignore[misc]
         client.setblocking(1)
         connection = Connection(self.cfg, client, addr, self.limits)
         self._connections.add(connection)
-        is_full = len(self._connections) > self.worker_connections
+        is_spare = self._is_full
         try:
-            self._serve(connection, listener.getsockname(), client, addr, is_full)
+            self._serve(connection, listener.getsockname(), client, addr, is_spare)
         except TimeoutError:
             connection.abort()  # it takes nothing, and would have the system keep what was meant for it
         except OSError as error:
             log.debug("a client left: %s", error)
         finally:
             self._connections.discard(connection)
-            connection.close(*([_RESERVE_PATIENCE] if is_full or not self.alive else []))
+            connection.close(*([_RESERVE_PATIENCE] if is_spare or not self.alive else []))
 
-    def _serve(self, connection: Connection, name: Any, client: Any, addr: Any, is_full: bool) -> None:
+    def _serve(self, connection: Connection, name: Any, client: Any, addr: Any, is_spare: bool) -> None:
         try:
             for request in connection.requests():
-                if is_full and not request.path.endswith("/health"):
+                if is_spare and not request.path.endswith("/health"):
                     raise Overloaded
-                if not self.handle_request(name, request, client, addr) or is_full:
+                if not self.handle_request(name, request, client, addr):
                     return
         except (ParseException, TooSlow, Overloaded) as error:
             self._unread.count()
@@ -138,7 +142,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=Answer)
             environ["wsgi.multithread"] = True
             self._count_request()
-            if not self.alive or not self.cfg.keepalive:
+            if not self.alive or not self.cfg.keepalive or self._is_full:
                 answer.force_close()
             self._run(answer, environ, sock)
             return not answer.should_close()
