@@ -39,6 +39,7 @@ _GUNICORNS_CONNECTIONS = 1000  # what it takes when it is not told
 # Clients beyond the limit who are told so; and of those, who asked for nothing but health, are answered.
 RESERVE = 64
 _RESERVE_PATIENCE = 0.5  # seconds
+_LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE = 0.1  # seconds
 
@@ -71,6 +72,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         while self.alive:
             self.notify()
             self._stopping.wait(1.0)
+        gevent.sleep(_LAST_CALL)
         for server in servers:
             server.close()
         for connection in list(self._connections):

@@ -112,7 +112,7 @@ def test_what_is_json_is_taken_whatever_it_is_called(connection: Connection, kin
         ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": 10**300}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
         ({"top_k": 1.5}, "top_k"),
