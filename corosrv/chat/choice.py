@@ -206,8 +206,7 @@ class ChoiceParser:
         elif is_last or found is not None or len(self._held) > _MOST_HELD or not self._head.may_follow(self._held):
             # A false start, and text after all. What comes behind its first character may be a right one.
             self._mode = _Mode.TEXT
-            if self._head is self._first_head:
-                yield from self._give_text(len(self._held) - len(self._held.lstrip()) + 1)
+            yield from self._give_text(len(self._held) - len(self._held.lstrip()) + 1)
 
     def _call_arguments(self, is_last: bool) -> Iterator[Part]:
         n_piece = self._value.feed(self._held)
@@ -224,8 +223,6 @@ class ChoiceParser:
             self._mode = _Mode.TEXT
             if found.group("joint"):
                 self._mode, self._head = _Mode.HEAD, self._format.next_head()
-        elif is_last:
-            self._cut(len(self._held))
         elif len(self._held) > _MOST_HELD:
             self._mode = _Mode.TEXT
         yield from ()

@@ -61,6 +61,7 @@ RAIN = '<tool_call>\n{"name": "rain", "arguments": {"city": "Köln", "at": [1, {
 RAIN_CALL = ("rain", '{"city": "Köln", "at": [1, {"x": "}\\"]"}]}')
 SUN = '<tool_call>{"name":"sun","arguments":{}}</tool_call>'
 SUN_CALL = ("sun", "{}")
+WIDE_HEAD = SUN.replace("{", " " * 600 + "{", 1)
 
 CASES: dict[str, tuple[Syntax, str, Told]] = {
     "text": (HERMES, " Hello, world.\n", ("", " Hello, world.\n", [], "stop")),
@@ -81,6 +82,13 @@ CASES: dict[str, tuple[Syntax, str, Told]] = {
     "a call in its middle": (HERMES, RAIN[:60], ("", "", [("rain", RAIN[42:60])], "tool_calls")),
     "a call in its head": (HERMES, "so <tool_call>\n{", ("", "so <tool_call>\n{", [], "stop")),
     "a head without end": (HERMES, SUN[:11] + " " * 600, ("", SUN[:11] + " " * 600, [], "stop")),
+    "a head with a wide gap": (HERMES, WIDE_HEAD, ("", WIDE_HEAD, [], "stop")),
+    "a tail with a wide gap": (
+        HERMES,
+        SUN.replace("</", " " * 600 + "</"),
+        ("", "}" + " " * 600 + "</tool_call>", [SUN_CALL], "tool_calls"),
+    ),
+    "a list that goes on as text": (MISTRAL, '[{"name": "sun", "arguments": {}}, x', ("", "x", [SUN_CALL], "tool_calls")),
     "arguments that are none": (HERMES, SUN.replace("{}", "12"), ("", "", [("sun", "12")], "tool_calls")),
     "mistral": (MISTRAL, '[{"name": "sun", "arguments": {}}]', ("", "", [SUN_CALL], "tool_calls")),
     "mistral with its mark": (
@@ -152,6 +160,12 @@ def test_text_is_sent_as_soon_as_it_can_be_nothing_else():
     sent = [told(parser.parts([Chunk(0, piece, 1)]))[1] for piece in ("It", " is", " <", "b", "> ", "<tool", "s", " x")]
 
     assert sent == ["It", " is", "", " <b", ">", "", " <tools", " x"]
+
+
+def test_no_more_is_held_back_than_a_call_could_need():
+    sent = SyntaxParser(HERMES).parts([Chunk(0, "<tool_call>" + " " * 600, 1)])
+
+    assert told(sent)[1] == "<tool_call>"
 
 
 def test_arguments_are_sent_as_they_come():
@@ -244,6 +258,10 @@ def test_tokens_of_thoughts_and_calls_are_not_the_text_s():
     thought = with_tokens("<think>", "Hm", "</think>", "\n", "Yes", "<tool_call>", *SUN[11:])
 
     assert told_tokens(SyntaxParser(THINKING), thought) == [("Yes", [b"Yes"])]
+
+
+def test_the_end_of_a_call_that_is_cut_is_no_text():
+    assert told_tokens(SyntaxParser(HERMES), with_tokens(*RAIN[:60])) == []
 
 
 def json_cases() -> list[Any]:

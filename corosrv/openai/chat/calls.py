@@ -22,6 +22,8 @@ def call(body: schema.ChatBody, sent: msgspec.Struct, defaults: fields.Defaults,
     """A checked chat completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
     unsupported.refuse(sent, schema.UNSUPPORTED)
     include_usage = includes_usage(body)
+    if body.reasoning_format is not None:
+        card = replace(card, splits_reasoning=body.reasoning_format != "none")
     job, parser = prepare(conversation(body, defaults), card)
     stream = bool(body.stream)
     return Call(job, stream, lambda prompt_tokens: ChatAnswer(job, card, prompt_tokens, parser, stream, include_usage))

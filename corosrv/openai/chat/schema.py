@@ -103,6 +103,7 @@ class ChatBody(CompletionFields, kw_only=True):
     response_format: ResponseFormat | None = None
     json_schema: JsonSchema | None = None
     reasoning_effort: str | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     n_probs: TopLogprobs | None = None

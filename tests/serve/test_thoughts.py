@@ -1,0 +1,51 @@
+"""Thoughts over HTTP: apart from the text, or part of it, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.serve.server import Server, Servers
+from tests.serve.wire import chat, events
+
+# The prompt opens the thoughts, and the made-up model never closes them.
+THINKING = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: <think>{% endif %}{# </think> #}"
+)
+
+
+@pytest.fixture
+def thinker(start: Servers) -> Server:
+    return start.start(chat_template=THINKING)
+
+
+def answer(server: Server, **fields: Any) -> Any:
+    with server.connect() as connection:
+        return connection.post(chat(max_tokens=5, **fields)).json
+
+
+def test_thoughts_are_split_joined_and_left_out_as_asked(thinker: Server) -> None:
+    apart, joined, none = (
+        answer(thinker, **fields)
+        for fields in ({}, {"reasoning_format": "none"}, {"chat_template_kwargs": {"enable_thinking": False}})
+    )
+
+    message = apart["choices"][0]["message"]
+    assert (message["content"], bool(message["reasoning_content"])) == ("", True)
+    assert apart["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
+    for other in (joined, none):
+        assert other["choices"][0]["message"]["content"]
+        assert "reasoning_content" not in other["choices"][0]["message"]
+        assert other["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert none["usage"]["prompt_tokens"] > apart["usage"]["prompt_tokens"], "the thoughts are closed in the prompt"
+
+
+def test_thoughts_are_streamed_apart(thinker: Server) -> None:
+    with thinker.connect() as connection:
+        sent = events(connection.post(chat(max_tokens=5, stream=True)).body)
+
+    deltas = [event["choices"][0]["delta"] for event in sent if isinstance(event, dict) and event["choices"]]
+    assert sum("reasoning_content" in delta for delta in deltas) == 5
+    assert not any(delta.get("content") for delta in deltas)
