@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Syntax, str, Told]] = {
         SUN.replace("</", " " * 600 + "</"),
         ("", "}" + " " * 600 + "</tool_call>", [SUN_CALL], "tool_calls"),
     ),
-    "a list that goes on as text": (MISTRAL, '[{"name": "sun", "arguments": {}}, x', ("", "x", [SUN_CALL], "tool_calls")),
+    "a list that goes on": (MISTRAL, '[{"name": "sun", "arguments": {}}, x', ("", "x", [SUN_CALL], "tool_calls")),
     "arguments that are none": (HERMES, SUN.replace("{}", "12"), ("", "", [("sun", "12")], "tool_calls")),
     "mistral": (MISTRAL, '[{"name": "sun", "arguments": {}}]', ("", "", [SUN_CALL], "tool_calls")),
     "mistral with its mark": (

@@ -9,12 +9,12 @@ import pytest
 
 from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
 from corosrv.chat.parser import TextParser
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Text
+from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
 from corosrv.chat.prepare import prepare
 from corosrv.chat.turns import tool
 from corosrv.engine import Engine
 from corosrv.errors import NotOffered, Refused
-from corosrv.jobs import Job, Messages, ModelCard, Sampling
+from corosrv.jobs import Chunk, Job, Messages, ModelCard, Sampling
 from tests.support.engines import opened, read_all
 from tests.support.oracle import Oracle, oracle
 
@@ -148,6 +148,7 @@ def recogniser() -> Iterator[Oracle]:
         (THINKER, CALL, "y"),
         (THINKER, f"<think>\nHm < </thin> <<\n</think>\n\n{CALL}", "y"),
         (THINKER, f"<think></think>{CALL}", "y"),
+        (THINKER, f"<think>a <</think>{CALL}", "y"),
         (THINKER, f"Hm.</think>{CALL}", "n"),
         (THINKER, "<think>Hm.</think>Yes", "n"),
         (THINKER, f"<think>Hm.</think>Hm</think>{CALL}", "n"),
@@ -179,6 +180,28 @@ def test_who_has_no_call_marks_may_still_just_talk(recogniser, text, verdict):
 
     assert recogniser.verdicts(job.sampling.grammar, [text]) == verdict
     assert job.sampling.grammar_triggers == ()
+
+
+@pytest.mark.parametrize(("card", "kind"), [(THINKER, Text), (OPENED, Reasoning)])
+def test_an_answer_begins_in_thoughts_where_the_prompt_does(card, kind):
+    _, parser = prepare(conversation(), card)
+
+    assert isinstance(next(iter(parser.parts([Chunk(0, "Hm.", 1)]))), kind)
+
+
+def test_an_answer_that_is_begun_goes_on_as_text():
+    asked = conversation()
+    (prompt,) = asked.job.prompts
+    begun = dataclasses.replace(prompt, continue_final=True, add_generation_prompt=False)
+
+    _, parser = prepare(dataclasses.replace(asked, job=dataclasses.replace(asked.job, prompts=(begun,))), OPENED)
+
+    assert isinstance(parser, TextParser)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_has_to_call_gives_no_json_instead(engine, seed):
+    assert calls(parts(engine, conversation(TOOLS, tool_choice=FORCED, answer_format=PLACE_FORMAT), seed=seed))
 
 
 def test_who_does_not_think_begins_with_the_answer(engine):
