@@ -127,9 +127,8 @@ def test_a_prompt_is_scored_without_generating(connection: Connection) -> None:
     assert "".join(shown["tokens"]) == PROMPT
     assert shown["token_logprobs"][0] is None
     assert all(-20 < logprob < 0 for logprob in shown["token_logprobs"][1:])
-    assert [PROMPT[offset:].startswith(token) for token, offset in zip(shown["tokens"], shown["text_offset"])] == [
-        True
-    ] * 5
+    for token, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
+        assert PROMPT[offset:].startswith(token)
     assert answer["usage"]["completion_tokens"] == 0
 
 
