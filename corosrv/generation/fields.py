@@ -84,7 +84,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
 
     grammar: str | None = None
-    json_schema: dict[str, Any] | bool | None = None
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     n_keep: Window | None = None
@@ -139,6 +138,18 @@ def with_tokens(job: Job, n_probs: int, post_sampling: bool = False) -> Job:
     return replace(job, sampling=replace(job.sampling, n_probs=n_probs, post_sampling_probs=post_sampling))
 
 
+def with_schema(job: Job, schema: dict[str, Any] | bool | None) -> Job:
+    """The same job, whose whole text is JSON that is valid for `schema`, if there is one. Raises Refused.
+
+    Computes for a while where the schema is large.
+    """
+    if schema is None:
+        return job
+    if job.sampling.grammar:
+        raise Refused("grammar and json_schema contradict each other: send one of them", "json_schema")
+    return replace(job, sampling=replace(job.sampling, grammar=grammar_of(schema, "json_schema")))
+
+
 def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
         value = getattr(fields, name)
@@ -163,18 +174,9 @@ def _sampling(fields: GenerationFields, defaults: Defaults) -> Sampling:
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         seed=_seed(fields.seed, defaults.seed),
         logit_bias=tuple(_biases(fields.logit_bias or {})),
-        grammar=_grammar(fields),
+        grammar=check_text(fields.grammar or "", "grammar"),
         **chosen,
     )
-
-
-def _grammar(fields: GenerationFields) -> str:
-    """GBNF for what the whole text has to be; computes for a while where that is a large schema."""
-    if fields.json_schema is None:
-        return check_text(fields.grammar or "", "grammar")
-    if fields.grammar:
-        raise Refused("grammar and json_schema are not allowed together", "json_schema")
-    return grammar_of(fields.json_schema, "json_schema")
 
 
 def _samplers(names: str | list[str]) -> Iterable[str]:

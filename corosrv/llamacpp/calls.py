@@ -81,7 +81,8 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
     post_sampling = bool(body.post_sampling_probs)
     if post_sampling and not n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
-    job = fields.job(body, asked, defaults, body.n or body.n_cmpl or 1, least_tokens=0)
+    n = body.n or body.n_cmpl or 1
+    job = fields.with_schema(fields.job(body, asked, defaults, n, least_tokens=0), body.json_schema)
     if body.return_progress and body.stream:
         job = replace(job, tells_progress=True)
     if n_probs or body.stream or body.return_tokens:

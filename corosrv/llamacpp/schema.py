@@ -30,6 +30,7 @@ class NativeFields(GenerationFields, kw_only=True):
     stream: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    json_schema: dict[str, Any] | bool | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None

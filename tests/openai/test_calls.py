@@ -697,3 +697,7 @@ def test_any_object_gives_a_call_or_a_refusal(sent, messages):
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
     assert isinstance(outcome(make_completion, completion_schema, sent), Refused)
+
+
+def test_a_schema_at_the_top_holds_for_the_whole_answer(call):
+    assert "root" in call(json_schema={"type": "integer"}).job.sampling.grammar

@@ -221,6 +221,15 @@ def test_a_best_of_that_cannot_be_is_refused(sent):
     assert refused.value.param == "best_of"
 
 
+# A schema.
+
+
+def test_a_schema_is_a_grammar_and_stands_alone():
+    assert "root" in job(json_schema={"type": "integer"}).sampling.grammar
+    with pytest.raises(Refused, match="json_schema"):
+        call(json_schema={}, grammar='root ::= "x"')
+
+
 # A suffix.
 
 

@@ -38,7 +38,7 @@ def call(
 
 
 def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
-    job = fields.job(body, asked, defaults, _n_tried(body), least_tokens=0)
+    job = fields.with_schema(fields.job(body, asked, defaults, _n_tried(body), least_tokens=0), body.json_schema)
     if body.logprobs is not None:
         return replace(fields.with_tokens(job, body.logprobs), scores_prompt=bool(body.echo))
     # The best are told by their tokens' likelihood.

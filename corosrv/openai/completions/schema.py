@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,7 @@ UNSUPPORTED: unsupported.Neutral = {
 class CompletionBody(CompletionFields, kw_only=True):
     prompt: PromptField
     suffix: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
