@@ -103,8 +103,8 @@ class PromptTooLong(Refused):
         has_answer: bool = True,
     ) -> None:
         super().__init__(
-            f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, and this model's context holds "
-            f"{context}{', of which at least one is for the answer' if has_answer else ''}",
+            f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, which exceeds the available context "
+            f"size of {context}{', of which at least one token is for the answer' if has_answer else ''}",
             param,
             "context_length_exceeded",
         )

@@ -82,12 +82,19 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
     if post_sampling and not n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
     n = body.n or body.n_cmpl or 1
+    if isinstance(body.logit_bias, dict):
+        body.logit_bias = [(_token_or_text(key), bias) for key, bias in body.logit_bias.items()]
     job = fields.with_schema(fields.job(body, asked, defaults, n, least_tokens=0), body.json_schema)
     if body.return_progress and body.stream:
         job = replace(job, tells_progress=True)
     if n_probs or body.stream or body.return_tokens:
         return fields.with_tokens(job, n_probs, post_sampling)
     return job
+
+
+def _token_or_text(key: str) -> int | str:
+    """llama-server's biases may name texts in an object, too."""
+    return int(key) if key.isdecimal() and key.isascii() else key
 
 
 def _spell(prompt: Tokens, vocabulary: Vocabulary) -> str:

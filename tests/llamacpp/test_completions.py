@@ -320,6 +320,11 @@ def test_what_is_banned_is_among_the_biases():
     assert whole(last(0))["generation_settings"]["logit_bias"] == []
 
 
+@pytest.mark.parametrize("biases", [[[7, 1.5], [" a", False]], {"7": 1.5, " a": False}])
+def test_biases_name_tokens_or_texts_in_either_form(biases):
+    assert job(logit_bias=biases).sampling.logit_bias == ((7, 1.5), (" a", -math.inf))
+
+
 # What is refused.
 
 
