@@ -83,13 +83,14 @@ def test_h095_without_descriptors_accepting_pauses_and_comes_back(start: Servers
         clients = [server.connect() for _ in range(60)]
         while time.monotonic() - began < 1.5:
             assert kept.ask("GET", "/health").status == 200
+            assert not kept.has_input(0.1)
         spent = cpu_seconds(worker.pid) - cpu
         for client in clients:
             client.leave()
 
         eventually(lambda: server.health() == "ok", 5, "it accepts again")
 
-    assert spent < 1.2 * (time.monotonic() - began)
+    assert spent < 0.7, "it spins"
     assert "no file descriptor was left for a client" in server.log
     assert "Traceback" not in server.log
     assert server.worker.pid == worker.pid
