@@ -132,12 +132,17 @@ def test_text_is_free_up_to_the_mark_of_a_call(tool_format):
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
+# The first of them builds the native recogniser.
+BUILDS = pytest.mark.timeout(300)
+
+
 @pytest.fixture(scope="module")
 def recogniser() -> Iterator[Oracle]:
     with oracle() as asked:
         yield asked
 
 
+@BUILDS
 @pytest.mark.parametrize(
     ("card", "text", "verdict"),
     [
@@ -165,6 +170,7 @@ def test_thoughts_may_come_before_what_is_forced(recogniser, card, text, verdict
     assert recogniser.verdicts(job.sampling.grammar, [text]) == verdict
 
 
+@BUILDS
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
