@@ -15,6 +15,7 @@ TABLE = [
     (errors.NotOffered("m"), 501, "not_supported_error", None, None),
     (errors.ModelNotFound("x"), 404, "not_found_error", "model", "model_not_found"),
     (errors.BodyTooLarge(8), 413, "invalid_request_error", None, "body_too_large"),
+    (errors.BodyTooSlow(), 408, "invalid_request_error", None, "request_timeout"),
     (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),
     (errors.InvalidGrammar("m"), 400, "invalid_request_error", "grammar", "invalid_grammar"),
     (errors.InvalidSchema("#/a", "m", "p"), 400, "invalid_request_error", "p", "invalid_schema"),
