@@ -239,3 +239,14 @@ def test_a_format_of_the_answer(asked):
     assert asked(output_config={"format": wanted}).answer_format == JsonFormat(
         {"type": "object"}, "output_config.format.schema"
     )
+
+
+def test_each_message_of_ours_is_a_turn(asked):
+    thinking = {"type": "thinking", "thinking": "hm", "signature": ""}
+
+    found = prompt(asked(user("?"), ours("a"), ours(thinking, text("b")))).messages
+
+    assert found[1:] == (
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm"},
+    )

@@ -333,3 +333,14 @@ def test_a_response_says_what_was_taken_for_granted():
     expected = {"temperature": 0.8, "top_p": 0.95, "tools": [], "tool_choice": "auto", "store": True, "metadata": {},
                 "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None}  # fmt: skip
     assert {name: response[name] for name in expected} == expected
+
+
+def test_thoughts_after_words_begin_another_turn(asked):
+    reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+
+    found = turns(asked([{"role": "assistant", "content": "a"}, reasoning]))
+
+    assert found == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+    ]
