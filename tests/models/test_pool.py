@@ -11,6 +11,7 @@ import gevent
 import pytest
 
 from corosrv import errors
+from corosrv.engine import Engine
 from corosrv.jobs import State, Text
 from corosrv.models import ModelPool, served
 from corosrv.settings import Settings
@@ -318,7 +319,17 @@ def test_a_request_during_unloading_waits_and_loads_it_again(open_pool, workshop
 # What cannot be loaded
 
 
-def test_a_missing_file_fails_its_own_requests_with_the_reason(open_pool):
+def is_closed(engine: Engine) -> bool:
+    try:
+        engine.check()
+    except errors.UsedAfterClose:
+        return True
+    except errors.Unavailable:
+        return False
+    return False
+
+
+def test_a_missing_file_fails_its_own_requests_with_the_reason(open_pool, workshop):
     pool = open_pool("a=synthetic:,gone=/no/such/model.gguf")
 
     with pytest.raises(errors.ModelFailed, match=r"'gone' could not be loaded.*model.gguf") as failed:
@@ -328,6 +339,7 @@ def test_a_missing_file_fails_its_own_requests_with_the_reason(open_pool):
     assert status(pool) == {"a": "loaded", "gone": "failed"}
     assert pool.state is State.READY
     assert answer(pool, job(model="a"))
+    wait_until(lambda: is_closed(workshop.made[1]))
 
 
 def test_no_second_try_before_its_time_and_then_a_new_one(open_pool, workshop, monkeypatch):

@@ -22,7 +22,7 @@ export class Schemas {
   words(schema) {
     const kind = this.bare(schema);
     const name = nameOf(kind);
-    if (name) return name;
+    if (name) return shown(name);
     if (kind.anyOf) return kind.anyOf.map((one) => this.words(one)).join(" or ");
     if (kind.enum) return kind.enum.map((value) => JSON.stringify(value)).join(" or ");
     if ("const" in kind) return JSON.stringify(kind.const);
@@ -92,7 +92,7 @@ export class Schemas {
 
   unfold(name, above) {
     const body = element("div", {});
-    const folded = element("details", { class: "inner", ontoggle: draw }, element("summary", {}, name), body);
+    const folded = element("details", { class: "inner", ontoggle: draw }, element("summary", {}, shown(name)), body);
     const draw_ = () => {
       const kind = this.components[name];
       body.replaceChildren(kind.description ? prose(kind.description) : "", this.fields(kind, [...above, name]));
@@ -123,6 +123,11 @@ export class Schemas {
 
 function nameOf(schema) {
   return schema.$ref?.split("/").pop();
+}
+
+// Types of one name in two dialects carry the place that each is from, which says little to a reader.
+function shown(name) {
+  return name.split(".").pop();
 }
 
 function number(value) {
