@@ -13,7 +13,7 @@ from corosrv.structured import names, ranges, strings
 from corosrv.structured.admit import Undecided, admits
 from corosrv.structured.anything import BOOLEAN, NULL, Anything
 from corosrv.structured.book import RuleBook
-from corosrv.structured.check import check, is_whole
+from corosrv.structured.check import is_whole
 from corosrv.structured.disjoint import excludes
 from corosrv.structured.gbnf import Rules, either, json_literal, sequence
 from corosrv.structured.limits import Limits
@@ -30,13 +30,13 @@ _ABOUT = {
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
 _MOST_BRANCHES = 64  # of a oneOf, each of which is compared to each
+_MOST_MERGED = 500  # schemas that come of `allOf`, as each branch of one choice with each of another
 _MOST_MERGED_BYTES = 2_000_000
 _MOST_MULTIPLES = 1_000
 
 
 def convert(document: Any, param: str, prefix: str, limits: Limits) -> Rules:
-    """Raises InvalidSchema."""
-    check(document, param, limits)
+    """The rules of a document that check() has let pass. Raises InvalidSchema for what cannot be held together."""
     return _Converter(document, param, prefix, limits).convert()
 
 
@@ -56,6 +56,7 @@ class _Converter:
         self._begins_with: dict[str, set[str]] = {}  # rules that a rule may begin with, among those above
         self._owner: str | None = None  # the rule at whose beginning we are
         self._depth = 0
+        self._n_merged = 0
         self._n_merged_bytes = 0
 
     def convert(self) -> Rules:
@@ -139,8 +140,9 @@ class _Converter:
         """A rule for a schema with `allOf`; the same one wherever all comes down to the same."""
         flat = self._flat(schema, place, frozenset())
         text = json.dumps(flat)
+        self._n_merged += 1
         self._n_merged_bytes += len(text)
-        if self._n_merged_bytes > _MOST_MERGED_BYTES:
+        if self._n_merged_bytes > _MOST_MERGED_BYTES or self._n_merged > _MOST_MERGED:
             raise self._refused(place, "its 'allOf' and '$ref' are too many to be merged")
         if text in self._by_text:
             self._note(self._by_text[text])

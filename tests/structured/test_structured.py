@@ -282,7 +282,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": [0] * 30_000}, "more than 20000 values"),
     ({"minItems": 2001, "type": "array"}, "must be at most 2000"),
     ({"minLength": 10**9}, "must be at most 2000"),
-    ({"type": "number", "allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(15)]}, "takes more than"),
+    ({"type": "number", "allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(15)]}, "too many"),
     ({**props(**{f"p{i}": STRING for i in range(200)}), "minProperties": 100}, "takes more than"),
 ]  # fmt: skip
 
