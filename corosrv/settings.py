@@ -67,6 +67,16 @@ class Settings:
         "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
         per_model=True,
     )
+    grammar_bytes: int = setting(65_536, "bytes of a grammar at most", per_model=True)
+    grammar_depth: int = setting(128, "brackets in brackets of a grammar at most", per_model=True)
+    grammar_rules: int = setting(2000, "rules of a grammar at most", per_model=True)
+    grammar_repetitions: int = setting(2000, "repetitions of one item of a grammar at most", per_model=True)
+    grammar_elements: int = setting(
+        65_536, "elements of a grammar at most, with everything written out that is repeated", per_model=True
+    )
+    grammar_token_ms: float = setting(
+        20.0, "milliseconds, some, that a grammar may take for one token before its request is ended", per_model=True
+    )
     deterministic: bool = setting(
         False, "1: a seed's text depends on no neighbour, no shared prefix and no load", per_model=True
     )
@@ -125,6 +135,10 @@ class Settings:
         self._check("kernels", self.kernels in ("auto", "ggml"), "must be 'auto' or 'ggml'")
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
         self._check("reader_bytes", 1024 <= self.reader_bytes < 2**63, "must be at least 1024, and below 2**63")
+        for name in ("grammar_bytes", "grammar_rules", "grammar_repetitions", "grammar_elements"):
+            self._check(name, 1 <= getattr(self, name) <= MAX_INT32, f"must be from 1 to {MAX_INT32}")
+        self._check("grammar_depth", 1 <= self.grammar_depth <= 1000, "must be from 1 to 1000")
+        self._check("grammar_token_ms", 1 <= self.grammar_token_ms <= 60_000, "must be from 1 to 60000")
         self._check("cache_bytes", 0 <= self.cache_bytes < 2**63, "must be at least 0, and below 2**63")
         is_one = not (self.chat_template and self.chat_template_file)
         self._check("chat_template_file", is_one, "must be empty where COROSRV_CHAT_TEMPLATE is set")

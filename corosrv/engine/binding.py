@@ -110,6 +110,17 @@ class Synthetic(msgspec.Struct, frozen=True):
     length: int = 0
 
 
+class GrammarLimits(msgspec.Struct, frozen=True):
+    """What a grammar may be; see corosrv_grammar_limits in the C header. 0 of any is corosrv's own choice."""
+
+    bytes: int = 0
+    depth: int = 0
+    rules: int = 0
+    repetitions: int = 0
+    elements: int = 0
+    token_ms: float = 0.0
+
+
 class Options(msgspec.Struct, frozen=True):
     """How an engine is opened; see corosrv_options in the C header."""
 
@@ -128,6 +139,7 @@ class Options(msgspec.Struct, frozen=True):
     batch: int = 512
     pooling: str = ""  # "": the model's, else mean
     adapters: tuple[str, ...] = ()  # paths of LoRA adapters
+    grammars: GrammarLimits = GrammarLimits()
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -294,6 +306,7 @@ class NativeEngine:
         paths = [ffi.new("char[]", path.encode()) for path in options.adapters]
         adapters = ffi.new("char *[]", paths)
         fields |= {"pooling": _POOLINGS[options.pooling], "adapters": adapters, "n_adapters": len(paths)}
+        fields["grammars"] = msgspec.structs.asdict(options.grammars)
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", _MESSAGE_BYTES)
         _check(lib.corosrv_engine_open(ffi.new("corosrv_options *", fields), engine, message, _MESSAGE_BYTES), message)
         self._handle = engine[0]

@@ -13,7 +13,16 @@ from dataclasses import replace
 from corosrv import errors
 from corosrv.engine import probe, waits
 from corosrv.engine.adapters import Adapters
-from corosrv.engine.binding import FINGERPRINT, Kind, ModelInfo, NativeEngine, Options, Synthetic, Task
+from corosrv.engine.binding import (
+    FINGERPRINT,
+    GrammarLimits,
+    Kind,
+    ModelInfo,
+    NativeEngine,
+    Options,
+    Synthetic,
+    Task,
+)
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.marks import Piece
 from corosrv.engine.reader import Reader
@@ -107,7 +116,11 @@ class Engine:
             pooling=settings.pooling,
             adapters=tuple(path for path, _ in settings.adapters),
             kernels=settings.kernels,
-        )
+            grammars=GrammarLimits(
+                settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,
+                settings.grammar_repetitions, settings.grammar_elements, settings.grammar_token_ms,
+            ),
+        )  # fmt: skip
 
     @property
     def state(self) -> State:

@@ -79,6 +79,16 @@ typedef enum corosrv_pooling {
   COROSRV_POOLING_RANK = 4  /* none: the model's classification head makes a score of them */
 } corosrv_pooling;
 
+/* What a grammar may be; 0 of any stands for corosrv's own choice. */
+typedef struct corosrv_grammar_limits {
+  int32_t bytes;
+  int32_t depth; /* of brackets in brackets, up to 1000 */
+  int32_t rules;
+  int32_t repetitions; /* of one item, in braces */
+  int32_t elements;    /* with everything written out that is repeated */
+  double token_ms;     /* of looking for one token, some: then the task ends with the code grammar_too_slow */
+} corosrv_grammar_limits;
+
 typedef struct corosrv_options {
   const char* model;                  /* path of a GGUF; unused when `synthetic` is given */
   const corosrv_synthetic* synthetic; /* NULL: load `model` */
@@ -96,6 +106,7 @@ typedef struct corosrv_options {
   int32_t pooling;                    /* corosrv_pooling */
   const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
   size_t n_adapters;
+  corosrv_grammar_limits grammars;
 } corosrv_options;
 
 /* What the model is. Strings live as long as the engine. */

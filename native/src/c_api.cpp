@@ -92,6 +92,29 @@ Status check_options(const corosrv_options& options) {
   return Status::ok();
 }
 
+Status check_grammar_limits(const corosrv_grammar_limits& limits) {
+  if (limits.bytes < 0) return invalid("grammar bytes must not be negative");
+  if (limits.depth < 0 || limits.depth > 1000) return invalid("grammar depth must be from 0 to 1000");
+  if (limits.rules < 0) return invalid("grammar rules must not be negative");
+  if (limits.repetitions < 0) return invalid("grammar repetitions must not be negative");
+  if (limits.elements < 0) return invalid("grammar elements must not be negative");
+  if (!(limits.token_ms >= 0) || !(limits.token_ms <= 60'000)) {
+    return invalid("grammar token_ms must be from 0 to 60000");
+  }
+  return Status::ok();
+}
+
+GrammarLimits to_grammar_limits(const corosrv_grammar_limits& from) {
+  GrammarLimits limits;
+  if (from.bytes > 0) limits.bytes = static_cast<size_t>(from.bytes);
+  if (from.depth > 0) limits.depth = from.depth;
+  if (from.rules > 0) limits.rules = static_cast<size_t>(from.rules);
+  if (from.repetitions > 0) limits.repeats = static_cast<uint32_t>(from.repetitions);
+  if (from.elements > 0) limits.elements = static_cast<size_t>(from.elements);
+  if (from.token_ms > 0) limits.token_ms = from.token_ms;
+  return limits;
+}
+
 bool is_within(float value, float least, float most) { return value >= least && value <= most; }
 
 bool has_text_outside(const corosrv_text* texts, size_t n_texts, size_t least, size_t most) {
@@ -396,12 +419,14 @@ const char* corosrv_llama_fingerprint(void) { return COROSRV_LLAMA_FINGERPRINT; 
 int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine, char* message, size_t message_size) {
   return guarded(message, message_size, [&] {
     Status status = check_options(*options);
+    if (status.is_ok()) status = check_grammar_limits(options->grammars);
     if (!status.is_ok()) return status;
     Engine::Limits limits;
     limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
                    sampling_threads(*options)};
     limits.queue = static_cast<size_t>(options->queue);
     limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
+    limits.grammars = to_grammar_limits(options->grammars);
     auto opened = std::make_unique<corosrv_engine>();
     opened->engine = std::make_unique<Engine>(limits, backend_factory(*options));
     if (opened->engine->fd() < 0) return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for the engine");

@@ -29,6 +29,7 @@ class Engine {
     DecodeLoop::Limits loop;
     size_t queue;
     size_t reader_bytes;
+    GrammarLimits grammars = {};
   };
 
   Engine(const Limits& limits, BackendFactory make_backend);

@@ -10,14 +10,14 @@ namespace corosrv {
 namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
-constexpr uint64_t kMaxWorkPerToken = 4'000'000;
+constexpr double kWorkPerMs = 200'000;
 
 }  // namespace
 
 Grammar::Grammar(std::shared_ptr<const Program> program, const Vocabulary& vocabulary,
-                 std::shared_ptr<const TokenOrder> order)
+                 std::shared_ptr<const TokenOrder> order, double token_ms)
     : recognizer_(std::move(program)), vocabulary_(&vocabulary), order_(std::move(order)) {
-  recognizer_.limit_work(kMaxWorkPerToken);
+  recognizer_.limit_work(static_cast<uint64_t>(token_ms * kWorkPerMs));
 }
 
 void Grammar::keep_allowed(std::vector<Candidate>& candidates) {

@@ -18,8 +18,9 @@ namespace corosrv {
 class Grammar {
  public:
   // `vocabulary` outlives the grammar; `order` is of the same.
-  Grammar(std::shared_ptr<const Program> program, const Vocabulary& vocabulary,
-          std::shared_ptr<const TokenOrder> order);
+  // `token_ms`: of looking for one token, some.
+  Grammar(std::shared_ptr<const Program> program, const Vocabulary& vocabulary, std::shared_ptr<const TokenOrder> order,
+          double token_ms = 20);
 
   // Drops the candidates that are not allowed.
   void keep_allowed(std::vector<Candidate>& candidates);
@@ -32,7 +33,7 @@ class Grammar {
 
   // The text belongs to the grammar as it stands.
   bool is_complete() const { return recognizer_.is_complete(); }
-  // The search for the next token was given up: it would take too long (some 20 ms). Whatever was not looked at was
+  // The search for the next token was given up: it would take too long. Whatever was not looked at was
   // refused.
   bool is_too_slow() const { return recognizer_.is_overworked(); }
 

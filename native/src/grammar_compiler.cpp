@@ -3,14 +3,12 @@
 #include <string>
 #include <utility>
 
-#include "gbnf.h"
-
 namespace corosrv {
 
 Status GrammarCompiler::compile(std::string_view gbnf, const Vocabulary& vocabulary,
                                 std::shared_ptr<const Grammar>& grammar) {
   Program program;
-  const Status status = compile_gbnf(gbnf, program);
+  const Status status = compile_gbnf(gbnf, program, limits_);
   if (!status.is_ok()) return status;
   std::shared_ptr<const Program> kept = counted(std::move(program));
   if (!kept) {
@@ -18,7 +16,7 @@ Status GrammarCompiler::compile(std::string_view gbnf, const Vocabulary& vocabul
                                           std::to_string(most_bytes_) + " bytes that grammars may; try again later");
   }
   std::call_once(is_ordered_, [&] { token_order_ = std::make_shared<const TokenOrder>(vocabulary); });
-  grammar = std::make_shared<const Grammar>(std::move(kept), vocabulary, token_order_);
+  grammar = std::make_shared<const Grammar>(std::move(kept), vocabulary, token_order_, limits_.token_ms);
   return Status::ok();
 }
 

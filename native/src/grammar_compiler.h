@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "backend.h"
+#include "gbnf.h"
 #include "grammar.h"
 #include "status.h"
 #include "token_order.h"
@@ -18,7 +19,7 @@ namespace corosrv {
 class GrammarCompiler {
  public:
   // `most_bytes`: of all compiled grammars that are alive; a request of some bytes can ask for half a megabyte.
-  explicit GrammarCompiler(size_t most_bytes) : most_bytes_(most_bytes) {}
+  GrammarCompiler(const GrammarLimits& limits, size_t most_bytes) : limits_(limits), most_bytes_(most_bytes) {}
 
   // Refused as compile_gbnf() does, or with COROSRV_QUEUE_FULL where the grammars of other jobs take all memory.
   // `vocabulary` is always the same, and outlives the compiler and the grammars.
@@ -27,6 +28,7 @@ class GrammarCompiler {
  private:
   std::shared_ptr<const Program> counted(Program program);
 
+  const GrammarLimits limits_;
   const size_t most_bytes_;
   // Shared with the programs, which may outlive the engine.
   const std::shared_ptr<std::atomic<size_t>> bytes_ = std::make_shared<std::atomic<size_t>>(0);

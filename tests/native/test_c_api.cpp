@@ -171,6 +171,12 @@ TEST("each option out of range is refused with a message that names it") {
       {"kernels", [](corosrv_options& options) { options.kernels = 2; }},
       {"kernels", [](corosrv_options& options) { options.kernels = -1; }},
       {"reader_bytes", [](corosrv_options& options) { options.reader_bytes = 0; }},
+      {"grammar bytes", [](corosrv_options& options) { options.grammars.bytes = -1; }},
+      {"grammar depth", [](corosrv_options& options) { options.grammars.depth = 1001; }},
+      {"grammar rules", [](corosrv_options& options) { options.grammars.rules = -1; }},
+      {"grammar repetitions", [](corosrv_options& options) { options.grammars.repetitions = -1; }},
+      {"grammar elements", [](corosrv_options& options) { options.grammars.elements = -1; }},
+      {"grammar token_ms", [](corosrv_options& options) { options.grammars.token_ms = std::nan(""); }},
   };
 
   for (const auto& [words, spoil] : table) {

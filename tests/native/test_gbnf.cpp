@@ -8,6 +8,8 @@
 namespace corosrv {
 namespace {
 
+const GrammarLimits kLimits;
+
 std::string refusal(std::string_view text) {
   Program program;
   const Status status = compile_gbnf(text, program);
@@ -113,13 +115,13 @@ TEST("each limit is refused one beyond it, and taken at it") {
     return text + std::string(size - text.size(), 'x');
   };
 
-  CHECK_EQ(refusal(nested(kMaxGrammarDepth)), "");
-  check_refused({nested(kMaxGrammarDepth + 1), "line 1, column 138", "nested deeper than 128"});
+  CHECK_EQ(refusal(nested(kLimits.depth)), "");
+  check_refused({nested(kLimits.depth + 1), "line 1, column 138", "nested deeper than 128"});
   check_refused({nested(30'000), "line 1, column 138", "nested deeper than 128"});
-  CHECK_EQ(refusal(rules(kMaxGrammarRules)), "");
-  check_refused({rules(kMaxGrammarRules + 1), "line 2001, column 1", "more than 2000 rules"});
-  CHECK_EQ(refusal(commented(kMaxGrammarBytes)), "");
-  check_refused({commented(kMaxGrammarBytes + 1), "line 1, column 1", "at most 65536 are taken"});
+  CHECK_EQ(refusal(rules(kLimits.rules)), "");
+  check_refused({rules(kLimits.rules + 1), "line 2001, column 1", "more than 2000 rules"});
+  CHECK_EQ(refusal(commented(kLimits.bytes)), "");
+  check_refused({commented(kLimits.bytes + 1), "line 1, column 1", "at most 65536 are taken"});
   CHECK_EQ(refusal(rule + "\"a\"{2000}"), "");
   check_refused({rule + "\"a\"{2001}", "line 1, column 14", "at most 2000 repetitions"});
   check_refused({rule + "\"a\"{1,99999999999999999999}", "line 1, column 16", "at most 2000 repetitions"});
@@ -131,10 +133,10 @@ TEST("each limit is refused one beyond it, and taken at it") {
 
 TEST("no rule is beyond a chain of as many as there may be") {
   std::string text = "root ::= r1\n";
-  for (size_t i = 1; i + 1 < kMaxGrammarRules; ++i) {
+  for (size_t i = 1; i + 1 < kLimits.rules; ++i) {
     text += "r" + std::to_string(i) + " ::= r" + std::to_string(i + 1) + " | r" + std::to_string(i + 1) + "\n";
   }
-  text += "r" + std::to_string(kMaxGrammarRules - 1) + " ::= \"a\" | \"\"";
+  text += "r" + std::to_string(kLimits.rules - 1) + " ::= \"a\" | \"\"";
 
   Recognizer recognizer(compiled(text));
 
@@ -165,6 +167,27 @@ TEST("any text whatever is refused, or compiled to a program that is whole") {
     for (int i = 0; i < 8; ++i) recognizer.push(static_cast<uint8_t>(random.next() * 256));
   }
   CHECK(n_taken > 1000);
+}
+
+TEST("limits may be others than the usual ones") {
+  const auto refusal_within = [](const GrammarLimits& limits, const std::string& text) {
+    Program program;
+    return compile_gbnf(text, program, limits).message();
+  };
+  GrammarLimits bytes, depth, rules, repeats, elements;
+  bytes.bytes = 11;
+  depth.depth = 1;
+  rules.rules = 1;
+  repeats.repeats = 2;
+  elements.elements = 3;
+
+  CHECK_EQ(refusal_within(bytes, "root ::= .."), "");
+  CHECK(refusal_within(bytes, "root ::= ...").find("at most 11 are taken") != std::string::npos);
+  CHECK_EQ(refusal_within(depth, "root ::= (.)"), "");
+  CHECK(refusal_within(depth, "root ::= ((.))").find("deeper than 1 ") != std::string::npos);
+  CHECK(refusal_within(rules, "root ::= a\na ::= .").find("more than 1 rules") != std::string::npos);
+  CHECK(refusal_within(repeats, "root ::= .{3}").find("at most 2 repetitions") != std::string::npos);
+  CHECK(refusal_within(elements, "root ::= .{4}").find("more than 3 elements") != std::string::npos);
 }
 
 }  // namespace

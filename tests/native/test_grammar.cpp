@@ -139,7 +139,7 @@ TEST("a grammar moves from thread to thread with its sequence") {
 
 TEST("grammars that are alive share a limit of memory, and give it back") {
   const std::string text = "root ::= [a-z]{1000}";
-  GrammarCompiler compiler(3 * compiled(text)->bytes());
+  GrammarCompiler compiler({}, 3 * compiled(text)->bytes());
   std::vector<std::shared_ptr<const Grammar>> grammars(3);
   for (auto& grammar : grammars) CHECK(compiler.compile(text, kVocabulary, grammar).is_ok());
   std::shared_ptr<const Grammar> one_more;
