@@ -11,9 +11,9 @@ LIBLLAMA := $(VENV)/.libllama
 NATIVE   := $(wildcard native/src/*) native/include/corosrv.h native/build_native.py
 CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
-             tests/native/ggml/*.cpp)
+             tests/native/ggml/*.cpp tests/native/fuzz/*.cpp tests/native/fuzz/*.h)
 
-.PHONY: install run test lint format load bench clean
+.PHONY: install run test lint format load bench fuzz clean
 
 install: $(INSTALLED)
 
@@ -49,6 +49,10 @@ $(CLIENTS): tests/clients/requirements.txt
 	$(PYTHON) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+# Fuzzes the native core's readers, text and sampler: SECONDS=n for each, one when not said.
+fuzz: $(INSTALLED)
+	$(MAKE) -C tests/native fuzz
+	$(MAKE) -C tests/native run-fuzz $(if $(SECONDS),SECONDS=$(SECONDS))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build

@@ -241,7 +241,7 @@ uint32_t Parser::rule_named(std::string_view name, size_t position) {
 bool Parser::has_room(uint64_t n_elements) {
   if (n_elements_ + n_elements <= limits_.elements) return true;
   text_.refuse("with its repetitions written out the grammar has more than " + std::to_string(limits_.elements) +
-         " elements");
+               " elements");
   return false;
 }
 

@@ -15,8 +15,8 @@ inline bool is_word(char c) { return is_digit(c) || (c >= 'a' && c <= 'z') || (c
 
 inline bool is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-// A place in the text. The first refusal is kept and moves to the end of the text, so that every loop that reads it ends
-// by itself; what is built after that is to be thrown away.
+// A place in the text. The first refusal is kept and moves to the end of the text, so that every loop that reads it
+// ends by itself; what is built after that is to be thrown away.
 class GbnfText {
  public:
   // Refuses what is longer, and what is not UTF-8 or has a NUL in it. `text` outlives this.

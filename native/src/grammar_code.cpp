@@ -10,7 +10,6 @@ using Op = Instruction::Op;
 
 int32_t offset(size_t distance) { return static_cast<int32_t>(distance); }
 
-
 }  // namespace
 
 void append(Code& code, Code&& more) {

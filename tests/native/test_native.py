@@ -46,6 +46,17 @@ def test_the_native_core_passes_its_tests(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+def test_no_fuzzer_finds_anything_in_a_second() -> None:
+    assert shutil.which("make"), "the native tests need make"
+
+    built = run("make", f"-j{os.cpu_count() or 1}", "fuzz", timeout=BUILD_TIMEOUT)
+    assert built.returncode == 0, built.stdout
+    fuzzed = run("make", "run-fuzz", "SECONDS=1", timeout=RUN_TIMEOUT)
+
+    assert fuzzed.returncode == 0, fuzzed.stdout
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
 def test_the_kernels_pass_their_tests_inside_ggml() -> None:
     assert shutil.which("make"), "the native tests need make"
     headers = libllama.headers() or pytest.skip("there is no ggml.h")
