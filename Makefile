@@ -49,6 +49,7 @@ $(CLIENTS): tests/clients/requirements.txt
 	$(PYTHON) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
 # Fuzzes the native core's readers, text and sampler: SECONDS=n for each, one when not said.
 fuzz: $(INSTALLED)
 	$(MAKE) -C tests/native fuzz
