@@ -188,6 +188,18 @@ class ModelInfo(msgspec.Struct, frozen=True):
         return "libllama's kernels alone"
 
 
+class Slot(msgspec.Struct, frozen=True):
+    """What a slot does, or did last; see corosrv_slot in the C header."""
+
+    task: int
+    is_busy: int
+    prompt_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    has_new_line: int
+
+
 class Kind(Enum):
     """What a task comes to."""
 
@@ -213,6 +225,8 @@ class Task(msgspec.Struct, frozen=True):
     owner: int = 0  # of 64 bits; prefixes are shared among tasks of the same
     adapter_scales: Sequence[float] = ()  # of each that was loaded; none: nothing of any
     tells_progress: bool = False
+    id: int = 0  # what slots() shows of it
+    slot: int = -1  # where it has to run; -1: anywhere
 
 
 def _raise(code: int, message: str) -> NoReturn:
@@ -336,6 +350,12 @@ class NativeEngine:
         histograms = {name: _histogram(getattr(stats, name)) for name in ("queue_wait", "ttft", "itl")}
         return DecodeStats(**{name: getattr(stats, name) for name in DecodeStats.__struct_fields__} | histograms)
 
+    def slots(self, count: int) -> list[Slot]:
+        """The first `count`, which have to be there, as of the last step."""
+        slots = ffi.new("corosrv_slot[]", count)
+        _check(lib.corosrv_engine_slots(self._open_handle(), slots, count))
+        return [Slot(**{name: getattr(slot, name) for name in Slot.__struct_fields__}) for slot in slots]
+
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids; takes time in proportion to the text, without the GIL."""
         capacity = len(text) + 2
@@ -404,6 +424,8 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
         "max_ms": task.max_ms,
         "scores_prompt": task.scores_prompt,
         "owner": task.owner,
+        "id": task.id,
+        "slot": task.slot + 1,
         "adapter_scales": kept("float[]", task.adapter_scales) if task.adapter_scales else ffi.NULL,
         "tells_progress": task.tells_progress,
         "sampling": {

@@ -26,6 +26,7 @@ from corosrv.engine.binding import (
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.marks import Piece
 from corosrv.engine.reader import Reader
+from corosrv.engine.slots import TaskNotes
 from corosrv.engine.traits import Traits
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.jobs import Adapter, AnyJob, EmbedJob, Job, ModelCard, Prompt, RerankJob, SlotFile, SlotState, State
@@ -53,6 +54,7 @@ class Engine:
         self._vocabulary: EngineVocabulary | None = None
         self._card: ModelCard | None = None
         self._adapters = Adapters(settings.adapters)
+        self._notes = TaskNotes(settings.queue + settings.slots)
         self._failure: str | None = None
         self._is_closed = False
         self._is_draining = False
@@ -179,13 +181,23 @@ class Engine:
         self.card(job.model)
         if isinstance(job, RerankJob):
             prompts = self.vocabulary(job.model).encode_pairs(job.query, job.documents)
-            tasks = [Task(tokens, kind=Kind.RANK, adapter_scales=self._adapters.scales(None)) for tokens in prompts]
+            tasks = [
+                Task(tokens, kind=Kind.RANK, adapter_scales=self._adapters.scales(None), id=self._notes.number())
+                for tokens in prompts
+            ]
             return self._submit(tasks, prompts)
         if isinstance(job, EmbedJob):
             prompts = self.vocabulary(job.model).encode_inputs(job.prompts)
             scales = self._adapters.scales(None)
             tasks = [
-                Task(tokens, kind=Kind.EMBED, pools=job.pooling, normalize=job.normalize, adapter_scales=scales)
+                Task(
+                    tokens,
+                    kind=Kind.EMBED,
+                    pools=job.pooling,
+                    normalize=job.normalize,
+                    adapter_scales=scales,
+                    id=self._notes.number(),
+                )
                 for tokens in prompts
             ]
             return self._submit(tasks, prompts)
@@ -196,7 +208,12 @@ class Engine:
         return Reader(self._native.submit(tasks), len(tasks), tuple(map(len, prompts)))
 
     def _generations(self, job: Job) -> tuple[list[Task], list[Sequence[int]]]:
-        """A task for each answer, and the prompts."""
+        """A task for each answer, and the prompts. Raises Refused."""
+        if job.context_shift:
+            raise errors.NotSupported("context_shift: a full context ends an answer here", "context_shift")
+        if not -1 <= job.slot < self._settings.slots:
+            there_are = f"they are numbered from 0 to {self._settings.slots - 1}"
+            raise errors.Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
         vocabulary = self.vocabulary(job.model)
         prompts = [vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)]
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
@@ -207,6 +224,7 @@ class Engine:
         owner = int.from_bytes(hashlib.sha256(job.caller.encode()).digest()[:8], "little") if job.caller else 0
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
+        noted = replace(job, prompts=())  # nobody's text is kept
         tasks = [
             Task(
                 tokens,
@@ -220,6 +238,8 @@ class Engine:
                 owner=owner,
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
+                id=self._notes.number(noted),
+                slot=job.slot,
             )
             for tokens in prompts
             for answer in range(job.n)
@@ -257,8 +277,14 @@ class Engine:
         return self._native.stats()
 
     def slots(self) -> tuple[SlotState, ...]:
-        """What each slot does, as of the last step."""
-        raise errors.NotOffered("the engine does not tell about its slots yet")
+        """What each slot does, or did last, as of the last step; never waits for one. Raises as `check` does.
+
+        A slot is a lane of the KV cache while something runs in it. Afterwards it shows its last task, and what that
+        left lies in the prefix cache, which all slots share.
+        """
+        self.check()
+        assert self._native is not None
+        return self._notes.describe(self._native.slots(self._settings.slots))
 
     def save_slot(self, slot: int, path: str) -> SlotFile:
         raise errors.NotOffered("the engine does not keep slots in files yet")

@@ -231,6 +231,8 @@ typedef struct corosrv_task {
   uint64_t owner;              /* prefixes are shared among tasks of the same owner only */
   const float* adapter_scales; /* how much of each LoRA adapter, as many as were loaded; NULL: nothing of any */
   int32_t tells_progress; /* 1: a chunk before anything of the prompt is computed, and one after each piece of it */
+  int64_t id;             /* the caller's name for it, which corosrv_slot shows */
+  int32_t slot;           /* where it has to run, counted from 1; 0: anywhere */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
@@ -313,6 +315,17 @@ typedef struct corosrv_stats {
   corosrv_histogram itl;
 } corosrv_stats;
 
+/* What a slot does, or did last. */
+typedef struct corosrv_slot {
+  int64_t task; /* its id; -1: nothing so far, and what follows says nothing */
+  int32_t is_busy;
+  int32_t prompt_tokens;
+  int32_t computed_tokens; /* of the prompt, so far */
+  int32_t cached_tokens;   /* of the prompt, not computed for it */
+  int32_t generated_tokens;
+  int32_t has_new_line; /* 1: in the text so far */
+} corosrv_slot;
+
 /* Hash of the llama.h and ggml.h this library was compiled with (hex SHA-256), "" for builds without libllama. Any
  * thread. */
 const char* corosrv_llama_fingerprint(void);
@@ -329,6 +342,9 @@ int corosrv_engine_fd(corosrv_engine* engine);
 /* Any thread; COROSRV_NOT_READY before the model is loaded. */
 int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info);
 int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats);
+
+/* The first `capacity` slots, as of the last step. Any thread. */
+int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t capacity);
 
 /* Text to token ids. Writes at most `capacity` ids and the number there are into `n_tokens`, which may be larger:
  * call again with room. `parse_special`: control markers in the text become control tokens. Any thread; takes time

@@ -294,6 +294,8 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.scores_prompt = from.scores_prompt != 0;
   task.kin = {from.owner, to_adapters(from.adapter_scales, model.n_adapters)};
   task.tells_progress = from.tells_progress != 0;
+  task.id = from.id;
+  task.slot = from.slot - 1;
   return task;
 }
 
@@ -485,6 +487,16 @@ int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
   *stats = engine->engine->stats();
   return COROSRV_OK;
+}
+
+int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t capacity) {
+  return guarded(nullptr, 0, [&] {
+    Status status = Status::ok();
+    if (ready_backend(engine, status) == nullptr) return status;
+    const std::vector<corosrv_slot> found = engine->engine->slots();
+    std::copy_n(found.begin(), std::min(found.size(), capacity), slots);
+    return Status::ok();
+  });
 }
 
 int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,

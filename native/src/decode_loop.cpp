@@ -77,6 +77,7 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
       backend_(backend),
       scheduler_(limits.slots, limits.rows, limits.reads_whole),
       sharing_(backend, limits.cache_bytes),
+      board_(limits.slots),
       budget_(limits.step_ms / 1000, limits.rows) {
   stats_.slots = limits.slots;
   publish();
@@ -135,6 +136,7 @@ void DecodeLoop::settle() {
   if (const size_t n_ended = ended.size() + n_others) inbox_.ended(n_ended);
   signal();
   for (const auto& sequence : ended) {
+    board_.show_end(*sequence);
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
     backend_.forget(sequence->slot(), 0);
   }
@@ -283,6 +285,7 @@ void DecodeLoop::publish() {
   stats_.running = static_cast<int32_t>(scheduler_.n_running());
   stats_.cache_entries = static_cast<int32_t>(sharing_.cache().size());
   stats_.cache_bytes = sharing_.cache().bytes();
+  board_.show(scheduler_);
   MutexLock lock(mutex_);
   published_ = stats_;
 }

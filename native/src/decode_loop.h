@@ -10,6 +10,7 @@
 #include "prefix_sharing.h"
 #include "scheduler.h"
 #include "signals.h"
+#include "slot_board.h"
 #include "step_budget.h"
 #include "thread_annotations.h"
 
@@ -39,6 +40,7 @@ class DecodeLoop {
 
   // Any thread: counters as of the last step.
   corosrv_stats snapshot();
+  std::vector<corosrv_slot> slots() { return board_.read(); }
 
  private:
   void take(Inbox::Mail mail);
@@ -65,6 +67,7 @@ class DecodeLoop {
   Signals signals_;        // outlives them as well
   Scheduler scheduler_;
   PrefixSharing sharing_;
+  SlotBoard board_;
   StepBudget budget_;
   std::vector<Row> rows_;
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache

@@ -86,6 +86,10 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
   if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
   const auto context = static_cast<size_t>(model->info().context);
   for (const Task& task : tasks) {
+    if (task.slot < -1 || task.slot >= limits_.loop.slots) {
+      return Status(COROSRV_INVALID, "there is no slot " + std::to_string(task.slot) +
+                                         ": they are numbered from 0 to " + std::to_string(limits_.loop.slots - 1));
+    }
     // A generation needs room for a token of its own.
     if (task.prompt.size() + (task.vectors ? 0 : 1) > context) {
       return Status(COROSRV_TOO_LONG, "the prompt has " + std::to_string(task.prompt.size()) +
@@ -98,6 +102,10 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
     return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for another reader: raise the limit (ulimit -n)");
   }
   return inbox_->submit(std::move(tasks), reader);
+}
+
+std::vector<corosrv_slot> Engine::slots() {
+  return backend() == nullptr ? std::vector<corosrv_slot>() : loop_->slots();
 }
 
 corosrv_stats Engine::stats() {

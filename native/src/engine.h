@@ -56,6 +56,8 @@ class Engine {
   Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
   void drain(const std::string& reason) { inbox_->drain(reason); }
   corosrv_stats stats();
+  // Every slot; none before the model is loaded.
+  std::vector<corosrv_slot> slots();
 
   // Ends everything and waits for the thread: one step, or the rest of a load. Twice is harmless.
   void stop();

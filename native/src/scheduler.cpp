@@ -46,21 +46,39 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std
 
 size_t Scheduler::admit(Clock::time_point now) {
   size_t started = 0;
-  while (has_free_slot() && !waiting_.empty()) {
-    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
-    waiting_.pop_front();
+  for (auto next = next_to_start(); next != waiting_.end(); next = next_to_start()) {
+    const auto place = waiting_.begin() + (next - waiting_.begin());
+    std::unique_ptr<Sequence> sequence = std::move(*place);
+    waiting_.erase(place);
     if (sequence->reader().is_full()) {
       sequence->set_paused(true);
       parked_.push_back(std::move(sequence));
       continue;
     }
-    sequence->start(free_slots_.back(), now);
-    free_slots_.pop_back();
+    sequence->start(take_slot(*sequence), now);
     running_.push_back(std::move(sequence));
     ++started;
   }
   if (started > 0) n_calm_ = 0;
   return started;
+}
+
+bool Scheduler::may_start(const Sequence& sequence) const {
+  const int32_t wanted = sequence.wanted_slot();
+  return wanted < 0 || std::find(free_slots_.begin(), free_slots_.end(), wanted) != free_slots_.end();
+}
+
+std::deque<std::unique_ptr<Sequence>>::const_iterator Scheduler::next_to_start() const {
+  if (!has_free_slot()) return waiting_.end();
+  return std::find_if(waiting_.begin(), waiting_.end(), [this](const auto& sequence) { return may_start(*sequence); });
+}
+
+int32_t Scheduler::take_slot(const Sequence& sequence) {
+  const auto wanted = std::find(free_slots_.begin(), free_slots_.end(), sequence.wanted_slot());
+  const auto taken = wanted == free_slots_.end() ? std::prev(wanted) : wanted;
+  const int32_t slot = *taken;
+  free_slots_.erase(taken);
+  return slot;
 }
 
 int32_t Scheduler::n_decoding() const {
@@ -74,7 +92,7 @@ int32_t Scheduler::n_prefilling() const {
 }
 
 bool Scheduler::has_work() const {
-  if (!waiting_.empty() && (has_free_slot() || idle_holder() != nullptr)) return true;
+  if (next_to_start() != waiting_.end() || idle_holder() != nullptr) return true;
   return std::any_of(running_.begin(), running_.end(),
                      [](const auto& sequence) { return !sequence->is_paused() && sequence->state() != State::kDone; });
 }
@@ -203,7 +221,8 @@ Sequence* Scheduler::above_gap() const {
   if (n_calm_ < kCalm || free_slots_.empty() || running_.empty()) return nullptr;
   const auto highest = std::max_element(running_.begin(), running_.end(),
                                         [](const auto& a, const auto& b) { return a->slot() < b->slot(); });
-  return (*highest)->slot() > lowest_free_slot() ? highest->get() : nullptr;
+  const bool may_move = (*highest)->wanted_slot() < 0;
+  return may_move && (*highest)->slot() > lowest_free_slot() ? highest->get() : nullptr;
 }
 
 void Scheduler::move(Sequence& sequence, int32_t slot) {

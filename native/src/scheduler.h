@@ -30,8 +30,9 @@ class Scheduler {
 
   void add(std::unique_ptr<Sequence> sequence);
 
-  // Gives free slots to the sequences that wait longest, and parks those whose reader is full: a vector that one step
-  // computes would not be stopped by it otherwise. Returns how many started.
+  // Gives free slots to the sequences that wait longest, but to one that wants a certain slot no other, and parks those
+  // whose reader is full: a vector that one step computes would not be stopped by it otherwise. Returns how many
+  // started.
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
@@ -102,6 +103,9 @@ class Scheduler {
 
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
+  bool may_start(const Sequence& sequence) const;
+  std::deque<std::unique_ptr<Sequence>>::const_iterator next_to_start() const;
+  int32_t take_slot(const Sequence& sequence);
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
   // A sequence that reads its prompt, and how many tokens until it, or one that follows it, can go on. The greatest of

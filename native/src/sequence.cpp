@@ -62,6 +62,8 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       n_top_(static_cast<size_t>(std::max(submission.task.sampling.n_probs, 0))),
       max_s_(submission.task.max_ms / 1000),
       kin_(std::move(submission.task.kin)),
+      id_(submission.task.id),
+      wanted_slot_(submission.task.slot),
       tokens_(std::move(submission.task.prompt)),
       sampler_(submission.task.sampling, vocabulary, context),
       text_(submission.task.stops),
@@ -219,7 +221,12 @@ Chunk Sequence::make_chunk() {
   return chunk;
 }
 
+corosrv_slot Sequence::describe() const {
+  return {id_, state_ != State::kDone, n_prompt_, n_read_ - n_cached_, n_cached_, n_generated(), has_new_line_};
+}
+
 void Sequence::emit(std::string text) {
+  has_new_line_ = has_new_line_ || text.find('\n') != std::string::npos;
   Chunk chunk = make_chunk();
   chunk.text = std::move(text);
   signals_.push(reader_, std::move(chunk));

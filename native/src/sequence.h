@@ -33,6 +33,10 @@ class Sequence {
 
   State state() const { return state_; }
   int32_t slot() const { return slot_; }
+  // Where it has to run, or -1.
+  int32_t wanted_slot() const { return wanted_slot_; }
+  // What its slot shows of it.
+  corosrv_slot describe() const;
   Reader& reader() const { return *reader_; }
 
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
@@ -116,10 +120,13 @@ class Sequence {
   const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
   const double max_s_;  // of generating; 0 is no limit
   const Kin kin_;
+  const int64_t id_;
+  const int32_t wanted_slot_;
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;
   bool is_paused_ = false;
+  bool has_new_line_ = false;
   const Sequence* leader_ = nullptr;
   int32_t n_led_ = 0;
   int32_t slot_ = -1;

@@ -97,6 +97,8 @@ struct Task {
   bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
   Kin kin;                            // with whom it may share
   bool tells_progress = false;        // of reading the prompt, in chunks without text
+  int64_t id = 0;                     // the caller's name for it
+  int32_t slot = -1;                  // where it has to run; -1: anywhere
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

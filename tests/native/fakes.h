@@ -482,6 +482,7 @@ class RunningLoop {
   }
 
   corosrv_stats stats() { return loop_->snapshot(); }
+  std::vector<corosrv_slot> slots() { return loop_->slots(); }
 
   void close(const std::string& reason) {
     backend.gate.open();

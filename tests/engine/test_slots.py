@@ -1,0 +1,66 @@
+"""What an engine's slots show, and jobs that want a certain one."""
+
+import pytest
+
+from corosrv import errors
+from corosrv.jobs import EmbedJob, Sampling, Text
+from tests.support.engines import SLOW, job, opened, read_all, wait_until
+
+
+def test_a_slot_shows_its_task_while_it_runs_and_afterwards():
+    asked = job("Hello", max_tokens=4, slot=2, sampling=Sampling(temperature=0, top_k=7))
+
+    with opened(model=SLOW, slots=3) as engine:
+        assert [(state.id, state.is_busy, state.task) for state in engine.slots()] == [(n, False, -1) for n in range(3)]
+        with engine.submit(asked) as reader:
+            wait_until(lambda: engine.slots()[2].generated_tokens)
+            busy = engine.slots()[2]
+            chunks = read_all(reader)
+        wait_until(lambda: not engine.slots()[2].is_busy)
+        rests = engine.slots()[2]
+
+    assert (busy.is_busy, busy.task, busy.prompt_tokens, busy.computed_tokens) == (True, 0, 5, 5)
+    assert (busy.max_tokens, busy.sampling) == (4, asked.sampling)
+    assert (rests.task, rests.generated_tokens) == (0, 4)
+    assert chunks[-1].slot == 2
+
+
+def test_tasks_are_counted_over_all_jobs():
+    with opened(slots=1) as engine:
+        for _ in range(2):
+            read_all(engine.submit(job(n=2)))
+
+        assert engine.slots()[0].task == 3
+
+
+def test_what_was_asked_of_tasks_long_gone_is_forgotten():
+    with opened(slots=1, queue=1) as engine:
+        for _ in range(20):
+            read_all(engine.submit(job()))
+
+        assert len(engine._notes._jobs) == 4
+
+
+@pytest.mark.parametrize("slot", [4, 99, -2])
+def test_a_slot_that_there_is_not_is_refused(engine, slot):
+    with pytest.raises(errors.Refused, match="from 0 to 3") as refused:
+        engine.submit(job(slot=slot))
+
+    assert refused.value.param == "id_slot"
+
+
+def test_a_context_that_is_to_be_shifted_is_refused_by_name(engine):
+    with pytest.raises(errors.NotSupported, match="context_shift") as refused:
+        engine.submit(job(context_shift=True))
+
+    assert refused.value.param == "context_shift"
+
+
+def test_slots_are_not_shown_before_there_are_any():
+    with opened() as engine:
+        pass
+
+    with pytest.raises(errors.UsedAfterClose):
+        engine.slots()
+    with pytest.raises(errors.UsedAfterClose):
+        engine.submit(EmbedJob((Text("the cat"),)))
