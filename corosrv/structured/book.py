@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 
 from corosrv.errors import InvalidSchema
+from corosrv.structured.ending import endless
 from corosrv.structured.gbnf import SHARED_PREFIX, Rules, repeated, sequence
 from corosrv.structured.limits import Limits
 
@@ -82,6 +83,10 @@ class RuleBook(Namer):
 
     def _refuse(self, what: str) -> None:
         raise InvalidSchema("#", f"its grammar takes more than {what}; ask for fewer or simpler values", self._param)
+
+    def endless(self) -> set[str]:
+        """Rules that no text ever comes to the end of."""
+        return endless(self._bodies)
 
     def rules_from(self, start: str) -> Rules:
         """The rules that are reached from this one, itself first."""

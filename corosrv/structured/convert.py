@@ -56,6 +56,7 @@ class _Converter:
         self._begins_with: dict[str, set[str]] = {}  # rules that a rule may begin with, among those above
         self._owner: str | None = None  # the rule at whose beginning we are
         self._depth = 0
+        self._has_references = False
         self._n_merged = 0
         self._n_merged_bytes = 0
 
@@ -69,6 +70,7 @@ class _Converter:
                 except Impossible as impossible:
                     raise self._refused(place, f"no value can be valid: {impossible}") from None
         self._check_progress()
+        self._check_end(start)
         return self._book.rules_from(start)
 
     def _refused(self, place: str, what: str) -> InvalidSchema:
@@ -116,6 +118,11 @@ class _Converter:
                     path.append((after, iter(self._begins_with.get(after, ()))))
                     on_path.add(after)
 
+    def _check_end(self, start: str) -> None:
+        """Refuses a schema whose every value would contain another one of its own kind."""
+        if self._has_references and start in self._book.endless():
+            raise self._refused("#", "no value can be valid: each would have to contain another one, without end")
+
     # One schema.
 
     def _value(self, schema: Any, place: str) -> str:
@@ -125,6 +132,7 @@ class _Converter:
         if schema is True or not (found := normal(schema)):
             return self._any.value()
         if set(found) == {"$ref"}:
+            self._has_references = True
             return self._rule_of(*resolve(self._document, found["$ref"], place, self._param))
         self._depth += 1
         if self._depth > 2 * self._limits.depth:
@@ -162,6 +170,7 @@ class _Converter:
         found: Schema = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "allOf")}
         parts = [(part, step(place, "allOf", str(i))) for i, part in enumerate(schema.get("allOf", ()))]
         if "$ref" in schema:
+            self._has_references = True
             target, reached = resolve(self._document, schema["$ref"], place, self._param)
             if id(target) in seen or len(seen) > self._limits.depth:
                 raise self._refused(place, f"'$ref' {schema['$ref']!r} leads back to itself without a value in between")

@@ -54,11 +54,15 @@ def test_h030_megabytes_of_text_are_refused_by_their_size(connection, text):
     [
         [{"role": "user", "content": MARKERS * 8}],
         [{"role": "system", "content": MARKERS * 8}, {"role": "user", "content": "hi"}],
-        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": MARKERS * 8}, {"role": "user", "content": "x"}],
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": MARKERS * 8},
+            {"role": "user", "content": "x"},
+        ],
         [{"role": "user", "content": [{"type": "text", "text": MARKERS * 8}]}],
     ],
     ids=["user", "system", "assistant", "part"],
-)  # fmt: skip
+)
 def test_h031_control_markers_in_a_message_are_text(connection, messages):
     """As text each marker takes several tokens, where the control token would be one."""
     plain = [{**message, "content": "x"} for message in messages]
@@ -111,7 +115,7 @@ def test_h034_arguments_of_the_template_replace_nothing_of_ours(connection, argu
 
 @pytest.mark.parametrize(
     "prompt",
-    [[2**40], [-1], [49_152], [2**31], [2**64], [1.5], [True], [None], [[]], [["x"]], [[1], [-1]], [{}], []],
+    [[2**40], [-1], [49_152], [2**31], [2**64], [1.5], [True], [None], [[]], [[1], [-1]], [{}], []],
     ids=repr,
 )
 def test_h036_ids_that_are_none_are_refused(connection, prompt):
@@ -158,8 +162,8 @@ def _tool(name: Any = "f", **function: Any) -> dict[str, Any]:
 def _nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
+        schema = {"type": "array", "items": schema}
+    return {"type": "object", "properties": {"a": schema}}
 
 
 @pytest.mark.parametrize(

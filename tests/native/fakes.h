@@ -232,7 +232,7 @@ class ScriptedBackend final : public Backend {
     snapshot.size = held.size() * sizeof(Token);
     if (snapshot.size > limit_bytes) return {};
     snapshot.bytes.reset(new uint8_t[snapshot.size]);
-    std::memcpy(snapshot.bytes.get(), held.data(), snapshot.size);
+    std::copy_n(reinterpret_cast<const uint8_t*>(held.data()), snapshot.size, snapshot.bytes.get());
     ++n_saves;
     return snapshot;
   }
