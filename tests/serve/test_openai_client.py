@@ -168,7 +168,7 @@ def test_a_prompt_too_long_has_its_code(client: openai.OpenAI) -> None:
 
 def test_an_unknown_path_and_model_are_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="synthetic", input="x")
+        client.files.list()
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("another")
 
