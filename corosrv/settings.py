@@ -95,7 +95,9 @@ class Settings:
         "vectors of a text's tokens to one: mean, cls, last, none, or rank for scores; empty: as the model says",
         per_model=True,
     )
-    context_shift: bool = setting(False, "1: a full context drops its oldest tokens and goes on; 0: the answer ends")
+    context_shift: bool = setting(
+        False, "0: a full context ends the answer; dropping its oldest tokens is not built yet"
+    )
     lora: str = setting(
         "", "comma-separated paths of LoRA adapters, each with :SCALE behind it where that is not 1", per_model=True
     )
@@ -162,6 +164,7 @@ class Settings:
             self._check(name, 1 <= getattr(self, name) <= DAY, f"must be from 1 to {DAY}")
         self._check("body_rate", 1 <= self.body_rate <= 1e9, "must be from 1 to 1e9")
         self._check("drain_s", 0 <= self.drain_s <= DAY, f"must be from 0 to {DAY}")
+        self._check("context_shift", not self.context_shift, "must be 0: dropping a context's tokens is not built yet")
         self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")
         self._check("model_bytes", 0 <= self.model_bytes < 2**63, "must be at least 0, and below 2**63")
         self._check("model_idle_s", 0 <= self.model_idle_s <= DAY, f"must be from 0 to {DAY}")

@@ -48,11 +48,6 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def caller(request: Request) -> bytes:
-    """Who asks, as far as the key tells: equal for two requests with the same key. Not the key itself."""
-    return _digest(_bearer(request) or "")
-
-
 def _bearer(request: Request) -> str | None:
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:

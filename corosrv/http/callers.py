@@ -1,4 +1,4 @@
-"""Jobs know who asked for them."""
+"""Who asked: what one caller leaves behind is for no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from flask import g
 from corosrv.jobs import AnyJob, Job
 
 
+def caller() -> str:
+    """A name for the key of the request at hand, not the key itself; empty where no keys are asked for."""
+    return str(g.get("corosrv_caller", ""))
+
+
 def asked_for(job: AnyJob) -> AnyJob:
-    """The job with the caller of the request at hand."""
-    caller = g.get("corosrv_caller", "")
-    return replace(job, caller=caller) if caller and isinstance(job, Job) else job
+    """The job with its caller."""
+    return replace(job, caller=name) if (name := caller()) and isinstance(job, Job) else job

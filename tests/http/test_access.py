@@ -5,7 +5,7 @@ from flask import Request, Response
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import Unauthorized
-from corosrv.http.access import Keys, Origins, caller, redacted, request_id
+from corosrv.http.access import Keys, Origins, redacted, request_id
 
 
 def request(method: str = "GET", **headers: str) -> Request:
@@ -142,17 +142,6 @@ def test_any_other_is_replaced(sent):
 
 def test_new_ids_differ():
     assert request_id(request()) != request_id(request())
-
-
-# Callers.
-
-
-def test_a_caller_is_known_by_the_key_however_it_is_sent():
-    mine = caller(request(Authorization="Bearer mine"))
-
-    assert mine == caller(request(X_Api_Key="mine")) == caller(request(Authorization="bearer mine"))
-    assert len({mine, caller(request(X_Api_Key="yours")), caller(request())}) == 3
-    assert b"mine" not in mine
 
 
 @pytest.mark.parametrize(

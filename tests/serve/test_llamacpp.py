@@ -233,8 +233,9 @@ def test_properties_tell_the_model_and_no_folder(connection: Connection) -> None
     assert b"site-packages" not in answer.body
 
 
-def test_llama_server_s_metrics_are_there_under_its_names(connection: Connection) -> None:
+def test_llama_server_s_metrics_are_there_under_its_names(real: Server, connection: Connection) -> None:
     good(connection.post(GREEDY, "/completion"))
+    real.wait_idle()
 
     answer = connection.ask("GET", "/metrics")
 

@@ -7,7 +7,8 @@ from flask import Blueprint, Response, request
 from corosrv.errors import CorosrvError, NotSupported
 from corosrv.generation import unsupported
 from corosrv.generation.exchange import Call, Desk
-from corosrv.http import access, reply
+from corosrv.http import reply
+from corosrv.http.callers import caller
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
 from corosrv.openai.fields import input_tokens
@@ -51,7 +52,7 @@ def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
         return calls.call(body, desk.defaults, desk.worker.card(body.model), shelf())
 
     def shelf() -> Shelf:
-        return store.shelf(access.caller(request))
+        return store.shelf(caller())
 
     routes.register_error_handler(CorosrvError, reply.handler(errors.response))
     return routes

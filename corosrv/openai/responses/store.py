@@ -28,14 +28,14 @@ class ResponseStore:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._room = max_bytes
-        self._kept: OrderedDict[tuple[bytes, str], bytes] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._lock = Lock()
 
-    def shelf(self, owner: bytes) -> Shelf:
+    def shelf(self, owner: str) -> Shelf:
         """What belongs to one caller."""
         return Shelf(self, owner)
 
-    def put(self, key: tuple[bytes, str], kept: bytes) -> None:
+    def put(self, key: tuple[str, str], kept: bytes) -> None:
         with self._lock:
             if len(kept) > self._max_bytes:
                 return
@@ -45,13 +45,13 @@ class ResponseStore:
                 _, oldest = self._kept.popitem(last=False)
                 self._room += len(oldest)
 
-    def get(self, key: tuple[bytes, str]) -> bytes | None:
+    def get(self, key: tuple[str, str]) -> bytes | None:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def drop(self, key: tuple[bytes, str]) -> bool:
+    def drop(self, key: tuple[str, str]) -> bool:
         """Whether it was there."""
         with self._lock:
             kept = self._kept.pop(key, None)
@@ -65,7 +65,7 @@ _stored = msgspec.json.Decoder(Stored)
 class Shelf:
     """One caller's stored responses: those of others are not found here, whatever their ids."""
 
-    def __init__(self, store: ResponseStore, owner: bytes) -> None:
+    def __init__(self, store: ResponseStore, owner: str) -> None:
         self._store = store
         self._owner = owner
 

@@ -50,7 +50,7 @@ def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
     unsupported.refuse(body.decode(REQUEST, raw, schema.unsupported_decoder), schema.UNSUPPORTED)
-    return calls.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(b""))
+    return calls.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""))
 
 
 def turns(conversation: Conversation) -> list[dict[str, Any]]:
@@ -269,7 +269,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
 
 
 def test_a_response_goes_on_from_another_without_its_instructions(asked):
-    shelf = ResponseStore(10_000).shelf(b"me")
+    shelf = ResponseStore(10_000).shelf("me")
     before = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
     shelf.put(Stored({"id": "resp_1"}, before))
 
@@ -279,7 +279,7 @@ def test_a_response_goes_on_from_another_without_its_instructions(asked):
 
 
 def test_what_a_call_gave_may_come_with_the_next_response(asked):
-    shelf = ResponseStore(10_000).shelf(b"me")
+    shelf = ResponseStore(10_000).shelf("me")
     called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {}}}
     shelf.put(Stored({"id": "resp_1"}, ({"role": "assistant", "content": "", "tool_calls": [called]},)))
 
@@ -295,7 +295,7 @@ def test_an_unknown_previous_response_is_not_found(asked):
 
 @pytest.mark.parametrize(("store", "is_kept"), [(None, True), (True, True), (False, False)])
 def test_a_response_is_stored_unless_told_otherwise(store, is_kept):
-    shelf = ResponseStore(10_000).shelf(b"me")
+    shelf = ResponseStore(10_000).shelf("me")
 
     response = call({"input": "Hi", "store": store}, shelf).answer((5,)).whole(HELLO)
 

@@ -15,7 +15,7 @@ SIZE = len(msgspec.json.encode(stored("a")))
 
 
 def test_what_was_put_is_got():
-    shelf = ResponseStore(1000).shelf(b"me")
+    shelf = ResponseStore(1000).shelf("me")
 
     shelf.put(stored("a", "hello"))
 
@@ -24,25 +24,25 @@ def test_what_was_put_is_got():
 
 def test_another_caller_does_not_find_it():
     store = ResponseStore(1000)
-    store.shelf(b"me").put(stored("a"))
-    other = store.shelf(b"other")
+    store.shelf("me").put(stored("a"))
+    other = store.shelf("other")
 
     with pytest.raises(NotFound):
         other.get("a")
     with pytest.raises(NotFound):
         other.drop("a")
-    assert store.shelf(b"me").get("a")
+    assert store.shelf("me").get("a")
 
 
 def test_what_is_not_there_is_said_where_it_was_asked_for():
     with pytest.raises(NotFound) as missing:
-        ResponseStore(1000).shelf(b"me").get("a", "previous_response_id")
+        ResponseStore(1000).shelf("me").get("a", "previous_response_id")
 
     assert (missing.value.param, missing.value.code) == ("previous_response_id", "response_not_found")
 
 
 def test_the_one_not_asked_for_longest_makes_room():
-    shelf = ResponseStore(2 * SIZE).shelf(b"me")
+    shelf = ResponseStore(2 * SIZE).shelf("me")
     shelf.put(stored("a"))
     shelf.put(stored("b"))
 
@@ -56,7 +56,7 @@ def test_the_one_not_asked_for_longest_makes_room():
 
 
 def test_what_is_dropped_is_gone_and_its_room_free():
-    shelf = ResponseStore(2 * SIZE).shelf(b"me")
+    shelf = ResponseStore(2 * SIZE).shelf("me")
     for _ in range(5):
         shelf.put(stored("a"))
         shelf.drop("a")
@@ -72,7 +72,7 @@ def test_what_is_dropped_is_gone_and_its_room_free():
 
 @pytest.mark.parametrize("room", [0, SIZE - 1])
 def test_what_does_not_fit_at_all_is_not_kept(room):
-    shelf = ResponseStore(room).shelf(b"me")
+    shelf = ResponseStore(room).shelf("me")
 
     shelf.put(stored("a"))
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_at_all_is_not_kept(room):
 
 
 def test_one_that_is_too_large_takes_nobody_elses_room():
-    shelf = ResponseStore(2 * SIZE).shelf(b"me")
+    shelf = ResponseStore(2 * SIZE).shelf("me")
     shelf.put(stored("a"))
 
     shelf.put(stored("b", "x" * 3 * SIZE))
