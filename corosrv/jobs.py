@@ -218,7 +218,7 @@ class ModelCard:
 
     id: str
     created: int  # Unix time of the load
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # chosen by the operator, the id among them; none where it is the file's
     tags: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""  # changes when the same seed may give another text

@@ -271,6 +271,11 @@ class Settings:
         return tuple(dict.fromkeys(_words(self.model_alias))) or (model_list.stem(self.model),)
 
     @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names that the operator chose, the id among them; none where it is the file's."""
+        return self.names if _words(self.model_alias) else ()
+
+    @property
     def file(self) -> str:
         """The model's, without its folders; empty for one that has none."""
         return "" if self.is_synthetic else Path(self.model).name

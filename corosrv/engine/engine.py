@@ -327,7 +327,6 @@ class Engine:
 
 def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> ModelCard:
     """`traits`: of the chat template; None where there is none."""
-    names = settings.names
     meta = {
         "vocab_type": info.vocab_type,
         "n_vocab": info.n_vocab,
@@ -343,9 +342,9 @@ def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> M
     kernels = "k" if info.own_kernels else ""
     built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
     card = ModelCard(
-        names[0],
+        settings.names[0],
         int(time.time()),
-        tuple(names[1:]),
+        settings.aliases,
         settings.labels,
         meta=meta,
         fingerprint=f"b{built_with}{kernels}",

@@ -165,5 +165,5 @@ class ServedModel:
         facts = self._facts
         meta = {} if facts is None else {"n_ctx_train": facts.n_ctx_train, "n_embd": facts.n_embd, "size": facts.size}
         return ModelCard(
-            self.name, int(time.time()), self.names[1:], self.settings.labels, meta=meta, file=self.settings.file
+            self.name, int(time.time()), self.settings.aliases, self.settings.labels, meta=meta, file=self.settings.file
         )
