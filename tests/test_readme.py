@@ -24,6 +24,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "README.md").read_text(
 SERVERS = [
     "make run",
     "corosrv serve --model path/to/model.gguf --ctx 8192 --slots 16",
+    "corosrv serve --model small=small.gguf --model 'big=big.gguf?ctx=8192&slots=4'",
     "gunicorn -k gevent corosrv.app",
 ]
 DEADLINE = 60.0  # seconds
@@ -111,7 +112,7 @@ def test_a_command_serves(command: str, environ: dict[str, str]) -> None:
         if not (Path(sys.prefix) / ".installed").exists():
             pytest.skip("the tests were not started by `make test`")
     elif command.startswith("corosrv serve"):
-        command = command.replace("path/to/model.gguf", packaged_model()) + f" --port {port}"
+        command = re.sub(r"[\w/]+\.gguf", packaged_model(), command) + f" --port {port}"
         command = command.replace("--ctx 8192 --slots 16", "--ctx 8192 --slots 2")
     chosen = environ | {"GUNICORN_CMD_ARGS": f"-b 127.0.0.1:{port} --no-control-socket"}
 
