@@ -9,7 +9,8 @@ from typing import Any
 from corosrv.structured.check import is_whole
 from corosrv.structured.limits import Limits
 from corosrv.structured.merge import Impossible, Schema, identity, types_of
-from corosrv.structured.pattern import PatternError, matches, parse
+from corosrv.structured.pattern import PatternError, matches
+from corosrv.structured.pattern_text import parse
 
 
 class Undecided(Exception):

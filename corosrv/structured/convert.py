@@ -19,7 +19,8 @@ from corosrv.structured.gbnf import Rules, either, json_literal, sequence
 from corosrv.structured.limits import Limits
 from corosrv.structured.merge import Impossible, Schema, Unmergeable, merge, normal, types_of
 from corosrv.structured.objects import SPACE_RULE, Member, elements, members, pair
-from corosrv.structured.pattern import Node, PatternError, first_chars, matches, parse, within
+from corosrv.structured.pattern import Node, PatternError, first_chars, matches, within
+from corosrv.structured.pattern_text import parse
 from corosrv.structured.refs import resolve, step
 
 # What a schema without a type is about.
