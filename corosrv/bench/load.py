@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import gevent
+from gevent import GreenletExit
 from gevent.event import Event
 from gevent.pool import Group
 
@@ -75,11 +76,10 @@ class Load:
         self._requests = {i: self._request(i, is_arriving) for i in self._numbers}
 
     def run(self, begin: float, on_progress: Callable[[Counts], None]) -> Yield:
-        """Begins at that moment of the monotonic clock, and waits until the last answer is over. A signal to stop ends
-        it with what there is. For the main thread, which signals interrupt."""
+        """Begins at that moment of the monotonic clock, and waits until the last answer is over."""
         time.sleep(max(0.0, begin - monotonic()))
         cpu = time.process_time()
-        with self._stopped_by(signal.SIGINT, signal.SIGTERM):
+        if not self._is_interrupted:
             ticker = gevent.spawn(self._tell, on_progress)
             self._greenlets.spawn(self._loop(), begin)
             self._greenlets.join()
@@ -88,22 +88,21 @@ class Load:
         return Yield(self._outcomes, time.process_time() - cpu, self._is_interrupted)
 
     @contextlib.contextmanager
-    def _stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """Without this an interrupt would be raised within whichever greenlet runs, and lose what the others have."""
+    def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
+        """A signal ends the round with what there is; raised as an interrupt, it would lose what the greenlet that
+        happens to run has got. For the main thread, which signals interrupt."""
         loop = gevent.get_hub().loop
-        before = {
-            number: signal.signal(number, lambda *_: loop.run_callback_threadsafe(self._interrupt))
-            for number in signals
-        }
+
+        def stop(*_: object) -> None:
+            self._is_interrupted = True
+            loop.run_callback_threadsafe(self._greenlets.kill, GreenletExit, False)
+
+        before = {number: signal.signal(number, stop) for number in signals}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _interrupt(self) -> None:
-        self._is_interrupted = True
-        self._greenlets.kill(block=False)
 
     def counts(self) -> Counts:
         running = self._client.open

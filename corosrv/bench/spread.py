@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from time import monotonic
@@ -32,9 +32,15 @@ def run(work: Work, on_progress: Callable[[Counts], None]) -> Round:
     """Runs the whole of `work`, from one process or several. Raises BenchError."""
     # A process without a client would keep its share of the requests to itself.
     n = min(work.plan.processes, work.point.clients or work.plan.processes)
-    yields = [Load(work).run(monotonic(), on_progress)] if n == 1 else _spread(work, n, on_progress)
+    yields = [_alone(work, on_progress)] if n == 1 else _spread(work, n, on_progress)
     outcomes = [outcome for one in yields for outcome in one.outcomes]
     return Round(outcomes, tuple(one.cpu for one in yields), any(one.is_interrupted for one in yields))
+
+
+def _alone(work: Work, on_progress: Callable[[Counts], None]) -> Yield:
+    load = Load(work)
+    with load.stopped_by(signal.SIGINT, signal.SIGTERM):
+        return load.run(monotonic(), on_progress)
 
 
 class _Part:
@@ -64,6 +70,8 @@ class _Part:
             self.counts = message
 
     def close(self) -> None:
+        if self.result is None:
+            self.process.terminate()
         self.process.join(STOP_TIMEOUT)
         self.process.kill()
         self.process.join()
@@ -77,17 +85,29 @@ def _spread(work: Work, n: int, on_progress: Callable[[Counts], None]) -> list[Y
             parts.append(_Part(replace(work, part=i, parts=n)))
             stack.callback(parts[-1].close)
         _begin(parts)
+        stack.enter_context(_interrupts_end(parts))
         while waiting := [part for part in parts if part.result is None]:
-            try:
-                ready = wait([part.pipe for part in waiting], PROGRESS_INTERVAL)
-                for part in waiting:
-                    if part.pipe in ready:
-                        part.take()
-            except KeyboardInterrupt:
-                for part in waiting:
-                    part.process.terminate()
+            ready = wait([part.pipe for part in waiting], PROGRESS_INTERVAL)
+            for part in waiting:
+                if part.pipe in ready:
+                    part.take()
             on_progress(sum((part.counts for part in parts), Counts()))
         return [part.result for part in parts if part.result is not None]
+
+
+@contextlib.contextmanager
+def _interrupts_end(parts: list[_Part]) -> Iterator[None]:
+    """An interrupt raised in the middle of a message would lose it; this one is passed on, and all results come."""
+
+    def pass_on(*_: object) -> None:
+        for part in parts:
+            part.process.terminate()
+
+    handler = signal.signal(signal.SIGINT, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _begin(parts: list[_Part]) -> None:
@@ -112,11 +132,12 @@ def _receive(pipe: Connection) -> object:
 
 
 def _child(work: Work, pipe: Connection) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the load, not what it has got
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until there is something to lose
     try:
         load = Load(work)
-        pipe.send("ready")
-        pipe.send(load.run(pipe.recv(), pipe.send))
+        with load.stopped_by(signal.SIGTERM):
+            pipe.send("ready")
+            pipe.send(load.run(pipe.recv(), pipe.send))
     except BenchError as error:
         pipe.send(error)
     except KeyboardInterrupt:

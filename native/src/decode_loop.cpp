@@ -133,7 +133,10 @@ void DecodeLoop::end_all(const std::string& reason, const char* code) {
 void DecodeLoop::settle() {
   size_t n_others = 0;
   const auto ended = scheduler_.sweep(n_others);
-  if (const size_t n_ended = ended.size() + n_others) inbox_.ended(n_ended);
+  if (const size_t n_ended = ended.size() + n_others) {
+    publish();  // whoever hears of an end finds it counted
+    inbox_.ended(n_ended);
+  }
   signal();
   for (const auto& sequence : ended) {
     board_.show_end(*sequence);

@@ -39,7 +39,7 @@ class Run:
             self.out, self.err = self._process.communicate(timeout=DEADLINE)
         finally:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
         return self
 
     @property

@@ -8,7 +8,7 @@ import pytest
 
 from corosrv import errors
 from corosrv.jobs import EmbedJob, Finish, Job, RerankJob, Text, Tokens
-from tests.support.engines import TIMEOUT, answer, job, opened, packaged_model, read_all, wait_until
+from tests.support.engines import TIMEOUT, answer, is_idle, job, opened, packaged_model, read_all, wait_until
 from tests.support.gguf import WORDS, write_bert
 from tests.support.vectors import cosine, embed, vector
 
@@ -84,6 +84,7 @@ def test_an_input_may_be_as_long_as_the_context_and_no_longer(smollm):
 
 @pytest.mark.model
 def test_embeddings_count_as_prompt_tokens(smollm):
+    wait_until(lambda: is_idle(smollm))
     before = smollm.stats()
 
     with smollm.submit(EmbedJob((Text(INPUTS[1]),))) as reader:

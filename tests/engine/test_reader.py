@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import os
 import select
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from corosrv.engine import Chunk, Engine, Reader
 from corosrv.errors import Misuse, ReadTimeout, UsedAfterClose, WrongThread
 from corosrv.jobs import Finish, Job
 from tests.support import children
+from tests.support.descriptors import n_descriptors
 from tests.support.engines import SLOW, TIMEOUT, is_idle, job, opened, read_all, text_of, wait_until
 
 
@@ -43,10 +43,6 @@ def queued(engine: Engine, job: Job) -> Iterator[tuple[Reader, Callable[[], None
             running.enter_context(engine.submit(endless()))
         with engine.submit(job) as reader:
             yield reader, running.close
-
-
-def n_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 # Three ways to read.
@@ -428,7 +424,7 @@ def test_leaving_early_gives_back_slot_and_descriptor(slow: Engine, leave: Calla
         leave(slow)
 
     wait_until(lambda: is_idle(slow))
-    wait_until(lambda: n_descriptors() == before)
+    wait_until(lambda: n_descriptors() <= before)
     assert slow.stats().tasks_cancelled >= 3
 
 
@@ -511,7 +507,7 @@ def test_a_finished_reader_leaves_no_descriptor_behind(engine):
     for _ in range(20):
         read_all(engine.submit(job()))
 
-    assert n_descriptors() == before
+    assert n_descriptors() <= before
 
 
 # Misuse.
