@@ -449,9 +449,7 @@ class NativeEngine:
                 )
             ]  # fmt: skip
             tokens, scales, state = keep
-            c_content = ffi.new(
-                "corosrv_slot_content *", (tokens, len(tokens), scales, len(scales), state, len(state))
-            )
+            c_content = ffi.new("corosrv_slot_content *", (tokens, len(tokens), scales, len(scales), state, len(state)))
         errand, message = ffi.new("corosrv_errand **"), ffi.new("char[]", _MESSAGE_BYTES)
         handle = self._open_handle()
         code = lib.corosrv_slot_ask(handle, action.value, slot, owner, c_content, errand, message, _MESSAGE_BYTES)

@@ -363,9 +363,9 @@ typedef enum corosrv_slot_action {
   COROSRV_SLOT_ERASE = 2    /* forgets it; the answer has the tokens that were forgotten */
 } corosrv_slot_action;
 
-/* Something to be done with what the slot's last task left, as soon as nothing runs in the slot. `owner`: a task's; what
- * others' tasks left is not found. `content`, of RESTORE, is copied. Any thread. The caller sees to it that there are
- * few at a time. */
+/* Something to be done with what the slot's last task left, as soon as nothing runs in the slot. `owner`: a task's;
+ * what others' tasks left is not found. `content`, of RESTORE, is copied. Any thread. The caller sees to it that there
+ * are few at a time. */
 int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
                      const corosrv_slot_content* content, corosrv_errand** errand, char* message, size_t message_size);
 

@@ -117,12 +117,13 @@ class LlamaBackend final : public Backend {
   }
 
   bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
-    if (!grow(n_tokens).is_ok() || !read(context_.get(), slot, snapshot)) return false;
-    // What was kept in a file may be anything: positions without a gap up to the last one are what is computed on.
-    const bool is_whole = llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
+    if (!grow(n_tokens).is_ok()) return false;
+    // What was kept in a file may be anything: it has to come to positions from the first to the last one.
+    const bool is_whole = read(context_.get(), slot, snapshot) &&
+                          llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
                           llama_memory_seq_pos_min(memory_, slot) == 0 &&
                           llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
-    if (!is_whole) forget(slot, 0);
+    if (!is_whole) wipe(slot);
     return is_whole;
   }
 
@@ -203,6 +204,23 @@ class LlamaBackend final : public Backend {
     if (n_tokens <= capacity_) return Status::ok();
     return Status(COROSRV_INTERNAL, "the KV cache could not grow beyond " + std::to_string(capacity_) +
                                         " tokens in each slot: too little memory was left");
+  }
+
+  // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with llama_memory_seq_rm().
+  // The other slots' content is taken out meanwhile.
+  void wipe(int32_t slot) {
+    std::vector<Snapshot> held(static_cast<size_t>(slots_));
+    for (int32_t other = 0; other < slots_; ++other) {
+      const bool is_kept = other != slot && llama_memory_seq_pos_max(memory_, other) >= 0;
+      if (is_kept) held[static_cast<size_t>(other)] = save(other, std::numeric_limits<size_t>::max());
+    }
+    llama_memory_clear(memory_, false);
+    for (int32_t other = 0; other < slots_; ++other) {
+      const Snapshot& snapshot = held[static_cast<size_t>(other)];
+      if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
+        throw std::runtime_error("the KV cache could not be put back");
+      }
+    }
   }
 
   // Whatever goes wrong, the first context serves on with what room it has.

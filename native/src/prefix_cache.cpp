@@ -39,8 +39,8 @@ PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const Kin
 }
 
 bool PrefixCache::covers(const std::vector<Token>& tokens, const Kin& kin) {
-  const auto covering = std::find_if(entries_.begin(), entries_.end(),
-                                     [&](const Entry& entry) { return entry.holds(tokens, kin); });
+  const auto covering =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.holds(tokens, kin); });
   if (covering == entries_.end()) return false;
   touch(covering);
   return true;
