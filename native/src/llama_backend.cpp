@@ -119,8 +119,7 @@ class LlamaBackend final : public Backend {
   bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
     if (!grow(n_tokens).is_ok()) return false;
     // What was kept in a file may be anything: it has to come to positions from the first to the last one.
-    const bool is_whole = read(context_.get(), slot, snapshot) &&
-                          llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
+    const bool is_whole = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
                           llama_memory_seq_pos_min(memory_, slot) == 0 &&
                           llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
     if (!is_whole) wipe(slot);
@@ -206,8 +205,8 @@ class LlamaBackend final : public Backend {
                                         " tokens in each slot: too little memory was left");
   }
 
-  // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with llama_memory_seq_rm().
-  // The other slots' content is taken out meanwhile.
+  // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with
+  // llama_memory_seq_rm(). The other slots' content is taken out meanwhile.
   void wipe(int32_t slot) {
     std::vector<Snapshot> held(static_cast<size_t>(slots_));
     for (int32_t other = 0; other < slots_; ++other) {
