@@ -22,6 +22,7 @@ CorosrvError
 │   ├── ModelFailed          the model could not be loaded
 │   ├── ShuttingDown
 │   ├── NoDescriptor         no file descriptor is left for another reader
+│   ├── SlotBusy             its task did not end in time
 │   └── QueueFull            as many jobs wait as may wait
 ├── JobFailed                a job that was taken ended in an error
 ├── ReadTimeout              nothing to read within the time given
@@ -175,6 +176,10 @@ class ShuttingDown(Unavailable):
 
 class NoDescriptor(Unavailable):
     """The process has no file descriptor left for another reader."""
+
+
+class SlotBusy(Unavailable):
+    """A slot whose content is wanted has a task, which did not end in time."""
 
 
 class QueueFull(Unavailable):

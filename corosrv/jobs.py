@@ -385,15 +385,18 @@ class HasSlots(Protocol):
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
         """Every slot, by its number. Never waits for a step."""
 
-    def save_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
-        """Writes what a slot holds. Waits until it is idle; raises Refused for a slot that there is not."""
+    # These three wait until the slot is idle, and raise SlotBusy when that takes long, Refused for a slot that there is
+    # not. `caller` is a job's: what others' jobs left, and their files, are not found.
 
-    def restore_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
-        """Reads it back: prompts that begin like it need not compute it again. Raises Refused for a file that is none
-        of this model's."""
+    def save_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Writes what the slot's last job left. Raises Refused where that is nothing, or is kept no longer."""
 
-    def erase_slot(self, model: str | None, slot: int) -> int:
-        """Forgets what a slot holds; returns how many tokens that was."""
+    def restore_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Reads it back: prompts that begin like it need not compute it again. Raises NotFound, and Refused for a file
+        that is broken or none of this model's."""
+
+    def erase_slot(self, model: str | None, slot: int, caller: str = "") -> int:
+        """Forgets what the slot's last job left; returns how many tokens that was."""
 
 
 class HasAdapters(Protocol):

@@ -51,7 +51,7 @@ _POOLINGS = {
     "rank": lib.COROSRV_POOLING_RANK,
 }
 _POOLING_NAMES = {number: name for name, number in _POOLINGS.items()}
-_FLOAT_BYTES = 4
+_FLOAT_BYTES = _INT32_BYTES = 4
 _INFO_TEXTS = ("ftype", "description", "chat_template", "rerank_template")
 # Looked up once: these are needed for every chunk.
 _UNFINISHED = lib.COROSRV_UNFINISHED
@@ -200,6 +200,26 @@ class Slot(msgspec.Struct, frozen=True):
     has_new_line: int
 
 
+class SlotContent(msgspec.Struct, frozen=True):
+    """What a slot's last task left; see corosrv_slot_content in the C header."""
+
+    tokens: bytes | memoryview  # int32
+    adapter_scales: bytes | memoryview  # float32
+    state: bytes | memoryview
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // _INT32_BYTES
+
+
+class SlotAction(Enum):
+    """What is to be done with it."""
+
+    SAVE = lib.COROSRV_SLOT_SAVE
+    RESTORE = lib.COROSRV_SLOT_RESTORE
+    ERASE = lib.COROSRV_SLOT_ERASE
+
+
 class Kind(Enum):
     """What a task comes to."""
 
@@ -273,6 +293,34 @@ class NativeReader:
 
     def close(self) -> None:
         ffi.release(self._handle)
+
+
+class NativeErrand:
+    """Handle of a corosrv_errand. Closed when dropped."""
+
+    __slots__ = ("_handle", "fd")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.corosrv_errand_close)
+        self.fd: int = lib.corosrv_errand_fd(handle)
+
+    def result(self) -> SlotContent:
+        """Once `fd` is readable. What it points to lives as long as this object. Raises what became of the errand."""
+        content, message = ffi.new("corosrv_slot_content *"), ffi.new("char[]", _MESSAGE_BYTES)
+        _check(lib.corosrv_errand_result(self._handle, content, message, _MESSAGE_BYTES), message)
+        return SlotContent(
+            _view(content.tokens, _INT32_BYTES * content.n_tokens),
+            _view(content.adapter_scales, _FLOAT_BYTES * content.n_adapter_scales),
+            _view(content.state, content.state_size),
+        )
+
+    def abandon(self) -> None:
+        """What was not begun is not done. After the answer it does nothing."""
+        lib.corosrv_errand_abandon(self._handle)
+
+
+def _view(pointer: Any, size: int) -> memoryview:
+    return memoryview(_buffer(pointer, size)) if size else memoryview(b"")
 
 
 def _chunk(chunk: Any) -> Chunk:
@@ -388,6 +436,25 @@ class NativeEngine:
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", _MESSAGE_BYTES)
         _check(lib.corosrv_submit(self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES), message)
         return NativeReader(reader[0])
+
+    def ask_slot(self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None) -> NativeErrand:
+        """Asks for what `action` says, as soon as the slot is idle. Copies the content, without the GIL."""
+        c_content = ffi.NULL
+        keep: list[Any] = []
+        if content is not None:
+            keep = [
+                ffi.from_buffer(c_type, part)
+                for c_type, part in (
+                    ("int32_t[]", content.tokens), ("float[]", content.adapter_scales), ("uint8_t[]", content.state)
+                )
+            ]  # fmt: skip
+            tokens, scales, state = keep
+            c_content = ffi.new("corosrv_slot_content *", (tokens, len(tokens), scales, len(scales), state, len(state)))
+        errand, message = ffi.new("corosrv_errand **"), ffi.new("char[]", _MESSAGE_BYTES)
+        handle = self._open_handle()
+        code = lib.corosrv_slot_ask(handle, action.value, slot, owner, c_content, errand, message, _MESSAGE_BYTES)
+        _check(code, message)
+        return NativeErrand(errand[0])
 
     def drain(self, message: str) -> None:
         """Ends every task with an error chunk of this message, and refuses new ones."""

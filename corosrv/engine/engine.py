@@ -26,6 +26,7 @@ from corosrv.engine.binding import (
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.marks import Piece
 from corosrv.engine.reader import Reader
+from corosrv.engine.slot_keeper import SlotKeeper
 from corosrv.engine.slots import TaskNotes
 from corosrv.engine.traits import Traits
 from corosrv.engine.vocabulary import EngineVocabulary
@@ -54,6 +55,7 @@ class Engine:
         self._vocabulary: EngineVocabulary | None = None
         self._card: ModelCard | None = None
         self._adapters = Adapters(settings.adapters)
+        self._keeper: SlotKeeper | None = None
         self._notes = TaskNotes(settings.queue + settings.slots)
         self._failure: str | None = None
         self._is_closed = False
@@ -91,6 +93,7 @@ class Engine:
         settings = self._settings
         self._vocabulary = EngineVocabulary(native, info, settings.template, settings.reasoning != "off")
         self._card = _model_card(settings, info, self._vocabulary.traits)
+        self._keeper = SlotKeeper(native, settings, info, self._card.fingerprint)
         self._info = info
         log.info(
             "engine ready in %.1f s, in process %d alone: %s, %d slots of %d tokens, %s",
@@ -221,7 +224,6 @@ class Engine:
         if any(len(stop) > MAX_STOP_BYTES for stop in stops):
             raise errors.Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
         max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
-        owner = int.from_bytes(hashlib.sha256(job.caller.encode()).digest()[:8], "little") if job.caller else 0
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
         noted = replace(job, prompts=())  # nobody's text is kept
@@ -235,7 +237,7 @@ class Engine:
                 job.share_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
-                owner=owner,
+                owner=_owner(job.caller),
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
                 id=self._notes.number(noted),
@@ -286,14 +288,22 @@ class Engine:
         assert self._native is not None
         return self._notes.describe(self._native.slots(self._settings.slots))
 
-    def save_slot(self, slot: int, path: str) -> SlotFile:
-        raise errors.NotOffered("the engine does not keep slots in files yet")
+    def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Writes what the slot's last task left; see corosrv.jobs.HasSlots."""
+        return self._slot_keeper().save(slot, path, _owner(caller))
 
-    def restore_slot(self, slot: int, path: str) -> SlotFile:
-        raise errors.NotOffered("the engine does not keep slots in files yet")
+    def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
+        """Takes it in again, for this slot and the prefix cache."""
+        return self._slot_keeper().restore(slot, path, _owner(caller))
 
-    def erase_slot(self, slot: int) -> int:
-        raise errors.NotOffered("the engine does not forget single slots yet")
+    def erase_slot(self, slot: int, caller: str = "") -> int:
+        """Forgets it."""
+        return self._slot_keeper().erase(slot, _owner(caller))
+
+    def _slot_keeper(self) -> SlotKeeper:
+        self.check()
+        assert self._keeper is not None
+        return self._keeper
 
     def adapters(self) -> tuple[Adapter, ...]:
         """The LoRA adapters that were loaded with the model."""
@@ -323,6 +333,11 @@ class Engine:
         self._is_closed = True
         if self._native is not None:
             self._native.close()
+
+
+def _owner(caller: str) -> int:
+    """With whom prefixes are shared, as a number."""
+    return int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8], "little") if caller else 0
 
 
 def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> ModelCard:

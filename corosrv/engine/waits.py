@@ -193,4 +193,17 @@ def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedP
 def call_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls something that computes for long without the GIL; other greenlets run meanwhile."""
     hub = get_hub_if_exists()
-    return function(*arguments) if hub is None else hub.threadpool.apply(function, arguments)
+    if hub is None:
+        return function(*arguments)
+    result, error = hub.threadpool.apply(_outcome, (function, arguments))
+    if error is not None:
+        raise error
+    return result
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """What a call returns, or raises: gevent prints what a thread of its pool raises, whoever may expect it."""
+    try:
+        return function(*arguments), None
+    except Exception as error:
+        return None, error

@@ -8,6 +8,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.generation.exchange import Desk
+from corosrv.http.callers import caller
 from corosrv.http.reply import json_response
 from corosrv.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
 from corosrv.llamacpp import calls, described, props, schema, slots, tokens
@@ -143,6 +144,7 @@ def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Swi
 
     def _act(action: str, model: str | None, slot: int) -> dict[str, Any]:
         if action == "erase":
-            return files.erase(model, slot)
+            return files.erase(model, slot, caller())
         filename = desk.decode(desk.read(), schema.slot_file_decoder).filename
-        return files.save(model, slot, filename) if action == "save" else files.restore(model, slot, filename)
+        act = files.save if action == "save" else files.restore
+        return act(model, slot, filename, caller())

@@ -48,16 +48,19 @@ def _next_token(state: SlotState) -> dict[str, Any]:
 
 
 class SlotFiles:
-    """Keeps what slots hold in files of one folder. Every method may wait for the disk and the slot."""
+    """Keeps what slots hold in files of one folder. Every method may wait for the disk and the slot.
+
+    What `caller`, a job's, may not see is not there.
+    """
 
     def __init__(self, worker: HasSlots, folder: str) -> None:
         self._worker = worker
         self._folder = folder
 
-    def save(self, model: str | None, slot: int, filename: str) -> dict[str, Any]:
+    def save(self, model: str | None, slot: int, filename: str, caller: str = "") -> dict[str, Any]:
         path = self._path(filename)
         began = time.monotonic()
-        file = self._worker.save_slot(model, slot, path)
+        file = self._worker.save_slot(model, slot, path, caller)
         return {
             "id_slot": slot,
             "filename": filename,
@@ -66,12 +69,12 @@ class SlotFiles:
             "timings": {"save_ms": _ms_since(began)},
         }
 
-    def restore(self, model: str | None, slot: int, filename: str) -> dict[str, Any]:
+    def restore(self, model: str | None, slot: int, filename: str, caller: str = "") -> dict[str, Any]:
         path = self._path(filename)
         if not os.path.isfile(path):
             raise NotFound(f"filename: there is no slot file '{filename}'", "filename")
         began = time.monotonic()
-        file = self._worker.restore_slot(model, slot, path)
+        file = self._worker.restore_slot(model, slot, path, caller)
         return {
             "id_slot": slot,
             "filename": filename,
@@ -80,8 +83,8 @@ class SlotFiles:
             "timings": {"restore_ms": _ms_since(began)},
         }
 
-    def erase(self, model: str | None, slot: int) -> dict[str, Any]:
-        return {"id_slot": slot, "n_erased": self._worker.erase_slot(model, slot)}
+    def erase(self, model: str | None, slot: int, caller: str = "") -> dict[str, Any]:
+        return {"id_slot": slot, "n_erased": self._worker.erase_slot(model, slot, caller)}
 
     def _path(self, filename: str) -> str:
         """Of a file right in the folder, and no link out of it. Raises Refused."""

@@ -143,17 +143,17 @@ class ModelPool:
         with self._using(model) as (_, engine):
             return engine.slots()
 
-    def save_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+    def save_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
         with self._using(model) as (_, engine):
-            return engine.save_slot(slot, path)
+            return engine.save_slot(slot, path, caller)
 
-    def restore_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+    def restore_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
         with self._using(model) as (_, engine):
-            return engine.restore_slot(slot, path)
+            return engine.restore_slot(slot, path, caller)
 
-    def erase_slot(self, model: str | None, slot: int) -> int:
+    def erase_slot(self, model: str | None, slot: int, caller: str = "") -> int:
         with self._using(model) as (_, engine):
-            return engine.erase_slot(slot)
+            return engine.erase_slot(slot, caller)
 
     def adapters(self, model: str | None) -> tuple[Adapter, ...]:
         with self._using(model) as (_, engine):

@@ -55,6 +55,7 @@ typedef enum corosrv_finish {
 
 typedef struct corosrv_engine corosrv_engine;
 typedef struct corosrv_reader corosrv_reader;
+typedef struct corosrv_errand corosrv_errand;
 
 /* A made-up model that emits tokens at a set rate: for load tests of everything around a model. */
 typedef struct corosrv_synthetic {
@@ -345,6 +346,40 @@ int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats);
 
 /* The first `capacity` slots, as of the last step. Any thread. */
 int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t capacity);
+
+/* What a slot's last task left; all of it belongs to whoever made it. */
+typedef struct corosrv_slot_content {
+  const int32_t* tokens;
+  size_t n_tokens;
+  const float* adapter_scales; /* that they were computed with; none: without adapters */
+  size_t n_adapter_scales;
+  const uint8_t* state; /* what the model has of the tokens, and perhaps of more behind them: libllama's own format */
+  size_t state_size;
+} corosrv_slot_content;
+
+typedef enum corosrv_slot_action {
+  COROSRV_SLOT_SAVE = 0,    /* the answer has the slot's content */
+  COROSRV_SLOT_RESTORE = 1, /* takes a content in as what this slot's last task left */
+  COROSRV_SLOT_ERASE = 2    /* forgets it; the answer has the tokens that were forgotten */
+} corosrv_slot_action;
+
+/* Something to be done with what the slot's last task left, as soon as nothing runs in the slot. `owner`: a task's;
+ * what others' tasks left is not found. `content`, of RESTORE, is copied. Any thread. The caller sees to it that there
+ * are few at a time. */
+int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
+                     const corosrv_slot_content* content, corosrv_errand** errand, char* message, size_t message_size);
+
+/* Readable once there is an answer, also when the engine ends first. Owned by the errand: never close it. */
+int corosrv_errand_fd(corosrv_errand* errand);
+
+/* What it came to; COROSRV_NOT_READY before there is an answer. `content` lives until the errand is closed. */
+int corosrv_errand_result(corosrv_errand* errand, corosrv_slot_content* content, char* message, size_t message_size);
+
+/* Nobody waits any more: what was not begun is not done. Any thread. */
+void corosrv_errand_abandon(corosrv_errand* errand);
+
+/* Abandons it, and lets go. NULL is harmless. */
+void corosrv_errand_close(corosrv_errand* errand);
 
 /* Text to token ids. Writes at most `capacity` ids and the number there are into `n_tokens`, which may be larger:
  * call again with room. `parse_special`: control markers in the text become control tokens. Any thread; takes time

@@ -38,6 +38,11 @@ struct corosrv_reader {
   std::vector<corosrv_chunk> chunks;  // what `taken` looks like from C
 };
 
+struct corosrv_errand {
+  ForkGuard fork_guard;
+  std::shared_ptr<SlotErrand> errand;
+};
+
 namespace {
 
 Status forked() {
@@ -205,13 +210,15 @@ Status check_kind(const corosrv_task& task, const ModelInfo& model) {
   }
 }
 
+bool are_known(const Token* tokens, size_t n_tokens, const Vocabulary& vocabulary) {
+  return std::all_of(tokens, tokens + n_tokens, [&](Token token) { return token >= 0 && token < vocabulary.size(); });
+}
+
 Status check_task(const corosrv_task& task, const Backend& backend) {
   const Vocabulary& vocabulary = backend.vocabulary();
   if (const Status status = check_kind(task, backend.info()); !status.is_ok()) return status;
   if (task.n_tokens == 0) return invalid("the prompt has no tokens");
-  for (size_t i = 0; i < task.n_tokens; ++i) {
-    if (task.tokens[i] < 0 || task.tokens[i] >= vocabulary.size()) return invalid("the prompt has an unknown token");
-  }
+  if (!are_known(task.tokens, task.n_tokens, vocabulary)) return invalid("the prompt has an unknown token");
   for (int32_t i = 0; task.adapter_scales != nullptr && i < backend.info().n_adapters; ++i) {
     if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
   }
@@ -406,6 +413,43 @@ const Backend* ready_backend(corosrv_engine* engine, Status& status) {
   return backend;
 }
 
+// What came out of a file may be anything.
+Status check_content(const corosrv_slot_content& content, const Backend& backend) {
+  if (content.n_tokens == 0 || content.state_size == 0) return invalid("the state is empty");
+  if (!are_known(content.tokens, content.n_tokens, backend.vocabulary())) {
+    return invalid("the state has an unknown token");
+  }
+  if (content.n_adapter_scales != 0 && content.n_adapter_scales != static_cast<size_t>(backend.info().n_adapters)) {
+    return invalid("the state was computed with other adapters");
+  }
+  const float* scales = content.adapter_scales;
+  if (!std::all_of(scales, scales + content.n_adapter_scales, [](float scale) { return std::isfinite(scale); })) {
+    return invalid("the scale of an adapter must be finite");
+  }
+  return Status::ok();
+}
+
+SlotContent to_slot_content(const corosrv_slot_content& from) {
+  auto snapshot = std::make_shared<Snapshot>();
+  snapshot->bytes.reset(new uint8_t[from.state_size]);
+  snapshot->size = from.state_size;
+  std::memcpy(snapshot->bytes.get(), from.state, from.state_size);
+  return {{from.tokens, from.tokens + from.n_tokens},
+          {from.adapter_scales, from.adapter_scales + from.n_adapter_scales},
+          std::move(snapshot)};
+}
+
+SlotErrand::Action to_action(int action) {
+  switch (action) {
+    case COROSRV_SLOT_SAVE:
+      return SlotErrand::Action::kSave;
+    case COROSRV_SLOT_RESTORE:
+      return SlotErrand::Action::kRestore;
+    default:
+      return SlotErrand::Action::kErase;
+  }
+}
+
 // The model's vocabulary, or null where it has no such token.
 const Vocabulary* vocabulary_with(corosrv_engine* engine, Token token) {
   Status status = Status::ok();
@@ -497,6 +541,59 @@ int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t cap
     std::copy_n(found.begin(), std::min(found.size(), capacity), slots);
     return Status::ok();
   });
+}
+
+int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
+                     const corosrv_slot_content* content, corosrv_errand** errand, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    Status status = Status::ok();
+    const Backend* backend = ready_backend(engine, status);
+    if (backend == nullptr) return status;
+    if (action < COROSRV_SLOT_SAVE || action > COROSRV_SLOT_ERASE) return invalid("a slot knows no such action");
+    SlotContent converted;
+    if (action == COROSRV_SLOT_RESTORE) {
+      status = content == nullptr ? invalid("there is nothing to restore") : check_content(*content, *backend);
+      if (!status.is_ok()) return status;
+      converted = to_slot_content(*content);
+    }
+    auto opened = std::make_unique<corosrv_errand>();
+    opened->errand = std::make_shared<SlotErrand>(to_action(action), slot, owner, std::move(converted));
+    status = engine->engine->ask(opened->errand);
+    if (status.is_ok()) *errand = opened.release();
+    return status;
+  });
+}
+
+int corosrv_errand_fd(corosrv_errand* errand) { return errand->errand->fd(); }
+
+int corosrv_errand_result(corosrv_errand* errand, corosrv_slot_content* content, char* message, size_t message_size) {
+  if (!errand->fork_guard.is_same_process()) return report(forked(), message, message_size);
+  return guarded(message, message_size, [&] {
+    const SlotErrand& asked = *errand->errand;
+    if (!asked.is_answered()) return Status(COROSRV_NOT_READY, "the slot is still busy");
+    const SlotContent& found = asked.content();
+    *content = {found.tokens.data(),
+                found.tokens.size(),
+                found.adapters.data(),
+                found.adapters.size(),
+                found.snapshot ? found.snapshot->bytes.get() : nullptr,
+                found.snapshot ? found.snapshot->size : 0};
+    return asked.status();
+  });
+}
+
+void corosrv_errand_abandon(corosrv_errand* errand) {
+  if (errand->fork_guard.is_same_process()) errand->errand->abandon();
+}
+
+void corosrv_errand_close(corosrv_errand* errand) {
+  if (errand == nullptr) return;
+  if (!errand->fork_guard.is_same_process()) {
+    ::close(errand->errand->fd());  // the child's copy; the rest stays as the fork left it
+    return;
+  }
+  errand->errand->abandon();
+  delete errand;
 }
 
 int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 namespace corosrv {
@@ -77,6 +78,7 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
       backend_(backend),
       scheduler_(limits.slots, limits.rows, limits.reads_whole),
       sharing_(backend, limits.cache_bytes),
+      memory_(backend, sharing_.cache(), limits.slots),
       board_(limits.slots),
       budget_(limits.step_ms / 1000, limits.rows) {
   stats_.slots = limits.slots;
@@ -90,6 +92,7 @@ void DecodeLoop::run() {
     take(std::move(mail));
     step();
     settle();
+    run_errands();
     publish();
     if (is_closing) return;
   }
@@ -97,6 +100,7 @@ void DecodeLoop::run() {
 
 void DecodeLoop::take(Inbox::Mail mail) {
   for (Submission& submission : mail.submissions) add(std::move(submission));
+  std::move(mail.errands.begin(), mail.errands.end(), std::back_inserter(errands_));
   if (mail.is_draining) {
     end_all(mail.reason, kShuttingDown);
     settle();
@@ -124,6 +128,7 @@ void DecodeLoop::add(Submission submission) {
 
 void DecodeLoop::end_all(const std::string& reason, const char* code) {
   scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason, code); });
+  for (const auto& errand : std::exchange(errands_, {})) errand->answer(Status(COROSRV_CLOSED, reason));
   signal();
 }
 
@@ -141,8 +146,20 @@ void DecodeLoop::settle() {
   for (const auto& sequence : ended) {
     board_.show_end(*sequence);
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
+    memory_.note(*sequence);
     backend_.forget(sequence->slot(), 0);
   }
+}
+
+// Between the end of a slot's sequence and the next one's begin, so that each finds its slot idle some time.
+void DecodeLoop::run_errands() {
+  const auto is_over = [this](const std::shared_ptr<SlotErrand>& errand) {
+    if (errand->is_abandoned()) return true;
+    if (scheduler_.is_in_use(errand->slot())) return false;
+    memory_.run(*errand);
+    return true;
+  };
+  errands_.erase(std::remove_if(errands_.begin(), errands_.end(), is_over), errands_.end());
 }
 
 void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }

@@ -11,6 +11,8 @@
 #include "scheduler.h"
 #include "signals.h"
 #include "slot_board.h"
+#include "slot_errand.h"
+#include "slot_memory.h"
 #include "step_budget.h"
 #include "thread_annotations.h"
 
@@ -35,7 +37,7 @@ class DecodeLoop {
   // caused.
   void run();
 
-  // Ends every sequence with an error chunk; the decode thread, after run() has thrown.
+  // Ends every sequence with an error chunk, and every errand; the decode thread, after run() has thrown.
   void end_all(const std::string& reason, const char* code = "");
 
   // Any thread: counters as of the last step.
@@ -45,6 +47,7 @@ class DecodeLoop {
  private:
   void take(Inbox::Mail mail);
   void add(Submission submission);
+  void run_errands();
   void step();
   void note_paused();
   void lend_slots();
@@ -67,6 +70,8 @@ class DecodeLoop {
   Signals signals_;        // outlives them as well
   Scheduler scheduler_;
   PrefixSharing sharing_;
+  SlotMemory memory_;
+  std::vector<std::shared_ptr<SlotErrand>> errands_;  // that wait until their slot is idle
   SlotBoard board_;
   StepBudget budget_;
   std::vector<Row> rows_;

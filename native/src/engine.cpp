@@ -55,9 +55,11 @@ DecodeLoop::Limits Engine::loop_limits() const {
 }
 
 void Engine::end_submissions(const std::string& message) {
-  for (const Submission& submission : inbox_->take(true).submissions) {
+  const Inbox::Mail mail = inbox_->take(true);
+  for (const Submission& submission : mail.submissions) {
     submission.reader->push(error_chunk(submission.task.index, message));
   }
+  for (const auto& errand : mail.errands) errand->answer(Status(COROSRV_CLOSED, message));
 }
 
 void Engine::settle(corosrv_state state, const std::string& message) {
@@ -86,10 +88,7 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
   if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
   const auto context = static_cast<size_t>(model->info().context);
   for (const Task& task : tasks) {
-    if (task.slot < -1 || task.slot >= limits_.loop.slots) {
-      return Status(COROSRV_INVALID, "there is no slot " + std::to_string(task.slot) +
-                                         ": they are numbered from 0 to " + std::to_string(limits_.loop.slots - 1));
-    }
+    if (const Status status = task.slot == -1 ? Status::ok() : check_slot(task.slot); !status.is_ok()) return status;
     // A generation needs room for a token of its own.
     if (task.prompt.size() + (task.vectors ? 0 : 1) > context) {
       return Status(COROSRV_TOO_LONG, "the prompt has " + std::to_string(task.prompt.size()) +
@@ -102,6 +101,28 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
     return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for another reader: raise the limit (ulimit -n)");
   }
   return inbox_->submit(std::move(tasks), reader);
+}
+
+Status Engine::ask(const std::shared_ptr<SlotErrand>& errand) {
+  const Backend* model = backend();
+  if (model == nullptr) return Status(COROSRV_NOT_READY, "the model is not loaded yet");
+  if (const Status status = check_slot(errand->slot()); !status.is_ok()) return status;
+  const size_t n_tokens = errand->content().tokens.size();
+  if (n_tokens > static_cast<size_t>(model->info().context)) {
+    return Status(COROSRV_TOO_LONG, "the state has " + std::to_string(n_tokens) +
+                                        " tokens, and the context of a slot holds " +
+                                        std::to_string(model->info().context));
+  }
+  if (!errand->is_open()) {
+    return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for an errand: raise the limit (ulimit -n)");
+  }
+  return inbox_->ask(errand);
+}
+
+Status Engine::check_slot(int32_t slot) const {
+  if (slot >= 0 && slot < limits_.loop.slots) return Status::ok();
+  return Status(COROSRV_INVALID, "there is no slot " + std::to_string(slot) + ": they are numbered from 0 to " +
+                                     std::to_string(limits_.loop.slots - 1));
 }
 
 std::vector<corosrv_slot> Engine::slots() {

@@ -54,6 +54,8 @@ class Engine {
 
   // Checks and queues `tasks`; `reader` is where their chunks come out.
   Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
+  // Checks and queues; the errand is answered in the end, whatever happens to the engine.
+  Status ask(const std::shared_ptr<SlotErrand>& errand);
   void drain(const std::string& reason) { inbox_->drain(reason); }
   corosrv_stats stats();
   // Every slot; none before the model is loaded.
@@ -65,6 +67,7 @@ class Engine {
  private:
   void run(const BackendFactory& make_backend);
   DecodeLoop::Limits loop_limits() const;
+  Status check_slot(int32_t slot) const;
   void settle(corosrv_state state, const std::string& message);
   void end_submissions(const std::string& message);
 

@@ -31,6 +31,17 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
   return Status::ok();
 }
 
+Status Inbox::ask(std::shared_ptr<SlotErrand> errand) {
+  {
+    MutexLock lock(mutex_);
+    if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
+    mail_.errands.push_back(std::move(errand));
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+  return Status::ok();
+}
+
 void Inbox::refuse(size_t count) {
   MutexLock lock(mutex_);
   refused_ += count;

@@ -1,4 +1,4 @@
-// What other threads want of the decode thread: new tasks, cancellations, an end.
+// What other threads want of the decode thread: new tasks, cancellations, errands, an end.
 #pragma once
 
 #include <condition_variable>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reader.h"
+#include "slot_errand.h"
 #include "status.h"
 #include "thread_annotations.h"
 #include "types.h"
@@ -33,6 +34,7 @@ class Inbox final : public Reader::Listener {
   // What the loop finds when it looks.
   struct Mail {
     std::vector<Submission> submissions;
+    std::vector<std::shared_ptr<SlotErrand>> errands;
     bool has_cancellations = false;  // some reader's is_cancelled() has turned true
     bool is_draining = false;        // end everything with `reason`
     bool is_closing = false;         // and then leave
@@ -46,6 +48,8 @@ class Inbox final : public Reader::Listener {
 
   // Any thread: all of `tasks` or none.
   Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
+  // Any thread: how many there may be at once is the caller's to see to.
+  Status ask(std::shared_ptr<SlotErrand> errand);
   // Any thread: counts tasks that were refused before they got here.
   void refuse(size_t count);
   // Any thread: the loop looks again, at cancelled readers too.

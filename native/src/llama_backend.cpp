@@ -78,12 +78,12 @@ class LlamaBackend final : public Backend {
   }
 
   Status decode(const std::vector<Row>& rows) override {
-    if (const Status status = grow(rows); !status.is_ok()) return status;
+    if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
     return to_status(llama_decode(context_.get(), batch_.fill(rows)));
   }
 
   Status embed(const std::vector<Row>& rows) override {
-    if (const Status status = grow(rows); !status.is_ok()) return status;
+    if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
     const VectorMode mode(context_.get(), info_.reads_whole);
     vectors_.resize(rows.size() * vector_size());
     for (size_t first = 0, n_rows; first < rows.size(); first += n_rows) {
@@ -117,10 +117,13 @@ class LlamaBackend final : public Backend {
   }
 
   bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
-    if (n_tokens > capacity_ || !read(context_.get(), slot, snapshot)) return false;
-    if (llama_memory_seq_rm(memory_, slot, n_tokens, -1)) return true;
-    forget(slot, 0);
-    return false;
+    if (!grow(n_tokens).is_ok()) return false;
+    // What was kept in a file may be anything: it has to come to positions from the first to the last one.
+    const bool is_whole = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
+                          llama_memory_seq_pos_min(memory_, slot) == 0 &&
+                          llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
+    if (!is_whole) wipe(slot);
+    return is_whole;
   }
 
   // Touches the weights, packs those that want it and lets libllama reserve its buffers, so that the first request
@@ -183,20 +186,48 @@ class LlamaBackend final : public Backend {
     return false;
   }
 
-  // Goes over to the full context once it is there, and waits for it where `rows` need it.
-  Status grow(const std::vector<Row>& rows) {
+  // How many tokens the fullest slot holds once the rows are computed.
+  static int32_t tokens_of(const std::vector<Row>& rows) {
+    int32_t most = 0;
+    for (const Row& row : rows) most = std::max(most, row.position + 1);
+    return most;
+  }
+
+  // Goes over to the full context once it is there, and waits for it where a slot is to hold `n_tokens`.
+  Status grow(int32_t n_tokens) {
     if (full_.valid()) {
-      const bool needs_full = needs_more(rows);
+      const bool needs_full = n_tokens > capacity_;
       if (!needs_full && full_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return Status::ok();
-      if (Context full = full_.get()) move_to(std::move(full));
+      take_full();
     }
-    if (!needs_more(rows)) return Status::ok();
+    if (n_tokens <= capacity_) return Status::ok();
     return Status(COROSRV_INTERNAL, "the KV cache could not grow beyond " + std::to_string(capacity_) +
                                         " tokens in each slot: too little memory was left");
   }
 
-  bool needs_more(const std::vector<Row>& rows) const {
-    return std::any_of(rows.begin(), rows.end(), [this](const Row& row) { return row.position >= capacity_; });
+  // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with
+  // llama_memory_seq_rm(). The other slots' content is taken out meanwhile.
+  void wipe(int32_t slot) {
+    std::vector<Snapshot> held(static_cast<size_t>(slots_));
+    for (int32_t other = 0; other < slots_; ++other) {
+      const bool is_kept = other != slot && llama_memory_seq_pos_max(memory_, other) >= 0;
+      if (is_kept) held[static_cast<size_t>(other)] = save(other, std::numeric_limits<size_t>::max());
+    }
+    llama_memory_clear(memory_, false);
+    for (int32_t other = 0; other < slots_; ++other) {
+      const Snapshot& snapshot = held[static_cast<size_t>(other)];
+      if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
+        throw std::runtime_error("the KV cache could not be put back");
+      }
+    }
+  }
+
+  // Whatever goes wrong, the first context serves on with what room it has.
+  void take_full() {
+    try {
+      if (Context full = full_.get()) move_to(std::move(full));
+    } catch (const std::exception&) {
+    }
   }
 
   void move_to(Context full) {

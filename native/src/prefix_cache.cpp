@@ -35,19 +35,36 @@ PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const Kin
   }
   if (best == entries_.end()) return {};
   touch(best);
-  return {&best->snapshot, most};
+  return {best->snapshot.get(), most};
 }
 
 bool PrefixCache::covers(const std::vector<Token>& tokens, const Kin& kin) {
-  const auto covering = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.kin == kin && common_prefix(entry.tokens, tokens) == tokens.size();
-  });
+  const auto covering =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.holds(tokens, kin); });
   if (covering == entries_.end()) return false;
   touch(covering);
   return true;
 }
 
-void PrefixCache::keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin) {
+std::shared_ptr<const Snapshot> PrefixCache::holding(const std::vector<Token>& tokens, const Kin& kin) const {
+  const Entry* best = nullptr;
+  for (const Entry& entry : entries_) {
+    if (entry.holds(tokens, kin) && (best == nullptr || entry.tokens.size() < best->tokens.size())) best = &entry;
+  }
+  return best == nullptr ? nullptr : best->snapshot;
+}
+
+bool PrefixCache::forget(const std::vector<Token>& tokens, const Kin& kin) {
+  const size_t n_before = entries_.size();
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const auto next = std::next(entry);
+    if (entry->holds(tokens, kin)) drop(entry);
+    entry = next;
+  }
+  return entries_.size() < n_before;
+}
+
+void PrefixCache::keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const Kin& kin) {
   Entry entry{std::move(tokens), kin, std::move(snapshot)};
   if (entry.bytes() > limit_bytes_) return;
   for (auto other = entries_.begin(); other != entries_.end();) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <list>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend.h"
@@ -36,7 +38,17 @@ class PrefixCache {
 
   // Takes in what `tokens` left, in place of the kin's entries that are a beginning of it, and lets go of the oldest,
   // whoever's, until all fit. Nothing happens when it is over the limit by itself.
-  void keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin = {});
+  void keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const Kin& kin = {});
+  void keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin = {}) {
+    keep(std::move(tokens), std::make_shared<const Snapshot>(std::move(snapshot)), kin);
+  }
+
+  // The shortest of the kin's entries that begin with all of `tokens`, which may go on behind them; null where there is
+  // none.
+  std::shared_ptr<const Snapshot> holding(const std::vector<Token>& tokens, const Kin& kin) const;
+
+  // Drops the kin's entries that begin with all of `tokens`; false where there were none.
+  bool forget(const std::vector<Token>& tokens, const Kin& kin);
 
   size_t limit_bytes() const { return limit_bytes_; }
   size_t bytes() const { return bytes_; }
@@ -49,8 +61,11 @@ class PrefixCache {
   struct Entry {
     std::vector<Token> tokens;
     Kin kin;
-    Snapshot snapshot;
-    size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot.size; }
+    std::shared_ptr<const Snapshot> snapshot;  // whoever copies it out shares it for a while
+    size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot->size; }
+    bool holds(const std::vector<Token>& wanted, const Kin& by) const {
+      return kin == by && common_prefix(tokens, wanted) == wanted.size();
+    }
   };
   using Entries = std::list<Entry>;
 

@@ -31,6 +31,7 @@ class PrefixSharing {
   void close_gaps(Scheduler& scheduler);
 
   const PrefixCache& cache() const { return cache_; }
+  PrefixCache& cache() { return cache_; }
 
  private:
   void find_leader(const Scheduler& scheduler, Sequence& sequence);

@@ -217,6 +217,10 @@ Sequence* Scheduler::youngest() const {
   return found == running_.end() ? nullptr : found->get();
 }
 
+bool Scheduler::is_in_use(int32_t slot) const {
+  return std::any_of(running_.begin(), running_.end(), [slot](const auto& one) { return one->slot() == slot; });
+}
+
 Sequence* Scheduler::above_gap() const {
   if (n_calm_ < kCalm || free_slots_.empty() || running_.empty()) return nullptr;
   const auto highest = std::max_element(running_.begin(), running_.end(),

@@ -68,6 +68,7 @@ class Scheduler {
 
   // The running sequence of the highest slot, when there has been a free slot below it for a while; else null.
   Sequence* above_gap() const;
+  bool is_in_use(int32_t slot) const;
   int32_t lowest_free_slot() const { return free_slots_.back(); }
   // `sequence` now lives in this free slot.
   void move(Sequence& sequence, int32_t slot);

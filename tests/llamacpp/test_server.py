@@ -107,13 +107,13 @@ class Slots:
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
         return ()
 
-    def save_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+    def save_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
         return SlotFile(slot, Path(path).write_bytes(b"state"))
 
-    def restore_slot(self, model: str | None, slot: int, path: str) -> SlotFile:
+    def restore_slot(self, model: str | None, slot: int, path: str, caller: str = "") -> SlotFile:
         return SlotFile(slot, len(Path(path).read_bytes()))
 
-    def erase_slot(self, model: str | None, slot: int) -> int:
+    def erase_slot(self, model: str | None, slot: int, caller: str = "") -> int:
         return slot
 
 

@@ -34,6 +34,27 @@ TEST("a prefix that two sequences have in common ends where they differ, or wher
   CHECK_EQ(common_prefix({1, 2}, {3}), size_t{0});
 }
 
+TEST("what was kept of certain tokens is handed out, and forgotten with what goes on behind them") {
+  const Kin other{7, {}};
+  PrefixCache cache(kLots);
+  cache.keep(tokens(20) + tokens(9, 1), snapshot(1));
+  cache.keep(tokens(20) + tokens(5, 2), snapshot(2));
+  cache.keep(tokens(20) + tokens(5, 2), snapshot(3), other);
+  cache.keep(tokens(30, 3), snapshot(4));
+
+  const auto found = cache.holding(tokens(20), {});
+  REQUIRE(found != nullptr);
+  CHECK_EQ(found->size, size_t{2});
+  CHECK(cache.holding(tokens(21), {}) == nullptr);
+  CHECK(cache.holding(tokens(30, 3), other) == nullptr);
+
+  CHECK(cache.forget(tokens(20), {}));
+  CHECK(!cache.forget(tokens(20), {}));
+  CHECK_EQ(cache.size(), size_t{2});
+  CHECK(cache.holding(tokens(20), other) != nullptr);
+  CHECK_EQ(found->size, size_t{2});  // whoever has it keeps it
+}
+
 TEST("the longest match is found, and of equal ones the entry that is copied fastest") {
   PrefixCache cache(kLots);
   cache.keep(tokens(20) + tokens(5, 1), snapshot(1));
