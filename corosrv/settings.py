@@ -50,6 +50,9 @@ class Settings:
     ctx: int = setting(4096, "tokens of context per slot, at most what the model was trained for", per_model=True)
     slots: int = setting(32, "sequences decoded at once, up to 256", per_model=True)
     queue: int = setting(10_000, "jobs that may wait for a slot", per_model=True)
+    queue_per_key: int = setting(
+        2500, "jobs of one API key that may run and wait; 0: as many as of all", per_model=True
+    )
     threads: int = setting(0, "compute threads; 0: physical cores", per_model=True)
     kernels: str = setting(
         "auto",
@@ -133,6 +136,7 @@ class Settings:
         self._check("slots", 1 <= self.slots <= self.max_slots, f"must be from 1 to {self.max_slots}")
         self._check("ctx", 16 <= self.ctx <= MAX_INT32, f"must be from 16 to {MAX_INT32}")
         self._check("queue", 0 <= self.queue <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
+        self._check("queue_per_key", 0 <= self.queue_per_key <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
         self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
         self._check("kernels", self.kernels in ("auto", "ggml"), "must be 'auto' or 'ggml'")
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")

@@ -39,6 +39,7 @@ def file(tmp_path):
         ("ctx", "0x100"),
         ("ctx", "2147483648"),
         ("queue", "-1"),
+        ("queue_per_key", "-1"),
         ("response_store_bytes", "-1"),
         ("queue", "2147483648"),
         ("threads", "-1"),

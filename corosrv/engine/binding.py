@@ -129,6 +129,7 @@ class Options(msgspec.Struct, frozen=True):
     context: int
     slots: int
     queue: int
+    tasks_of_owner: int
     threads: int
     step_ms: float
     reader_bytes: int

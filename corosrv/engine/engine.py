@@ -112,6 +112,7 @@ class Engine:
             context=settings.ctx,
             slots=settings.slots,
             queue=settings.queue,
+            tasks_of_owner=settings.queue_per_key,
             threads=settings.threads or physical_cores(),
             step_ms=settings.step_ms,
             reader_bytes=settings.reader_bytes,

@@ -123,8 +123,8 @@ def _child(model: str, safe: bool) -> int:
     from corosrv.jobs import Sampling
 
     options = Options(
-        model=model, synthetic=None, context=128, slots=2, queue=8, threads=1, step_ms=60.0, reader_bytes=65_536,
-        safe_load=safe,
+        model=model, synthetic=None, context=128, slots=2, queue=8, tasks_of_owner=0, threads=1, step_ms=60.0,
+        reader_bytes=65_536, safe_load=safe,
     )  # fmt: skip
     engine = NativeEngine(options)
     wait_readable(engine.fd)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from corosrv.errors import InvalidSchema
-from corosrv.structured import names, ranges, strings
+from corosrv.structured import names, numbers, strings
 from corosrv.structured.admit import Undecided, admits
 from corosrv.structured.anything import BOOLEAN, NULL, Anything
 from corosrv.structured.book import RuleBook
-from corosrv.structured.check import is_whole
 from corosrv.structured.disjoint import excludes
 from corosrv.structured.gbnf import Rules, either, json_literal, sequence
 from corosrv.structured.limits import Limits
@@ -33,7 +31,6 @@ _ABOUT = {
 _MOST_BRANCHES = 64  # of a oneOf, each of which is compared to each
 _MOST_MERGED = 500  # schemas that come of `allOf`, as each branch of one choice with each of another
 _MOST_MERGED_BYTES = 2_000_000
-_MOST_MULTIPLES = 1_000
 
 
 def convert(document: Any, param: str, prefix: str, limits: Limits) -> Rules:
@@ -265,7 +262,7 @@ class _Converter:
                 found.append(getattr(self, f"_{name}")(schema, place))
             except Impossible as impossible:
                 why.append(str(impossible))
-            except PatternError as error:
+            except (PatternError, numbers.Unsupported) as error:
                 raise self._refused(place, str(error)) from None
         if not found:
             raise Impossible("; ".join(why))
@@ -280,50 +277,12 @@ class _Converter:
         return BOOLEAN
 
     def _integer(self, schema: Schema, place: str) -> str:
-        least, most = _bounds(schema)
-        step_of = self._step_of(schema, place)
-        if least is None and most is None and step_of == 1:
-            return self._any.integer()
-        limit = 10**self._limits.digits - 1
-        low = -limit if least is None else _inwards(least, ROUND_CEILING)
-        high = limit if most is None else _inwards(most, ROUND_FLOOR)
-        if least is None:
-            low = min(low, high - limit)
-        if most is None:
-            high = max(high, low + limit)
-        if step_of != 1:
-            return self._multiples(low, high, step_of, place)
-        found = ranges.integers(low, high)
-        if found is None:
-            raise Impossible(f"no integer lies between {low} and {high}")
-        return self._book.rule(found)
-
-    def _step_of(self, schema: Schema, place: str) -> int:
-        value = schema.get("multipleOf", 1)
-        if not is_whole(value):
-            raise self._refused(place, "'multipleOf' is only supported where it is a whole number")
-        return int(value)
-
-    def _multiples(self, low: int, high: int, of: int, place: str) -> str:
-        found = range(-(-low // of) * of, high + 1, of)
-        if len(found) > _MOST_MULTIPLES:
-            raise self._refused(
-                place, f"'multipleOf' is only supported where bounds leave at most {_MOST_MULTIPLES} values"
-            )
-        if not found:
-            raise Impossible(f"no multiple of {of} lies between {low} and {high}")
-        return self._book.rule(" | ".join(f'"{value}"' for value in found))
+        found = numbers.integer(schema, self._limits.digits)
+        return self._any.integer() if found is None else self._book.rule(found)
 
     def _number(self, schema: Schema, place: str) -> str:
-        if "multipleOf" in schema:
-            return self._integer(schema, place)
-        least, most = _bounds(schema)
-        if least is None and most is None:
-            return self._any.number()
-        found = ranges.decimals(least, most, self._limits.digits)
-        if found is None:
-            raise Impossible("no number lies within the bounds")
-        return self._book.rule(found)
+        found = numbers.number(schema, self._limits.digits)
+        return self._any.number() if found is None else self._book.rule(found)
 
     def _string(self, schema: Schema, place: str) -> str:
         least = int(schema.get("minLength", 0))
@@ -468,25 +427,3 @@ class _Converter:
         if not found:
             return None
         return found[0] if len(found) == 1 else self._book.rule(" | ".join(found))
-
-
-def _bounds(schema: Schema) -> tuple[ranges.Bound | None, ranges.Bound | None]:
-    """The larger of two leasts, the smaller of two mosts; where they are equal, the one that excludes."""
-    least = [_bound(schema[word], "exclusive" in word) for word in ("minimum", "exclusiveMinimum") if word in schema]
-    most = [_bound(schema[word], "exclusive" in word) for word in ("maximum", "exclusiveMaximum") if word in schema]
-    return (
-        max(least, key=lambda bound: (bound.value, bound.is_exclusive), default=None),
-        min(most, key=lambda bound: (bound.value, not bound.is_exclusive), default=None),
-    )
-
-
-def _bound(value: float, is_exclusive: bool) -> ranges.Bound:
-    # A float's shortest decimal is the number that its author wrote.
-    return ranges.Bound(Decimal(repr(value) if isinstance(value, float) else value), is_exclusive)
-
-
-def _inwards(bound: ranges.Bound, rounding: str) -> int:
-    whole = int(bound.value.to_integral_value(rounding=rounding))
-    if whole == bound.value and bound.is_exclusive:
-        whole += 1 if rounding == ROUND_CEILING else -1
-    return whole

@@ -96,6 +96,7 @@ typedef struct corosrv_options {
   int32_t context;                    /* tokens of context per slot; 0 is what the model was trained for */
   int32_t slots;                      /* sequences decoded at once */
   int32_t queue;                      /* tasks that may wait for a slot */
+  int32_t tasks_of_owner;             /* that may run and wait, of each owner but 0; 0 sets no limit */
   int32_t threads;                    /* compute threads; 0 lets libllama choose */
   int32_t batch;                      /* rows of one step at most */
   double step_ms;                     /* target duration of a step while others stream */

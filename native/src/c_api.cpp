@@ -1,15 +1,15 @@
 // The C API: check, convert, catch; no logic.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "c_check.h"
+#include "c_convert.h"
 #include "corosrv.h"
 #include "dry.h"
 #include "engine.h"
@@ -70,242 +70,6 @@ int guarded(char* message, size_t message_size, Call call) {
   }
 }
 
-constexpr size_t kMostDryBreakers = 64;
-
-Status invalid(const std::string& message) { return Status(COROSRV_INVALID, message); }
-
-Status check_options(const corosrv_options& options) {
-  if (options.slots < 1) return invalid("slots must be at least 1");
-  if (options.synthetic == nullptr && options.slots > 256) {
-    return invalid("slots must be at most 256: libllama keeps no more sequences in one context");
-  }
-  if (options.batch < 1) return invalid("batch must be at least 1");
-  if (options.synthetic == nullptr && options.batch < options.slots) return invalid("batch must be at least slots");
-  if (options.queue < 0) return invalid("queue must not be negative");
-  if (options.context < 0) return invalid("context must not be negative");
-  if (options.synthetic != nullptr && options.context == 0) return invalid("a synthetic model needs a context");
-  if (options.synthetic != nullptr && options.n_adapters > 0) return invalid("a synthetic model has no adapters");
-  if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
-  if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
-  if (options.kernels != COROSRV_KERNELS_AUTO && options.kernels != COROSRV_KERNELS_GGML) {
-    return invalid("kernels must be a corosrv_kernels");
-  }
-  if (options.pooling < COROSRV_POOLING_MODEL || options.pooling > COROSRV_POOLING_RANK) {
-    return invalid("pooling must be a corosrv_pooling");
-  }
-  if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
-  return Status::ok();
-}
-
-Status check_grammar_limits(const corosrv_grammar_limits& limits) {
-  if (limits.bytes < 0) return invalid("grammar bytes must not be negative");
-  if (limits.depth < 0 || limits.depth > 1000) return invalid("grammar depth must be from 0 to 1000");
-  if (limits.rules < 0) return invalid("grammar rules must not be negative");
-  if (limits.repetitions < 0) return invalid("grammar repetitions must not be negative");
-  if (limits.elements < 0) return invalid("grammar elements must not be negative");
-  if (!(limits.token_ms >= 0) || !(limits.token_ms <= 60'000)) {
-    return invalid("grammar token_ms must be from 0 to 60000");
-  }
-  return Status::ok();
-}
-
-GrammarLimits to_grammar_limits(const corosrv_grammar_limits& from) {
-  GrammarLimits limits;
-  if (from.bytes > 0) limits.bytes = static_cast<size_t>(from.bytes);
-  if (from.depth > 0) limits.depth = from.depth;
-  if (from.rules > 0) limits.rules = static_cast<size_t>(from.rules);
-  if (from.repetitions > 0) limits.repeats = static_cast<uint32_t>(from.repetitions);
-  if (from.elements > 0) limits.elements = static_cast<size_t>(from.elements);
-  if (from.token_ms > 0) limits.token_ms = from.token_ms;
-  return limits;
-}
-
-bool is_within(float value, float least, float most) { return value >= least && value <= most; }
-
-bool has_text_outside(const corosrv_text* texts, size_t n_texts, size_t least, size_t most) {
-  return std::any_of(texts, texts + n_texts,
-                     [=](const corosrv_text& text) { return text.size < least || text.size > most; });
-}
-
-Status check_order(const int32_t* samplers, size_t n_samplers) {
-  std::vector<bool> is_seen(COROSRV_SAMPLER_ADAPTIVE_P + 1);
-  for (size_t i = 0; i < n_samplers; ++i) {
-    const auto sampler = static_cast<size_t>(samplers[i]);  // a negative one is a large one
-    if (sampler >= is_seen.size()) return invalid("samplers names an unknown one");
-    if (is_seen[sampler]) return invalid("samplers names one twice");
-    is_seen[sampler] = true;
-  }
-  return Status::ok();
-}
-
-// Those that OpenAI's API does not have.
-Status check_other_samplers(const corosrv_sampling& sampling) {
-  if (!std::isfinite(sampling.top_n_sigma)) return invalid("top_n_sigma must be finite");
-  if (!is_within(sampling.xtc_probability, 0, 1)) return invalid("xtc_probability must be from 0 to 1");
-  if (!is_within(sampling.xtc_threshold, 0, 1)) return invalid("xtc_threshold must be from 0 to 1");
-  if (!is_within(sampling.dynatemp_range, 0, 1e6f)) return invalid("dynatemp_range must be 0 or more");
-  if (!is_within(sampling.dynatemp_exponent, 0, 1e6f)) return invalid("dynatemp_exponent must be 0 or more");
-  if (!is_within(sampling.dry_multiplier, 0, 1e6f)) return invalid("dry_multiplier must be 0 or more");
-  if (!is_within(sampling.dry_base, 0, 1e6f)) return invalid("dry_base must be 0 or more");
-  if (sampling.dry_allowed_length < 0) return invalid("dry_allowed_length must be 0 or more");
-  if (sampling.dry_penalty_last_n < -1) return invalid("dry_penalty_last_n must be -1 or more");
-  if (sampling.n_dry_breakers > kMostDryBreakers ||
-      has_text_outside(sampling.dry_breakers, sampling.n_dry_breakers, 1, DryBreakers::kMostBytes)) {
-    return invalid("dry_sequence_breakers must be at most " + std::to_string(kMostDryBreakers) + " texts of 1 to " +
-                   std::to_string(DryBreakers::kMostBytes) + " bytes");
-  }
-  if (sampling.mirostat < 0 || sampling.mirostat > 2) return invalid("mirostat must be 0, 1 or 2");
-  if (!is_within(sampling.mirostat_tau, 0, 1e6f)) return invalid("mirostat_tau must be 0 or more");
-  if (!is_within(sampling.mirostat_eta, 0, 1e6f)) return invalid("mirostat_eta must be 0 or more");
-  if (!is_within(sampling.adaptive_target, -1e6f, 1)) return invalid("adaptive_target must be at most 1");
-  if (!is_within(sampling.adaptive_decay, 0, 1)) return invalid("adaptive_decay must be from 0 to 1");
-  if (sampling.min_keep < 0) return invalid("min_keep must be 0 or more");
-  if (sampling.n_probs < -1) return invalid("n_probs must be -1 or more");
-  if (has_text_outside(sampling.grammar_triggers, sampling.n_grammar_triggers, 1, SIZE_MAX)) {
-    return invalid("a grammar trigger must not be empty");
-  }
-  if (sampling.n_grammar_triggers > 0 && sampling.grammar.size == 0) return invalid("grammar triggers need a grammar");
-  return check_order(sampling.samplers, sampling.n_samplers);
-}
-
-Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabulary) {
-  if (!is_within(sampling.temperature, 0, 1e6f)) return invalid("temperature must be 0 or more");
-  if (sampling.top_k < 0) return invalid("top_k must be 0 or more");
-  if (!is_within(sampling.top_p, 0, 1)) return invalid("top_p must be from 0 to 1");
-  if (!is_within(sampling.min_p, 0, 1)) return invalid("min_p must be from 0 to 1");
-  if (!is_within(sampling.typical_p, 0, 1)) return invalid("typical_p must be from 0 to 1");
-  if (!(sampling.repeat_penalty > 0) || !std::isfinite(sampling.repeat_penalty)) {
-    return invalid("repeat_penalty must be above 0");
-  }
-  if (!std::isfinite(sampling.presence_penalty)) return invalid("presence_penalty must be finite");
-  if (!std::isfinite(sampling.frequency_penalty)) return invalid("frequency_penalty must be finite");
-  if (sampling.repeat_last_n < -1) return invalid("repeat_last_n must be -1 or more");
-  if (Status status = check_other_samplers(sampling); !status.is_ok()) return status;
-  for (size_t i = 0; i < sampling.n_biases; ++i) {
-    const corosrv_bias& bias = sampling.biases[i];
-    if (bias.token < 0 || bias.token >= vocabulary.size()) return invalid("logit_bias names an unknown token");
-    if (std::isnan(bias.bias) || bias.bias == INFINITY) return invalid("logit_bias must be finite, or -infinity");
-  }
-  return Status::ok();
-}
-
-Status unsupported(const std::string& message) { return Status(COROSRV_UNSUPPORTED, message); }
-
-Status check_kind(const corosrv_task& task, const ModelInfo& model) {
-  const bool ranks = model.pooling == Pooling::kRank;
-  switch (task.kind) {
-    case COROSRV_GENERATE:
-      return model.can_generate ? Status::ok() : unsupported("this model generates no text");
-    case COROSRV_EMBED:
-      if (model.n_vector < 1) return unsupported("this model makes no vectors");
-      if (ranks) return unsupported("this model scores texts, and makes no vectors of them");
-      if (task.pools != 0 && model.pooling == Pooling::kNone) {
-        return unsupported("pooling is switched off (COROSRV_POOLING=none): there is a vector for each token only");
-      }
-      return task.normalize < -1 ? invalid("normalize must be -1 or more") : Status::ok();
-    case COROSRV_RANK:
-      return ranks ? Status::ok() : unsupported("this model has no classification head to score texts with");
-    default:
-      return invalid("kind must be a corosrv_kind");
-  }
-}
-
-bool are_known(const Token* tokens, size_t n_tokens, const Vocabulary& vocabulary) {
-  return std::all_of(tokens, tokens + n_tokens, [&](Token token) { return token >= 0 && token < vocabulary.size(); });
-}
-
-Status check_task(const corosrv_task& task, const Backend& backend) {
-  const Vocabulary& vocabulary = backend.vocabulary();
-  if (const Status status = check_kind(task, backend.info()); !status.is_ok()) return status;
-  if (task.n_tokens == 0) return invalid("the prompt has no tokens");
-  if (!are_known(task.tokens, task.n_tokens, vocabulary)) return invalid("the prompt has an unknown token");
-  for (int32_t i = 0; task.adapter_scales != nullptr && i < backend.info().n_adapters; ++i) {
-    if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
-  }
-  if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
-  if (!(task.max_ms >= 0) || !std::isfinite(task.max_ms)) return invalid("max_ms must be 0 or more");
-  for (size_t i = 0; i < task.n_stops; ++i) {
-    if (task.stops[i].size == 0) return invalid("a stop string must not be empty");
-  }
-  return check_sampling(task.sampling, vocabulary);
-}
-
-std::vector<std::string> to_strings(const corosrv_text* texts, size_t n_texts) {
-  std::vector<std::string> strings;
-  for (size_t i = 0; i < n_texts; ++i) strings.emplace_back(texts[i].data, texts[i].size);
-  return strings;
-}
-
-Sampling to_sampling(const corosrv_sampling& from) {
-  Sampling sampling;
-  sampling.temperature = from.temperature;
-  sampling.top_k = from.top_k;
-  sampling.top_p = from.top_p;
-  sampling.min_p = from.min_p;
-  sampling.typical_p = from.typical_p;
-  sampling.repeat_penalty = from.repeat_penalty;
-  sampling.presence_penalty = from.presence_penalty;
-  sampling.frequency_penalty = from.frequency_penalty;
-  sampling.repeat_last_n = from.repeat_last_n;
-  sampling.seed = from.seed;
-  sampling.ignore_eos = from.ignore_eos != 0;
-  for (size_t i = 0; i < from.n_biases; ++i) sampling.biases.emplace_back(from.biases[i].token, from.biases[i].bias);
-  sampling.grammar_triggers = to_strings(from.grammar_triggers, from.n_grammar_triggers);
-  sampling.top_n_sigma = from.top_n_sigma;
-  sampling.xtc_probability = from.xtc_probability;
-  sampling.xtc_threshold = from.xtc_threshold;
-  sampling.dynatemp_range = from.dynatemp_range;
-  sampling.dynatemp_exponent = from.dynatemp_exponent;
-  sampling.dry_multiplier = from.dry_multiplier;
-  sampling.dry_base = from.dry_base;
-  sampling.dry_allowed_length = from.dry_allowed_length;
-  sampling.dry_penalty_last_n = from.dry_penalty_last_n;
-  sampling.mirostat = from.mirostat;
-  sampling.mirostat_tau = from.mirostat_tau;
-  sampling.mirostat_eta = from.mirostat_eta;
-  sampling.adaptive_target = from.adaptive_target;
-  sampling.adaptive_decay = from.adaptive_decay;
-  sampling.min_keep = from.min_keep;
-  sampling.samplers.clear();
-  for (size_t i = 0; i < from.n_samplers; ++i) {
-    sampling.samplers.push_back(static_cast<corosrv_sampler>(from.samplers[i]));
-  }
-  sampling.n_probs = from.n_probs;
-  sampling.post_sampling_probs = from.post_sampling_probs != 0;
-  return sampling;
-}
-
-std::optional<VectorWish> to_wish(const corosrv_task& from, const ModelInfo& model) {
-  if (from.kind == COROSRV_RANK) return VectorWish{Pooling::kRank, 1, -1};
-  if (from.kind != COROSRV_EMBED) return std::nullopt;
-  return VectorWish{from.pools != 0 ? model.pooling : Pooling::kNone, model.n_vector, from.normalize};
-}
-
-// Nothing of any is one thing, however it is said.
-Adapters to_adapters(const float* scales, int32_t n_adapters) {
-  if (scales == nullptr) return {};
-  const bool has_some = std::any_of(scales, scales + n_adapters, [](float scale) { return scale != 0; });
-  return has_some ? Adapters(scales, scales + n_adapters) : Adapters();
-}
-
-Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
-  Task task;
-  task.index = static_cast<int32_t>(index);
-  task.prompt.assign(from.tokens, from.tokens + from.n_tokens);
-  task.max_tokens = from.max_tokens;
-  task.sampling = to_sampling(from.sampling);
-  task.share_prefix = from.share_prefix != 0;
-  task.vectors = to_wish(from, model);
-  task.stops = to_strings(from.stops, from.n_stops);
-  task.max_ms = from.max_ms;
-  task.scores_prompt = from.scores_prompt != 0;
-  task.kin = {from.owner, to_adapters(from.adapter_scales, model.n_adapters)};
-  task.tells_progress = from.tells_progress != 0;
-  task.id = from.id;
-  task.slot = from.slot - 1;
-  return task;
-}
-
 // Compiles what grammars there are; tasks in a row that point to the same text share one.
 Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
   for (size_t i = 0; i < tasks.size(); ++i) {
@@ -328,49 +92,6 @@ void compile_breakers(Engine& engine, const corosrv_task* from, std::vector<Task
     if (sampling.n_dry_breakers == 0 || !Dry::is_on(tasks[i].sampling)) continue;
     tasks[i].sampling.dry_breakers = engine.breakers(to_strings(sampling.dry_breakers, sampling.n_dry_breakers));
   }
-}
-
-int to_finish(Finish finish) {
-  switch (finish) {
-    case Finish::kUnfinished:
-      return COROSRV_UNFINISHED;
-    case Finish::kStop:
-      return COROSRV_STOP;
-    case Finish::kLength:
-      return COROSRV_LENGTH;
-    case Finish::kCancelled:
-      return COROSRV_CANCELLED;
-    case Finish::kError:
-      return COROSRV_ERROR;
-  }
-  return COROSRV_ERROR;
-}
-
-corosrv_token_list to_list(const std::unique_ptr<TokenList>& from) {
-  if (!from) return {};
-  return {from->entries().data(), from->entries().size(), from->pieces().data(), from->pieces().size()};
-}
-
-corosrv_chunk to_chunk(const Chunk& from) {
-  corosrv_chunk chunk{};
-  chunk.index = from.index;
-  chunk.n_tokens = from.n_tokens;
-  chunk.finish = to_finish(from.finish);
-  chunk.prompt_tokens = from.prompt_tokens;
-  chunk.cached_tokens = from.cached_tokens;
-  chunk.read_tokens = from.read_tokens;
-  chunk.prompt_ms = from.prompt_ms;
-  chunk.decode_ms = from.decode_ms;
-  chunk.text = from.text.data();
-  chunk.text_size = from.text.size();
-  chunk.vector = from.vector.data();
-  chunk.n_vector = from.vector.size();
-  chunk.stopping_word = {from.stopping_word.data(), from.stopping_word.size()};
-  chunk.code = from.code;
-  chunk.slot = from.slot;
-  chunk.tokens = to_list(from.tokens);
-  chunk.prompt_info = to_list(from.prompt_info);
-  return chunk;
 }
 
 // As many as compute the model anyway: the synthetic one needs none.
@@ -413,43 +134,6 @@ const Backend* ready_backend(corosrv_engine* engine, Status& status) {
   return backend;
 }
 
-// What came out of a file may be anything.
-Status check_content(const corosrv_slot_content& content, const Backend& backend) {
-  if (content.n_tokens == 0 || content.state_size == 0) return invalid("the state is empty");
-  if (!are_known(content.tokens, content.n_tokens, backend.vocabulary())) {
-    return invalid("the state has an unknown token");
-  }
-  if (content.n_adapter_scales != 0 && content.n_adapter_scales != static_cast<size_t>(backend.info().n_adapters)) {
-    return invalid("the state was computed with other adapters");
-  }
-  const float* scales = content.adapter_scales;
-  if (!std::all_of(scales, scales + content.n_adapter_scales, [](float scale) { return std::isfinite(scale); })) {
-    return invalid("the scale of an adapter must be finite");
-  }
-  return Status::ok();
-}
-
-SlotContent to_slot_content(const corosrv_slot_content& from) {
-  auto snapshot = std::make_shared<Snapshot>();
-  snapshot->bytes.reset(new uint8_t[from.state_size]);
-  snapshot->size = from.state_size;
-  std::memcpy(snapshot->bytes.get(), from.state, from.state_size);
-  return {{from.tokens, from.tokens + from.n_tokens},
-          {from.adapter_scales, from.adapter_scales + from.n_adapter_scales},
-          std::move(snapshot)};
-}
-
-SlotErrand::Action to_action(int action) {
-  switch (action) {
-    case COROSRV_SLOT_SAVE:
-      return SlotErrand::Action::kSave;
-    case COROSRV_SLOT_RESTORE:
-      return SlotErrand::Action::kRestore;
-    default:
-      return SlotErrand::Action::kErase;
-  }
-}
-
 // The model's vocabulary, or null where it has no such token.
 const Vocabulary* vocabulary_with(corosrv_engine* engine, Token token) {
   Status status = Status::ok();
@@ -471,6 +155,7 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
                    sampling_threads(*options)};
     limits.queue = static_cast<size_t>(options->queue);
+    if (options->tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(options->tasks_of_owner);
     limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
     limits.grammars = to_grammar_limits(options->grammars);
     auto opened = std::make_unique<corosrv_engine>();

@@ -116,13 +116,14 @@ void DecodeLoop::take(Inbox::Mail mail) {
 void DecodeLoop::add(Submission submission) {
   const std::shared_ptr<Reader> reader = submission.reader;
   const int32_t index = submission.task.index;
+  const uint64_t owner = submission.task.kin.owner;
   try {
     scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
                                               signals_, stats_));
   } catch (const std::exception& error) {
     signals_.push(reader, error_chunk(index, std::string("the request could not be taken up: ") + error.what()));
     count_finish(stats_, Finish::kError);
-    inbox_.ended(1);
+    inbox_.ended({owner});
   }
 }
 
@@ -136,14 +137,16 @@ void DecodeLoop::end_all(const std::string& reason, const char* code) {
 // computed stays for the next one that begins like it, unless it ended for a reason that may lie in the numbers; nobody
 // has to wait for the copying.
 void DecodeLoop::settle() {
-  size_t n_others = 0;
-  const auto ended = scheduler_.sweep(n_others);
-  if (const size_t n_ended = ended.size() + n_others) {
+  const Scheduler::Swept swept = scheduler_.sweep();
+  std::vector<uint64_t> owners;
+  for (const auto& sequence : swept.from_slots) owners.push_back(sequence->kin().owner);
+  for (const auto& sequence : swept.others) owners.push_back(sequence->kin().owner);
+  if (!owners.empty()) {
     publish();  // whoever hears of an end finds it counted
-    inbox_.ended(n_ended);
+    inbox_.ended(owners);
   }
   signal();
-  for (const auto& sequence : ended) {
+  for (const auto& sequence : swept.from_slots) {
     board_.show_end(*sequence);
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
     memory_.note(*sequence);

@@ -16,7 +16,7 @@ constexpr size_t kMaxGrammarBytesAlive = 64 << 20;
 
 Engine::Engine(const Limits& limits, BackendFactory make_backend)
     : limits_(limits),
-      inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots))),
+      inbox_(std::make_shared<Inbox>(limits.queue + static_cast<size_t>(limits.loop.slots), limits.tasks_of_owner)),
       grammars_(limits.grammars, kMaxGrammarBytesAlive) {
   if (!settled_.is_open()) return;  // the caller looks at fd()
   thread_ = std::thread([this, make = std::move(make_backend)] { run(make); });

@@ -29,6 +29,7 @@ class Engine {
     DecodeLoop::Limits loop;
     size_t queue;
     size_t reader_bytes;
+    size_t tasks_of_owner = Inbox::kNoLimit;
     GrammarLimits grammars = {};
   };
 

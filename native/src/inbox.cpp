@@ -17,18 +17,31 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
   {
     MutexLock lock(mutex_);
     if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
-    if (in_flight_ + tasks.size() > capacity_) {
+    const uint64_t owner = tasks.empty() ? 0 : tasks.front().kin.owner;
+    if (Status status = room_for(tasks.size(), owner); !status.is_ok()) {
       refused_ += tasks.size();
-      return Status(COROSRV_QUEUE_FULL, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
-                                            " tasks run or wait for a slot; try again later");
+      return status;
     }
     const auto now = Clock::now();
     in_flight_ += tasks.size();
+    if (owner != 0) in_flight_of_[owner] += tasks.size();
     for (Task& task : tasks) mail_.submissions.push_back({std::move(task), reader, now});
     is_woken_ = true;
   }
   changed_.notify_one();
   return Status::ok();
+}
+
+Status Inbox::room_for(size_t count, uint64_t owner) {
+  if (in_flight_ + count > capacity_) {
+    return Status(COROSRV_QUEUE_FULL, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
+                                          " tasks run or wait for a slot; try again later");
+  }
+  const auto found = in_flight_of_.find(owner);
+  const size_t n_owned = found == in_flight_of_.end() ? 0 : found->second;
+  if (owner == 0 || n_owned + count <= of_one_) return Status::ok();
+  return Status(COROSRV_QUEUE_FULL, std::to_string(n_owned) + " of at most " + std::to_string(of_one_) +
+                                        " tasks of this API key run or wait for a slot; try again later");
 }
 
 Status Inbox::ask(std::shared_ptr<SlotErrand> errand) {
@@ -97,9 +110,13 @@ Inbox::Mail Inbox::take(bool has_work) {
   return mail;
 }
 
-void Inbox::ended(size_t count) {
+void Inbox::ended(const std::vector<uint64_t>& owners) {
   MutexLock lock(mutex_);
-  in_flight_ -= count;
+  in_flight_ -= owners.size();
+  for (const uint64_t owner : owners) {
+    const auto found = in_flight_of_.find(owner);
+    if (found != in_flight_of_.end() && --found->second == 0) in_flight_of_.erase(found);
+  }
 }
 
 size_t Inbox::in_flight() {

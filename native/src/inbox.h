@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "reader.h"
@@ -41,12 +42,15 @@ class Inbox final : public Reader::Listener {
     std::string reason;
   };
 
-  // `capacity`: tasks that may run and wait, together.
-  explicit Inbox(size_t capacity) : capacity_(capacity) {}
+  static constexpr size_t kNoLimit = SIZE_MAX;
+
+  // `capacity`: tasks that may run and wait, together; `of_one`: those of one owner among them, but of owner 0, who is
+  // anybody.
+  explicit Inbox(size_t capacity, size_t of_one = kNoLimit) : capacity_(capacity), of_one_(of_one) {}
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
 
-  // Any thread: all of `tasks` or none.
+  // Any thread: all of `tasks`, which are one owner's, or none.
   Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
   // Any thread: how many there may be at once is the caller's to see to.
   Status ask(std::shared_ptr<SlotErrand> errand);
@@ -61,20 +65,25 @@ class Inbox final : public Reader::Listener {
 
   // Decode thread. Waits for mail, unless `has_work`.
   Mail take(bool has_work);
-  // Decode thread: `count` tasks have ended, and no longer count against the capacity.
-  void ended(size_t count);
+  // Decode thread: tasks of these owners have ended, and no longer count against the capacity.
+  void ended(const std::vector<uint64_t>& owners);
 
   // Any thread.
   size_t in_flight();
   uint64_t refused();
 
  private:
+  // What keeps a submission out, or ok.
+  Status room_for(size_t count, uint64_t owner) REQUIRES(mutex_);
+
   const size_t capacity_;
+  const size_t of_one_;
   std::condition_variable_any changed_;
   Mutex mutex_;
   Mail mail_ GUARDED_BY(mutex_);
   bool is_woken_ GUARDED_BY(mutex_) = false;
   size_t in_flight_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uint64_t, size_t> in_flight_of_ GUARDED_BY(mutex_);  // by owner, none of them 0
   uint64_t refused_ GUARDED_BY(mutex_) = 0;
 };
 

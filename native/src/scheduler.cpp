@@ -35,6 +35,14 @@ bool follows(const Sequence& sequence, const Sequence& leader) {
 
 bool is_done(const std::unique_ptr<Sequence>& sequence) { return sequence->state() == State::kDone; }
 
+// Keeps the order of both.
+template <typename Sequences>
+void move_done(Sequences& sequences, std::vector<std::unique_ptr<Sequence>>& ended) {
+  const auto done = std::stable_partition(sequences.begin(), sequences.end(), std::not_fn(is_done));
+  std::move(done, sequences.end(), std::back_inserter(ended));
+  sequences.erase(done, sequences.end());
+}
+
 }  // namespace
 
 Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole)
@@ -68,9 +76,25 @@ bool Scheduler::may_start(const Sequence& sequence) const {
   return wanted < 0 || std::find(free_slots_.begin(), free_slots_.end(), wanted) != free_slots_.end();
 }
 
-std::deque<std::unique_ptr<Sequence>>::const_iterator Scheduler::next_to_start() const {
+Scheduler::Queue::const_iterator Scheduler::next_to_start() const {
   if (!has_free_slot()) return waiting_.end();
-  return std::find_if(waiting_.begin(), waiting_.end(), [this](const auto& sequence) { return may_start(*sequence); });
+  std::unordered_map<uint64_t, int32_t> running_of;
+  auto best = waiting_.end();
+  int32_t fewest = slots_ + 1;
+  for (auto next = waiting_.begin(); next != waiting_.end() && fewest > 0; ++next) {
+    const uint64_t owner = (*next)->kin().owner;
+    const auto [known, is_new] = running_of.try_emplace(owner, 0);
+    if (is_new) known->second = n_running_of(owner);
+    if (known->second >= fewest || !may_start(**next)) continue;
+    fewest = known->second;
+    best = next;
+  }
+  return best;
+}
+
+int32_t Scheduler::n_running_of(uint64_t owner) const {
+  return static_cast<int32_t>(
+      std::count_if(running_.begin(), running_.end(), [owner](const auto& one) { return one->kin().owner == owner; }));
 }
 
 int32_t Scheduler::take_slot(const Sequence& sequence) {
@@ -248,21 +272,17 @@ void Scheduler::release_followers(const Sequence& leader) {
   }
 }
 
-std::vector<std::unique_ptr<Sequence>> Scheduler::sweep(size_t& n_others) {
-  std::vector<std::unique_ptr<Sequence>> ended;
-  const auto done = std::stable_partition(running_.begin(), running_.end(), std::not_fn(is_done));
-  std::move(done, running_.end(), std::back_inserter(ended));
-  running_.erase(done, running_.end());
-  for (const auto& sequence : ended) {
+Scheduler::Swept Scheduler::sweep() {
+  Swept swept;
+  move_done(running_, swept.from_slots);
+  for (const auto& sequence : swept.from_slots) {
     release_followers(*sequence);
     free_slot(sequence->slot());
   }
-  const size_t n_before = waiting_.size() + parked_.size();
-  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_done), waiting_.end());
-  parked_.erase(std::remove_if(parked_.begin(), parked_.end(), is_done), parked_.end());
-  n_others = n_before - waiting_.size() - parked_.size();
-  capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(ended.size()));
-  return ended;
+  move_done(waiting_, swept.others);
+  move_done(parked_, swept.others);
+  capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(swept.from_slots.size()));
+  return swept;
 }
 
 }  // namespace corosrv

@@ -30,9 +30,9 @@ class Scheduler {
 
   void add(std::unique_ptr<Sequence> sequence);
 
-  // Gives free slots to the sequences that wait longest, but to one that wants a certain slot no other, and parks those
-  // whose reader is full: a vector that one step computes would not be stopped by it otherwise. Returns how many
-  // started.
+  // Gives free slots to the sequences that wait longest; where several owners wait, to whoever has the fewest running.
+  // One that wants a certain slot gets no other. Parks those whose reader is full: a vector that one step computes
+  // would not be stopped by it otherwise. Returns how many started.
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
@@ -92,9 +92,13 @@ class Scheduler {
     for (auto& sequence : running_) visit(*sequence);
   }
 
-  // Lets go of what is done: returns the sequences that had a slot, which is free again, and counts in `n_others` those
-  // that had none.
-  std::vector<std::unique_ptr<Sequence>> sweep(size_t& n_others);
+  // What is done: those that had a slot, which is free again, and those that had none.
+  struct Swept {
+    std::vector<std::unique_ptr<Sequence>> from_slots;
+    std::vector<std::unique_ptr<Sequence>> others;
+  };
+  // Lets go of it.
+  Swept sweep();
 
   size_t n_running() const { return running_.size(); }
   size_t n_waiting() const { return waiting_.size(); }
@@ -105,7 +109,9 @@ class Scheduler {
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
   bool may_start(const Sequence& sequence) const;
-  std::deque<std::unique_ptr<Sequence>>::const_iterator next_to_start() const;
+  using Queue = std::deque<std::unique_ptr<Sequence>>;
+  Queue::const_iterator next_to_start() const;
+  int32_t n_running_of(uint64_t owner) const;
   int32_t take_slot(const Sequence& sequence);
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
@@ -129,9 +135,9 @@ class Scheduler {
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last
-  std::deque<std::unique_ptr<Sequence>> waiting_;
+  Queue waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;
-  std::deque<std::unique_ptr<Sequence>> parked_;
+  Queue parked_;
 };
 
 }  // namespace corosrv

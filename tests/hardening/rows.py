@@ -95,7 +95,7 @@ ELSEWHERE: dict[int, tuple[str, str]] = {
     35: ("tests/engine/test_chat.py", "HOSTILE"),
     63: ("tests/native/test_sequence.cpp", "a character across tokens comes with its last one"),
     67: ("tests/serve/test_disconnect.py", "test_little_is_kept_for_a_client_that_stops_reading"),
-    69: ("tests/serve/test_limits.py", "test_a_full_queue_refuses_with_429_and_a_time_to_come_back"),
+    69: ("tests/serve/test_limits.py", "test_a_key_takes_its_share_of_queue_and_slots_and_leaves_others_theirs"),
     70: ("tests/engine/test_reader.py", "test_a_readable_descriptor_that_nobody_waits_for_costs_nothing"),
     71: ("tests/native/test_reader.cpp", "a reader that both sides let go of at once writes to nobody else (I2)"),
     72: ("tests/engine/test_reader.py", "test_without_a_descriptor_a_job_is_refused_and_the_engine_goes_on"),

@@ -164,6 +164,7 @@ TEST("each option out of range is refused with a message that names it") {
          options.batch = options.slots - 1;
        }},
       {"queue", [](corosrv_options& options) { options.queue = -1; }},
+      {"tasks_of_owner", [](corosrv_options& options) { options.tasks_of_owner = -1; }},
       {"context must not be negative", [](corosrv_options& options) { options.context = -1; }},
       {"needs a context", [](corosrv_options& options) { options.context = 0; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = 0; }},
@@ -624,7 +625,8 @@ TEST("stats add up over many tasks") {
   for (const ReaderPtr& reader : readers) read_all(reader);
   readers.clear();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatience);
-  while (stats_of(engine).running > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  // The loop lets go of a reader after its last signal.
+  while (stats_of(engine).readers > 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
 
   const corosrv_stats stats = stats_of(engine);
 

@@ -49,10 +49,42 @@ TEST("tasks that the loop has taken count until they have ended (I6)") {
   inbox.take(true);
   CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), COROSRV_QUEUE_FULL);
 
-  inbox.ended(1);
+  inbox.ended({0});
 
   CHECK(inbox.submit(make_tasks(1), reader).is_ok());
   CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), COROSRV_QUEUE_FULL);
+}
+
+std::vector<Task> tasks_of(uint64_t owner, size_t count) {
+  std::vector<Task> tasks = make_tasks(count);
+  for (Task& task : tasks) task.kin.owner = owner;
+  return tasks;
+}
+
+TEST("an owner's tasks take no more than their share, whoever else has room, and nobody's take what there is") {
+  Inbox inbox(10, 2);
+  const auto reader = make_reader();
+  CHECK(inbox.submit(tasks_of(7, 2), reader).is_ok());
+
+  const Status refused = inbox.submit(tasks_of(7, 1), reader);
+
+  CHECK_EQ(refused.code(), COROSRV_QUEUE_FULL);
+  CHECK(refused.message().find("2 of at most 2 tasks of this API key") != std::string::npos);
+  CHECK(inbox.submit(tasks_of(8, 2), reader).is_ok());
+  CHECK(inbox.submit(tasks_of(0, 6), reader).is_ok());
+  CHECK_EQ(inbox.submit(tasks_of(0, 1), reader).code(), COROSRV_QUEUE_FULL);
+}
+
+TEST("an owner's place is free again when a task of that owner has ended") {
+  Inbox inbox(10, 2);
+  const auto reader = make_reader();
+  CHECK(inbox.submit(tasks_of(7, 2), reader).is_ok());
+  CHECK(inbox.submit(tasks_of(8, 1), reader).is_ok());
+
+  inbox.ended({8, 7});
+
+  CHECK(inbox.submit(tasks_of(7, 1), reader).is_ok());
+  CHECK_EQ(inbox.submit(tasks_of(7, 1), reader).code(), COROSRV_QUEUE_FULL);
 }
 
 TEST("take returns at once when there is work, and with nothing when there is no mail") {

@@ -17,9 +17,11 @@ class Driven {
  public:
   Driven(int32_t slots, int32_t rows) : scheduler(slots, rows) {}
 
-  Sequence* add(size_t n_prompt, int32_t max_tokens = -1) {
-    auto sequence = std::make_unique<Sequence>(Submission{make_task('p', n_prompt, max_tokens), make_reader(), now_},
-                                               vocabulary_, 100000, signals_, stats_);
+  Sequence* add(size_t n_prompt, int32_t max_tokens = -1, uint64_t owner = 0) {
+    Task task = make_task('p', n_prompt, max_tokens);
+    task.kin.owner = owner;
+    auto sequence = std::make_unique<Sequence>(Submission{std::move(task), make_reader(), now_}, vocabulary_, 100000,
+                                               signals_, stats_);
     Sequence* added = sequence.get();
     scheduler.add(std::move(sequence));
     return added;
@@ -57,9 +59,8 @@ class Driven {
 
   // The slots that became free.
   std::vector<int32_t> sweep() {
-    size_t n_others = 0;
     std::vector<int32_t> slots;
-    for (const auto& sequence : scheduler.sweep(n_others)) slots.push_back(sequence->slot());
+    for (const auto& sequence : scheduler.sweep().from_slots) slots.push_back(sequence->slot());
     return slots;
   }
 
@@ -300,7 +301,24 @@ TEST("those that wait longest get the free slots, the lowest slots first") {
   CHECK_EQ(third->slot(), 0);
 }
 
-TEST("sweep lets go of what is done, waiting and running, and counts them apart") {
+TEST("of several owners, whoever has the fewest running is next, and each owner's are in order") {
+  Driven driven(3, 8);
+  std::vector<Sequence*> greedy, modest;
+  for (int i = 0; i < 4; ++i) greedy.push_back(driven.add(1, -1, 7));
+  for (int i = 0; i < 2; ++i) modest.push_back(driven.add(1, -1, 8));
+
+  driven.admit();
+  CHECK(greedy[0]->slot() >= 0 && modest[0]->slot() >= 0 && greedy[1]->slot() >= 0);
+  CHECK_EQ(driven.scheduler.n_waiting(), size_t{3});
+
+  modest[0]->finish(Finish::kCancelled);
+  driven.sweep();
+  driven.admit();
+  CHECK(modest[1]->slot() >= 0);
+  CHECK_EQ(greedy[2]->slot(), -1);
+}
+
+TEST("sweep lets go of what is done, waiting and running, and tells them apart") {
   Driven driven(1, 8);
   Sequence* running = driven.add(1);
   driven.admit();
@@ -309,12 +327,11 @@ TEST("sweep lets go of what is done, waiting and running, and counts them apart"
   running->finish(Finish::kCancelled);
   waiting->finish(Finish::kCancelled);
 
-  size_t n_others = 99;
-  const auto ended = driven.scheduler.sweep(n_others);
+  const Scheduler::Swept swept = driven.scheduler.sweep();
 
-  REQUIRE(ended.size() == 1);
-  CHECK_EQ(ended[0]->slot(), 0);
-  CHECK_EQ(n_others, size_t{1});
+  REQUIRE(swept.from_slots.size() == 1);
+  CHECK_EQ(swept.from_slots[0]->slot(), 0);
+  CHECK_EQ(swept.others.size(), size_t{1});
   CHECK_EQ(driven.scheduler.n_running(), size_t{0});
   CHECK_EQ(driven.scheduler.n_waiting(), size_t{1});
   CHECK(driven.sweep().empty());

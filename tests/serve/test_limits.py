@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -156,6 +157,30 @@ def test_a_full_queue_refuses_with_429_and_a_time_to_come_back(start: Servers) -
         assert refused.post(chat(max_tokens=1)).status == 200
     for connection in asking:
         connection.leave()
+
+
+def test_a_key_takes_its_share_of_queue_and_slots_and_leaves_others_theirs(start: Servers) -> None:
+    server = start.start(slots=2, queue=100, queue_per_key=3, api_keys="greedy,modest")
+    greedy, modest = ({"Authorization": f"Bearer {key}"} for key in ("greedy", "modest"))
+    with ExitStack() as opened:
+        asking = [opened.enter_context(server.connect()) for _ in range(3)]
+        for connection in asking:
+            connection.send(request("POST", CHAT, chat(stream=True, max_tokens=2000), greedy))
+            assert connection.head().status == 200
+        refused = opened.enter_context(server.connect()).post(chat(), headers=greedy)
+        last = opened.enter_context(server.connect())
+        last.send(request("POST", CHAT, chat(stream=True, max_tokens=1), modest))
+        head = last.head()
+
+        asking[0].leave()
+
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        assert "3 of at most 3 tasks of this API key" in refused.error["message"]
+        assert head.status == 200
+        # It came behind the third, whose key has a slot already.
+        assert b"[DONE]" in b"".join(last.body(head))
+        for connection in asking[1:]:
+            connection.leave()
 
 
 def test_three_hundred_streams_cost_no_thread(start: Servers) -> None:
