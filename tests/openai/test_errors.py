@@ -35,6 +35,7 @@ TABLE = [
     (errors.ModelFailed("m"), 503, "unavailable_error", None, None),
     (errors.ShuttingDown("m"), 503, "unavailable_error", None, None),
     (errors.NoDescriptor("m"), 503, "unavailable_error", None, None),
+    (errors.SlotBusy("m"), 503, "unavailable_error", None, None),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
 
