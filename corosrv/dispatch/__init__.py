@@ -1,0 +1,1 @@
+"""Who may run what: permits."""
