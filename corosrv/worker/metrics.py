@@ -1,0 +1,111 @@
+"""The metrics of one prediction: what a name may be, and what may become of its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from threading import RLock
+from typing import Any
+
+# From what authors write to what the wire says.
+MODES = {"replace": "replace", "incr": "increment", "increment": "increment", "append": "append"}
+MAX_NAME = 128
+MAX_SEGMENTS = 4
+_SEGMENT = re.compile(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*")
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "bool"),
+    ((int, float), "number"),
+    (str, "str"),
+    (list, "list"),
+    (dict, "dict"),
+)
+
+
+class Metrics:
+    """Checks what user code records, and hands on what is right. Any thread.
+
+    `send(name, value, mode)` is called for each change, in order. None: outside predictions, where nothing is checked.
+    """
+
+    def __init__(self, send: Callable[[str, Any, str], None] | None) -> None:
+        self._send = send
+        self._kinds: dict[str, str] = {}  # of the names that have a value now
+        self._lock = RLock()  # a destructor may record while this thread does
+
+    def record(self, name: str, value: Any, mode: str = "replace") -> None:
+        """`mode`: replace; incr, of a number; append, to a list. A value of None deletes. Dots in a name nest.
+
+        Raises TypeError and ValueError: for a name or value that cannot be a metric, for a value of another type than
+        the name has, for a name that is another's parent.
+        """
+        if self._send is None:
+            return
+        if mode is None:
+            mode = "replace"
+        if mode not in MODES:
+            raise ValueError(f"a metric's mode is replace, incr or append, not {mode!r}")
+        check_name(name)
+        with self._lock:
+            if value is None:
+                self._delete(name)
+                return
+            self._kinds[name] = self._kind(name, value, MODES[mode])
+            self._send(name, value, MODES[mode])
+
+    def delete(self, name: str) -> None:
+        """Also what was never recorded."""
+        self.record(name, None)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.record(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self.record(name, None)
+
+    def _delete(self, name: str) -> None:
+        if self._send is not None and self._kinds.pop(name, None) is not None:
+            self._send(name, None, "replace")
+
+    def _kind(self, name: str, value: Any, mode: str) -> str:
+        """What the name holds once the value is in."""
+        kind = kind_of(name, value)
+        if mode == "increment" and kind != "number":
+            raise TypeError(f"metric {name!r}: incr needs a number, not {type(value).__name__}")
+        if mode == "append":
+            kind = "list"
+        held = self._kinds.get(name)
+        if held is None:
+            self._check_family(name)
+        elif held != kind:
+            raise TypeError(f"metric {name!r} is a {held}: delete it before it becomes a {kind}")
+        return kind
+
+    def _check_family(self, name: str) -> None:
+        for other in self._kinds:
+            if other.startswith(f"{name}.") or name.startswith(f"{other}."):
+                parent, child = sorted((name, other), key=len)
+                raise ValueError(f"metric {parent!r} cannot hold a value and be the parent of {child!r}")
+
+
+def check_name(name: str) -> None:
+    """Raises TypeError or ValueError."""
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name is a string, not {type(name).__name__}")
+    segments = name.split(".")
+    if len(name) > MAX_NAME or len(segments) > MAX_SEGMENTS or not all(map(_SEGMENT.fullmatch, segments)):
+        raise ValueError(
+            f"{name!r:.150} is no name for a metric: at most {MAX_NAME} characters in at most {MAX_SEGMENTS} segments "
+            "with dots between them, each of letters and digits with single underscores between them, a letter first"
+        )
+    if name == "predict_time" or segments[0] == "cog" and len(segments) > 1:
+        raise ValueError(f"the metric {name!r} is reserved")
+
+
+def kind_of(name: str, value: Any) -> str:
+    """The value's type, as far as JSON tells types apart. Raises TypeError or ValueError where it is no metric."""
+    kind = next((kind for types, kind in _KINDS if isinstance(value, types)), None)
+    if kind is None:
+        raise TypeError(f"metric {name!r} must be a bool, int, float, str, list or dict, not {type(value).__name__}")
+    if isinstance(value, float) and value - value != 0:  # infinite or not a number
+        raise ValueError(f"metric {name!r} must be finite, not {value}")
+    return kind

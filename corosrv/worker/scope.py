@@ -1,0 +1,31 @@
+"""What surrounds user code: the prediction that the current context belongs to, as the author sees it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from corosrv.worker.metrics import Metrics
+
+
+class Scope:
+    """One prediction's context and metrics; outside predictions an empty one, whose metrics go nowhere."""
+
+    def __init__(self, context: dict[str, str], metrics: Metrics) -> None:
+        self.context = context
+        self.metrics = metrics
+
+    def record_metric(self, name: str, value: Any, mode: str = "replace") -> None:
+        """The same as metrics.record."""
+        self.metrics.record(name, value, mode)
+
+
+NOWHERE = Scope({}, Metrics(None))
+
+# Tasks inherit it by themselves, threads by corosrv.worker.threads.
+scope: ContextVar[Scope] = ContextVar("corosrv_scope", default=NOWHERE)
+
+
+def current_scope() -> Scope:
+    """Of the prediction that this call was made for; never None."""
+    return scope.get()
