@@ -16,23 +16,33 @@ CorosrvError
 │   ├── InvalidGrammar       no GBNF, or more of it than is taken; says where
 │   ├── InvalidSchema        no JSON schema, or one that no grammar can hold; says where
 │   ├── NotSupported         a parameter that is known, and not honoured here
-│   └── NotOffered           the endpoint is switched off, or the model lacks the ability
+│   ├── NotOffered           the endpoint is switched off, or the model lacks the ability
+│   ├── InvalidInput         fields of a prediction's request, each with its place and what is wrong with it
+│   ├── NotStreamed          the predictor has not opted in to event streams
+│   ├── IdTaken              another prediction has, or had, this id
+│   └── TooManyReaders       as many read this prediction's events as may
 ├── Unavailable              this server cannot take it now; another moment may do
 │   ├── Starting             the model is still loading
 │   ├── ModelFailed          the model could not be loaded
 │   ├── ShuttingDown
 │   ├── NoDescriptor         no file descriptor is left for another reader
 │   ├── SlotBusy             its task did not end in time
+│   ├── NoCapacity           every slot runs a prediction, and there is no queue
+│   ├── WorkerGone           the predictor's process ended, or was never set up
 │   └── QueueFull            as many jobs wait as may wait
 ├── JobFailed                a job that was taken ended in an error
 ├── ReadTimeout              nothing to read within the time given
 └── Misuse                   a bug of the caller; the message says what to do instead
+    ├── IllegalTransition    a state machine was asked for a move that its table does not have
     ├── WrongThread
     ├── UsedAfterClose
     └── UsedAfterFork
 """
 
 from __future__ import annotations
+
+from enum import Enum
+from typing import Any
 
 
 class CorosrvError(Exception):
@@ -152,6 +162,35 @@ class NotOffered(Refused):
         super().__init__(message, None, None)
 
 
+class InvalidInput(Refused):
+    """Fields of a prediction's request that cannot be taken: `errors` has `loc`, `msg` and `type` of each."""
+
+    def __init__(self, errors: list[dict[str, Any]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors))
+        self.errors = errors
+
+
+class NotStreamed(Refused):
+    """An event stream was asked for, and the predictor has not opted in."""
+
+    def __init__(self) -> None:
+        super().__init__("this predictor does not support streaming: it is opted in to with @streaming", None)
+
+
+class IdTaken(Refused):
+    """The id belongs to another prediction, which runs, or has ended and is remembered."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "id", "id_taken")
+
+
+class TooManyReaders(Refused):
+    """As many clients read a prediction's events as may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} clients read this prediction's events already, and no more may", None)
+
+
 class Unavailable(CorosrvError):
     """This server cannot take the request now."""
 
@@ -182,6 +221,19 @@ class SlotBusy(Unavailable):
     """A slot whose content is wanted has a task, which did not end in time."""
 
 
+class NoCapacity(Unavailable):
+    """Every slot runs a prediction; there is no queue."""
+
+    def __init__(self) -> None:
+        super().__init__("the predictor is at capacity: all its slots are busy")
+
+
+class WorkerGone(Unavailable):
+    """The predictor's process ended, or was never set up. Nothing helps until an operator has acted."""
+
+    retry_after = None
+
+
 class QueueFull(Unavailable):
     """As many jobs wait for a slot as may wait."""
 
@@ -204,6 +256,13 @@ class ReadTimeout(CorosrvError):
 
 class Misuse(CorosrvError):
     """A bug of the caller."""
+
+
+class IllegalTransition(Misuse):
+    """A state machine was asked for a move that its table does not have."""
+
+    def __init__(self, what: str, before: Enum, after: Enum) -> None:
+        super().__init__(f"{what} cannot go from {before.value} to {after.value}")
 
 
 class WrongThread(Misuse):

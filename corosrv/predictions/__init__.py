@@ -1,0 +1,1 @@
+"""The prediction service: a predictor in a worker process, behind Cog's HTTP interface."""

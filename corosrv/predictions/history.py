@@ -1,0 +1,126 @@
+"""A prediction's events: numbered from 1, the latest kept, read by any number of cursors that do not know each other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+LIVE = 1024  # events kept for those who read right now, where none are for those who come later
+PIECE = 65_536  # bytes, some, that a cursor takes at once
+
+
+class Event:
+    """One thing that happened, as a server-sent event; encoded once, whoever reads it."""
+
+    __slots__ = ("_wire", "data", "name", "number")
+
+    def __init__(self, name: str, data: Any, number: int | None = None) -> None:
+        self.name = name
+        self.data = data
+        self.number = number  # None: not of the history, so that nobody goes on after it
+        self._wire: bytes | None = None
+
+    @property
+    def wire(self) -> bytes:
+        if self._wire is None:
+            number = b"" if self.number is None else b"id: %d\n" % self.number
+            self._wire = b"%sevent: %s\ndata: %s\n\n" % (number, self.name.encode(), msgspec.json.encode(self.data))
+        return self._wire
+
+
+class History:
+    """The last `capacity` events. Never waits; used from the hub's thread.
+
+    With a capacity of 0 events are kept for those who read just now, and nobody else sees them.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._is_replayed = capacity > 0
+        self._kept: deque[Event] = deque(maxlen=capacity or LIVE)
+        self._parked: dict[Callable[[], None], None] = {}
+        self.n_events = 0
+        self.n_readers = 0
+        self.is_ended = False
+
+    @property
+    def n_lost(self) -> int:
+        """Events, from the first on, that are kept no longer."""
+        return self.n_events - len(self._kept)
+
+    def append(self, name: str, data: Any, is_last: bool = False) -> None:
+        """Adds an event, and tells those who wait for one. The last one is always kept."""
+        self.n_events += 1
+        self.is_ended = is_last
+        if self._is_replayed or self.n_readers or is_last:
+            self._kept.append(Event(name, data, self.n_events))
+        else:
+            self._kept.clear()  # what is kept has no holes
+        parked, self._parked = self._parked, {}
+        for wake in parked:
+            wake()
+
+    def park(self, wake: Callable[[], None]) -> None:
+        """Calls a function once, at the next event."""
+        self._parked[wake] = None
+
+    def unpark(self, wake: Callable[[], None]) -> None:
+        """Does not call it after all."""
+        self._parked.pop(wake, None)
+
+    def cursor(self, after: int | None = None) -> Cursor:
+        """Reads what follows event number `after`; None: all that there is, from the first event on."""
+        self.n_readers += 1
+        if self._is_replayed:
+            return Cursor(self, min(after or 0, self.n_events))
+        return Cursor(self, self.n_events - self.is_ended)
+
+    def behind(self, number: int) -> Event:
+        """The event after `number`, which has to be kept."""
+        return self._kept[number - self.n_lost]
+
+
+class Gap(Exception):
+    """Events that a cursor had not read are kept no longer."""
+
+    def __init__(self, n_skipped: int) -> None:
+        super().__init__(n_skipped)
+        self.n_skipped = n_skipped
+
+
+class Cursor:
+    """One reader's place in a history. Close it, or nobody learns that the reader has left."""
+
+    def __init__(self, history: History, position: int) -> None:
+        self._history = history
+        self._position = position  # the number of the last event that was taken
+        self._is_open = True
+
+    @property
+    def is_at_end(self) -> bool:
+        """The last event of all was taken."""
+        return self._history.is_ended and self._position == self._history.n_events
+
+    def take(self) -> list[Event]:
+        """Unread events, some 64 KiB of them at most; none if there are none. Never waits.
+
+        Raises Gap where the next one is kept no longer.
+        """
+        history = self._history
+        if self._position < history.n_lost:
+            raise Gap(history.n_lost - self._position)
+        taken: list[Event] = []
+        n_bytes = 0
+        while self._position < history.n_events and n_bytes < PIECE:
+            taken.append(history.behind(self._position))
+            n_bytes += len(taken[-1].wire)
+            self._position += 1
+        return taken
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        if self._is_open:
+            self._is_open = False
+            self._history.n_readers -= 1
