@@ -32,6 +32,10 @@ CorosrvError
 │   └── QueueFull            as many jobs wait as may wait
 ├── JobFailed                a job that was taken ended in an error
 ├── ReadTimeout              nothing to read within the time given
+├── WireError                what went wrong between two processes
+│   ├── BadFrame             what arrived is no message
+│   ├── FrameTooLarge        the message is larger than the channel carries
+│   └── ChannelClosed        nobody is at the other end
 └── Misuse                   a bug of the caller; the message says what to do instead
     ├── IllegalTransition    a state machine was asked for a move that its table does not have
     ├── WrongThread
@@ -252,6 +256,25 @@ class JobFailed(CorosrvError):
 
 class ReadTimeout(CorosrvError):
     """Nothing arrived within the time given."""
+
+
+class WireError(CorosrvError):
+    """Something went wrong between two processes that talk over a channel."""
+
+
+class BadFrame(WireError):
+    """What arrived is no message, and nothing behind it can be understood."""
+
+
+class FrameTooLarge(WireError):
+    """The message is larger than the channel carries; nothing was sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes, where {limit} are allowed")
+
+
+class ChannelClosed(WireError):
+    """Nobody is at the other end, or this end was closed."""
 
 
 class Misuse(CorosrvError):

@@ -1,8 +1,8 @@
 """What server and worker say to each other about predictions: JSON objects, told apart by their `type`.
 
-A worker has one control channel, and one channel for each slot, so that bulk data in one slot delays neither another slot
-nor a cancel. The terminal message (Done, Failed or Cancelled) is a prediction's last: behind its logs and outputs, and
-sent when the slot is idle again.
+A worker has one control channel, and one channel for each slot, so that bulk data in one slot delays neither another
+slot nor a cancel. The terminal message (Done, Failed or Cancelled) is a prediction's last: behind its logs and outputs,
+and sent when the slot is idle again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True
 # Control channel, to the worker.
 
 
-class Init(_Message, tag="init"):
+class Init(_Message, frozen=True, tag="init"):
     """First of all. `num_slots`: None where the predictor's own word counts."""
 
     predictor_ref: str
@@ -31,41 +31,41 @@ class Init(_Message, tag="init"):
     protocol: int = PROTOCOL
 
 
-class Cancel(_Message, tag="cancel"):
+class Cancel(_Message, frozen=True, tag="cancel"):
     """Of this prediction; nothing, once the slot runs another."""
 
     slot: int
     id: str
 
 
-class HealthCheck(_Message, tag="healthcheck"):
+class HealthCheck(_Message, frozen=True, tag="healthcheck"):
     id: str
 
 
-class Shutdown(_Message, tag="shutdown"):
+class Shutdown(_Message, frozen=True, tag="shutdown"):
     """Ends the worker once nothing runs."""
 
 
 # Control channel, to the server.
 
 
-class Ready(_Message, tag="ready"):
-    """Set up. `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what the
-    predictor declared, as corosrv.worker.schema makes it."""
+class Ready(_Message, frozen=True, tag="ready"):
+    """Set up. `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what
+    the predictor declared, as corosrv.worker.schema makes it."""
 
     slots: list[int]
     schema: dict[str, Any]
     protocol: int = PROTOCOL
 
 
-class Log(_Message, tag="log"):
+class Log(_Message, frozen=True, tag="log"):
     """Printed outside predictions. `source`: stdout or stderr."""
 
     source: str
     data: str
 
 
-class HealthCheckResult(_Message, tag="healthcheck_result"):
+class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
     """`status`: healthy or unhealthy."""
 
     id: str
@@ -73,32 +73,32 @@ class HealthCheckResult(_Message, tag="healthcheck_result"):
     error: str = ""
 
 
-class SlotFailed(_Message, tag="failed"):
+class SlotFailed(_Message, frozen=True, tag="failed"):
     """The slot can run nothing any more; before Ready (slot -1): set-up failed."""
 
     slot: int
     error: str
 
 
-class Fatal(_Message, tag="fatal"):
+class Fatal(_Message, frozen=True, tag="fatal"):
     """The worker is about to abort."""
 
     reason: str
 
 
-class DroppedLogs(_Message, tag="dropped_logs"):
+class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
     count: int
     interval_millis: int
 
 
-class ShuttingDown(_Message, tag="shutting_down"):
+class ShuttingDown(_Message, frozen=True, tag="shutting_down"):
     pass
 
 
 # Slot channel, to the worker.
 
 
-class Predict(_Message, tag="predict"):
+class Predict(_Message, frozen=True, tag="predict"):
     """`input`: validated, with its defaults; in `input_file`, as JSON, where it is large. Files go to `output_dir`."""
 
     id: str
@@ -111,7 +111,7 @@ class Predict(_Message, tag="predict"):
 # Slot channel, to the server.
 
 
-class LogLine(_Message, tag="log_line"):
+class LogLine(_Message, frozen=True, tag="log_line"):
     source: str
     data: str
 
@@ -124,7 +124,7 @@ class FileRef(msgspec.Struct, frozen=True):
     mime_type: str
 
 
-class OutputChunk(_Message, tag="output_chunk"):
+class OutputChunk(_Message, frozen=True, tag="output_chunk"):
     """`index` counts a prediction's chunks from 0."""
 
     output: Any
@@ -132,7 +132,7 @@ class OutputChunk(_Message, tag="output_chunk"):
     files: list[FileRef] = []
 
 
-class FileOutput(_Message, tag="file_output"):
+class FileOutput(_Message, frozen=True, tag="file_output"):
     """A chunk in a file. `kind`: file_type, the file is the chunk; oversized, it holds the chunk as JSON."""
 
     filename: str
@@ -142,7 +142,7 @@ class FileOutput(_Message, tag="file_output"):
     files: list[FileRef] = []
 
 
-class Metric(_Message, tag="metric"):
+class Metric(_Message, frozen=True, tag="metric"):
     """`mode`: replace, increment or append. A value of None deletes."""
 
     name: str
@@ -150,7 +150,7 @@ class Metric(_Message, tag="metric"):
     mode: str = "replace"
 
 
-class Done(_Message, tag="done"):
+class Done(_Message, frozen=True, tag="done"):
     """`is_stream`: the chunks are members of a list, also if there is one or none."""
 
     id: str
@@ -158,7 +158,7 @@ class Done(_Message, tag="done"):
     is_stream: bool = False
 
 
-class Failed(_Message, tag="failed"):
+class Failed(_Message, frozen=True, tag="failed"):
     """`error`: type and message."""
 
     id: str
@@ -167,7 +167,7 @@ class Failed(_Message, tag="failed"):
     is_stream: bool = False
 
 
-class Cancelled(_Message, tag="cancelled"):
+class Cancelled(_Message, frozen=True, tag="cancelled"):
     id: str
     predict_time: float
     is_stream: bool = False

@@ -1,0 +1,86 @@
+"""A channel for threads, which wait by blocking: the worker's side.
+
+Imports nothing of gevent, which workers live without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from typing import Generic
+
+from corosrv.errors import BadFrame, ChannelClosed
+from corosrv.wire.codec import Codec, In, Out
+from corosrv.wire.frame import MAX_FRAME, Frames, encode
+
+_READ_SIZE = 256 << 10  # bytes
+
+
+class ThreadChannel(Generic[Out, In]):
+    """Owns a connected stream socket. Any thread may send or close; one at a time receives."""
+
+    def __init__(self, sock: socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._codec = codec
+        self._limit = limit
+        self._frames = Frames(limit)
+        self._arrived: deque[bytes] = deque()
+        self._sending = threading.Lock()
+        self._is_broken = False
+
+    @classmethod
+    def inherited(cls, fd: int, codec: Codec[Out, In], limit: int = MAX_FRAME) -> ThreadChannel[Out, In]:
+        """Over a descriptor that came with the process; from now on the process's own children do not get it."""
+        sock = socket.socket(fileno=fd)
+        sock.set_inheritable(False)
+        return cls(sock, codec, limit)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Out) -> None:
+        """All of the message or nothing, in the order of the calls. Waits while the other side does not read.
+
+        Raises FrameTooLarge, what the codec raises, and ChannelClosed when nobody is there any more.
+        """
+        frame = encode(self._codec.encode(message), self._limit)
+        with self._sending:
+            if self._is_broken:
+                raise ChannelClosed("the channel is closed")
+            # Unless sendall returns, part of a frame may be out, and nothing can follow it.
+            self._is_broken = True
+            try:
+                self._socket.sendall(frame)
+            except OSError as error:
+                raise ChannelClosed(f"the channel is closed: {error}") from error
+            self._is_broken = False
+
+    def receive(self) -> In | None:
+        """The next message, or None when the other side has closed. Waits. Raises BadFrame."""
+        while True:
+            while self._arrived:
+                message = self._codec.decode(self._arrived.popleft())
+                if message is not None:
+                    return message
+            data = self._read()
+            if not data:
+                if self._frames.is_partial:
+                    raise BadFrame("the channel ended within a frame")
+                return None
+            self._arrived.extend(self._frames.feed(data))
+
+    def _read(self) -> bytes:
+        try:
+            return self._socket.recv(_READ_SIZE)
+        except OSError:  # reset, or closed by ourselves
+            return b""
+
+    def close(self) -> None:
+        """Whoever waits is woken and sees the end. Twice is harmless."""
+        self._is_broken = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # what wakes a receiver; close alone would leave it waiting
+        self._socket.close()

@@ -1,0 +1,65 @@
+"""Message sets: what may be said over a kind of channel, and how it reads as bytes.
+
+Channels are made over a codec and know no message; another set of messages is another codec.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Generic, Protocol, TypeVar, get_args
+
+import msgspec
+
+from corosrv.errors import BadFrame
+
+log = logging.getLogger("corosrv.wire")
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+Out_contra = TypeVar("Out_contra", contravariant=True)
+In_co = TypeVar("In_co", covariant=True)
+
+
+class Codec(Protocol[Out_contra, In_co]):
+    """One side's words: what it sends, and what it is sent."""
+
+    def encode(self, message: Out_contra) -> bytes: ...
+
+    def decode(self, data: bytes) -> In_co | None:
+        """None for a message of an unknown kind, which is skipped. Raises BadFrame for what is no message."""
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+class JsonCodec(Generic[Out, In]):
+    """Messages as JSON objects that a `type` tells apart.
+
+    `incoming`: the union of tagged structs that may arrive.
+    """
+
+    def __init__(self, incoming: Any) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._decoder: msgspec.json.Decoder[In] = msgspec.json.Decoder(incoming)
+        self._kind = msgspec.json.Decoder(_Kind)
+        self._known = frozenset(kind.__struct_config__.tag for kind in get_args(incoming) or (incoming,))
+
+    def encode(self, message: Out) -> bytes:
+        return self._encoder.encode(message)
+
+    def decode(self, data: bytes) -> In | None:
+        try:
+            return self._decoder.decode(data)
+        except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, as is bad UTF-8
+            kind = self._kind_of(data)
+            if kind is None or kind in self._known:
+                raise BadFrame(f"no message: {error}") from None
+        log.warning("a message of the unknown type %.80r was skipped", kind)
+        return None
+
+    def _kind_of(self, data: bytes) -> str | None:
+        try:
+            return self._kind.decode(data).type
+        except (ValueError, RecursionError):
+            return None
