@@ -277,6 +277,16 @@ class SlotFile:
     n_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class PredictJob:
+    """One call of a predictor. Its reader gives messages of corosrv.wire.messages, Done, Failed or Cancelled last."""
+
+    id: str
+    input: Mapping[str, Any]  # validated, with its defaults
+    output_dir: str  # for its files; made, emptied and removed by whoever submits
+    context: Mapping[str, str] = field(default_factory=dict)
+
+
 # Takes over chunks; says whether it wants more.
 Sink = Callable[[list[Chunk]], bool]
 

@@ -1,0 +1,105 @@
+"""The receiving end of one prediction: buffers its messages, and lets the worker wait when nobody takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from gevent.event import Event
+
+from corosrv.errors import ReadTimeout
+from corosrv.wire.messages import Cancelled, Done, Failed, SlotToServer
+
+MAX_UNREAD = 1 << 20  # bytes; a message that goes beyond is kept, and no more are read
+
+TERMINAL = (Done, Failed, Cancelled)
+
+
+class PredictReader:
+    """Yields a prediction's messages; the terminal one comes once and is the last, whatever happens to the worker.
+
+    The permit has ended when the terminal message can be taken. Leaving the `with` block cancels what is unfinished.
+    Belongs to the hub's thread; one greenlet takes.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._unread: list[SlotToServer] = []
+        self._n_bytes = 0
+        self._limit: float = MAX_UNREAD
+        self._has_ended = False  # the terminal message is there
+        self._is_closed = False
+        self._is_cancelled = False
+        self._has_news = Event()
+        self._has_room = Event()
+        self._has_room.set()
+
+    @property
+    def is_finished(self) -> bool:
+        """The terminal message was taken, or nobody is to take it."""
+        return self._has_ended and not self._unread
+
+    def take(self, timeout: float | None = None) -> list[SlotToServer]:
+        """All unread messages, at least one; an empty list once the terminal one was taken, and after close(). Waits.
+
+        Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
+        """
+        if not self._unread and not self._has_ended and not self._is_closed:
+            self._has_news.clear()
+            if not self._has_news.wait(timeout):
+                raise ReadTimeout(f"nothing to read for {timeout:g} s")
+        return self._empty()
+
+    def _empty(self) -> list[SlotToServer]:
+        messages, self._unread = self._unread, []
+        self._n_bytes = 0
+        self._has_room.set()
+        return messages
+
+    def cancel(self) -> None:
+        """Ends the prediction, in its own time; its terminal message says so. Never waits, twice is harmless."""
+        if not self._has_ended and not self._is_cancelled:
+            self._is_cancelled = True
+            self._cancel()
+
+    def close(self) -> None:
+        """Cancels, and drops what is unread or yet to come. Twice is harmless."""
+        self.cancel()
+        self._is_closed = True
+        self._empty()
+        self._has_news.set()
+
+    def __iter__(self) -> Iterator[SlotToServer]:
+        while messages := self.take():
+            yield from messages
+
+    def __enter__(self) -> PredictReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What follows is for whoever feeds the reader.
+
+    def put(self, message: SlotToServer, n_bytes: int) -> None:
+        """Never waits. Nothing may follow a terminal message."""
+        assert not self._has_ended, f"{message} comes behind the terminal message"
+        self._has_ended = isinstance(message, TERMINAL)
+        if self._is_closed:
+            return
+        self._unread.append(message)
+        self._n_bytes += n_bytes
+        if self._n_bytes > self._limit:
+            self._has_room.clear()
+        self._has_news.set()
+
+    def wait_for_room(self) -> None:
+        """Waits until no more is unread than may be."""
+        self._has_room.wait()
+
+    def lift_limit(self) -> None:
+        """The worker has ended, and what may still come with it."""
+        self._limit = float("inf")
+        self._has_room.set()

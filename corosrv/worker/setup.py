@@ -1,0 +1,51 @@
+"""A worker's set-up: when it began and ended, how, and what it printed."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+MAX_LOGS = 4 << 20  # characters
+
+_CUT = "\n[TRUNCATED: the set-up printed more than is kept]\n"
+
+
+class Setup:
+    """`status`: starting, succeeded or failed. Once it has ended, nothing changes any more."""
+
+    def __init__(self) -> None:
+        self.status = "starting"
+        self.started_at: datetime | None = None
+        self.completed_at: datetime | None = None
+        self._logs: list[str] = []
+        self._room = MAX_LOGS
+
+    @property
+    def logs(self) -> str:
+        return "".join(self._logs)
+
+    def start(self) -> None:
+        self.started_at = datetime.now(timezone.utc)
+
+    def add_logs(self, text: str) -> None:
+        """Keeps what there is room for, and says where it was cut."""
+        if self._room <= 0:
+            return
+        self._logs.append(text[: self._room])
+        self._room -= len(text)
+        if self._room < 0:
+            self._logs.append(_CUT)
+
+    def succeed(self) -> None:
+        self._end("succeeded")
+
+    def fail(self, error: str) -> None:
+        """The error ends the logs, unless the worker has printed it by itself."""
+        logs = self.logs
+        if error not in logs:
+            line_end = "" if logs.endswith("\n") or not logs else "\n"
+            self._logs.append(f"{line_end}{error}\n")
+        self._end("failed")
+
+    def _end(self, status: str) -> None:
+        self.status = status
+        self.completed_at = datetime.now(timezone.utc)

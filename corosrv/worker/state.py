@@ -1,0 +1,32 @@
+"""Where a worker stands, and how it may move on."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class WorkerState(str, Enum):
+    STARTING = "starting"
+    READY = "ready"
+    SETUP_FAILED = "setup_failed"
+    DEFUNCT = "defunct"  # it died, or none of its slots can be used
+    STOPPED = "stopped"  # as somebody wanted
+
+
+NEXT: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.SETUP_FAILED, WorkerState.STOPPED}),
+    WorkerState.READY: frozenset({WorkerState.DEFUNCT, WorkerState.STOPPED}),
+    WorkerState.SETUP_FAILED: frozenset(),
+    WorkerState.DEFUNCT: frozenset(),
+    WorkerState.STOPPED: frozenset(),
+}
+
+
+class IllegalMove(AssertionError):
+    """A bug: a worker was to go where the table does not let it."""
+
+
+def check_move(now: WorkerState, then: WorkerState) -> None:
+    """Raises IllegalMove unless the table has it."""
+    if then not in NEXT[now]:
+        raise IllegalMove(f"a worker cannot go from {now.value} to {then.value}")
