@@ -30,6 +30,9 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
 │   └── QueueFull            as many jobs wait as may wait
+├── SignatureError           a predictor's inputs or output cannot be read; its set-up fails
+├── InputFailed              an input could not be fetched or decoded; the prediction fails
+├── OutputFailed             an output could not be sent; the prediction fails
 ├── JobFailed                a job that was taken ended in an error
 ├── ReadTimeout              nothing to read within the time given
 ├── WireError                what went wrong between two processes
@@ -240,6 +243,18 @@ class WorkerGone(Unavailable):
 
 class QueueFull(Unavailable):
     """As many jobs wait for a slot as may wait."""
+
+
+class SignatureError(CorosrvError):
+    """A predictor's inputs or output cannot be read; says which."""
+
+
+class InputFailed(CorosrvError):
+    """An input could not be fetched or decoded; names it, and the status or cause."""
+
+
+class OutputFailed(CorosrvError):
+    """An output could not be sent: no JSON value, a file that is not there, a failed upload."""
 
 
 class JobFailed(CorosrvError):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ConcatenateIterator,
         File,
         Input,
+        Opaque,
         Path,
         Secret,
     )
@@ -30,6 +31,7 @@ __all__ = [
     "ConcatenateIterator",
     "File",
     "Input",
+    "Opaque",
     "Path",
     "Secret",
     "concurrent",
