@@ -1,0 +1,128 @@
+"""Downloads of one prediction's input files, a few at once, each within a time limit."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from corosrv.errors import InputFailed
+from corosrv.worker.addresses import DataUrl, is_data
+
+AT_ONCE = 8
+TIME_LIMIT = 60.0  # seconds, from a download's begin to its last byte
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """One file to come; `field` is the input that it is for."""
+
+    field: str
+    address: str
+    path: str = ""
+    ends_at: float = math.inf  # by the monotonic clock, while it runs
+
+
+class Fetching:
+    """The files of one prediction. `add` all, then `run`; `cancel` may be called from other threads at any time.
+
+    `run` comes back in time whatever the other side does: a download that hangs is left to its thread, which ends by
+    itself, at its socket's time limit.
+    """
+
+    def __init__(self, directory: str, agent: str | None) -> None:
+        self._directory = directory
+        self._agent = agent
+        self._fetches: list[_Fetch] = []
+        self._changed = threading.Condition()  # guards what is below, and the fetches while threads run
+        self._waiting: deque[_Fetch] = deque()
+        self._n_done = 0
+        self._fault: InputFailed | None = None
+
+    def add(self, field: str, address: str) -> int:
+        """Returns the number under which `run` gives the file's path."""
+        self._fetches.append(_Fetch(field, address))
+        return len(self._fetches) - 1
+
+    def run(self) -> list[str]:
+        """Paths of all files, in the order they were added. Waits; raises the first InputFailed."""
+        for number, fetch in enumerate(self._fetches):
+            fetch.path = os.path.join(self._directory, str(number))
+            if is_data(fetch.address):
+                _decode(fetch)
+                self._n_done += 1
+            else:
+                self._waiting.append(fetch)
+        for _ in range(min(AT_ONCE, len(self._waiting))):
+            threading.Thread(target=self._work, name="corosrv-fetch", daemon=True).start()
+        self._wait()
+        return [fetch.path for fetch in self._fetches]
+
+    def cancel(self) -> None:
+        self._fail(InputFailed("cancelled while inputs were fetched"))
+
+    def _wait(self) -> None:
+        with self._changed:
+            while self._fault is None and self._n_done < len(self._fetches):
+                first = min(self._fetches, key=lambda fetch: fetch.ends_at)
+                left = first.ends_at - time.monotonic()
+                if left <= 0:
+                    self._fault = InputFailed(f"{first.field}: cannot be fetched within {TIME_LIMIT:g} s")
+                else:
+                    self._changed.wait(min(left, TIME_LIMIT))
+            if self._fault is not None:
+                raise self._fault
+
+    def _work(self) -> None:
+        """One thread's: fetches what waits, until nothing does or something failed."""
+        from corosrv.worker.download import download
+
+        while (fetch := self._next()) is not None:
+            try:
+                path = download(fetch.address, fetch.path, self._agent, fetch.ends_at, self._is_over)
+            except InputFailed as error:
+                self._fail(InputFailed(f"{fetch.field}: {error}"))
+            except Exception as error:
+                self._fail(InputFailed(f"{fetch.field}: cannot be fetched: {type(error).__name__}: {error}"))
+            else:
+                self._done(fetch, path)
+
+    def _next(self) -> _Fetch | None:
+        with self._changed:
+            if self._fault is not None or not self._waiting:
+                return None
+            fetch = self._waiting.popleft()
+            fetch.ends_at = time.monotonic() + TIME_LIMIT
+            self._changed.notify_all()
+            return fetch
+
+    def _done(self, fetch: _Fetch, path: str) -> None:
+        with self._changed:
+            fetch.path = path
+            fetch.ends_at = math.inf
+            self._n_done += 1
+            self._changed.notify_all()
+
+    def _fail(self, fault: InputFailed) -> None:
+        with self._changed:
+            self._fault = self._fault or fault
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._fault is not None
+
+
+def _decode(fetch: _Fetch) -> None:
+    try:
+        decoded = DataUrl.parse(fetch.address)
+        os.makedirs(fetch.path, 0o700)
+        fetch.path = os.path.join(fetch.path, decoded.name)
+        with open(fetch.path, "xb") as file:
+            file.write(decoded.content)
+    except ValueError as error:
+        raise InputFailed(f"{fetch.field}: {error}") from error
+    except OSError as error:
+        raise InputFailed(f"{fetch.field}: cannot be written: {error.strerror}") from error

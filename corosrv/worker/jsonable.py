@@ -1,0 +1,129 @@
+"""Python values to JSON values. Types of other packages are known by what they can do, so that none is imported."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import decimal
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+from corosrv.errors import OutputFailed
+
+Place = list[str | int]  # keys and indices that lead to a value
+PutFile = Callable[[Place, Any], None]  # takes a file that stands at this place
+
+MAX_DEPTH = 200  # objects and arrays within each other; readers of JSON refuse more
+
+
+def is_file(value: Any) -> bool:
+    """Whether a value is sent as a file: a path, or a file that is open for reading."""
+    return isinstance(value, os.PathLike) or (callable(getattr(value, "read", None)) and not isinstance(value, type))
+
+
+def jsonable(value: Any, put: PutFile) -> Any:
+    """What is sent of `value`: its files go to `put`, with null in their place.
+
+    JSON has neither NaN nor infinity: they become null, as in JavaScript. Bytes become base64. Raises OutputFailed for
+    what has no JSON form, and names its place.
+    """
+    return _Walk(put).value(value, [])
+
+
+class _Walk:
+    """One value's. `place` is a list that grows and shrinks on the way, so that only files and faults cost a copy."""
+
+    def __init__(self, put: PutFile) -> None:
+        self._put = put
+
+    def value(self, value: Any, place: Place) -> Any:
+        match value:
+            case None | bool():
+                return value
+            case Enum():
+                return self.value(value.value, place)
+            case str():
+                return _text(value)
+            case int():
+                return int(value)
+            case float():
+                return float(value) if math.isfinite(value) else None
+        if is_file(value):
+            self._put(list(place), value)
+            return None
+        if (scalar := _scalar(value)) is not None:
+            return scalar
+        return self._inside(value, place)
+
+    def _inside(self, value: Any, place: Place) -> Any:
+        if len(place) >= MAX_DEPTH:
+            raise OutputFailed(f"the output is nested deeper than {MAX_DEPTH} levels, or holds itself")
+        if (fields := _fields(value)) is not None:
+            return {key: self._at(key, member, place) for key, member in fields}
+        if isinstance(value, Iterable) and isinstance(value, list | tuple | Set | Iterator):
+            return [self._at(index, member, place) for index, member in enumerate(value)]
+        if callable(plain := getattr(value, "tolist", None)):  # arrays and numbers of numpy, tensors
+            return self.value(plain(), place)
+        where = f" at {_words(place)}" if place else ""
+        raise OutputFailed(f"the output{where} is a {type(value).__name__}, which has no JSON form")
+
+    def _at(self, key: str | int, member: Any, place: Place) -> Any:
+        place.append(key)
+        made = self.value(member, place)
+        place.pop()
+        return made
+
+
+def _text(text: str) -> str:
+    """Half surrogates, as in names of files that are no UTF-8, have no place in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return str(text)
+
+
+def _scalar(value: Any) -> str | None:
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return base64.b64encode(value).decode()
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case decimal.Decimal() | uuid.UUID():
+            return str(value)
+    return str(value) if hasattr(value, "get_secret_value") else None
+
+
+def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """Of anything that becomes an object."""
+    if isinstance(value, Mapping):
+        return ((_key(key), member) for key, member in value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(names := getattr(type(value), "model_fields", None), dict):  # pydantic's models
+        return ((name, getattr(value, name)) for name in names)
+    return None
+
+
+def _key(key: Any) -> str:
+    match key:
+        case Enum():
+            return _key(key.value)
+        case str():
+            return _text(key)
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[key]
+        case int() | float():
+            return str(key)
+    raise OutputFailed(f"the output has an object with a key of type {type(key).__name__}, where JSON has only texts")
+
+
+def _words(place: Place) -> str:
+    shown = ".".join(str(key)[:40] for key in islice(place, 8))
+    return shown + ("..." if len(place) > 8 else "")
