@@ -37,6 +37,7 @@ CorosrvError
 ├── ReadTimeout              nothing to read within the time given
 ├── WireError                what went wrong between two processes
 │   ├── BadFrame             what arrived is no message
+│   ├── ProtocolError        what arrived ought not to come, or not now
 │   ├── FrameTooLarge        the message is larger than the channel carries
 │   └── ChannelClosed        nobody is at the other end
 └── Misuse                   a bug of the caller; the message says what to do instead
@@ -279,6 +280,10 @@ class WireError(CorosrvError):
 
 class BadFrame(WireError):
     """What arrived is no message, and nothing behind it can be understood."""
+
+
+class ProtocolError(WireError):
+    """A message arrived that ought not to come, or not now; the sender cannot be relied on."""
 
 
 class FrameTooLarge(WireError):

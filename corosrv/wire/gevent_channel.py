@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
-import socket
 from collections import deque
 from typing import Any, Generic
 
@@ -24,7 +24,7 @@ class GeventChannel(Generic[Out, In]):
     The hub itself reads, and no more than what is about to be received: whoever stops receiving stops the other side.
     """
 
-    def __init__(self, sock: socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME) -> None:
+    def __init__(self, sock: _socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._codec = codec
@@ -35,11 +35,11 @@ class GeventChannel(Generic[Out, In]):
         self._is_over = False  # nothing more arrives
         self._fault: BadFrame | None = None  # of what arrived last
         self._unsent: deque[memoryview] = deque()
-        self._is_closed = False
+        self.is_closed = False  # by this side
         loop = get_hub().loop
         self._readable: Any = loop.io(sock.fileno(), _READ)
         self._writable: Any = loop.io(sock.fileno(), _WRITE)
-        self.n_received = 0  # bytes of the messages received so far
+        self.n_bytes = 0  # of the message received last
 
     def send(self, message: Out) -> None:
         """All of the message or nothing, in the order of the calls. Never waits: what the socket does not take now, the
@@ -48,7 +48,7 @@ class GeventChannel(Generic[Out, In]):
         Raises FrameTooLarge, what the codec raises, and ChannelClosed when nobody is there any more.
         """
         frame = memoryview(encode(self._codec.encode(message), self._limit))
-        if self._is_closed:
+        if self.is_closed:
             raise ChannelClosed("the channel is closed")
         if not self._unsent:
             frame = frame[self._write(frame) :]
@@ -83,7 +83,7 @@ class GeventChannel(Generic[Out, In]):
         while True:
             while self._arrived:
                 data = self._arrived.popleft()
-                self.n_received += len(data)
+                self.n_bytes = len(data)
                 message = self._codec.decode(data)
                 if message is not None:
                     return message
@@ -123,13 +123,13 @@ class GeventChannel(Generic[Out, In]):
     def hang_up(self) -> None:
         """Nothing new may arrive, from whoever still holds the other end; what has arrived can be received."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(_socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Whoever waits is woken and sees the end. Twice is harmless."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         self._arrived.clear()
         self._unsent.clear()
         self._end()

@@ -26,7 +26,6 @@ class PredictReader:
         self._cancel = cancel
         self._unread: list[SlotToServer] = []
         self._n_bytes = 0
-        self._limit: float = MAX_UNREAD
         self._has_ended = False  # the terminal message is there
         self._is_closed = False
         self._is_cancelled = False
@@ -91,15 +90,10 @@ class PredictReader:
             return
         self._unread.append(message)
         self._n_bytes += n_bytes
-        if self._n_bytes > self._limit:
+        if self._n_bytes > MAX_UNREAD:
             self._has_room.clear()
         self._has_news.set()
 
     def wait_for_room(self) -> None:
         """Waits until no more is unread than may be."""
         self._has_room.wait()
-
-    def lift_limit(self) -> None:
-        """The worker has ended, and what may still come with it."""
-        self._limit = float("inf")
-        self._has_room.set()

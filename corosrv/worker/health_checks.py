@@ -1,0 +1,46 @@
+"""The predictor's own health check, asked for by many and run one at a time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from gevent.event import AsyncResult
+
+LIMIT = 5.0  # seconds
+
+
+class HealthChecks:
+    """Who asks while a check runs shares it, and none is begun as long as one hangs."""
+
+    def __init__(self, send: Callable[[str], None], limit: float = LIMIT) -> None:
+        """`send` asks the worker to run the check of this id; it must not wait."""
+        self._send = send
+        self._limit = limit
+        self._ids = map(str, itertools.count())
+        self._running: tuple[str, float, AsyncResult] | None = None  # id, when it is due, what waits for its outcome
+
+    def ask(self) -> str | None:
+        """None when the predictor is well, else the reason. Waits, until the limit at most."""
+        if self._running is None:
+            check_id = next(self._ids)
+            self._running = check_id, time.monotonic() + self._limit, AsyncResult()
+            self._send(check_id)
+        _, due, outcome = self._running
+        reason: str | None = None
+        if outcome.wait(max(0.0, due - time.monotonic())) is None and not outcome.ready():
+            return f"the health check has not answered within {self._limit:g} s"
+        reason = outcome.get_nowait()
+        return reason
+
+    def answer(self, check_id: str, reason: str | None) -> None:
+        """The check has ended, in time or late."""
+        if self._running is not None and self._running[0] == check_id:
+            self.give_up(reason)
+
+    def give_up(self, reason: str | None) -> None:
+        """Nobody is to wait for the check any more: this is its outcome."""
+        running, self._running = self._running, None
+        if running is not None:
+            running[2].set(reason)
