@@ -133,7 +133,7 @@ def _input(parameter: inspect.Parameter, hints: dict[str, Any]) -> InputField:
         default = defaults.as_json(shape, info)
     except SignatureError as error:
         raise SignatureError(f"{name}: {error}") from None
-    is_required = default is MISSING and not isinstance(shape, Nullable)
+    is_required = info.default is MISSING and not isinstance(shape, Nullable)
     return InputField(name, shape, info, default, is_required)
 
 

@@ -1,0 +1,118 @@
+"""Files of outputs: each becomes a data URL, or goes up to where the operator said and becomes its address there."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gevent
+import msgspec
+from gevent.pool import Pool
+
+from corosrv.errors import OutputFailed
+from corosrv.predictions.upload import Uploads
+from corosrv.wire.messages import FileOutput, FileRef, OutputChunk
+
+_LARGE = 1 << 20  # bytes; smaller files are read at once, larger ones in a thread
+_AT_ONCE = 8  # files of one output
+_Result = TypeVar("_Result")
+
+
+class Files:
+    """Turns the messages of a worker into output values. Used by any number of greenlets at once."""
+
+    def __init__(self, upload_url: str | None = None) -> None:
+        """Without `upload_url` files become data URLs."""
+        self._uploads = Uploads(upload_url) if upload_url else None
+
+    def resolve(self, message: OutputChunk | FileOutput, directory: str) -> Any:
+        """The value that the message stands for, with its files in. Waits, where there are some.
+
+        `directory`: the prediction's, whose `outputs` hold them. Raises OutputFailed for a file that is not there or
+        could not be put. Calls may overlap; whoever makes them keeps the values in order.
+        """
+        if isinstance(message, OutputChunk):
+            value = message.output
+        elif message.kind == "oversized":
+            value = self._large_value(_path(directory, message.filename))
+        else:
+            return self._address(FileRef([], message.filename, message.mime_type), directory)
+        if message.files:
+            self._put_all(value, message.files, directory)
+        return value
+
+    def _put_all(self, value: Any, files: list[FileRef], directory: str) -> None:
+        pool = Pool(_AT_ONCE)
+        try:
+            addresses = pool.imap(lambda file: self._attempt(file, directory), files)
+            for file, address in zip(files, addresses, strict=True):
+                if isinstance(address, OutputFailed):
+                    raise address
+                _put(value, file.path, address)
+        finally:
+            pool.kill()
+
+    def _attempt(self, file: FileRef, directory: str) -> str | OutputFailed:
+        # Returned, since a greenlet that raises prints a traceback.
+        try:
+            return self._address(file, directory)
+        except OutputFailed as error:
+            return error
+
+    def _large_value(self, path: str) -> Any:
+        return _in_thread(lambda: msgspec.json.decode(_content(path)))
+
+    def _address(self, file: FileRef, directory: str) -> str:
+        path = _path(directory, file.filename)
+        if self._uploads is not None:
+            return self._uploads.put(path, file.filename, file.mime_type)
+        if _size(path) > _LARGE:
+            return _in_thread(lambda: _data_url(path, file.mime_type))
+        return _data_url(path, file.mime_type)
+
+
+def _path(directory: str, name: str) -> str:
+    """Raises OutputFailed for a name that leads out of the directory: the worker runs other people's code."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise OutputFailed("the worker named an output file that it may not name")
+    return os.path.join(directory, "outputs", name)
+
+
+def _put(value: Any, path: list[str | int], address: str) -> None:
+    try:
+        for key in path[:-1]:
+            value = value[key]
+        value[path[-1]] = address
+    except (LookupError, TypeError) as error:
+        raise OutputFailed("the worker named a place that the output does not have") from error
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> OutputFailed:
+    return OutputFailed(f"the output file {os.path.basename(path)} cannot be read: {error.strerror}")
+
+
+def _data_url(path: str, mime_type: str) -> str:
+    return f"data:{mime_type};base64,{base64.b64encode(_content(path)).decode()}"
+
+
+def _in_thread(work: Callable[[], _Result]) -> _Result:
+    """Waits."""
+    result: _Result = gevent.get_hub().threadpool.apply(work)
+    return result

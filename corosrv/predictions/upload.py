@@ -1,0 +1,63 @@
+"""Uploads of output files: each is put under the operator's URL."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
+
+import gevent
+import urllib3
+from gevent.monkey import is_module_patched
+
+import corosrv
+from corosrv.errors import OutputFailed
+
+TIME_LIMIT = 25.0  # seconds for one file
+_MAX_REDIRECTS = 5
+_REDIRECTS = (307, 308)  # those that keep method and body
+
+
+class Uploads:
+    """Puts files below one URL. Used by any number of greenlets at once."""
+
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._pool = urllib3.PoolManager(maxsize=8, headers={"User-Agent": f"corosrv/{corosrv.__version__}"})
+
+    def put(self, path: str, name: str, mime_type: str) -> str:
+        """The file's address from now on. Waits; raises OutputFailed with the status or the cause."""
+        too_long = OutputFailed(f"the output file {name} could not be uploaded within {TIME_LIMIT:g} s")
+        with gevent.Timeout(TIME_LIMIT, too_long):
+            if is_module_patched("socket"):  # then this very greenlet may wait for the network
+                return self._put(path, name, mime_type)
+            address: str = gevent.get_hub().threadpool.apply(self._put, (path, name, mime_type))
+            return address
+
+    def _put(self, path: str, name: str, mime_type: str) -> str:
+        url = urlunsplit(self._url._replace(path=f"{self._url.path.rstrip('/')}/{quote(name, safe='')}"))
+        try:
+            for _ in range(_MAX_REDIRECTS + 1):
+                answer = self._send(url, path, mime_type)
+                target = answer.headers.get("Location")
+                if answer.status not in _REDIRECTS or target is None:
+                    return _final(answer, url, name)
+                url = urljoin(url, target)
+        except urllib3.exceptions.HTTPError as error:
+            raise OutputFailed(f"the output file {name} could not be uploaded: {type(error).__name__}") from error
+        except OSError as error:
+            raise OutputFailed(f"the output file {name} cannot be read: {error.strerror}") from error
+        raise OutputFailed(f"the output file {name} could not be uploaded: too many redirects")
+
+    def _send(self, url: str, path: str, mime_type: str) -> urllib3.BaseHTTPResponse:
+        headers = {**self._pool.headers, "Content-Type": mime_type, "Content-Length": str(os.path.getsize(path))}
+        with open(path, "rb") as file:
+            return self._pool.request(
+                "PUT", url, body=file, headers=headers, timeout=TIME_LIMIT, retries=False, redirect=False
+            )
+
+
+def _final(answer: urllib3.BaseHTTPResponse, url: str, name: str) -> str:
+    if not 200 <= answer.status < 300:
+        raise OutputFailed(f"the output file {name} could not be uploaded: status {answer.status}")
+    final = urlsplit(urljoin(url, answer.headers.get("Location", "")))
+    return urlunsplit(final._replace(query="", fragment=""))

@@ -1,0 +1,96 @@
+"""The inputs of predictions, checked by the OpenAPI document that clients see."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import gevent
+
+from corosrv.errors import InvalidInput
+from corosrv.predictions.patterns import Patterns
+from corosrv.predictions.values import Faults, Values
+from corosrv.worker.types import STARS
+
+log = logging.getLogger("corosrv.predictions")
+
+_LARGE = 1 << 20  # bytes of a request; beyond them a check is worth a thread
+
+
+class InputSchema:
+    """One predictor's. Used by the server's greenlets, as many at once as there are."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        """`document` as corosrv.worker.schema makes it."""
+        self.document = document
+        self._components: dict[str, Any] = document["components"]["schemas"]
+        self._schema = self._components["Input"]
+        self._properties: dict[str, Any] = self._schema["properties"]
+        self._values = Values(self._components, Patterns())
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the predictor has opted in to event streams."""
+        return bool(self.document["paths"]["/predictions"]["post"].get("x-cog-streaming"))
+
+    def check(self, given: object, n_bytes: int = 0) -> dict[str, Any]:
+        """What the worker gets: unknown fields dropped, numbers converted, defaults and nulls filled in.
+
+        Raises InvalidInput with all faults. Waits only for a request of more than 1 MiB, if `n_bytes` says so, and for
+        a pattern that might take long; so look afterwards at what may have changed.
+        """
+        if not isinstance(given, dict):
+            raise InvalidInput([{"loc": ["body", "input"], "msg": "must be an object", "type": "value_error"}])
+        faults = Faults()
+        checked: dict[str, Any]
+        if n_bytes > _LARGE:
+            checked = gevent.get_hub().threadpool.apply(self._fields, (given, faults))
+        else:
+            checked = self._fields(given, faults)
+        self._values.settle(faults)
+        if faults.entries:
+            raise InvalidInput(faults.entries)
+        return checked
+
+    def mask(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The same with stars for secrets: the only form of an input that clients get back."""
+        return {name: _masked(self._properties.get(name, {}), value) for name, value in given.items()}
+
+    def _fields(self, given: dict[str, Any], faults: Faults) -> dict[str, Any]:
+        if unknown := [name for name in given if name not in self._properties]:
+            log.warning(
+                "dropped inputs that the predictor does not have: %s", ", ".join(map(repr, unknown[:20]))[:1000]
+            )
+        checked = {}
+        for name, schema in self._properties.items():
+            if name in given:
+                checked[name] = self._field(name, schema, given[name], faults)
+            elif name in self._schema.get("required", ()):
+                faults.add([name], "Field required", "value_error.missing")
+            else:
+                checked[name] = copy.deepcopy(schema.get("default"))
+        return checked
+
+    def _field(self, name: str, schema: dict[str, Any], value: Any, faults: Faults) -> Any:
+        # The author's default may be a file of the worker's, which nobody else may name; a client's form repeats it.
+        if "default" in schema and value == schema["default"] and _is_text(value):
+            return value
+        return self._values.checked(schema, value, [name], faults)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(member, str) for member in value))
+
+
+def _masked(schema: dict[str, Any], value: Any) -> Any:
+    """Under a secret's schema everything but null is masked, whether it fits or not."""
+    if value is None or not schema:
+        return value
+    if any(member.get("x-cog-secret") for member in (schema, *schema.get("anyOf", ()))):
+        return STARS
+    if isinstance(value, list) and "items" in schema:
+        return [_masked(schema["items"], member) for member in value]
+    if isinstance(value, dict) and "additionalProperties" in schema:
+        return {key: _masked(schema["additionalProperties"], member) for key, member in value.items()}
+    return value

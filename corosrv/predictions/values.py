@@ -1,0 +1,198 @@
+"""JSON values against the schemas of an OpenAPI document: what is wrong with them, and what becomes of good ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from corosrv.predictions.patterns import Patterns
+from corosrv.worker.addresses import is_address
+
+MAX_FAULTS = 100  # told of one input
+Schema = dict[str, Any]
+Place = list[str | int]  # within the input
+
+
+@dataclass
+class Faults:
+    """What is wrong with one input, in the shape of a 422's `detail`; and the texts with patterns still to be run."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    unsettled: list[tuple[Place, str, str]] = field(default_factory=list)  # place, pattern, text
+
+    def add(self, place: Place, message: str, kind: str = "value_error") -> None:
+        if len(self.entries) < MAX_FAULTS:
+            self.entries.append({"loc": ["body", "input", *place], "msg": message, "type": kind})
+
+    def add_all(self, others: Faults) -> None:
+        self.entries += others.entries[: MAX_FAULTS - len(self.entries)]
+
+
+class Values:
+    """Checks values against schemas, as corosrv.worker.schema writes them. Messages never hold a value."""
+
+    def __init__(self, components: dict[str, Schema], patterns: Patterns) -> None:
+        self._components = components
+        self._patterns = patterns
+        self._checks: dict[str, Callable[[Schema, Any, Place, Faults], Any]] = {
+            "string": self._string,
+            "integer": self._integer,
+            "number": self._number,
+            "boolean": self._boolean,
+            "array": self._array,
+            "object": self._object,
+        }
+
+    def checked(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        """The value, with its numbers as the schema has them; one that does not fit comes back as it is."""
+        if "allOf" in schema:
+            if value is None and schema.get("nullable"):
+                return None
+            return self.checked(schema["allOf"][0], value, place, faults)
+        if "$ref" in schema:
+            return self.checked(self._components[schema["$ref"].rpartition("/")[2]], value, place, faults)
+        if value is None and (schema.get("nullable") or not _has_type(schema)):
+            return None
+        if "enum" in schema:
+            return _choice(schema, value, place, faults)
+        if "anyOf" in schema:
+            return self._any_of(schema, value, place, faults)
+        check = self._checks.get(schema.get("type", ""))
+        return value if check is None else check(schema, value, place, faults)
+
+    def settle(self, faults: Faults) -> None:
+        """Runs the patterns that were left for later. Waits, if there are some."""
+        found = self._patterns.found([(pattern, text) for _, pattern, text in faults.unsettled])
+        for (place, pattern, _), is_found in zip(faults.unsettled, found, strict=True):
+            if is_found is None:
+                faults.add(place, f"could not be matched with the pattern {pattern} in time")
+            elif not is_found:
+                faults.add(place, _unmatched(pattern))
+
+    def _string(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, str):
+            faults.add(place, "must be a string")
+            return value
+        if schema.get("format") == "uri" and not is_address(value):
+            faults.add(place, "must be an http, https or data URL")
+        if len(value) < schema.get("minLength", 0):
+            faults.add(place, f"must have at least {schema['minLength']} characters")
+        if len(value) > schema.get("maxLength", math.inf):
+            faults.add(place, f"must have at most {schema['maxLength']} characters")
+        elif "pattern" in schema:
+            self._pattern(schema["pattern"], value, place, faults)
+        return value
+
+    def _pattern(self, pattern: str, text: str, place: Place, faults: Faults) -> None:
+        is_found = self._patterns.found_at_once(pattern, text)
+        if is_found is None:
+            faults.unsettled.append((place, pattern, text))
+        elif not is_found:
+            faults.add(place, _unmatched(pattern))
+
+    def _integer(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int:
+            faults.add(place, "must be an integer")
+            return value
+        return _within(schema, value, place, faults)
+
+    def _number(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if type(value) not in (int, float) or not _is_double(value):
+            faults.add(place, "must be a number")
+            return value
+        return _within(schema, float(value), place, faults)
+
+    def _boolean(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, bool):
+            faults.add(place, "must be true or false")
+        return value
+
+    def _array(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, list):
+            faults.add(place, "must be a list")
+            return value
+        items = schema["items"]
+        return [self.checked(items, member, [*place, index], faults) for index, member in enumerate(value)]
+
+    def _object(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        if not isinstance(value, dict):
+            faults.add(place, "must be an object")
+            return value
+        if (of := schema.get("additionalProperties")) is None:
+            return value
+        return {key: self.checked(of, member, [*place, key], faults) for key, member in value.items()}
+
+    def _any_of(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        """As the first member that fits, the very same type before others; else what is wrong with the nearest one."""
+        kinds = _kinds(value)
+        limits = {key: schema[key] for key in _LIMITS if key in schema}
+        near: list[Faults] = []
+        for member in sorted(
+            schema["anyOf"], key=lambda member: (*kinds, member.get("type")).index(member.get("type"))
+        ):
+            attempt = Faults()
+            checked = self.checked(member | limits, value, place, attempt)
+            if not attempt.entries:
+                faults.unsettled += attempt.unsettled
+                return checked
+            near += [attempt] if member.get("type") in kinds else []
+        if near:
+            faults.add_all(near[0])
+        else:
+            names = dict.fromkeys(member.get("type", "one of the choices") for member in schema["anyOf"])
+            faults.add(place, f"must be of type {' or '.join(names)}")
+        return value
+
+
+_LIMITS = ("minimum", "maximum", "minLength", "maxLength", "pattern")
+
+
+def _has_type(schema: Schema) -> bool:
+    return any(key in schema for key in ("type", "enum", "anyOf"))
+
+
+def _kinds(value: Any) -> tuple[str, ...]:
+    """The types that take such a value, the best first."""
+    match value:
+        case bool():
+            return ("boolean",)
+        case int():
+            return ("integer", "number")
+        case float():
+            return ("number", "integer")
+        case str():
+            return ("string",)
+    return ("array",) if isinstance(value, list) else ("object",)
+
+
+def _is_double(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _within(schema: Schema, value: float, place: Place, faults: Faults) -> float:
+    if value < schema.get("minimum", -math.inf):
+        faults.add(place, f"must be at least {schema['minimum']}")
+    if value > schema.get("maximum", math.inf):
+        faults.add(place, f"must be at most {schema['maximum']}")
+    return value
+
+
+def _choice(schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+    for known in schema["enum"]:
+        if known == value and isinstance(known, bool) == isinstance(value, bool):
+            return known
+    shown = ", ".join(json.dumps(known, ensure_ascii=False) for known in schema["enum"][:20])
+    faults.add(place, f"must be one of {shown}{', ...' if len(schema['enum']) > 20 else ''}")
+    return value
+
+
+def _unmatched(pattern: str) -> str:
+    return f"must match the pattern {pattern}"
