@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import datetime, timezone
 
 MAX_LOGS = 4 << 20  # characters
@@ -16,24 +17,25 @@ class Setup:
         self.status = "starting"
         self.started_at: datetime | None = None
         self.completed_at: datetime | None = None
-        self._logs: list[str] = []
-        self._room = MAX_LOGS
+        self._logs = io.StringIO()
+        self._is_cut = False
 
     @property
     def logs(self) -> str:
-        return "".join(self._logs)
+        return self._logs.getvalue()
 
     def start(self) -> None:
         self.started_at = datetime.now(timezone.utc)
 
     def add_logs(self, text: str) -> None:
         """Keeps what there is room for, and says where it was cut."""
-        if self._room <= 0:
+        if self._is_cut:
             return
-        self._logs.append(text[: self._room])
-        self._room -= len(text)
-        if self._room < 0:
-            self._logs.append(_CUT)
+        room = MAX_LOGS - self._logs.tell()
+        self._logs.write(text[:room])
+        if len(text) > room:
+            self._logs.write(_CUT)
+            self._is_cut = True
 
     def succeed(self) -> None:
         self._end("succeeded")
@@ -43,7 +45,7 @@ class Setup:
         logs = self.logs
         if error not in logs:
             line_end = "" if logs.endswith("\n") or not logs else "\n"
-            self._logs.append(f"{line_end}{error}\n")
+            self._logs.write(f"{line_end}{error}\n")
         self._end("failed")
 
     def _end(self, status: str) -> None:

@@ -5,6 +5,7 @@ Runs in place of `python -m corosrv.worker`. What it does while it is set up, th
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,7 @@ class HostileWorker:
         ]
         self.cancelled: dict[str, threading.Event] = {}
         self.health = "healthy"
+        self.survives_server = False
 
     def ready(self, n_slots: int, **changes: Any) -> None:
         self.control.send(m.Ready(**({"slots": list(range(n_slots)), "schema": {}} | changes)))
@@ -68,6 +70,8 @@ class HostileWorker:
                     self._check_health(message.id)
                 case m.Shutdown():
                     break
+        if self.survives_server:
+            pause()
         os._exit(0)
 
     def _check_health(self, check_id: str) -> None:
@@ -89,7 +93,13 @@ class Call:
         self.channel = worker.slots[slot]
         self.id = predict.id
         self.predict = predict
-        self.input: dict[str, Any] = predict.input or {}
+        self.input = predict.input if predict.input is not None else self._read_input(predict.input_file)
+
+    def _read_input(self, path: str | None) -> dict[str, Any]:
+        assert path is not None
+        with open(path, "rb") as file:
+            value: dict[str, Any] = json.load(file)
+        return value
 
     def send(self, *messages: Any) -> None:
         for message in messages:
@@ -203,6 +213,25 @@ def offers(worker: HostileWorker, n_slots: int, slots: str) -> None:
 
 
 @set_up
+def offers_many(worker: HostileWorker, n_slots: int, number: str) -> None:
+    worker.ready(int(number))
+
+
+@set_up
+def tells(worker: HostileWorker, n_slots: int, text: str) -> None:
+    worker.control.send(m.Log("stdout", f"{os.environ['COLOUR']} {os.getcwd()}"))
+    worker.ready(n_slots)
+
+
+@set_up
+def counts_sockets(worker: HostileWorker, n_slots: int, text: str) -> None:
+    with os.scandir("/proc/self/fd") as opened:
+        kinds = [os.readlink(fd.path).partition(":")[0] for fd in opened if int(fd.name) > 2]
+    worker.control.send(m.Log("stdout", f"{kinds.count('socket')} sockets, {kinds.count('pipe')} pipes"))
+    worker.ready(n_slots)
+
+
+@set_up
 def is_ready_twice(worker: HostileWorker, n_slots: int, text: str) -> None:
     worker.ready(n_slots)
     worker.ready(n_slots)
@@ -233,6 +262,12 @@ def tell_request(call: Call) -> None:
     predict = call.predict
     n_bytes = os.path.getsize(predict.input_file) if predict.input_file else -1
     call.send(m.OutputChunk({"input_bytes": n_bytes, "file": predict.input_file, "context": predict.context}, 0))
+    call.done()
+
+
+@prediction
+def print_outside(call: Call) -> None:
+    call.worker.control.send(m.Log("stdout", "to nobody\n"))
     call.done()
 
 
@@ -303,6 +338,7 @@ def close_channel(call: Call) -> None:
 
 @prediction
 def close_control(call: Call) -> None:
+    call.worker.survives_server = True
     call.worker.control.close()
     pause_thread()
 

@@ -15,7 +15,7 @@ from corosrv.jobs import PredictJob
 from corosrv.wire.messages import SlotToServer
 from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.predict_reader import PredictReader
-from corosrv.worker.state import WorkerState
+from corosrv.worker.state import NEXT, WorkerState
 from tests.support.hostile_worker import COMMAND
 
 TIMEOUT = 10.0  # seconds that anything may take
@@ -46,8 +46,9 @@ def wait_for(worker: PredictorProcess, *states: WorkerState) -> None:
     """Waits for one of the states; fails where it cannot come any more."""
     changed = Event()
     worker.on_change(changed.set)
-    with gevent.Timeout(TIMEOUT, AssertionError(f"still {worker.state}, not {states}: {worker.setup.logs}")):
+    with gevent.Timeout(TIMEOUT):
         while worker.state not in states:
+            assert NEXT[worker.state], f"{worker.state}, not {states}: {worker.reason}: {worker.setup.logs}"
             changed.clear()
             changed.wait()
 

@@ -1,0 +1,63 @@
+import logging
+
+import pytest
+
+from corosrv.errors import BadFrame
+from corosrv.wire import messages
+from corosrv.wire.codec import JsonCodec
+
+to_worker: JsonCodec[messages.ControlToServer, messages.ControlToWorker] = JsonCodec(messages.ControlToWorker)
+to_server: JsonCodec[messages.ControlToWorker, messages.ControlToServer] = JsonCodec(messages.ControlToServer)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Init("predict.py:Predictor"),
+        messages.Init("predict.py:Predictor", 4),
+        messages.Cancel(3, "x"),
+        messages.HealthCheck("1"),
+        messages.Shutdown(),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_one_side_encodes_the_other_decodes(message: messages.ControlToWorker) -> None:
+    assert to_worker.decode(to_server.encode(message)) == message
+
+
+def test_a_message_of_an_unknown_type_is_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "corosrv.wire"):
+        assert to_worker.decode(b'{"type":"weather","slot":"none"}') is None
+
+    assert "'weather'" in caplog.text
+
+
+def test_fields_that_a_later_version_adds_are_ignored() -> None:
+    assert to_worker.decode(b'{"type":"cancel","slot":1,"id":"x","why":"so"}') == messages.Cancel(1, "x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello",
+        b"[]",
+        b"{}",
+        b'{"type":3}',
+        b'{"type":"cancel"}',
+        b'{"type":"cancel","slot":"one","id":"x"}',
+        b'{"type":"cancel","slot":1,"id":"\xff"}',
+        b'{"type":"cancel","slot":1,"id":"x"',
+        b'{"type":"healthcheck","id":' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_message_is_a_bad_frame(data: bytes) -> None:
+    with pytest.raises(BadFrame):
+        to_worker.decode(data)
+
+
+def test_a_set_of_one_message_needs_no_union() -> None:
+    codec: JsonCodec[messages.SlotToServer, messages.SlotToWorker] = JsonCodec(messages.SlotToWorker)
+
+    assert codec.decode(codec.encode(messages.Done("x", 1.0))) is None
+    with pytest.raises(BadFrame):
+        codec.decode(b'{"type":"predict"}')
