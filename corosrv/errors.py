@@ -30,6 +30,7 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
 │   └── QueueFull            as many jobs wait as may wait
+├── LoadError               there is no such predictor, or it does not fit its slots; its set-up fails
 ├── SignatureError           a predictor's inputs or output cannot be read; its set-up fails
 ├── InputFailed              an input could not be fetched or decoded; the prediction fails
 ├── OutputFailed             an output could not be sent; the prediction fails
@@ -244,6 +245,10 @@ class WorkerGone(Unavailable):
 
 class QueueFull(Unavailable):
     """As many jobs wait for a slot as may wait."""
+
+
+class LoadError(CorosrvError):
+    """There is no such predictor, or it does not fit the slots that it was to have."""
 
 
 class SignatureError(CorosrvError):

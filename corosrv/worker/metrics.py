@@ -49,8 +49,9 @@ class Metrics:
             if value is None:
                 self._delete(name)
                 return
-            self._kinds[name] = self._kind(name, value, MODES[mode])
+            kind = self._kind(name, value, MODES[mode])
             self._send(name, value, MODES[mode])
+            self._kinds[name] = kind
 
     def delete(self, name: str) -> None:
         """Also what was never recorded."""
@@ -97,7 +98,7 @@ def check_name(name: str) -> None:
             f"{name!r:.150} is no name for a metric: at most {MAX_NAME} characters in at most {MAX_SEGMENTS} segments "
             "with dots between them, each of letters and digits with single underscores between them, a letter first"
         )
-    if name == "predict_time" or segments[0] == "cog" and len(segments) > 1:
+    if name == "predict_time" or name.startswith("cog."):
         raise ValueError(f"the metric {name!r} is reserved")
 
 

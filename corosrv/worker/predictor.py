@@ -9,9 +9,9 @@ from corosrv.worker.scope import Scope, current_scope
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-# What the decorators leave on a function. Cog's own `concurrent` leaves the second of these.
+# What the decorators leave on a function, for corosrv.worker.declared.
 STREAMING = "__corosrv_streaming__"
-CONCURRENT = "__cog_concurrent_max__"
+CONCURRENT = "__corosrv_concurrent__"
 
 
 class CancelationException(BaseException):

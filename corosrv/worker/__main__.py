@@ -1,0 +1,10 @@
+"""`python -m corosrv.worker --control FD --slots FD,FD,...`: what a server starts, and nobody else."""
+
+from __future__ import annotations
+
+import sys
+
+from corosrv.worker.child import main
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,149 @@
+"""Cancels: which prediction each is meant for, and how one gets into user code that runs in the main thread.
+
+A cancel comes over another channel than the prediction, so it may be there first, or when all is over. It is bound to
+the prediction, and user code hears of it at most once: while it runs, and never on behalf of another prediction.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol, TypeVar, cast
+
+from corosrv.worker.predictor import CancelationException
+
+T = TypeVar("T")
+
+
+class Cancellable(Protocol):
+    """A prediction, as far as cancels are concerned."""
+
+    id: str
+    is_cancelled: bool  # somebody asked for it, before the end
+    is_told: bool  # user code has heard of it
+
+    def on_cancel(self) -> None:
+        """It was just cancelled. Called once at most, in any thread, and perhaps when it has ended since."""
+
+
+class _Lane:
+    """One slot's share of Cancels."""
+
+    def __init__(self) -> None:
+        self.running: Cancellable | None = None
+        self.ended: str | None = None  # the id of the prediction that ran last
+        self.early: str | None = None  # cancelled, and not here yet
+
+
+class Cancels:
+    """Brings cancels and predictions together, by slot and id. Any thread."""
+
+    def __init__(self, has_mail: Callable[[int], bool] = lambda slot: False) -> None:
+        """`has_mail(slot)`: something has come over its channel that nobody has read."""
+        self._has_mail = has_mail
+        self._lanes: dict[int, _Lane] = {}
+        self._lock = threading.RLock()
+
+    def begin(self, slot: int, prediction: Cancellable) -> None:
+        """From now on it can be cancelled; perhaps it was before."""
+        with self._lock:
+            lane = self._lanes.setdefault(slot, _Lane())
+            lane.running = prediction
+            prediction.is_cancelled = lane.early == prediction.id
+            lane.early = None
+
+    def end(self, slot: int) -> bool:
+        """From now on it is too late. Returns whether the prediction was cancelled."""
+        with self._lock:
+            lane = self._lanes[slot]
+            assert lane.running is not None, "a prediction ends that has not begun"
+            prediction, lane.running = lane.running, None
+            lane.ended = prediction.id
+            return prediction.is_cancelled
+
+    def cancel(self, slot: int, id: str) -> None:
+        with self._lock:
+            lane = self._lanes.setdefault(slot, _Lane())
+            running = lane.running
+            if running is None or running.id != id:
+                # The server sends a prediction before its cancel, so one that ended is not the one that comes next,
+                # unless the same id stands in the channel once more.
+                if lane.ended != id or self._has_mail(slot):
+                    lane.early = id
+                return
+            if running.is_cancelled:
+                return
+            running.is_cancelled = True
+        running.on_cancel()
+
+
+class Interrupts:
+    """Raises CancelationException in the main thread: only while user code of the cancelled prediction runs there.
+
+    PyThreadState_SetAsyncExc cannot be aimed: by the time that the thread gets the exception it may be elsewhere. A
+    signal handler runs in the main thread itself, between two bytecodes, and sees where it is. No signal is sent,
+    though: interrupt_main() makes the interpreter believe that one came, so system calls of user code go on.
+    """
+
+    SIGNAL = cast(signal.Signals, signal.SIGRTMAX - 3)  # any that nobody else handles
+
+    def __init__(self) -> None:
+        self._running: Cancellable | None = None  # whose user code runs; changed by the main thread alone
+        self._n_held = 0
+        self._main = threading.main_thread().ident
+
+    def install(self) -> None:
+        """In the main thread."""
+        signal.signal(self.SIGNAL, self._on_signal)
+        self._report_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
+
+    def interrupt(self) -> None:
+        """The prediction that runs in the main thread has just been cancelled. Any thread."""
+        _thread.interrupt_main(self.SIGNAL)
+
+    def call(self, prediction: Cancellable, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Calls user code, in the main thread. Raises CancelationException at once where it has to.
+
+        A cancel that comes as `function` returns may cost its value; `prediction.is_cancelled` then tells why.
+        """
+        self._running = prediction
+        try:
+            self._raise_if_due()
+            return function(*args, **kwargs)
+        finally:
+            # Should the exception come within this block, it was due once, and `is_told` keeps it from coming again.
+            self._running = None
+
+    def __enter__(self) -> None:
+        """In here the main thread is interrupted only at the end: what user code calls of ours goes on undisturbed."""
+        if _thread.get_ident() == self._main:
+            self._n_held += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        if _thread.get_ident() == self._main:
+            self._n_held -= 1
+            self._raise_if_due()
+
+    def _raise_if_due(self) -> None:
+        prediction = self._running
+        if prediction is None or not prediction.is_cancelled or prediction.is_told or self._n_held:
+            return
+        prediction.is_told = True
+        raise CancelationException("the prediction was canceled")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._raise_if_due()
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """A destructor cannot raise; what it was told counts for nothing, and is told again."""
+        prediction = self._running
+        if issubclass(unraisable.exc_type, CancelationException) and prediction is not None:
+            prediction.is_told = False
+            self.interrupt()
+        else:
+            self._report_unraisable(unraisable)

@@ -1,0 +1,186 @@
+"""The sending side of a worker's channel: user code may print and record at any moment, and never waits for ever."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic
+
+from corosrv.wire.codec import Codec, In, Out
+from corosrv.wire.frame import encode
+
+LOG_BACKLOG = 1 << 20  # bytes that may wait for a slow server before what is printed waits, too
+LOG_PATIENCE = 1.0  # seconds that it waits
+
+
+class Drops:
+    """Counts the log messages that a slow server made us leave out, and tells how many, once it reads again."""
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        """`tell(count, interval_ms)`."""
+        self._tell = tell
+        self._lock = threading.RLock()
+        self._count = 0
+        self._since = 0.0
+
+    def add(self) -> None:
+        with self._lock:
+            self._since = self._since if self._count else time.monotonic()
+            self._count += 1
+
+    def report(self) -> None:
+        with self._lock:
+            count, self._count = self._count, 0
+        if count:
+            self._tell(count, int((time.monotonic() - self._since) * 1000))
+
+
+class Outbox(Generic[Out]):
+    """Sends messages over one socket, in order and whole. Any thread; also a destructor amid a call of the same thread.
+
+    What the socket takes goes out in the caller's thread. What it does not take waits, and the ferry sends it.
+    """
+
+    def __init__(self, sock: socket.socket, codec: Codec[Out, In], ferry: Ferry, drops: Drops | None = None) -> None:
+        self._socket = sock
+        self._codec = codec
+        self._ferry = ferry
+        self._drops = drops
+        self._queue: deque[memoryview] = deque()
+        self._backlog = 0  # bytes in the queue
+        # A destructor may print while this thread holds the lock: then it only queues, and whoever is sending goes on.
+        self._lock = threading.RLock()
+        self._has_room = threading.Condition(self._lock)
+        self._is_sending = False
+        self._is_on_ferry = False
+        self._is_closed = False
+        self._is_dropping = False
+        self._listeners: list[Callable[[], object]] = []
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
+    def post(self, message: Out) -> None:
+        """Never waits. Raises FrameTooLarge, and what the codec raises. Goes nowhere once the other side has closed."""
+        frame = encode(self._codec.encode(message))
+        with self._lock:
+            if not self._is_closed:
+                self._queue.append(memoryview(frame))
+                self._backlog += len(frame)
+                self._send()
+
+    def post_log(self, message: Out) -> None:
+        """Waits a second at most for a server that does not read; then drops what is logged, until it does."""
+        with self._lock:
+            if self._backlog > LOG_BACKLOG and not self._is_dropping:
+                self._is_dropping = not self._has_room.wait_for(lambda: self._backlog <= LOG_BACKLOG, LOG_PATIENCE)
+            if self._backlog > LOG_BACKLOG:
+                if self._drops is not None:
+                    self._drops.add()
+                return
+            self.post(message)
+            if not self._is_dropping:
+                return
+            self._is_dropping = False
+        if self._drops is not None:
+            self._drops.report()
+
+    def flush(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until the kernel has all of it, or `unless` holds when somebody nudges."""
+        if not self._queue:
+            return True
+        with self._lock:
+            return self._has_room.wait_for(lambda: not self._queue or unless(), timeout)
+
+    def nudge(self) -> None:
+        """Whoever waits looks again."""
+        with self._lock:
+            self._has_room.notify_all()
+            self._call_listeners()
+
+    def on_empty(self, listener: Callable[[], object]) -> None:
+        """Calls it once, in any thread, when all of it is sent or somebody nudges; now, where nothing waits."""
+        with self._lock:
+            self._listeners.append(listener)
+            if not self._queue:
+                self._call_listeners()
+
+    def send_queued(self) -> None:
+        """What the ferry calls when the socket takes more."""
+        with self._lock:
+            self._is_on_ferry = False
+            self._send()
+            self._has_room.notify_all()
+
+    def close(self) -> None:
+        """What waits is lost."""
+        with self._lock:
+            self._is_closed = True
+            self._queue.clear()
+            self._backlog = 0
+            self.nudge()
+
+    def _send(self) -> None:
+        while self._queue and not self._is_sending and not self._is_on_ferry:
+            self._is_sending = True
+            try:
+                self._send_what_fits()
+            except BlockingIOError:
+                self._is_on_ferry = True
+                self._ferry.take(self)
+            except OSError:  # nobody reads any more; whoever has to know hears of it on the control channel
+                self.close()
+            finally:
+                self._is_sending = False
+        if not self._queue:
+            self._call_listeners()
+
+    def _send_what_fits(self) -> None:
+        while self._queue:
+            frame = self._queue[0]
+            n_sent = self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._backlog -= n_sent
+            if n_sent == len(frame):
+                self._queue.popleft()
+            else:
+                self._queue[0] = frame[n_sent:]
+
+    def _call_listeners(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+
+class Ferry:
+    """One thread that sends what waits in outboxes, as soon as their sockets take it. Starts when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._epoll: select.epoll | None = None
+        self._outboxes: dict[int, Outbox[object]] = {}
+
+    def take(self, outbox: Outbox[Out]) -> None:
+        """Calls `outbox.send_queued` once, when its socket is writable."""
+        fd, events = outbox.fileno(), select.EPOLLOUT | select.EPOLLONESHOT
+        with self._lock:
+            if self._epoll is None:
+                self._epoll = select.epoll()
+                threading.Thread(target=self._run, args=(self._epoll,), name="corosrv-ferry", daemon=True).start()
+            if fd in self._outboxes:
+                self._epoll.modify(fd, events)
+            else:
+                self._outboxes[fd] = outbox  # type: ignore[assignment]  # of any message
+                self._epoll.register(fd, events)
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            for fd, _ in epoll.poll():
+                self._outboxes[fd].send_queued()

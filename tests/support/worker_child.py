@@ -1,0 +1,182 @@
+"""A real worker child at the other end of real socket pairs, driven by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from corosrv.wire.channel import ThreadChannel
+from corosrv.wire.codec import JsonCodec
+from corosrv.wire.messages import (
+    Cancel,
+    Cancelled,
+    ControlToServer,
+    ControlToWorker,
+    Done,
+    Failed,
+    HealthCheck,
+    HealthCheckResult,
+    Init,
+    Log,
+    LogLine,
+    OutputChunk,
+    Predict,
+    Ready,
+    Shutdown,
+    ShuttingDown,
+    SlotFailed,
+    SlotToServer,
+    SlotToWorker,
+)
+
+TIMEOUT = 20  # seconds that anything may take
+
+Control = ThreadChannel[ControlToWorker, ControlToServer]
+SlotChannel = ThreadChannel[SlotToWorker, SlotToServer]
+TERMINAL = (Done, Failed, Cancelled)
+
+
+class Heard(list[Any]):
+    """One prediction's messages, the terminal one last."""
+
+    @property
+    def end(self) -> Any:
+        return self[-1]
+
+    @property
+    def chunks(self) -> list[Any]:
+        return [message.output for message in self if isinstance(message, OutputChunk)]
+
+    @property
+    def logs(self) -> str:
+        return "".join(message.data for message in self if isinstance(message, LogLine))
+
+
+class ChildProcess:
+    """Starts it with `n_channels` slot channels. Leaving the context kills it and all it started."""
+
+    def __init__(
+        self,
+        reference: str,
+        *,
+        slots: int | None = None,
+        n_channels: int = 1,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        python: str = sys.executable,
+        directory: Path | None = None,
+    ) -> None:
+        self._directory = str(directory or "/nonexistent")
+        pairs = [socket.socketpair() for _ in range(1 + n_channels)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        self.process = subprocess.Popen(
+            [python, "-m", "corosrv.worker", "--control", str(fds[0]), "--slots", ",".join(map(str, fds[1:]))],
+            pass_fds=fds,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        for ours, theirs in pairs:
+            theirs.close()
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
+        self.sockets = [ours for ours, _ in pairs]
+        self.control: Control = ThreadChannel(self.sockets[0], JsonCodec(ControlToServer))
+        self.slots: list[SlotChannel] = [ThreadChannel(ours, JsonCodec(SlotToServer)) for ours in self.sockets[1:]]
+        self.control.send(Init(reference, slots))
+        self.setup_logs = ""  # what was printed until it was set up
+        self.server_log = ""  # and since then, as far as it was read
+
+    def __enter__(self) -> ChildProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(TIMEOUT)
+        for channel in (self.control, *self.slots):
+            channel.close()
+
+    def set_up(self) -> Ready:
+        """Waits until it is."""
+        message = self.outcome()
+        assert isinstance(message, Ready), message
+        return message
+
+    def outcome(self) -> Ready | SlotFailed:
+        """Of set-up."""
+        while isinstance(message := self.control.receive(), Log):
+            self.setup_logs += message.data
+        assert isinstance(message, Ready | SlotFailed), message
+        return message
+
+    def start(self, id: str = "p", *, slot: int = 0, context: dict[str, str] | None = None, **input: Any) -> None:
+        self.slots[slot].send(Predict(id, self._directory, input, context=context or {}))
+
+    def hear(self, slot: int = 0) -> Heard:
+        """Everything to the end of the prediction."""
+        heard = Heard()
+        while not heard or not isinstance(heard.end, TERMINAL):
+            message = self.slots[slot].receive()
+            assert message is not None, f"the channel ended after {heard}"
+            heard.append(message)
+        return heard
+
+    def predict(self, id: str = "p", *, slot: int = 0, context: dict[str, str] | None = None, **input: Any) -> Heard:
+        self.start(id, slot=slot, context=context, **input)
+        return self.hear(slot)
+
+    def cancel(self, id: str = "p", slot: int = 0) -> None:
+        self.control.send(Cancel(slot, id))
+
+    def await_log(self, text: str, slot: int = 0) -> Heard:
+        """Reads until the prediction has printed it."""
+        heard = Heard()
+        while text not in heard.logs:
+            message = self.slots[slot].receive()
+            assert message is not None, f"the channel ended after {heard}"
+            assert not isinstance(message, TERMINAL), message
+            heard.append(message)
+        return heard
+
+    def await_server_log(self, text: str) -> None:
+        """Reads control until this was printed outside predictions."""
+        while text not in self.server_log:
+            message = self.control.receive()
+            assert isinstance(message, Log), message
+            self.server_log += message.data
+
+    def check_health(self, id: str = "h") -> HealthCheckResult:
+        self.control.send(HealthCheck(id))
+        while isinstance(message := self.control.receive(), Log):
+            self.server_log += message.data
+        assert isinstance(message, HealthCheckResult), message
+        return message
+
+    def shut_down(self) -> int:
+        """Returns the exit status."""
+        self.control.send(Shutdown())
+        while isinstance(message := self.control.receive(), Log):
+            self.server_log += message.data
+        assert isinstance(message, ShuttingDown), message
+        return self.process.wait(TIMEOUT)
+
+
+def write_predictor(directory: Path, source: str, name: str = "predict.py") -> Path:
+    path = directory / name
+    path.write_text(source)
+    return path
+
+
+def names(messages: Sequence[Any]) -> list[str]:
+    return [type(message).__name__ for message in messages]
