@@ -143,7 +143,9 @@ class _Conversion:
                 return self._file(shape, value)
             case Hidden(make) if isinstance(value, str):
                 return self._secret(make, value)
-            case Anything() | AnyObject():
+            case Anything():
+                return value
+            case AnyObject() if isinstance(value, dict):
                 return value
         raise self._misfit()
 

@@ -16,10 +16,10 @@ from corosrv.worker.annotations import input_shape, output_shape
 from corosrv.worker.declared import concurrency, is_streaming
 from corosrv.worker.limits import limited
 from corosrv.worker.shapes import Nullable, Plain, Shape, nullable
-from corosrv.worker.types import MISSING, AsyncConcatenateIterator, ConcatenateIterator, FieldInfo
+from corosrv.worker.types import MISSING, FieldInfo
 
 _ITERATORS = (abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
-_CONCATENATING = (ConcatenateIterator, AsyncConcatenateIterator)
+_CONCATENATING = ("ConcatenateIterator", "AsyncConcatenateIterator")
 _METHODS = ("run", "predict")
 
 
@@ -160,9 +160,9 @@ def _as_info(value: Any, annotation: Any) -> FieldInfo | None:
 
 def _output(annotation: Any) -> OutputType:
     origin = typing.get_origin(annotation) or annotation
-    if origin not in (*_ITERATORS, *_CONCATENATING):
+    is_concatenated = getattr(origin, "__name__", "") in _CONCATENATING and _is_framework(origin.__module__)
+    if origin not in _ITERATORS and not is_concatenated:
         return OutputType(output_shape(annotation))
     item = (*typing.get_args(annotation), Any)[0]
-    is_concatenated = origin in _CONCATENATING
     shape = Plain(str) if is_concatenated and item is Any else output_shape(item)
     return OutputType(shape, is_iterator=True, is_concatenated=is_concatenated)

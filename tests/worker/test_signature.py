@@ -1,0 +1,287 @@
+# ruff: noqa: UP045 - authors write Optional, too
+import enum
+import functools
+import pathlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Literal, Optional, TypedDict
+
+import pytest
+
+from corosrv.errors import SignatureError
+from corosrv.worker import (
+    AsyncConcatenateIterator,
+    BasePredictor,
+    BaseRunner,
+    ConcatenateIterator,
+    File,
+    Input,
+    Opaque,
+    Path,
+    Secret,
+    concurrent,
+    streaming,
+)
+from corosrv.worker.shapes import (
+    AnyObject,
+    AnyOf,
+    Anything,
+    DictOf,
+    Fetched,
+    Hidden,
+    ListOf,
+    Nullable,
+    OneOf,
+    Plain,
+)
+from corosrv.worker.signature import read
+from corosrv.worker.types import MISSING
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Settings(TypedDict):
+    size: int
+
+
+def _read_one(annotation, *default):
+    def run(x): ...
+
+    run.__annotations__["x"] = annotation
+    run.__defaults__ = default or None
+    return read(run).inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "shape"),
+    [
+        (str, Plain(str)),
+        (bool, Plain(bool)),
+        (Path, Fetched(Path)),
+        (pathlib.Path, Fetched(pathlib.Path)),
+        (File, Fetched(File, is_open=True)),
+        (Secret, Hidden(Secret)),
+        (Any, Anything()),
+        (list, ListOf(Anything())),
+        (list[int], ListOf(Plain(int))),
+        (list[list[float]], ListOf(ListOf(Plain(float)))),
+        (list[Path], ListOf(Fetched(Path))),
+        (dict, AnyObject()),
+        (dict[str, Any], AnyObject()),
+        (dict[str, int], DictOf(Plain(int))),
+        (Settings, AnyObject()),
+        (Optional[int], Nullable(Plain(int))),
+        (list[str] | None, Nullable(ListOf(Plain(str)))),
+        (list[int | None], ListOf(Nullable(Plain(int)))),
+        (int | str, AnyOf((Plain(int), Plain(str)))),
+        (int | str | None, Nullable(AnyOf((Plain(int), Plain(str))))),
+        (Literal["a", "b"], OneOf(("a", "b"))),
+        (Literal["a", None], Nullable(OneOf(("a",)))),
+        (Colour, OneOf(("red", "blue"), Colour)),
+        (Annotated[str, "anything"], Plain(str)),
+        (Annotated[Colour, Opaque], AnyObject()),
+        (Annotated[list[Colour], Opaque], ListOf(AnyObject())),
+        (Annotated[Colour | None, Opaque], Nullable(AnyObject())),
+        ("int | None", Nullable(Plain(int))),
+    ],
+)
+def test_an_annotation_has_its_shape(annotation, shape):
+    assert _read_one(annotation).shape == shape
+
+
+@pytest.mark.parametrize("annotation", [bytes, object(), set[str], type("Mine", (), {}), "Nowhere"])
+def test_a_type_that_json_does_not_have_is_refused_by_the_inputs_name(annotation):
+    with pytest.raises(SignatureError, match=r"x|Nowhere"):
+        _read_one(annotation)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "json", "is_required"),
+    [
+        (int, (), MISSING, True),
+        (int, (Input(),), MISSING, True),
+        (int, (3,), 3, False),
+        (int, (Input(default=3),), 3, False),
+        (float, (3,), 3.0, False),
+        (int, (None,), MISSING, False),
+        (Any, (None,), MISSING, False),
+        (Any, (), MISSING, True),
+        (Optional[int], (), MISSING, False),
+        (Optional[int], (Input(default=5),), 5, False),
+        (Path, ("https://example.com/a.png",), "https://example.com/a.png", False),
+        (Path, (Path("/model/a.png"),), "/model/a.png", False),
+        (Secret, ("key",), "*" * 10, False),
+        (Secret, (Secret("key"),), "*" * 10, False),
+        (Colour, (Colour.RED,), "red", False),
+        (list[str], (("a", "b"),), ["a", "b"], False),
+        (dict, ({"a": [1]},), {"a": [1]}, False),
+        (int | str, ("3",), "3", False),
+        (Annotated[int, Input(ge=1)], (2,), 2, False),
+    ],
+)
+def test_a_default_is_what_a_client_could_have_sent(annotation, default, json, is_required):
+    field = _read_one(annotation, *default)
+
+    assert (field.default, field.is_required) == (json, is_required)
+    assert type(field.default) is type(json)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default"),
+    [
+        (int, "3"),
+        (int, 3.5),
+        (bool, 1),
+        (str, 3),
+        (int, Input(default=0, ge=1)),
+        (int, Input(default=9, le=8)),
+        (str, Input(default="", min_length=1)),
+        (str, Input(default="abc", max_length=2)),
+        (str, Input(default="abc", regex="^x")),
+        (str, Input(default="c", choices=["a", "b"])),
+        (list[int], [1, "a"]),
+        (dict, {"a": float("nan")}),
+        (dict, {"a": object()}),
+        (int | str, 3.5),
+        (str, Input(regex="(")),
+        (str, Input(ge=1)),
+        (int, Input(min_length=1)),
+        (int, Input(regex="a")),
+        (Path, Input(choices=["a"])),
+        (str, Input(choices=[])),
+        (str, Input(choices=["a", 1])),
+        (Colour, Input(choices=["red"])),
+    ],
+)
+def test_what_an_author_says_against_his_own_type_stops_the_setup(annotation, default):
+    with pytest.raises(SignatureError, match=r"^x: "):
+        _read_one(annotation, default)
+
+
+def test_choices_of_a_list_are_those_of_its_members():
+    field = _read_one(list[str], Input(choices=["a", "b"], default=["b"]))
+
+    assert field.shape == ListOf(OneOf(("a", "b")))
+
+
+def test_choices_may_be_members_of_an_enum():
+    assert _read_one(str, Input(choices=list(Colour))).shape == OneOf(("red", "blue"))
+
+
+def test_what_annotated_says_counts_and_the_default_stands_behind_the_equals_sign():
+    field = _read_one(Annotated[int, Input(description="how many", ge=1)], 4)
+
+    assert (field.info.description, field.info.ge, field.default) == ("how many", 1, 4)
+
+
+def _outputs():
+    def text() -> str: ...
+    def nothing(): ...
+    def texts() -> Iterator[str]: ...
+    def joined() -> ConcatenateIterator[str]: ...
+    def bare() -> ConcatenateIterator: ...
+    async def later() -> AsyncIterator[Path]: ...
+    async def joined_later() -> AsyncConcatenateIterator[str]: ...
+
+    return [
+        (text, Plain(str), False, False),
+        (nothing, Anything(), False, False),
+        (texts, Plain(str), True, False),
+        (joined, Plain(str), True, True),
+        (bare, Plain(str), True, True),
+        (later, Fetched(Path), True, False),
+        (joined_later, Plain(str), True, True),
+    ]
+
+
+@pytest.mark.parametrize(("function", "shape", "is_iterator", "is_concatenated"), _outputs())
+def test_an_output_has_its_shape(function, shape, is_iterator, is_concatenated):
+    output = read(function).output
+
+    assert (output.shape, output.is_iterator, output.is_concatenated) == (shape, is_iterator, is_concatenated)
+
+
+def test_what_kind_of_function_it_is_is_seen():
+    def plain() -> str: ...
+    async def coroutine() -> str: ...
+    def generator() -> Iterator[str]:
+        yield ""
+
+    async def stream() -> AsyncIterator[str]:
+        yield ""
+
+    kinds = [(read(f).is_async, read(f).is_generator) for f in (plain, coroutine, generator, stream)]
+
+    assert kinds == [(False, False), (True, False), (False, True), (True, True)]
+
+
+def test_decorators_are_looked_through_with_and_without_wraps():
+    def polite(function):
+        @functools.wraps(function)
+        def inner(*arguments, **named):
+            return function(*arguments, **named)
+
+        return inner
+
+    def rude(function):
+        def inner(*arguments, **named):
+            return function(*arguments, **named)
+
+        return inner
+
+    @rude
+    @polite
+    def run(prompt: str, n: int = 2) -> str: ...
+
+    assert [field.name for field in read(run).inputs] == ["prompt", "n"]
+
+
+def test_a_class_is_read_by_the_method_that_its_author_wrote():
+    class Runner(BaseRunner):
+        @streaming
+        def run(self, prompt: str) -> Iterator[str]: ...
+
+    class Older(BasePredictor):
+        def setup(self, weights): ...
+
+        @concurrent(max=4)
+        async def predict(self, n: int) -> str: ...
+
+    new, old = read(Runner), read(Older)
+
+    assert (new.method, new.inputs[0].name, new.is_streaming, new.concurrency) == ("run", "prompt", True, None)
+    assert (old.method, old.is_streaming, old.concurrency, old.takes_weights) == ("predict", False, 4, True)
+    assert not new.takes_weights
+
+
+def test_a_method_without_self_keeps_its_first_parameter():
+    class Runner:
+        @staticmethod
+        def run(prompt: str) -> str: ...
+
+    assert [field.name for field in read(Runner).inputs] == ["prompt"]
+
+
+def test_a_class_with_both_methods_or_none_is_refused():
+    class Both:
+        def run(self): ...
+        def predict(self): ...
+
+    class Neither(BaseRunner): ...
+
+    with pytest.raises(SignatureError, match=r"both run\(\) and predict\(\)"):
+        read(Both)
+    with pytest.raises(SignatureError, match="neither"):
+        read(Neither)
+
+
+def test_inputs_without_a_name_or_type_of_their_own_are_refused():
+    def star(*prompts: str): ...
+    def named(**options: str): ...
+    def bare(prompt): ...
+
+    for function, words in ((star, "prompts"), (named, "options"), (bare, "prompt: an input needs an annotation")):
+        with pytest.raises(SignatureError, match=words):
+            read(function)
