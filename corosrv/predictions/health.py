@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from corosrv.errors import IllegalTransition
+from corosrv.worker.state import WorkerState
 
 
 class Health(str, Enum):
@@ -22,7 +23,7 @@ class Health(str, Enum):
 
 NEXT: dict[Health, frozenset[Health]] = {
     Health.UNKNOWN: frozenset(),
-    Health.STARTING: frozenset({Health.READY, Health.BUSY, Health.SETUP_FAILED, Health.DEFUNCT}),
+    Health.STARTING: frozenset({Health.READY, Health.SETUP_FAILED}),
     Health.READY: frozenset({Health.BUSY, Health.DEFUNCT}),
     Health.BUSY: frozenset({Health.READY, Health.DEFUNCT}),
     Health.UNHEALTHY: frozenset(),
@@ -59,8 +60,29 @@ class HealthState:
         self.state = state
 
 
-def of_slots(slots: Slots) -> Health:
-    """What a worker is that was set up and lives."""
+_OF_WORKER: dict[WorkerState, Health] = {
+    WorkerState.STARTING: Health.STARTING,
+    WorkerState.SETUP_FAILED: Health.SETUP_FAILED,
+    WorkerState.DEFUNCT: Health.DEFUNCT,
+}
+# A worker that was stopped is as good as dead, or was never set up.
+_STOPPED: dict[Health, Health] = {
+    Health.STARTING: Health.SETUP_FAILED,
+    Health.READY: Health.DEFUNCT,
+    Health.BUSY: Health.DEFUNCT,
+    Health.SETUP_FAILED: Health.SETUP_FAILED,
+    Health.DEFUNCT: Health.DEFUNCT,
+}
+
+
+def of_worker(before: Health, worker: WorkerState, slots: Slots) -> Health:
+    """Where the service stands, given where it stood."""
+    if worker is WorkerState.READY:
+        return _of_slots(slots)
+    return _STOPPED[before] if worker is WorkerState.STOPPED else _OF_WORKER[worker]
+
+
+def _of_slots(slots: Slots) -> Health:
     if slots.poisoned == slots.total:
         return Health.DEFUNCT
     return Health.READY if slots.free else Health.BUSY

@@ -1,4 +1,4 @@
-"""A prediction's events: numbered from 1, the latest kept, read by any number of cursors that do not know each other."""
+"""A prediction's events: numbered from 1, the latest kept, read by cursors that do not know each other."""
 
 from __future__ import annotations
 

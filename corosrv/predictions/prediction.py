@@ -1,0 +1,172 @@
+"""One prediction: its states, what it has brought forth so far, and the object that everybody is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from corosrv.errors import IllegalTransition
+from corosrv.predictions.history import History
+from corosrv.predictions.metrics import Metrics
+from corosrv.predictions.times import rfc3339
+
+
+class Status(str, Enum):
+    """Where a prediction stands."""
+
+    STARTING = "starting"  # accepted, its permit is held
+    PROCESSING = "processing"  # sent to the worker
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+NEXT: dict[Status, frozenset[Status]] = {
+    Status.STARTING: frozenset({Status.PROCESSING, Status.FAILED, Status.CANCELED}),
+    Status.PROCESSING: frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED}),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.CANCELED: frozenset(),
+}
+
+
+class Change(str, Enum):
+    """What listeners are told; also the names under which webhooks are asked for."""
+
+    START = "start"
+    OUTPUT = "output"
+    LOGS = "logs"
+    COMPLETED = "completed"
+
+
+Listener = Callable[[Change], None]
+
+
+class Prediction:
+    """What was asked, and what became of it. Belongs to the hub's thread; nothing here waits.
+
+    Its greenlet moves it on; sync answers, event streams and webhooks listen, and look at it whenever they like.
+    `shown_input` has stars for secrets. `is_list`: the predictor hands out members of a list, one after the other.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        input: dict[str, Any],
+        shown_input: dict[str, Any],
+        now: datetime,
+        history: History | None = None,
+        is_list: bool = False,
+    ) -> None:
+        self.id = id
+        self.input = input
+        self.status = Status.STARTING
+        self.history = history
+        self.is_cancel_requested = False
+        self._shown_input = shown_input
+        self._is_list = is_list
+        self._outputs: list[Any] = []
+        self._logs: list[str] = []
+        self._metrics = Metrics()
+        self._predict_time: float | None = None
+        self._error: str | None = None
+        self._times = {"created_at": now}
+        self._listeners: list[Listener] = []
+
+    @property
+    def is_finished(self) -> bool:
+        return not NEXT[self.status]
+
+    def listen(self, listener: Listener) -> None:
+        """Calls it at each change from now on, in the order in which listeners came; it must not wait."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
+
+    # What happens to it
+
+    def begin(self, now: datetime) -> None:
+        """It was sent to the worker."""
+        self._enter(Status.PROCESSING)
+        self._times["started_at"] = now
+        self._record("start", {"id": self.id, "status": self.status.value})
+        self._tell(Change.START)
+
+    def add_output(self, value: Any) -> None:
+        self._outputs.append(value)
+        self._record("output", {"chunk": value, "index": len(self._outputs) - 1})
+        self._tell(Change.OUTPUT)
+
+    def add_log(self, source: str, data: str) -> None:
+        self._logs.append(data)
+        self._record("log", {"source": source, "data": data})
+        self._tell(Change.LOGS)
+
+    def add_metric(self, name: str, value: Any, mode: str) -> None:
+        self._metrics.record(name, value, mode)
+        self._record("metric", {"name": name, "value": value, "mode": mode})
+
+    def end(
+        self,
+        status: Status,
+        now: datetime,
+        error: str | None = None,
+        predict_time: float = 0.0,
+        is_list: bool | None = None,
+    ) -> bool:
+        """Its terminal state, unless it has one: the first counts. False where this is not the first."""
+        if self.is_finished:
+            return False
+        self._enter(status)
+        self._times["completed_at"] = now
+        self._error = error
+        self._predict_time = predict_time
+        if is_list is not None:
+            self._is_list = is_list
+        self._record("completed", self.view(), is_last=True)
+        self._tell(Change.COMPLETED)
+        self._listeners.clear()
+        return True
+
+    def _enter(self, status: Status) -> None:
+        if status not in NEXT[self.status]:
+            raise IllegalTransition(f"prediction {self.id}", self.status, status)
+        self.status = status
+
+    def _record(self, name: str, data: Any, is_last: bool = False) -> None:
+        if self.history is not None:
+            self.history.append(name, data, is_last)
+
+    def _tell(self, change: Change) -> None:
+        for listener in tuple(self._listeners):
+            listener(change)
+
+    # What it shows
+
+    def view(self, with_input: bool = False) -> dict[str, Any]:
+        """The prediction object, to be encoded at once: while it runs, its lists grow."""
+        shown: dict[str, Any] = {"id": self.id, "status": self.status.value}
+        if with_input:
+            shown["input"] = self._shown_input
+        if self._outputs or self.status is Status.SUCCEEDED:
+            shown["output"] = self._output()
+        if self._error is not None:
+            shown["error"] = self._error
+        shown["logs"] = self._whole_logs()
+        shown["metrics"] = self._metrics.nested()
+        if self._predict_time is not None:
+            shown["metrics"]["predict_time"] = self._predict_time
+        return shown | {name: rfc3339(time) for name, time in self._times.items()}
+
+    def _output(self) -> Any:
+        if self._is_list or len(self._outputs) > 1:
+            return self._outputs
+        return self._outputs[0] if self._outputs else None
+
+    def _whole_logs(self) -> str:
+        if len(self._logs) > 1:
+            self._logs = ["".join(self._logs)]
+        return self._logs[0] if self._logs else ""

@@ -1,0 +1,62 @@
+"""The predictions that run, and those that ended lately, by their ids."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from corosrv.predictions.prediction import Prediction
+
+MAX_FINISHED = 1000
+
+
+class Supervisor:
+    """Knows a prediction from its acceptance until `ttl` seconds after its end. Times are passed in; nothing waits."""
+
+    def __init__(self, ttl: float, limit: int = MAX_FINISHED) -> None:
+        self._ttl = ttl
+        self._limit = limit
+        self._running: dict[str, Prediction] = {}
+        # By the time of forgetting, which is the order of their ends.
+        self._finished: OrderedDict[str, tuple[float, Prediction]] = OrderedDict()
+
+    @property
+    def running(self) -> Iterable[Prediction]:
+        return tuple(self._running.values())
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    def find_running(self, id: str) -> Prediction | None:
+        return self._running.get(id)
+
+    def find_finished(self, id: str, now: float) -> Prediction | None:
+        self.forget(now)
+        return self._finished[id][1] if id in self._finished else None
+
+    def find(self, id: str, now: float) -> Prediction | None:
+        return self.find_running(id) or self.find_finished(id, now)
+
+    def add(self, prediction: Prediction) -> None:
+        """It was accepted. Nobody else may have its id."""
+        if prediction.id in self._running or prediction.id in self._finished:
+            raise ValueError(f"the id {prediction.id} is taken")
+        self._running[prediction.id] = prediction
+
+    def finish(self, prediction: Prediction, now: float) -> None:
+        """It has ended, and is remembered for a while."""
+        del self._running[prediction.id]
+        self._finished[prediction.id] = (now + self._ttl, prediction)
+        while len(self._finished) > self._limit:
+            self._finished.popitem(last=False)
+        self.forget(now)
+
+    def forget(self, now: float) -> float | None:
+        """Drops those whose time is over; returns when the next one's will be, None where nothing is remembered."""
+        while self._finished:
+            due, _ = next(iter(self._finished.values()))
+            if due > now:
+                return due
+            self._finished.popitem(last=False)
+        return None
