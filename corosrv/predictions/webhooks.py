@@ -1,0 +1,202 @@
+"""Which of a prediction's events go out, how often, and when again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import gevent
+import msgspec
+from gevent.event import Event
+
+from corosrv.predictions.delivery import Outcome, Poster
+from corosrv.predictions.prediction import Change, Prediction
+
+log = logging.getLogger("corosrv.predictions")
+
+RETRIES = 12
+FIRST_DELAY = 0.2  # seconds; doubled each time
+_MAX_DOUBLINGS = 9
+# So many deliveries may wait to be tried again, each with its prediction. Beyond, a first failure is the last.
+MAX_WAITING = 1000
+
+
+def delay(n_tries: int, outcome: Outcome, first: float = FIRST_DELAY) -> float | None:
+    """Seconds until the try that follows `n_tries` failed ones; None where there is none."""
+    if not outcome.is_worth_repeating or n_tries > RETRIES:
+        return None
+    return max(first * 2.0 ** min(n_tries - 1, _MAX_DOUBLINGS), outcome.retry_after)
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Where a prediction's webhooks go, which of them, and with which header fields."""
+
+    url: str
+    events: frozenset[Change] = frozenset(Change)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Plan:
+    """What is to be sent next. Times are passed in; nothing waits.
+
+    Start and completed go at once, output and logs together once in a window at most: those that come meanwhile are
+    one event at its end, which completed takes the place of.
+    """
+
+    def __init__(self, events: frozenset[Change], interval: float) -> None:
+        self._events = events
+        self._interval = interval
+        self._due: set[Change] = set()
+        self._window_ends = float("-inf")
+        self._has_ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to be sent, and nothing will be."""
+        return self._has_ended and not self._due
+
+    def happened(self, change: Change) -> bool:
+        """Notes it; True where whoever waits for `due` has to ask again."""
+        is_news = change is Change.COMPLETED or (change in self._events and change not in self._due)
+        if change is Change.COMPLETED:
+            self._has_ended = True
+        if change in self._events:
+            self._due.add(change)
+        return is_news
+
+    def due(self, now: float) -> Change | float | None:
+        """The event to send now, which counts as sent; or the seconds until there is one; or None: none is known."""
+        if Change.START in self._due:
+            self._due.discard(Change.START)
+            return Change.START
+        if Change.COMPLETED in self._due:
+            self._due.clear()
+            return Change.COMPLETED
+        if not self._due:
+            return None
+        if now < self._window_ends:
+            return self._window_ends - now
+        self._window_ends = now + self._interval
+        merged = Change.OUTPUT if Change.OUTPUT in self._due else Change.LOGS
+        self._due.clear()
+        return merged
+
+
+@dataclass(slots=True)
+class Deliveries:
+    """How many events were taken by their receivers, were given up, and were tried again."""
+
+    delivered: int = 0
+    failed: int = 0
+    retried: int = 0
+
+
+class Webhooks:
+    """Sends the events of all predictions, each through a greenlet of its own. Owns these and the connections."""
+
+    def __init__(self, interval: float, token: str = "", first_delay: float = FIRST_DELAY) -> None:
+        self.counts = Deliveries()
+        self.is_hurried = Event()  # nothing is tried again any more
+        self.n_waiting = 0
+        self.interval = interval
+        self.first_delay = first_delay
+        self.poster = Poster(token)
+        self._senders: set[gevent.Greenlet] = set()
+
+    def attach(self, prediction: Prediction, receiver: Receiver) -> None:
+        """Tells `receiver` from now on what happens to a prediction."""
+        if receiver.events:
+            sender = gevent.spawn(_Sender(self, prediction, receiver).run)
+            self._senders.add(sender)
+            sender.rawlink(self._senders.discard)
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until every event was delivered or given up; False where that takes longer."""
+        senders = list(self._senders)
+        return len(gevent.joinall(senders, timeout)) == len(senders)
+
+    def hurry(self) -> None:
+        """What was tried once is given up."""
+        self.is_hurried.set()
+
+    def close(self) -> None:
+        """Gives up what is left. Twice is harmless."""
+        gevent.killall(list(self._senders), block=True, timeout=1)
+        self.poster.close()
+
+
+class _Sender:
+    """Sends one prediction's events in their order; while one is on its way, those behind it become one."""
+
+    def __init__(self, webhooks: Webhooks, prediction: Prediction, receiver: Receiver) -> None:
+        self._webhooks = webhooks
+        self._prediction = prediction
+        self._receiver = receiver
+        self._plan = Plan(receiver.events, webhooks.interval)
+        self._news = Event()
+        self._start: bytes | None = None
+        prediction.listen(self._on_change)
+
+    def _on_change(self, change: Change) -> None:
+        if self._plan.happened(change):
+            self._news.set()
+        # The one body that is made beforehand: a start that says `succeeded` would be taken for the end.
+        if change is Change.START and change in self._receiver.events:
+            self._start = self._snapshot()
+
+    def run(self) -> None:
+        while not self._plan.is_over:
+            self._news.clear()
+            due = self._plan.due(time.monotonic())
+            if isinstance(due, Change):
+                self._send(due)
+            else:
+                self._news.wait(due)
+
+    def _snapshot(self) -> bytes:
+        return msgspec.json.encode(self._prediction.view(with_input=True))
+
+    def _send(self, change: Change) -> None:
+        body, self._start = self._start, None
+        outcome = self._post(body)
+        if change is Change.COMPLETED:
+            outcome = self._insist(outcome)
+        self._count(change, outcome)
+
+    def _post(self, body: bytes | None = None) -> Outcome:
+        return self._webhooks.poster.post(
+            self._receiver.url, self._snapshot() if body is None else body, self._receiver.headers
+        )
+
+    def _insist(self, outcome: Outcome) -> Outcome:
+        """Tries again, as often as that may help."""
+        n_tries = 1
+        while not outcome.is_delivered and (wait := delay(n_tries, outcome, self._webhooks.first_delay)) is not None:
+            if not self._may_go_on_after(wait):
+                break
+            self._webhooks.counts.retried += 1
+            outcome = self._post()
+            n_tries += 1
+        return outcome
+
+    def _may_go_on_after(self, seconds: float) -> bool:
+        webhooks = self._webhooks
+        if webhooks.n_waiting >= MAX_WAITING:
+            return False
+        webhooks.n_waiting += 1
+        try:
+            return not webhooks.is_hurried.wait(seconds)
+        finally:
+            webhooks.n_waiting -= 1
+
+    def _count(self, change: Change, outcome: Outcome) -> None:
+        if outcome.is_delivered:
+            self._webhooks.counts.delivered += 1
+            return
+        self._webhooks.counts.failed += 1
+        log.warning(
+            "prediction %s: webhook %s was not delivered: %s", self._prediction.id, change.value, outcome.reason
+        )
