@@ -1,11 +1,11 @@
-"""Chunks to server-sent events, for as long as somebody reads them."""
+"""Chunks, or whatever else a reader gives, to server-sent events, for as long as somebody reads them."""
 
 from __future__ import annotations
 
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from flask import Request, Response
@@ -23,7 +23,22 @@ PING = b":\n\n"
 # those who stopped reading, while their jobs run on.
 UNSENT_BYTES = 16_384
 
-Encode = Callable[[list[Chunk]], bytes]
+Item = TypeVar("Item")
+
+
+class Source(Protocol[Item]):
+    """What a stream needs of a reader; see corosrv.jobs.Reader, which is one of chunks."""
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def take(self, timeout: float | None = None) -> list[Item]: ...
+
+    def pump(self, sink: Callable[[list[Item]], bool], timeout: float | None = None) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def named_event(value: dict[str, Any]) -> bytes:
@@ -32,8 +47,8 @@ def named_event(value: dict[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
 
 
-class EventStream:
-    """A WSGI body: what `encode` makes of the chunks, one piece for all that were unread.
+class EventStream(Generic[Item]):
+    """A WSGI body: what `encode` makes of the items, one piece for all that were unread.
 
     Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent at once,
     with the headers, so that a client that waits in the queue sees that it was taken.
@@ -42,9 +57,9 @@ class EventStream:
     def __init__(
         self,
         environ: dict[str, Any],
-        reader: Reader,
+        reader: Source[Item],
         first: bytes,
-        encode: Encode,
+        encode: Callable[[list[Item]], bytes],
         encode_error: Callable[[CorosrvError], bytes],
         ping_interval: float,
         write_timeout: float,
@@ -93,10 +108,10 @@ class EventStream:
                 yield getattr(error, "unsent", b"") + self._encode_error(error)
                 return
 
-    def _pass_on(self, chunks: list[Chunk]) -> bool:
+    def _pass_on(self, items: list[Item]) -> bool:
         """Sends what fits; True while more may follow."""
         assert self._sender is not None
-        piece = self._encode(chunks)
+        piece = self._encode(items)
         return not piece or self._sender.send(piece)
 
     def close(self) -> None:
@@ -119,7 +134,7 @@ def _bound_unsent(sending: socket.socket) -> None:
 class _StreamResponse(Response):
     """An answer whose body learns which server sends it."""
 
-    response: EventStream
+    response: EventStream[Any]
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
         body = super().__call__(environ, start_response)
@@ -127,7 +142,7 @@ class _StreamResponse(Response):
         return body
 
 
-def response(stream: EventStream) -> Response:
+def response(stream: EventStream[Any]) -> Response:
     """The stream as an answer; passed through to the server untouched."""
     answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)
     answer.headers["Cache-Control"] = "no-cache"
