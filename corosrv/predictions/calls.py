@@ -1,0 +1,116 @@
+"""Bodies of create requests to calls: everything but `input` is checked here, all faults at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from werkzeug.datastructures import Headers
+
+from corosrv.errors import InvalidInput
+from corosrv.predictions import headers
+from corosrv.predictions.delivery import is_http_url
+from corosrv.predictions.ids import is_id
+from corosrv.predictions.prediction import Change
+from corosrv.predictions.webhooks import Receiver
+
+_EVENTS = ", ".join(change.value for change in Change)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client asks for. `is_put`: once, however often it asks."""
+
+    input: Any = field(default_factory=dict)  # whatever was sent; the schema has the last word
+    id: str | None = None
+    is_put: bool = False
+    context: Mapping[str, str] = field(default_factory=dict)
+    receiver: Receiver | None = None
+    is_async: bool = False
+    is_stream: bool = False
+    n_bytes: int = 0  # of the body
+
+
+class _Faults:
+    """Fields that are not as they have to be, in the order in which they were looked at."""
+
+    def __init__(self) -> None:
+        self.errors: list[dict[str, Any]] = []
+
+    def add(self, message: str, *place: str | int) -> None:
+        self.errors.append({"loc": ["body", *place], "msg": message, "type": "value_error"})
+
+
+def parse(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call:
+    """`n_bytes`: the body's size; `path_id`: the one that a PUT names; `fields`: the request's header.
+
+    Raises InvalidInput.
+    """
+    faults = _Faults()
+    if not isinstance(body, dict):
+        faults.add("the body must be an object")
+        raise InvalidInput(faults.errors)
+    said = {name: value for name, value in body.items() if value is not None}  # null equals absent
+    call = Call(
+        input=said.get("input", {}),
+        id=_id(said, path_id, faults),
+        is_put=path_id is not None,
+        context=_context(said, faults),
+        receiver=_receiver(said, headers.trace(fields), faults),
+        is_async=headers.wants_async(fields.get("Prefer", "")),
+        is_stream=headers.wants_stream(fields.get("Accept", "")),
+        n_bytes=n_bytes,
+    )
+    if faults.errors:
+        raise InvalidInput(faults.errors)
+    return call
+
+
+def _id(said: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str | None:
+    words = "must be 1 to 128 characters of A-Z a-z 0-9 . _ ~ -, the first of them no dot"
+    if path_id is not None and not is_id(path_id):
+        faults.errors.append({"loc": ["path", "prediction_id"], "msg": words, "type": "value_error"})
+    id = _typed(said, "id", str, "must be a string", faults)
+    if id is not None and not is_id(id):
+        faults.add(words, "id")
+    elif id is not None and path_id is not None and id != path_id:
+        faults.add("the id in the body and the id in the path must match", "id")
+    return path_id if path_id is not None else id
+
+
+def _context(said: Mapping[str, Any], faults: _Faults) -> dict[str, str]:
+    context: dict[str, Any] = _typed(said, "context", dict, "must be an object of strings", faults) or {}
+    for name, value in context.items():
+        if not isinstance(value, str):
+            faults.add("must be a string", "context", name)
+    return context
+
+
+def _receiver(said: Mapping[str, Any], trace: Mapping[str, str], faults: _Faults) -> Receiver | None:
+    url = _typed(said, "webhook", str, "must be a string", faults)
+    if url is not None and not is_http_url(url):
+        faults.add("must be an absolute http or https URL", "webhook")
+    events = _events(said, faults)
+    return None if url is None else Receiver(url, events, trace)
+
+
+def _events(said: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:
+    place = "webhook_events_filter"
+    names = _typed(said, place, list, f"must be a list of {_EVENTS}", faults)
+    if names is None:
+        return frozenset(Change)
+    known = {change.value: change for change in Change}
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or name not in known:
+            faults.add(f"must be one of {_EVENTS}", place, number)
+    return frozenset(known[name] for name in names if isinstance(name, str) and name in known)
+
+
+def _typed(said: Mapping[str, Any], name: str, kind: type, words: str, faults: _Faults) -> Any:
+    """A field, if it was sent and is of that type."""
+    value = said.get(name)
+    if value is None or isinstance(value, kind):
+        return value
+    faults.add(words, name)
+    return None

@@ -1,0 +1,64 @@
+"""A prediction's outputs on their way: files are taken in several at once, and come out in the order they came in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from gevent.pool import Pool
+
+from corosrv.wire.messages import FileOutput, OutputChunk
+
+AT_ONCE = 8
+
+Output = OutputChunk | FileOutput
+
+
+class Chunks:
+    """Resolves the outputs of one prediction and emits their values. Used by one greenlet.
+
+    The first output that cannot be resolved is the last word: nothing is emitted behind it, and `on_error` is told.
+    """
+
+    def __init__(
+        self, resolve: Callable[[Output], Any], emit: Callable[[Any], None], on_error: Callable[[Exception], None]
+    ) -> None:
+        self._resolve = resolve
+        self._emit = emit
+        self._on_error = on_error
+        self._is_broken = False
+        self._pool = Pool(AT_ONCE)
+        self._last: gevent.Greenlet | None = None
+
+    def put(self, message: Output) -> None:
+        """Waits while as many are under way as may be: then the predictor waits, too."""
+        is_first = self._last is None or self._last.ready()
+        if is_first and isinstance(message, OutputChunk) and not message.files:
+            if not self._is_broken:
+                self._emit(message.output)
+        else:
+            self._last = self._pool.spawn(self._emit_after, self._last, message)
+
+    def _emit_after(self, previous: gevent.Greenlet | None, message: Output) -> None:
+        try:
+            value, error = self._resolve(message), None
+        except Exception as raised:
+            value, error = None, raised
+        if previous is not None:
+            previous.join()
+        if self._is_broken:
+            return
+        if error is None:
+            self._emit(value)
+        else:
+            self._is_broken = True
+            self._on_error(error)
+
+    def finish(self) -> None:
+        """Waits until all are through."""
+        self._pool.join()
+
+    def close(self) -> None:
+        """Gives up those that are not. Twice is harmless."""
+        self._pool.kill()

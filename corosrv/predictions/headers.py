@@ -1,0 +1,42 @@
+"""What a request's header fields ask for."""
+
+from __future__ import annotations
+
+from werkzeug.datastructures import Headers, MIMEAccept
+from werkzeug.http import parse_accept_header, parse_list_header
+
+_STREAM = "text/event-stream"
+_JSON = "application/json"
+_TRACE = ("traceparent", "tracestate")
+
+
+def wants_async(prefer: str) -> bool:
+    """`Prefer` names respond-async, with whatever parameters and among whatever else."""
+    names = (preference.partition(";")[0].partition("=")[0] for preference in parse_list_header(prefer))
+    return any(name.strip().lower() == "respond-async" for name in names)
+
+
+def wants_stream(accept: str) -> bool:
+    """`Accept` lists event streams by name, and likes nothing that JSON is better."""
+    accepted = parse_accept_header(accept, MIMEAccept)
+    quality = max(
+        (quality for kind, quality in accepted if kind.partition(";")[0].strip().lower() == _STREAM), default=0
+    )
+    return quality > 0 and quality >= accepted.quality(_JSON)
+
+
+def is_json(content_type: str) -> bool:
+    """A type that bodies are read under: JSON, or one that says that it is written in it."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == _JSON or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def trace(headers: Headers) -> dict[str, str]:
+    """What links this request to a trace; nothing is made up."""
+    return {name: headers[name] for name in _TRACE if name in headers}
+
+
+def last_event_id(headers: Headers) -> int | None:
+    """The number of the last event that the client has; None for what is no number of ours."""
+    text = headers.get("Last-Event-ID", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None

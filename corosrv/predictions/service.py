@@ -1,0 +1,290 @@
+"""Create, look up, follow, cancel, health and shutdown: the one door to a predictor."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol
+
+import gevent
+
+from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
+from corosrv.predictions import health, ids
+from corosrv.predictions.calls import Call
+from corosrv.predictions.drain import Drain
+from corosrv.predictions.events import MAX_READERS, EventReader
+from corosrv.predictions.files import Files
+from corosrv.predictions.health import Health, HealthState, Slots
+from corosrv.predictions.history import History
+from corosrv.predictions.prediction import Prediction, Status
+from corosrv.predictions.run import Run, Submits, Terminal
+from corosrv.predictions.settings import PredictionSettings
+from corosrv.predictions.supervisor import Supervisor
+from corosrv.predictions.times import now
+from corosrv.predictions.validation import InputSchema
+from corosrv.predictions.webhooks import Deliveries, Webhooks
+from corosrv.worker.setup import Setup
+from corosrv.worker.state import WorkerState
+
+log = logging.getLogger("corosrv.predictions")
+
+
+class WorkerLike(Submits, Protocol):
+    """What the service needs of a worker; see corosrv.worker.orchestrator.PredictorProcess."""
+
+    state: WorkerState
+    reason: str
+    setup: Setup
+    schema: dict[str, Any] | None
+    permits: PermitPool | None
+
+    def on_change(self, listener: Callable[[], None]) -> None: ...
+
+    def check_health(self) -> str | None: ...
+
+    def stop(self, timeout: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Found(Enum):
+    """What became of a call."""
+
+    NEW = "new"
+    RUNNING = "running"  # somebody asked for the same before
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts since the start, and what runs now."""
+
+    slots: Slots
+    running: int
+    ended: dict[str, int]  # by status
+    refused: int  # for want of a slot
+    webhooks: Deliveries
+
+
+class PredictionService:
+    """Serves the predictor of one worker. Belongs to the hub's thread; only what says so waits.
+
+    The worker is started by whoever made it, and stopped by `shutdown`.
+    """
+
+    def __init__(self, worker: WorkerLike, settings: PredictionSettings) -> None:
+        self.worker = worker
+        self.settings = settings
+        self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token)
+        self._files = Files(settings.upload_url or None)
+        self._supervisor = Supervisor(settings.result_ttl)
+        self._runs: dict[str, Run] = {}
+        self._bound_to_readers: set[str] = set()
+        self._health = HealthState()
+        self._schema: InputSchema | None = None
+        self._is_accepting = True
+        self._forgetting: Any = None
+        self._ended = {status.value: 0 for status in (Status.SUCCEEDED, Status.FAILED, Status.CANCELED)}
+        self._n_refused = 0
+        self._drain = Drain(worker, self.webhooks)
+        worker.on_change(self._on_worker_change)
+
+    # Asking for predictions
+
+    def admit(self, call: Call) -> tuple[Prediction, Found]:
+        """Takes a call, or finds what an earlier one with its id became: one step, in which nobody else has a turn.
+        Before it a large input is checked, which waits.
+
+        Raises Unavailable, NotStreamed, InvalidInput or IdTaken; then nothing has happened.
+        """
+        if call.is_put and call.id is not None and (running := self._supervisor.find_running(call.id)):
+            return running, Found.RUNNING
+        self.check()
+        schema = self.schema
+        if call.is_stream and not schema.is_streaming:
+            raise NotStreamed
+        input = schema.check(call.input, call.n_bytes)
+        self.check()  # again: the worker may have gone meanwhile
+        known = self._known(call, input)
+        return known if known is not None else (self._accept(call, input), Found.NEW)
+
+    def check(self) -> None:
+        """Raises the Unavailable that a call would meet now, whatever it asks for."""
+        state, reason = self.worker.state, self.worker.reason
+        if not self._is_accepting or state is WorkerState.STOPPED:
+            raise ShuttingDown("the server is shutting down")
+        if state is WorkerState.STARTING:
+            raise Starting("the predictor is still being set up")
+        if state is WorkerState.SETUP_FAILED:
+            raise WorkerGone(f"the predictor's setup failed: {reason}")
+        if state is WorkerState.DEFUNCT:
+            raise WorkerGone(f"the predictor's worker is gone: {reason}")
+
+    @property
+    def schema(self) -> InputSchema:
+        """What the predictor takes. Raises Unavailable until it is known."""
+        if self._schema is None:
+            self.check()
+            raise Starting("the predictor is still being set up")
+        return self._schema
+
+    def _known(self, call: Call, input: dict[str, Any]) -> tuple[Prediction, Found] | None:
+        if call.id is None:
+            return None
+        if running := self._supervisor.find_running(call.id):
+            if call.is_put:
+                return running, Found.RUNNING
+            raise IdTaken(f"prediction {call.id} is running: ids are taken once")
+        if finished := self._supervisor.find_finished(call.id, time.monotonic()):
+            if call.is_put and finished.input == input:
+                return finished, Found.FINISHED
+            raise IdTaken(f"id already used: {call.id} was another prediction, which has ended")
+        return None
+
+    def _accept(self, call: Call, input: dict[str, Any]) -> Prediction:
+        assert self.worker.permits is not None
+        permit = self.worker.permits.try_acquire()
+        if permit is None:
+            self._n_refused += 1
+            raise NoCapacity
+        try:
+            return self._begin(call, input, permit)
+        except BaseException:
+            permit.release()
+            raise
+
+    def _begin(self, call: Call, input: dict[str, Any], permit: Permit) -> Prediction:
+        schema = self.schema
+        history = History(self.settings.stream_history) if schema.is_streaming else None
+        id = call.id or ids.new_id()
+        prediction = Prediction(id, input, schema.mask(input), now(), history, _is_list(schema.document))
+        run = Run(prediction, permit, call.context, self.worker, self._files, self._on_end)
+        self._supervisor.add(prediction)
+        self._runs[id] = run
+        if call.is_stream:
+            self._bound_to_readers.add(id)
+        if call.receiver is not None:
+            self.webhooks.attach(prediction, call.receiver)
+        self._drain.began(run, gevent.spawn(run.run))
+        return prediction
+
+    def _on_end(self, run: Run, status: Status, error: str | None, terminal: Terminal | None) -> None:
+        """Publishes a result: its permit is back, and whoever hears of it may ask for the next one at once."""
+        prediction = run.prediction
+        del self._runs[prediction.id]
+        self._bound_to_readers.discard(prediction.id)
+        self._ended[status.value] += 1
+        self._supervisor.finish(prediction, time.monotonic())
+        self._forget_later()
+        if terminal is None:
+            prediction.end(status, now(), error)
+        else:
+            prediction.end(status, now(), error, terminal.predict_time, terminal.is_stream)
+        self._drain.ended(run)
+
+    def _forget_later(self) -> None:
+        """Lets finished predictions go in time, also where nobody asks for any."""
+        due = self._supervisor.forget(time.monotonic())
+        if due is not None and self._forgetting is None:
+            self._forgetting = gevent.spawn_later(due - time.monotonic(), self._forget)
+
+    def _forget(self) -> None:
+        self._forgetting = None
+        self._forget_later()
+
+    # Looking at them
+
+    def find(self, id: str) -> Prediction | None:
+        """One that runs, or has ended lately."""
+        return self._supervisor.find(id, time.monotonic())
+
+    def follow(self, prediction: Prediction, after: int | None) -> EventReader | None:
+        """Reads its events, from the first one on or behind number `after`; None where it has none.
+
+        Raises TooManyReaders.
+        """
+        history = prediction.history
+        if history is None:
+            return None
+        if history.n_readers >= MAX_READERS:
+            raise TooManyReaders(MAX_READERS)
+        return EventReader(history, after, functools.partial(self._on_leave, prediction))
+
+    def _on_leave(self, prediction: Prediction, has_left: bool) -> None:
+        assert prediction.history is not None
+        if has_left and prediction.id in self._bound_to_readers and not prediction.history.n_readers:
+            self.cancel(prediction.id)
+
+    def cancel(self, id: str) -> bool:
+        """Ends a running prediction, in its own time; False where none of that id runs."""
+        run = self._runs.get(id)
+        if run is not None:
+            run.cancel()
+        return run is not None
+
+    # Health
+
+    @property
+    def slots(self) -> Slots:
+        permits = self.worker.permits
+        return Slots() if permits is None else Slots(permits.total, permits.in_use, permits.poisoned)
+
+    @property
+    def health(self) -> Health:
+        """As it is without the predictor's own word."""
+        self._observe()
+        return self._health.state
+
+    def check_health(self) -> tuple[Health, str | None]:
+        """Also asks the predictor's own check, where it is set up: what that finds is told, and not kept. Waits."""
+        state = self.health
+        if state not in (Health.READY, Health.BUSY):
+            return state, None
+        error = self.worker.check_health()
+        state = self.health  # it may have gone meanwhile
+        if error is None or state not in (Health.READY, Health.BUSY):
+            return state, None
+        return Health.UNHEALTHY, error
+
+    def _on_worker_change(self) -> None:
+        if self.worker.state is WorkerState.STARTING:
+            self._health = HealthState()  # another life
+        if self.worker.schema is not None and (self._schema is None or self._schema.document is not self.worker.schema):
+            self._schema = InputSchema(self.worker.schema)
+        self._observe()
+
+    def _observe(self) -> None:
+        self._health.move(health.of_worker(self._health.state, self.worker.state, self.slots))
+
+    def stats(self) -> Stats:
+        return Stats(
+            self.slots, self._supervisor.n_running, dict(self._ended), self._n_refused, replace(self.webhooks.counts)
+        )
+
+    # The end
+
+    def stop_accepting(self) -> None:
+        """From now on calls meet ShuttingDown; what runs goes on."""
+        self._is_accepting = False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Lets what runs end, and their last webhooks be delivered, then stops the worker. Waits for all of that.
+
+        After `timeout` seconds, unsaid the settings' drain time, or as soon as `hasten` is called, what is left fails.
+        """
+        self.stop_accepting()
+        self._drain.run(self.settings.drain_timeout if timeout is None else timeout)
+
+    def hasten(self) -> None:
+        """Ends a shutdown that takes too long, as a second signal wants it. Never waits."""
+        self._drain.hasten()
+
+
+def _is_list(document: dict[str, Any]) -> bool:
+    """The predictor hands out members of a list, one after the other: also the first alone is a list."""
+    return bool(document["components"]["schemas"]["Output"].get("x-cog-array-type") == "iterator")
