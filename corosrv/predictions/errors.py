@@ -11,7 +11,7 @@ from corosrv.http import reply
 
 
 def body(error: errors.CorosrvError) -> dict[str, Any]:
-    """`{"detail": [...]}` where fields are at fault, else `{"error": text}`, with a status where that is a prediction's."""
+    """`{"detail": [...]}` where fields are at fault, else `{"error": text}`, of 409 and 503 with a status, too."""
     if isinstance(error, errors.InvalidInput):
         return {"detail": error.errors}
     return _members(str(error), reply.status(error))

@@ -1,0 +1,71 @@
+"""Answers about the service itself: what it offers, and how it is."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from flask import Request, current_app
+from werkzeug.exceptions import HTTPException
+
+import corosrv
+from corosrv.predictions.health import Health, Slots
+from corosrv.predictions.times import rfc3339
+from corosrv.worker.setup import Setup
+
+_URLS = {
+    "docs_url": ("GET", "/docs"),
+    "openapi_url": ("GET", "/openapi.json"),
+    "shutdown_url": ("POST", "/shutdown"),
+    "healthcheck_url": ("GET", "/health-check"),
+    "predictions_url": ("POST", "/predictions"),
+    "predictions_idempotent_url": ("PUT", "/predictions/{prediction_id}"),
+    "predictions_cancel_url": ("POST", "/predictions/{prediction_id}/cancel"),
+}
+
+
+def index(request: Request) -> dict[str, str]:
+    """What can be asked, below the place where this was asked; only what answers."""
+    prefix = request.path.rstrip("/")
+    known = current_app.url_map.bind("localhost")
+
+    def answers(method: str, path: str) -> bool:
+        try:
+            return known.test(prefix + path, method)
+        except HTTPException:
+            return False
+
+    urls = {
+        name: request.script_root + prefix + path for name, (method, path) in _URLS.items() if answers(method, path)
+    }
+    return {"cog_version": corosrv.__version__, **urls}
+
+
+def health(state: Health, error: str | None, setup: Setup, slots: Slots) -> dict[str, Any]:
+    """As GET /health-check answers."""
+    shown: dict[str, Any] = {
+        "status": state.value,
+        "setup": _setup(setup),
+        "version": _versions(),
+        "slots": {"total": slots.total, "busy": slots.busy, "poisoned": slots.poisoned},
+    }
+    if error is not None:
+        shown["user_healthcheck_error"] = error
+    return shown
+
+
+def _setup(setup: Setup) -> dict[str, Any]:
+    shown: dict[str, Any] = {"status": setup.status, "logs": setup.logs}
+    times = {"started_at": setup.started_at, "completed_at": setup.completed_at}
+    return shown | {name: rfc3339(time) for name, time in times.items() if time is not None}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    versions = {"corosrv": corosrv.__version__, "python": platform.python_version()}
+    with suppress(metadata.PackageNotFoundError):
+        versions["coglet"] = metadata.version("coglet")
+    return versions
