@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import gevent
 import msgspec
 from gevent.pool import Pool
 
+from corosrv.engine.waits import call_in_thread
 from corosrv.errors import OutputFailed
 from corosrv.predictions.upload import Uploads
 from corosrv.wire.messages import FileOutput, FileRef, OutputChunk
 
 _LARGE = 1 << 20  # bytes; smaller files are read at once, larger ones in a thread
 _AT_ONCE = 8  # files of one output
-_Result = TypeVar("_Result")
 
 
 class Files:
@@ -62,14 +60,18 @@ class Files:
             return error
 
     def _large_value(self, path: str) -> Any:
-        return _in_thread(lambda: msgspec.json.decode(_content(path)))
+        try:
+            return call_in_thread(lambda: msgspec.json.decode(_content(path)))
+        except msgspec.DecodeError as error:
+            raise OutputFailed(f"the output in {os.path.basename(path)} cannot be read: {error}") from error
 
     def _address(self, file: FileRef, directory: str) -> str:
         path = _path(directory, file.filename)
         if self._uploads is not None:
             return self._uploads.put(path, file.filename, file.mime_type)
         if _size(path) > _LARGE:
-            return _in_thread(lambda: _data_url(path, file.mime_type))
+            address: str = call_in_thread(_data_url, path, file.mime_type)
+            return address
         return _data_url(path, file.mime_type)
 
 
@@ -110,9 +112,3 @@ def _unreadable(path: str, error: OSError) -> OutputFailed:
 
 def _data_url(path: str, mime_type: str) -> str:
     return f"data:{mime_type};base64,{base64.b64encode(_content(path)).decode()}"
-
-
-def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """Waits."""
-    result: _Result = gevent.get_hub().threadpool.apply(work)
-    return result

@@ -10,6 +10,7 @@ import urllib3
 from gevent.monkey import is_module_patched
 
 import corosrv
+from corosrv.engine.waits import call_in_thread
 from corosrv.errors import OutputFailed
 
 TIME_LIMIT = 25.0  # seconds for one file
@@ -30,7 +31,7 @@ class Uploads:
         with gevent.Timeout(TIME_LIMIT, too_long):
             if is_module_patched("socket"):  # then this very greenlet may wait for the network
                 return self._put(path, name, mime_type)
-            address: str = gevent.get_hub().threadpool.apply(self._put, (path, name, mime_type))
+            address: str = call_in_thread(self._put, path, name, mime_type)
             return address
 
     def _put(self, path: str, name: str, mime_type: str) -> str:

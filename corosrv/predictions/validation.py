@@ -6,8 +6,7 @@ import copy
 import logging
 from typing import Any
 
-import gevent
-
+from corosrv.engine.waits import call_in_thread
 from corosrv.errors import InvalidInput
 from corosrv.predictions.patterns import Patterns
 from corosrv.predictions.values import Faults, Values
@@ -43,11 +42,9 @@ class InputSchema:
         if not isinstance(given, dict):
             raise InvalidInput([{"loc": ["body", "input"], "msg": "must be an object", "type": "value_error"}])
         faults = Faults()
-        checked: dict[str, Any]
-        if n_bytes > _LARGE:
-            checked = gevent.get_hub().threadpool.apply(self._fields, (given, faults))
-        else:
-            checked = self._fields(given, faults)
+        checked: dict[str, Any] = (
+            call_in_thread(self._fields, given, faults) if n_bytes > _LARGE else self._fields(given, faults)
+        )
         self._values.settle(faults)
         if faults.entries:
             raise InvalidInput(faults.entries)

@@ -1,0 +1,106 @@
+import re
+import time
+
+import gevent
+import pytest
+from gevent import subprocess
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corosrv.errors import InvalidInput
+from corosrv.predictions import patterns
+from corosrv.predictions.patterns import Patterns
+from corosrv.predictions.validation import InputSchema
+from corosrv.worker import Input
+from corosrv.worker.schema import document
+from corosrv.worker.signature import read
+
+ENDLESS = "^(a+)+$"
+VICTIM = "a" * 40 + "b"
+
+
+@pytest.mark.parametrize("pattern", ["^[a-z0-9-]{1,64}$", "colou?r", r"^\d+x\d+$", r"^(?:png|jpe?g)$", r"^[(+*]\(\+"])
+def test_harmless_patterns_are_run_at_once(pattern):
+    assert Patterns().found_at_once(pattern, "640x480") is (re.search(pattern, "640x480") is not None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (ENDLESS, VICTIM),
+        ("(a|a)*$", VICTIM),
+        ("(?:a?){30}a{30}", "a" * 30),
+        (r"^(\w+\s?)*$", VICTIM),
+        ("(?=(a+)+b)", VICTIM),
+        (r"(a)\1", "aa"),
+        ("(?x) (a+) +$", VICTIM),
+        ("a*a*a*a*a*b", "a" * 1000),
+        (".*b", "a" * 100_000),
+    ],
+)
+def test_patterns_that_might_take_long_are_not(pattern, text):
+    assert Patterns().found_at_once(pattern, text) is None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of patterns that may mean something else one day
+@given(st.text("ab+*?()|{},12[]^$.\\", max_size=8), st.text("ab", max_size=12))
+def test_what_is_run_at_once_is_what_python_finds(pattern, text):
+    try:
+        expected = re.search(pattern, text) is not None
+    except re.error:
+        return
+
+    assert Patterns().found_at_once(pattern, text) in (expected, None)
+
+
+def test_slow_patterns_are_run_too_and_those_without_end_are_given_up(monkeypatch):
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.5)
+    pairs = [(ENDLESS, "aaa"), (ENDLESS, "aab"), (ENDLESS, VICTIM), (ENDLESS, "aaa")]
+
+    assert Patterns().found(pairs) == [True, False, None, None]
+
+
+def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
+    running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
+    longest, before = 0.0, time.monotonic()
+
+    while not running.ready():
+        gevent.sleep(0.001)  # the heartbeat of everything else
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+
+    assert running.get(timeout=5) == [None]
+    assert longest < 0.25
+
+
+def test_a_request_that_is_given_up_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 30)
+    started: list[subprocess.Popen] = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            started.append(self)
+
+    monkeypatch.setattr(patterns, "Popen", Noted)
+    running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
+    with gevent.Timeout(5):
+        while not started:
+            gevent.idle()
+
+    running.kill(timeout=5)
+
+    assert started[0].poll() is not None
+
+
+def test_an_input_whose_pattern_does_not_end_is_refused_with_its_place(monkeypatch):
+    def run(x: list[str] = Input(regex=ENDLESS)): ...
+
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
+    schema = InputSchema(document(read(run)))
+
+    assert schema.check({"x": ["aa"]}) == {"x": ["aa"]}
+    with pytest.raises(InvalidInput) as raised:
+        schema.check({"x": ["aab", VICTIM]})
+    assert [error["loc"][2:] for error in raised.value.errors] == [["x", 0], ["x", 1]]
+    assert "in time" in raised.value.errors[1]["msg"]
