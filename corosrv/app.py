@@ -12,106 +12,69 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from types import FrameType
 from typing import Any
 
-import gevent
-from flask import Blueprint, Flask, Response, current_app, g, has_request_context, request
-from gevent._hub_local import get_hub_if_exists
+from flask import Blueprint, Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from corosrv import settings as settings_module
-from corosrv.anthropic import routes as anthropic
 from corosrv.docs import routes as docs
-from corosrv.errors import CorosrvError
-from corosrv.generation.exchange import Desk, Limits
-from corosrv.generation.fields import Defaults
-from corosrv.http import access, connection, front, health, loading, metrics, operation
-from corosrv.http.client import ClientWatch
-from corosrv.http.llamacpp_metrics import LlamaCollector
-from corosrv.llamacpp import routes as llamacpp_routes
-from corosrv.llamacpp.props import Switches
-from corosrv.models import ModelPool
-from corosrv.openai import errors, routes, shapes
-from corosrv.openai.embeddings import routes as embedding_routes
-from corosrv.openai.rerank import routes as rerank_routes
-from corosrv.openai.responses import routes as responses
-from corosrv.openai.responses.store import ResponseStore
+from corosrv.errors import CorosrvError, SettingsError
+from corosrv.http import access, connection, front, health, metrics, operation
+from corosrv.model_part import ModelPart
+from corosrv.openai import errors, shapes
+from corosrv.prediction_settings import PredictionSettings
+from corosrv.predictions import errors as prediction_errors
+from corosrv.predictor_part import PredictorPart
 from corosrv.settings import Settings
+from corosrv.whole import Whole
 
 log = logging.getLogger("corosrv")
 
 
 class Server:
-    """One process's worth of corosrv: its models, and the blueprint in front of them."""
+    """One process's worth of corosrv: its models, its predictor, and the blueprint in front of them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, predictor: PredictionSettings | None = None) -> None:
         self.settings = settings
-        self.worker = ModelPool(settings, watch=_watch)
         self._stats = metrics.HttpStats()
-        self._stats.registry.register(metrics.EngineCollector(self.worker))
-        self._stats.registry.register(LlamaCollector(self.worker))
+        self.models = ModelPart(settings, self._stats) if settings.has_model else None
+        self.predictor = PredictorPart(predictor, settings, self._stats) if predictor is not None else None
+        self.parts = [part for part in (self.models, self.predictor) if part is not None]
+        for collector in chain.from_iterable(part.collectors() for part in self.parts):
+            self._stats.registry.register(collector)
         self._keys = access.Keys(settings.keys)
         self._origins = access.Origins(settings.origins)
         self._is_started = False
         self._has_told = False
         self._started_at = int(time.time())
+        self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
         self.blueprint = self._blueprint()
 
     def start(self) -> None:
-        """Begins to load the first model, in the process that will serve; returns at once. Twice is harmless."""
+        """Begins to load the first model and to set the predictor up, in the process that will serve; returns at once.
+
+        Twice is harmless.
+        """
         if self._is_started:
             return
         self._is_started = True
-        atexit.register(self.worker.close)
-        self.worker.start()
+        for part in self.parts:
+            atexit.register(part.close)
+            part.start()
 
     def stop(self) -> None:
-        """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event.
-
-        Asked a second time, it ends them at once.
-        """
-        if self.worker.state.value == "draining":
-            self.worker.drain()
-            return
-        self.worker.stop_accepting()
-        log.info("stopping: running streams get %g s to finish", self.settings.drain_s)
-        if get_hub_if_exists() is not None:
-            gevent.spawn_later(self.settings.drain_s, self.worker.drain)
-        else:
-            timer = threading.Timer(self.settings.drain_s, self.worker.drain)
-            timer.daemon = True
-            timer.start()
+        """Refuses what is new and lets what runs end, in its time. Asked a second time, it ends that at once."""
+        for part in self.parts:
+            part.stop()
 
     def _blueprint(self) -> Blueprint:
-        settings = self.settings
-        desk = Desk(
-            worker=self.worker,
-            defaults=Defaults(
-                max_tokens=None if settings.n_predict == -1 else settings.n_predict,
-                temperature=settings.temp,
-                seed=None if settings.seed == -1 else settings.seed,
-                context_shift=settings.context_shift,
-            ),
-            limits=Limits(
-                max_body_bytes=settings.max_body_bytes,
-                ping_interval=settings.sse_ping_interval,
-                write_timeout=settings.write_timeout_s,
-            ),
-            stats=self._stats,
-        )
-        switches = Switches(settings.slots_endpoint, settings.props, settings.metrics, settings.slot_save_path)
         whole = Blueprint("corosrv", __name__)
-        whole.register_blueprint(routes.blueprint(desk))
-        whole.register_blueprint(docs.blueprint(shapes.ErrorAnswer, bool(settings.keys)))
-        whole.register_blueprint(responses.blueprint(desk, ResponseStore(settings.response_store_bytes)))
-        whole.register_blueprint(anthropic.blueprint(desk))
-        whole.register_blueprint(embedding_routes.blueprint(desk, settings.embeddings))
-        whole.register_blueprint(rerank_routes.blueprint(desk))
-        whole.register_blueprint(llamacpp_routes.blueprint(desk, self.worker, switches))
-        whole.register_blueprint(health.blueprint(self.worker))
-        whole.register_blueprint(loading.blueprint(self.worker, settings.max_body_bytes))
+        for routes in self._routes():
+            whole.register_blueprint(routes)
         whole.before_request(self.before)
         whole.after_request(self.after)
         whole.teardown_request(self.done)
@@ -126,13 +89,24 @@ class Server:
             statuses=(501,),
         )
         def exposition() -> Response:
-            if not settings.metrics:
+            if not self.settings.metrics:
                 return errors.http_response(501, "metrics are switched off (COROSRV_METRICS=0)")
             answer = Response(metrics.exposition(self._stats), content_type=metrics.CONTENT_TYPE)
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 
         return whole
+
+    def _routes(self) -> Iterator[Blueprint]:
+        yield health.blueprint(Whole(self.parts))
+        yield docs.page()
+        needs_key = bool(self.settings.keys)
+        if self.models is not None:
+            yield from self.models.blueprints()
+            beside = self.predictor.document if self.predictor is not None else None
+            yield docs.document(shapes.ErrorAnswer, needs_key, beside)
+        if self.predictor is not None:
+            yield self.predictor.blueprint(lambda: self.on_shutdown(), has_document=self.models is None)
 
     def before(self) -> None:
         """What every request has to pass. Once, also where the blueprint's hook and the app's both apply."""
@@ -173,12 +147,12 @@ def blueprint(**overrides: Any) -> Blueprint:
     Settings come from the environment and from `overrides`, by name: `blueprint(model="my.gguf", slots=8)`. The model
     begins to load with the first request that arrives, in the process that it arrives in. Raises SettingsError.
     """
-    return Server(settings_module.load(overrides)).blueprint
+    return Server(settings_module.load(overrides), settings_module.load_predictor(overrides)).blueprint
 
 
-def create_app(settings: Settings) -> Flask:
-    """A Flask app of its own, loading its model. Stops gracefully on SIGTERM when made in the main thread."""
-    server = Server(settings)
+def create_app(settings: Settings, predictor: PredictionSettings | None = None) -> Flask:
+    """A Flask app of its own, starting its parts. Stops gracefully on SIGTERM when made in the main thread."""
+    server = Server(settings, predictor)
     app = Flask("corosrv", static_folder=None)
     app.register_blueprint(server.blueprint)
     # Also where no route matches: without a key nobody learns which there are.
@@ -194,13 +168,11 @@ def create_app(settings: Settings) -> Flask:
     return app
 
 
-def _watch(on_gone: Callable[[], None]) -> ClientWatch:
-    """Of the request at hand, if there is one."""
-    return ClientWatch(request.environ if has_request_context() else {}, on_gone)
-
-
 def _http_error(error: HTTPException) -> Response:
-    answer = errors.http_response(error.code or 500, error.description or error.name)
+    server: Server = current_app.extensions["corosrv"]
+    is_prediction = server.predictor is not None and (server.models is None or server.predictor.has_path(request.path))
+    shape = prediction_errors.http_response if is_prediction else errors.http_response
+    answer = shape(error.code or 500, error.description or error.name)
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
             answer.headers[name] = value
@@ -231,11 +203,26 @@ def _make_application() -> Flask:
     for name in settings_module.unknown_variables(os.environ):
         log.warning("%s is no setting of corosrv and is ignored", name)
     try:
-        settings = settings_module.load()
-        front.adopt(connection.Limits(settings.head_timeout_s, settings.body_timeout_s, settings.body_rate))
-        return create_app(settings)
+        settings, predictor = settings_module.load(), settings_module.load_predictor()
+        worker = front.adopt(connection.Limits(settings.head_timeout_s, settings.body_timeout_s, settings.body_rate))
+        if predictor is not None and worker is not None and worker.cfg.workers > 1:
+            raise SettingsError("predictions live in one process: start gunicorn with one worker (-w 1)")
+        app = create_app(settings, predictor)
+        if predictor is not None and worker is not None:
+            _end_with(worker, app.extensions["corosrv"], predictor)
+        return app
     except CorosrvError as error:
         sys.exit(f"corosrv cannot start: {error}")
+
+
+def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings) -> None:
+    """Ties gunicorn's end to the predictor's: neither leaves the other behind."""
+    assert server.predictor is not None
+    worker.endings.append(server.predictor)
+    # A terminal interrupts everybody; the master passes on what this process is to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    number = signal.SIGINT if predictor.await_explicit_shutdown else signal.SIGTERM
+    server.on_shutdown = lambda: os.kill(worker.ppid, number)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,19 +6,22 @@ import ipaddress
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from corosrv import __version__, model_list, settings
+from corosrv import __version__, model_list, settings, sources
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import descriptors
+from corosrv.prediction_settings import PredictionSettings
 from corosrv.settings import Settings
 
 CONNECTIONS = 10_000
+PORT = 8080
+PREDICTOR_PORT = 5000  # where clients of Cog's server look for one
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,16 +33,28 @@ def main() -> None:
 main.add_command(bench)
 
 
-def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for every setting, in the order of the settings; the environment and the file stand behind them."""
-    for field in reversed(fields(Settings)):
-        flag = "--" + field.name.replace("_", "-")
-        kind: Any = {"int": int, "float": float, "str": str, "bool": click.BOOL}[str(field.type)]
-        text = f"{field.metadata['help']} [{settings.PREFIX}{field.name.upper()}; {field.default!r}]"
-        several: dict[str, Any] = {"multiple": True, "callback": _joined} if field.name == "model" else {}
-        command = click.option(flag, field.name, type=kind, default=None, help=text, **several)(command)
-    config = click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings by these names")
-    return config(command)
+def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for every setting of these parts, in their order; the environment and the file stand behind them."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for part in reversed(parts):
+            for field in reversed(fields(part)):
+                command = _option(field, sources.kinds(part)[field.name])(command)
+        config = click.option(
+            "--config", type=click.Path(path_type=Path), help="TOML file with settings by these names"
+        )
+        return config(command)
+
+    return decorate
+
+
+def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
+    flag = "--" + field.name.replace("_", "-")
+    text = f"{field.metadata['help']} [{sources.PREFIX}{field.name.upper()}; {field.default!r}]"
+    more: dict[str, Any] = {"multiple": True, "callback": _joined} if field.name == "model" else {}
+    if kind is bool:  # a flag alone is true, as if 1 stood behind it
+        more = {"is_flag": False, "flag_value": True}
+    return click.option(flag, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
 
 
 def _joined(context: click.Context, option: click.Parameter, models: tuple[str, ...]) -> str | None:
@@ -49,7 +64,12 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
 
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
-@click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(0, 65535), help="port")
+@click.option(
+    "--port",
+    "-p",
+    type=click.IntRange(0, 65535),
+    help=f"[{PORT}; of a predictor alone $PORT, else {PREDICTOR_PORT}]",
+)
 @click.option(
     "--workers",
     "-w",
@@ -62,36 +82,47 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
     "--connections", default=CONNECTIONS, show_default=True, type=click.IntRange(1), help="clients at once, per process"
 )
 @click.option("--open", "is_open", is_flag=True, help="listen beyond this machine without any API key")
-@setting_options
+@setting_options(Settings, PredictionSettings)
 def serve(
-    host: str, port: int, workers: int, connections: int, is_open: bool, config: Path | None, **overrides: Any
+    host: str, port: int | None, workers: int, connections: int, is_open: bool, config: Path | None, **overrides: Any
 ) -> None:
-    """Serve a model: gunicorn with the gevent worker and good defaults."""
+    """Serve a model, a predictor or both: gunicorn with the gevent worker and good defaults."""
     chosen = _load(config, overrides)
+    predictor = _load_predictor(config, overrides)
     if not is_open and not chosen.keys and not _is_loopback(host):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or say --open if everybody may use this server")
+    if predictor is not None and workers > 1:
+        _fail("predictions live in one process: --workers must be 1 where --predictor is given")
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)
     if workers > 1:
         click.echo(f"corosrv: {workers} processes, each with an engine and a model of its own", err=True)
-    from corosrv.server import OPTIONS, run  # late: patches the process for gevent
+    if port is None:
+        port = PORT if chosen.has_model else _predictor_port()
+    from corosrv.server import options, run  # late: patches the process for gevent
 
     run(
         {
-            **OPTIONS,
+            **options(chosen, predictor),
             "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "workers": workers,
             "worker_connections": connections,
-            # gunicorn's own limit only has to come after ours, which ends streams with an event.
-            "graceful_timeout": int(chosen.drain_s) + 5,
         }
     )
+
+
+def _predictor_port() -> int:
+    """Where a predictor alone is served, as Cog's server has it."""
+    text = os.environ.get("PORT") or str(PREDICTOR_PORT)
+    if not text.isdecimal() or int(text) > 65535:
+        _fail(f"PORT must be from 0 to 65535, not {text!r}")
+    return int(text)
 
 
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(1, 65535))
-@setting_options
+@setting_options(Settings)
 def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
     """Check this machine, and say what to do about each finding."""
     from corosrv.doctor import examine
@@ -105,7 +136,7 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 
 
 @main.command()
-@setting_options
+@setting_options(Settings)
 def models(config: Path | None, **overrides: Any) -> None:
     """Show the models that would be served: their names, files and sizes."""
     lines = list(map(_describe, _load(config, overrides).models))
@@ -128,6 +159,13 @@ def _load(config: Path | None, overrides: dict[str, Any]) -> Settings:
         _fail(str(error))
 
 
+def _load_predictor(config: Path | None, overrides: dict[str, Any]) -> PredictionSettings | None:
+    try:
+        return settings.load_predictor(overrides, file=config)
+    except SettingsError as error:
+        _fail(str(error))
+
+
 def _fail(message: str) -> NoReturn:
     click.echo(f"corosrv: {message}", err=True)
     sys.exit(1)
@@ -136,10 +174,10 @@ def _fail(message: str) -> NoReturn:
 def _hand_down(config: Path | None, overrides: dict[str, Any]) -> None:
     """Puts what the command line said where the worker processes will look for it."""
     if config is not None:
-        os.environ[settings.PREFIX + "CONFIG"] = str(config.resolve())
+        os.environ[sources.PREFIX + "CONFIG"] = str(config.resolve())
     for name, value in overrides.items():
         if value is not None:
-            os.environ[settings.PREFIX + name.upper()] = str(int(value) if isinstance(value, bool) else value)
+            os.environ[sources.PREFIX + name.upper()] = str(int(value) if isinstance(value, bool) else value)
 
 
 def _is_loopback(host: str) -> bool:

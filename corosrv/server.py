@@ -10,6 +10,13 @@ from typing import Any
 
 from gunicorn.app.base import BaseApplication
 
+from corosrv import settings as settings_module
+from corosrv.prediction_settings import PredictionSettings
+from corosrv.settings import Settings
+
+# gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
+_MARGIN = 5  # seconds
+
 
 class _Gunicorn(BaseApplication):  # type: ignore[misc]
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -27,13 +34,21 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
 
 
 def when_ready(arbiter: Any) -> None:
-    """gunicorn's hook in the master: a second SIGTERM ends it quickly, as a second SIGINT does. gunicorn drops it."""
+    """gunicorn's hook in the master: a second SIGTERM ends it quickly, as a second SIGINT does. gunicorn drops it.
+
+    Where a predictor is served the first SIGINT is as gentle as a SIGTERM, which may not count at all.
+    """
+    predictor = settings_module.load_predictor()
     n_stops = itertools.count()
 
-    def on_sigterm(number: int, frame: FrameType | None) -> None:
-        arbiter.signal(number if next(n_stops) == 0 else signal.SIGINT, frame)
+    def stop(number: int, frame: FrameType | None) -> None:
+        arbiter.signal(signal.SIGTERM if next(n_stops) == 0 else signal.SIGINT, frame)
 
-    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGTERM, stop)
+    if predictor is not None:
+        signal.signal(signal.SIGINT, stop)
+        if predictor.await_explicit_shutdown:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 # What corosrv wants of gunicorn, by the names of its settings. Also read by deploy/gunicorn.conf.py.
@@ -49,6 +64,12 @@ OPTIONS: dict[str, Any] = {
     "proc_name": "corosrv",
     "when_ready": when_ready,
 }
+
+
+def options(settings: Settings, predictor: PredictionSettings | None) -> dict[str, Any]:
+    """OPTIONS, and time enough for what runs to end."""
+    drain_s = max(settings.drain_s, predictor.drain_timeout if predictor else 0.0)
+    return {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
 
 
 def run(options: Mapping[str, Any]) -> None:

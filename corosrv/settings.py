@@ -1,35 +1,23 @@
-"""Every setting, checked and frozen. Sources in order: defaults, TOML file, environment `COROSRV_*`, command line."""
+"""The settings of a server and its models, checked and frozen. corosrv.sources says where they come from."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-from corosrv import model_list
+from corosrv import model_list, sources
 from corosrv.errors import SettingsError
 from corosrv.model_list import SYNTHETIC
+from corosrv.prediction_settings import PredictionSettings
+from corosrv.sources import DAY, MAX_INT32, PREFIX, setting
 
-PREFIX = "COROSRV_"
 LLAMA_MAX_SLOTS = 256
-MAX_INT32 = 2**31 - 1
-DAY = 86_400  # seconds
 POOLINGS = ("", "none", "mean", "cls", "last", "rank")
-
-
-def setting(default: Any, help: str, *, per_model: bool = False) -> Any:
-    """A field with its help text, which the command line shows. `per_model`: each model may have its own."""
-    return field(default=default, metadata={"help": help, "per_model": per_model})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +192,7 @@ class Settings:
             if name == "alias":
                 aliases = value
             elif name in _PER_MODEL:
-                chosen[name] = _parse(f"{where}: {name}", _KINDS[name], value)
+                chosen[name] = sources.parse(f"{where}: {name}", _KINDS[name], value)
             else:
                 others.append(f"{name}={value}")
         path = entry.path
@@ -217,6 +205,11 @@ class Settings:
             return replace(self, model=model_list.bare(path), model_alias=f"{entry.name},{aliases}", **chosen)
         except SettingsError as error:
             raise SettingsError(f"{where}: {error}") from None
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is one: beside a predictor there may be none."""
+        return bool(self.model)
 
     @property
     def is_synthetic(self) -> bool:
@@ -317,21 +310,36 @@ def load(
 ) -> Settings:
     """Settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
 
-    Raises SettingsError, which names the variable and the source.
+    Where nothing is said of a model it is the packaged one, unless a predictor is to be served. Raises SettingsError,
+    which names the variable and the source.
     """
-    environ = os.environ if environ is None else environ
-    path = file or (Path(environ[PREFIX + "CONFIG"]) if environ.get(PREFIX + "CONFIG") else None)
-    values = _from_file(path) if path else {}
-    values |= _from_environment(environ)
-    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
-    if not values.get("model"):
+    said = sources.read(overrides, environ, file, _PARTS)
+    values = said.of(Settings)
+    if not values.get("model") and not said.of(PredictionSettings).get("predictor"):
         values["model"] = packaged_model()
     return Settings(**values)
 
 
+def load_predictor(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> PredictionSettings | None:
+    """As load(); None where no predictor is to be served. Where no model is asked for, `slots` are the predictor's."""
+    said = sources.read(overrides, environ, file, _PARTS)
+    values, server = said.of(PredictionSettings), said.of(Settings)
+    if not values.get("predictor"):
+        return None
+    is_alone = not server.get("model")
+    if is_alone and "slots" in server and "predictor_slots" not in said.own(PredictionSettings):
+        values["predictor_slots"] = server["slots"]
+    return PredictionSettings(**values)
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Variables that look like settings and are none: misspelt, or of another version."""
-    known = {PREFIX + name.upper() for name in (*_KINDS, "config", "cflags", "llama_prefix")}
+    names = (*sources.names(_PARTS), "config", "cflags", "llama_prefix")
+    known = {PREFIX + name.upper() for name in names}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
@@ -350,44 +358,6 @@ def packaged_model() -> str:
     )
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        read = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"the settings file {path} cannot be read: {error}") from error
-    values = {}
-    for name, value in read.items():
-        if name not in _KINDS:
-            raise SettingsError(f"the settings file {path} has the unknown setting '{name}'")
-        kind = _KINDS[name]
-        accepted = (int, float) if kind is float else kind
-        is_right = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
-        if not is_right:
-            raise SettingsError(f"the settings file {path}: {name} must be of type {kind.__name__}, not {value!r}")
-        values[name] = kind(value)
-    return values
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    values = {}
-    for name, kind in _KINDS.items():
-        variable = PREFIX + name.upper()
-        if (text := environ.get(variable, "")) != "":
-            values[name] = _parse(variable, kind, text)
-    return values
-
-
-def _parse(variable: str, kind: type, text: str) -> Any:
-    if kind is bool:
-        if text not in ("0", "1"):
-            raise SettingsError(f"{variable} must be 0 or 1, not {text!r}")
-        return text == "1"
-    try:
-        return kind(text)
-    except ValueError:
-        raise SettingsError(f"{variable} must be of type {kind.__name__}, not {text!r}") from None
-
-
-_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-_KINDS: dict[str, type] = {field.name: _TYPES[str(field.type)] for field in fields(Settings)}
+_PARTS = (Settings, PredictionSettings)
+_KINDS = sources.kinds(Settings)
 _PER_MODEL = frozenset(field.name for field in fields(Settings) if field.metadata["per_model"])

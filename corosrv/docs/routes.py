@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -23,25 +24,34 @@ _POLICY = (
 )
 
 
-def blueprint(default_error: Any, needs_key: bool) -> Blueprint:
+def document(default_error: Any, needs_key: bool, beside: Callable[[], dict[str, Any]] | None = None) -> Blueprint:
     """Describes every route of the app it is registered in that says what it does, and is under the same prefix.
 
-    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one.
+    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one. `beside`:
+    another document, whose paths and schemas stand in this one too; it may raise Unavailable.
     """
-    routes = Blueprint("docs", __name__)
-    made: dict[str, bytes] = {}
+    routes = Blueprint("document", __name__)
+    made: dict[str, dict[str, Any]] = {}
 
     @routes.get("/openapi.json")
     @operation("Server", "Describe the API", "This document, as OpenAPI 3.1 has it.", answer=dict[str, Any])
-    def document() -> Response:
+    def describe() -> Response:
         root = request.script_root + _prefix("/openapi.json")
         if root not in made:
-            made[root] = _encoded(root, default_error, needs_key)
-        return Response(made[root], mimetype="application/json")
+            made[root] = _described(root, default_error, needs_key)
+        whole = made[root] if beside is None else _joined(made[root], beside())
+        return Response(msgspec.json.encode(whole), mimetype="application/json")
+
+    return routes
+
+
+def page() -> Blueprint:
+    """A page that reads the document, and works without any other server."""
+    routes = Blueprint("docs", __name__)
 
     @routes.get("/docs")
     @without_key
-    def page() -> Response:
+    def whole() -> Response:
         return _file("page.html")
 
     @routes.get("/docs/<name>")
@@ -72,18 +82,23 @@ def _prefix(path: str) -> str:
     return request.url_rule.rule[: -len(path)]
 
 
-def _encoded(root: str, default_error: Any, needs_key: bool) -> bytes:
+def _described(root: str, default_error: Any, needs_key: bool) -> dict[str, Any]:
     views, rules = current_app.view_functions, current_app.url_map.iter_rules()
     found = openapi.routes(rules, views, _prefix("/openapi.json"))
-    return msgspec.json.encode(
-        openapi.document(
-            found,
-            default_error=default_error,
-            title=TITLE,
-            text=TEXT,
-            version=corosrv.__version__,
-            server=root or "/",
-            needs_key=needs_key,
-            tags=TAGS,
-        )
+    return openapi.document(
+        found,
+        default_error=default_error,
+        title=TITLE,
+        text=TEXT,
+        version=corosrv.__version__,
+        server=root or "/",
+        needs_key=needs_key,
+        tags=TAGS,
     )
+
+
+def _joined(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both as one; where they give the same name to two things, it is the other's."""
+    schemas = document["components"]["schemas"] | other["components"]["schemas"]
+    components = document["components"] | {"schemas": schemas}
+    return document | {"paths": document["paths"] | other["paths"], "components": components}

@@ -12,7 +12,7 @@ import signal
 import time
 from datetime import datetime
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
@@ -40,8 +40,20 @@ _GUNICORNS_CONNECTIONS = 1000  # what it takes when it is not told
 RESERVE = 64
 _RESERVE_PATIENCE = 0.5  # seconds
 _LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
+_HURRY = 2.5  # seconds that what goes on beside requests gets at a quick end
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE = 0.1  # seconds
+
+
+class Ending(Protocol):
+    """What goes on beside requests, and has to end before the process does."""
+
+    @property
+    def is_ending(self) -> bool:
+        """It was told to stop, and has not."""
+
+    def hurry(self) -> None:
+        """Ends what still runs at once. Never waits."""
 
 
 class Front(GeventWorker):  # type: ignore[misc]
@@ -61,6 +73,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             self.worker_connections = min(CONNECTIONS, descriptors.raise_limit() // 2)
         self._connections: set[Connection] = set()
         self._stopping = Event()
+        self.endings: list[Ending] = []
         self._unread = Flood(log, "%d requests could not be read, or not be taken, and were refused")
         self._starved = Flood(log, "no file descriptor was left for a client, %d times")
 
@@ -79,7 +92,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             connection.hang_up()
         # By the monotonic clock: a wall clock that is set would end streams, or keep them.
         deadline = time.monotonic() + self.cfg.graceful_timeout
-        while any(len(server.pool) for server in servers) and time.monotonic() < deadline:
+        while (any(len(server.pool) for server in servers) or self._is_ending) and time.monotonic() < deadline:
             self.notify()
             gevent.sleep(0.1)
         for server in servers:
@@ -88,6 +101,21 @@ class Front(GeventWorker):  # type: ignore[misc]
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._stopping.set()
+
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        gevent.spawn(self._quit, sig, frame)
+
+    def _quit(self, sig: int, frame: FrameType | None) -> None:
+        for ending in self.endings:
+            ending.hurry()
+        deadline = time.monotonic() + _HURRY
+        while self._is_ending and time.monotonic() < deadline:
+            gevent.sleep(0.05)
+        super().handle_quit(sig, frame)
+
+    @property
+    def _is_ending(self) -> bool:
+        return any(ending.is_ending for ending in self.endings)
 
     def _listen(self, listener: Any) -> StreamServer:
         listener.setblocking(1)
@@ -199,10 +227,10 @@ class _Server(StreamServer):  # type: ignore[misc]
             return None
 
 
-def adopt(limits: Limits) -> bool:
+def adopt(limits: Limits) -> Front | None:
     """Tells this process's Front its limits, before it serves, and makes one of a plain gevent worker first.
 
-    False where this process is no gevent worker of gunicorn's.
+    None where this process is no gevent worker of gunicorn's.
 
     gunicorn tells nobody which worker it runs. But the worker has put its own methods behind the signals, and loads
     the application after that.
@@ -214,6 +242,6 @@ def adopt(limits: Limits) -> bool:
         signal.signal(signal.SIGTERM, worker.handle_exit)
         signal.siginterrupt(signal.SIGTERM, False)
     if not isinstance(worker, Front):
-        return False
+        return None
     worker.limits = limits
-    return True
+    return worker

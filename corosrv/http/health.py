@@ -9,7 +9,7 @@ from flask import Blueprint, Response
 
 from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.http.operation import operation, without_key
-from corosrv.jobs import State, Worker
+from corosrv.jobs import State
 from corosrv.stats import DecodeStats, HasDecodeStats
 
 
@@ -28,8 +28,14 @@ class NotReady(msgspec.Struct):
     error: dict[str, str | None]
 
 
-class HealthWorker(Worker, HasDecodeStats, Protocol):
-    """A Worker that also counts."""
+class HealthWorker(HasDecodeStats, Protocol):
+    """What there is to be asked, of a Worker or of several."""
+
+    @property
+    def state(self) -> State: ...
+
+    def check(self) -> None:
+        """Raises the Unavailable that a job would meet now."""
 
 
 def blueprint(worker: HealthWorker) -> Blueprint:

@@ -15,6 +15,7 @@ from corosrv.http import body as bodies
 from corosrv.http import sse
 from corosrv.http.client import ClientWatch
 from corosrv.http.metrics import HttpStats
+from corosrv.http.operation import without_key
 from corosrv.http.reply import json_response
 from corosrv.predictions import calls, errors, events, headers, shapes
 from corosrv.predictions.history import Event
@@ -30,24 +31,30 @@ def blueprint(
     stats: HttpStats,
     shut_down: Callable[[], None],
     *,
+    has_document: bool = True,
     ping_interval: float = events.PING_SECONDS,
     write_timeout: float = 30.0,
 ) -> Blueprint:
-    """Cog's endpoints over a service. `shut_down` begins to stop the server, and returns at once."""
+    """Cog's endpoints over a service. `shut_down` begins to stop the server, and returns at once. `has_document`: the
+    predictor's OpenAPI document is here, and not within another one."""
     routes = Blueprint("predictions", __name__)
 
     @routes.get("/")
+    @without_key
     def index() -> Response:
         return json_response(shapes.index(request))
 
     @routes.get("/health-check")
+    @without_key
     def health() -> Response:
         state, error = service.check_health()
         return json_response(shapes.health(state, error, service.worker.setup, service.slots))
 
-    @routes.get("/openapi.json")
-    def document() -> Response:
-        return json_response(service.schema.document)
+    if has_document:
+
+        @routes.get("/openapi.json")
+        def document() -> Response:
+            return json_response(service.schema.document)
 
     @routes.post("/predictions")
     def create() -> Response:

@@ -14,6 +14,7 @@ import gevent
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
+from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions import health, ids
 from corosrv.predictions.calls import Call
 from corosrv.predictions.drain import Drain
@@ -23,7 +24,6 @@ from corosrv.predictions.health import Health, HealthState, Slots
 from corosrv.predictions.history import History
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.run import Run, Submits, Terminal
-from corosrv.predictions.settings import PredictionSettings
 from corosrv.predictions.supervisor import Supervisor
 from corosrv.predictions.times import now
 from corosrv.predictions.validation import InputSchema
@@ -37,11 +37,16 @@ log = logging.getLogger("corosrv.predictions")
 class WorkerLike(Submits, Protocol):
     """What the service needs of a worker; see corosrv.worker.orchestrator.PredictorProcess."""
 
-    state: WorkerState
-    reason: str
-    setup: Setup
-    schema: dict[str, Any] | None
-    permits: PermitPool | None
+    @property
+    def state(self) -> WorkerState: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def setup(self) -> Setup: ...
+    @property
+    def schema(self) -> dict[str, Any] | None: ...
+    @property
+    def permits(self) -> PermitPool | None: ...
 
     def on_change(self, listener: Callable[[], None]) -> None: ...
 

@@ -24,7 +24,7 @@ def app() -> Iterator[Flask]:
     app = Flask(__name__, static_folder=None)
     app.register_blueprint(server.blueprint, url_prefix="/llm")
     yield app
-    server.worker.close()
+    server.models.close()
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from corosrv.errors import (
     TooManyReaders,
     WorkerGone,
 )
+from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions.calls import Call
 from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.prediction import Change, Prediction, Status
 from corosrv.predictions.service import Found, PredictionService
-from corosrv.predictions.settings import PredictionSettings
 from corosrv.predictions.webhooks import Receiver as Target
 from corosrv.wire.messages import Cancelled, Done, FileOutput, FileRef, Metric, OutputChunk
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
@@ -37,7 +37,7 @@ from tests.support.receiver import Receiver
 TIMEOUT = 10
 
 
-def scale(x: int = 1, factor: int = Input(default=2, ge=0), key: Secret = Input(default="none")) -> int:  # noqa: B008
+def scale(x: int = 1, factor: int = Input(default=2, ge=0), key: Secret = Input(default="none")) -> int:
     return x * factor
 
 

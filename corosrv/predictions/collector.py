@@ -1,0 +1,60 @@
+"""A service's numbers as Prometheus takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from corosrv.predictions.health import Health
+from corosrv.predictions.service import PredictionService
+
+_KEPT = [state for state in Health if state is not Health.UNHEALTHY]  # that one is asked for, and never kept
+
+
+class PredictionCollector(Collector):
+    """Reads them when it is asked; keeps none of its own. `n_restarts`: workers that followed one that died."""
+
+    def __init__(self, service: PredictionService, n_restarts: Callable[[], int]) -> None:
+        self._service = service
+        self._n_restarts = n_restarts
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._service.stats()
+        yield _gauge("corosrv_predictor_state", "1: the predictor is there", "state", self._states())
+        slots = {"free": stats.slots.free, "busy": stats.slots.busy, "poisoned": stats.slots.poisoned}
+        yield _gauge("corosrv_prediction_slots", "Slots of the predictor's worker", "state", slots)
+        running = GaugeMetricFamily("corosrv_predictions_running", "Predictions taken that have not ended")
+        running.add_metric([], stats.running)
+        yield running
+        yield _counter("corosrv_predictions", "Ended predictions by status", "status", stats.ended)
+        yield _single("corosrv_predictions_refused", "Predictions refused for want of a free slot", stats.refused)
+        hooks = stats.webhooks
+        outcomes = {"delivered": hooks.delivered, "failed": hooks.failed, "retried": hooks.retried}
+        yield _counter("corosrv_webhooks", "Webhooks by what became of them", "outcome", outcomes)
+        yield _single("corosrv_worker_restarts", "Workers started in place of one that died", self._n_restarts())
+
+    def _states(self) -> dict[str, int]:
+        now = self._service.health
+        return {state.value.lower(): int(state is now) for state in _KEPT}
+
+
+def _gauge(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _counter(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _single(name: str, text: str, count: int) -> Metric:
+    family = CounterMetricFamily(name, text)
+    family.add_metric([], count)
+    return family
