@@ -96,7 +96,7 @@ class PredictorProcess:
         config = self._config
         try:
             self._link.start(config.command, config.slots or MAX_SLOTS, config.env, config.cwd)
-        except OSError as error:
+        except Exception as error:
             self._is_over.set()
             self._fail_setup(f"the worker could not be started: {error}")
             return

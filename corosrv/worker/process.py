@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gevent.monkey
 from gevent.event import Event
 from gevent.hub import get_hub
 
-# The standard library's own, whatever is patched: it forks in C, within milliseconds and without running Python in the
-# copy of a process with many threads, which gevent's does. It is not asked for the process's end.
-_Popen = gevent.monkey.get_original("subprocess", "Popen")
+from corosrv.worker.plain_subprocess import plain_subprocess
+
 _READ = 1  # what a watcher of gevent watches for
 
 
@@ -58,8 +55,8 @@ class Process:
         loop = get_hub().loop
         if loop.default:
             loop.install_sigchld()  # before there is a child that may end
-        self._popen: Any = _Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherited), env=env, cwd=cwd, start_new_session=True
+        self._popen: Any = plain_subprocess.Popen(
+            command, stdin=plain_subprocess.DEVNULL, pass_fds=tuple(inherited), env=env, cwd=cwd, start_new_session=True
         )
         self.pid: int = self._popen.pid
         self.exit: Exit | None = None  # when it has ended

@@ -1,0 +1,39 @@
+"""The least that a worker can do: answers each prediction with Done, in one thread."""
+
+import argparse
+import selectors
+
+from corosrv.wire import messages
+from corosrv.wire.channel import ThreadChannel
+from corosrv.wire.codec import JsonCodec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--control", type=int)
+    parser.add_argument("--slots")
+    arguments = parser.parse_args()
+    control = ThreadChannel[messages.ControlToServer, messages.ControlToWorker].inherited(
+        arguments.control, JsonCodec(messages.ControlToWorker)
+    )
+    init = control.receive()
+    assert isinstance(init, messages.Init)
+    fds = [int(fd) for fd in arguments.slots.split(",")][: init.num_slots or 1]
+    selector = selectors.EpollSelector()
+    selector.register(control.fileno(), selectors.EVENT_READ, None)
+    for fd in fds:
+        slot = ThreadChannel[messages.SlotToServer, messages.SlotToWorker].inherited(
+            fd, JsonCodec(messages.SlotToWorker)
+        )
+        selector.register(fd, selectors.EVENT_READ, slot)
+    control.send(messages.Ready(list(range(len(fds))), {}))
+    while True:
+        for key, _ in selector.select():
+            if key.data is None:
+                return  # a shutdown, or the server's end
+            predict = key.data.receive()
+            key.data.send(messages.Done(predict.id, 0.0))
+
+
+if __name__ == "__main__":
+    main()
