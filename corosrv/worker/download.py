@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from urllib.parse import urljoin, urlsplit
+from typing import BinaryIO
+from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -20,21 +20,20 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE = 1 << 16  # bytes
 
 
-def download(url: str, directory: str, agent: str | None, ends_at: float, is_over: Callable[[], bool]) -> str:
-    """Puts the file into `directory`, named as the URL's last part says; returns its path.
+def download(
+    url: str, create: Callable[[str], BinaryIO], agent: str | None, ends_at: float, is_over: Callable[[], bool]
+) -> None:
+    """Writes to the file that `create` opens for the name in the URL's last part.
 
     Has to be done at `ends_at` of the monotonic clock, and leaves off when `is_over` says so. Raises InputFailed with
     the status or the cause.
     """
     try:
-        with _answer(url, {"User-Agent": agent or f"corosrv/{corosrv.__version__}"}, ends_at) as answer:
-            os.makedirs(directory, 0o700)
-            path = os.path.join(directory, web_name(url))
-            with open(path, "xb") as file:
-                while not is_over() and (piece := answer.read(_PIECE)):
-                    file.write(piece)
-                    _left(ends_at)
-            return path
+        agent = agent or f"corosrv/{corosrv.__version__}"
+        with _answer(url, agent, ends_at) as answer, create(web_name(url)) as file:
+            while not is_over() and (piece := answer.read(_PIECE)):
+                file.write(piece)
+                _left(ends_at)
     except urllib3.exceptions.HTTPError as error:
         raise InputFailed(f"cannot be fetched: {_cause(error)}") from error
     except OSError as error:
@@ -42,13 +41,19 @@ def download(url: str, directory: str, agent: str | None, ends_at: float, is_ove
 
 
 @contextmanager
-def _answer(url: str, headers: dict[str, str], ends_at: float) -> Iterator[urllib3.BaseHTTPResponse]:
+def _answer(url: str, agent: str, ends_at: float) -> Iterator[urllib3.BaseHTTPResponse]:
     """The one behind the redirects, with status 200. Connections are closed in the end."""
     for _ in range(MAX_REDIRECTS + 1):
         with _pool(url) as pool:
             timeout = urllib3.Timeout(total=_left(ends_at))
             answer = pool.request(
-                "GET", url, headers=headers, redirect=False, retries=False, timeout=timeout, preload_content=False
+                "GET",
+                url,
+                headers=_headers(url, agent),
+                redirect=False,
+                retries=False,
+                timeout=timeout,
+                preload_content=False,
             )
             try:
                 target = answer.headers.get("Location") if answer.status in _REDIRECTS else None
@@ -62,6 +67,13 @@ def _answer(url: str, headers: dict[str, str], ends_at: float) -> Iterator[urlli
         if not is_web(url):
             raise InputFailed("cannot be fetched: it redirects to something else than http or https")
     raise InputFailed(f"cannot be fetched: more than {MAX_REDIRECTS} redirects")
+
+
+def _headers(url: str, agent: str) -> dict[str, str]:
+    """With the name and password that the URL may have; those for one host go to no other."""
+    parts = urlsplit(url)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    return {**urllib3.make_headers(basic_auth=login), "User-Agent": agent}
 
 
 def _pool(url: str) -> urllib3.PoolManager:

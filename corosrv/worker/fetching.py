@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
+import shutil
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
 
 from corosrv.errors import InputFailed
 from corosrv.worker.addresses import DataUrl, is_data
@@ -16,14 +18,15 @@ AT_ONCE = 8
 TIME_LIMIT = 60.0  # seconds, from a download's begin to its last byte
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Fetch:
     """One file to come; `field` is the input that it is for."""
 
+    number: int
     field: str
     address: str
     path: str = ""
-    ends_at: float = math.inf  # by the monotonic clock, while it runs
+    ends_at: float = 0.0  # by the monotonic clock, once it runs
 
 
 class Fetching:
@@ -39,21 +42,20 @@ class Fetching:
         self._fetches: list[_Fetch] = []
         self._changed = threading.Condition()  # guards what is below, and the fetches while threads run
         self._waiting: deque[_Fetch] = deque()
+        self._running: dict[_Fetch, None] = {}  # the oldest first
         self._n_done = 0
         self._fault: InputFailed | None = None
 
     def add(self, field: str, address: str) -> int:
         """Returns the number under which `run` gives the file's path."""
-        self._fetches.append(_Fetch(field, address))
+        self._fetches.append(_Fetch(len(self._fetches), field, address))
         return len(self._fetches) - 1
 
     def run(self) -> list[str]:
         """Paths of all files, in the order they were added. Waits; raises the first InputFailed."""
-        for number, fetch in enumerate(self._fetches):
-            fetch.path = os.path.join(self._directory, str(number))
+        for fetch in self._fetches:
             if is_data(fetch.address):
-                _decode(fetch)
-                self._n_done += 1
+                self._decode(fetch)
             else:
                 self._waiting.append(fetch)
         for _ in range(min(AT_ONCE, len(self._waiting))):
@@ -64,15 +66,42 @@ class Fetching:
     def cancel(self) -> None:
         self._fail(InputFailed("cancelled while inputs were fetched"))
 
+    def remove(self) -> None:
+        """Cancels, and removes all files; none comes after that."""
+        self.cancel()
+        if self._fetches:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _decode(self, fetch: _Fetch) -> None:
+        try:
+            decoded = DataUrl.parse(fetch.address)
+            with self._create(fetch, decoded.name) as file:
+                file.write(decoded.content)
+        except ValueError as error:
+            raise InputFailed(f"{fetch.field}: {error}") from error
+        except OSError as error:
+            raise InputFailed(f"{fetch.field}: cannot be written: {error.strerror}") from error
+        self._done(fetch)
+
+    def _create(self, fetch: _Fetch, name: str) -> BinaryIO:
+        """Its file, in a directory of its own. Raises InputFailed once nothing may come any more, and OSError."""
+        with self._changed:
+            if self._fault is not None:
+                raise self._fault
+            directory = os.path.join(self._directory, str(fetch.number))
+            os.makedirs(directory, 0o700)
+            fetch.path = os.path.join(directory, name)
+            return open(fetch.path, "xb")
+
     def _wait(self) -> None:
         with self._changed:
             while self._fault is None and self._n_done < len(self._fetches):
-                first = min(self._fetches, key=lambda fetch: fetch.ends_at)
-                left = first.ends_at - time.monotonic()
-                if left <= 0:
-                    self._fault = InputFailed(f"{first.field}: cannot be fetched within {TIME_LIMIT:g} s")
+                oldest = next(iter(self._running), None)
+                left = oldest.ends_at - time.monotonic() if oldest else TIME_LIMIT
+                if oldest and left <= 0:
+                    self._fault = InputFailed(f"{oldest.field}: cannot be fetched within {TIME_LIMIT:g} s")
                 else:
-                    self._changed.wait(min(left, TIME_LIMIT))
+                    self._changed.wait(left)
             if self._fault is not None:
                 raise self._fault
 
@@ -82,13 +111,13 @@ class Fetching:
 
         while (fetch := self._next()) is not None:
             try:
-                path = download(fetch.address, fetch.path, self._agent, fetch.ends_at, self._is_over)
+                download(fetch.address, partial(self._create, fetch), self._agent, fetch.ends_at, self._is_over)
             except InputFailed as error:
                 self._fail(InputFailed(f"{fetch.field}: {error}"))
             except Exception as error:
                 self._fail(InputFailed(f"{fetch.field}: cannot be fetched: {type(error).__name__}: {error}"))
             else:
-                self._done(fetch, path)
+                self._done(fetch)
 
     def _next(self) -> _Fetch | None:
         with self._changed:
@@ -96,13 +125,13 @@ class Fetching:
                 return None
             fetch = self._waiting.popleft()
             fetch.ends_at = time.monotonic() + TIME_LIMIT
+            self._running[fetch] = None
             self._changed.notify_all()
             return fetch
 
-    def _done(self, fetch: _Fetch, path: str) -> None:
+    def _done(self, fetch: _Fetch) -> None:
         with self._changed:
-            fetch.path = path
-            fetch.ends_at = math.inf
+            self._running.pop(fetch, None)
             self._n_done += 1
             self._changed.notify_all()
 
@@ -113,16 +142,3 @@ class Fetching:
 
     def _is_over(self) -> bool:
         return self._fault is not None
-
-
-def _decode(fetch: _Fetch) -> None:
-    try:
-        decoded = DataUrl.parse(fetch.address)
-        os.makedirs(fetch.path, 0o700)
-        fetch.path = os.path.join(fetch.path, decoded.name)
-        with open(fetch.path, "xb") as file:
-            file.write(decoded.content)
-    except ValueError as error:
-        raise InputFailed(f"{fetch.field}: {error}") from error
-    except OSError as error:
-        raise InputFailed(f"{fetch.field}: cannot be written: {error.strerror}") from error

@@ -6,7 +6,6 @@ import copy
 import io
 import math
 import os
-import shutil
 from enum import Enum
 from types import TracebackType
 from typing import Any
@@ -41,8 +40,7 @@ class Inputs:
     def __init__(self, signature: Signature, directory: str, agent: str | None = None) -> None:
         """`agent`: the User-Agent of downloads."""
         self._signature = signature
-        self._directory = os.path.join(directory, "inputs")
-        self._fetching = Fetching(self._directory, agent)
+        self._fetching = Fetching(os.path.join(directory, "inputs"), agent)
         self._opened: list[io.IOBase] = []
 
     def prepare(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -60,11 +58,10 @@ class Inputs:
 
     def close(self) -> None:
         """Twice is harmless."""
-        self._fetching.cancel()
         for file in self._opened:
             file.close()
         self._opened.clear()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._fetching.remove()
 
     def __enter__(self) -> Inputs:
         return self
@@ -76,13 +73,13 @@ class Inputs:
 
     def _convert(self, field: InputField, given: dict[str, Any]) -> Any:
         """With an `_Awaited` wherever a file has to come."""
-        value = given.get(field.name, field.default)
+        value = given[field.name] if field.name in given else copy.deepcopy(field.default)
         if value is MISSING:
             if field.is_required:
                 raise InputFailed(f"{field.name}: is required")
             return None
         is_default = field.default is not MISSING and value == field.default
-        return _Conversion(field, is_default, self._fetching).value(field.shape, copy.deepcopy(value))
+        return _Conversion(field, is_default, self._fetching).value(field.shape, value)
 
     def _finished(self, value: Any, paths: list[str]) -> Any:
         """With the files in."""

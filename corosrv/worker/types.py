@@ -9,13 +9,16 @@ import pathlib
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 STARS = "*" * 10  # what is shown of a secret
 
 
-class _Missing:
+class _Missing(Enum):
     """The default of an input that has none, since None is one."""
+
+    MISSING = "missing"
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -24,7 +27,7 @@ class _Missing:
         return False
 
 
-MISSING = _Missing()
+MISSING = _Missing.MISSING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +46,35 @@ class FieldInfo:
     accept: str | None = None  # of a file: MIME types and endings, as HTML's accept has them
 
 
-def Input(default: Any = MISSING, **limits: Any) -> Any:
+def Input(
+    default: Any = MISSING,
+    *,
+    description: str | None = None,
+    ge: float | None = None,
+    le: float | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+    regex: str | None = None,
+    choices: list[Any] | None = None,
+    deprecated: bool | None = None,
+    accept: str | None = None,
+) -> Any:
     """Describes one input: `prompt: str = Input(description="What to draw", max_length=1000)`.
 
-    Takes the fields of FieldInfo by name. Without a default the input is required, unless its type allows None.
+    Without a default the input is required, unless its type allows None. FieldInfo says what the others mean.
     """
-    if "default_factory" in limits:
-        raise TypeError("Input() takes no default_factory: say None, and make the value in run()")
-    return FieldInfo(default=default, **limits)
+    return FieldInfo(
+        default=default,
+        description=description,
+        ge=ge,
+        le=le,
+        min_length=min_length,
+        max_length=max_length,
+        regex=regex,
+        choices=choices,
+        deprecated=deprecated,
+        accept=accept,
+    )
 
 
 class Path(pathlib.PosixPath):

@@ -19,6 +19,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.agents.append(self.headers.get("User-Agent", ""))
         self.server.answer(self.path, status(404))(self)
+        self.close_connection = True  # also where a test answers nothing
 
     def do_PUT(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))

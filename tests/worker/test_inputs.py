@@ -18,6 +18,13 @@ class Colour(str, enum.Enum):
     RED = "red"
 
 
+@pytest.fixture(autouse=True)
+def direct(monkeypatch):
+    """No proxy of the machine's stands between."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def server():
     with serving() as server:
@@ -239,20 +246,26 @@ def test_a_server_that_drips_has_its_time_too(server, tmp_path, monkeypatch):
     is_over.set()
 
 
+def _preparing(inputs: Inputs, address: str, failed: list[InputFailed]) -> threading.Thread:
+    """A thread that prepares them, and keeps how that failed."""
+
+    def prepare() -> None:
+        try:
+            inputs.prepare({"x": address})
+        except InputFailed as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    return thread
+
+
 def test_a_cancel_ends_the_wait_at_once(server, tmp_path):
     is_asked, is_over = threading.Event(), threading.Event()
     server.answers["/a"] = lambda handler: (is_asked.set(), is_over.wait(10))
     inputs = _inputs(Path, tmp_path)
     failed: list[InputFailed] = []
-
-    def prepare() -> None:
-        try:
-            inputs.prepare({"x": f"{server.url}/a"})
-        except InputFailed as error:
-            failed.append(error)
-
-    preparing = threading.Thread(target=prepare)
-    preparing.start()
+    preparing = _preparing(inputs, f"{server.url}/a", failed)
     assert is_asked.wait(10)
 
     inputs.cancel()
@@ -262,6 +275,44 @@ def test_a_cancel_ends_the_wait_at_once(server, tmp_path):
     assert "cancelled" in str(failed[0])
     is_over.set()
     inputs.close()
+
+
+def test_a_download_that_ends_after_its_prediction_leaves_nothing(server, tmp_path):
+    is_asked, may_answer = threading.Event(), threading.Event()
+    server.answers["/a"] = lambda handler: (is_asked.set(), may_answer.wait(10), handler.reply(200, b"x"))
+    inputs = _inputs(Path, tmp_path)
+    preparing = _preparing(inputs, f"{server.url}/a", [])
+    assert is_asked.wait(10)
+
+    inputs.close()
+    may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "corosrv-fetch":
+            thread.join(10)
+    preparing.join(10)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_and_password_in_an_address_go_to_its_host_alone(server, tmp_path):
+    with serving() as other:
+        seen = []
+        server.answers["/a"] = lambda handler: (
+            seen.append(handler.headers["Authorization"]),
+            handler.reply(302, Location=f"{other.url}/b"),
+        )
+        other.answers["/b"] = lambda handler: (seen.append(handler.headers["Authorization"]), handler.reply(200))
+        _prepared(Path, server.url.replace("//", "//me:p%40ss@") + "/a", tmp_path)
+
+    assert seen == ["Basic bWU6cEBzcw==", None]
+
+
+def test_a_proxy_of_the_environment_is_asked(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url)
+    server.answers["http://nowhere.example/a"] = content(b"through")
+
+    with _inputs(Path, tmp_path) as inputs:
+        assert inputs.prepare({"x": "http://nowhere.example/a"})["x"].read_bytes() == b"through"
 
 
 def test_names_that_lead_elsewhere_stay_in_the_directory(server, tmp_path):

@@ -49,5 +49,3 @@ def test_parts_of_a_path_are_paths_of_its_kind():
 def test_an_input_refuses_words_that_it_does_not_know():
     with pytest.raises(TypeError, match="maximum"):
         Input(maximum=3)
-    with pytest.raises(TypeError, match="default_factory"):
-        Input(default_factory=list)
