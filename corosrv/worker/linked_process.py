@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import gevent
+from gevent.event import Event
 
 from corosrv.errors import WireError
 from corosrv.wire.codec import Codec, In
@@ -23,6 +24,7 @@ log = logging.getLogger("corosrv.worker")
 
 # A channel that ends may be the first sign of a process that does. Its end says more, so it is given time, in seconds.
 LAST_BREATH = 0.5
+DEATH = 2.0  # seconds that the kernel may take to end what was killed
 
 ControlOut = TypeVar("ControlOut")
 ControlIn = TypeVar("ControlIn")
@@ -64,6 +66,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         self._control_codec = control
         self._lane_codec = lane
         self._fault = ""
+        self._is_over = Event()  # the listener knows it, too
         self._readers: list[gevent.Greenlet] = []
         self._process: Process  # once it is started, as is the control channel
         self.control: GeventChannel[ControlOut, ControlIn]
@@ -144,13 +147,22 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
 
     def kill(self, fault: str = "") -> None:
         """Ends the process and all of its group, if it has not ended: `on_end` is told of it, and of the fault."""
-        if self._process.exit is None:
+        if self.is_started and self._process.exit is None:
             self._fault = self._fault or fault
             self._process.kill()
 
-    def terminate(self) -> None:
-        """Asks the process and all of its group to end."""
-        self._process.terminate()
+    def terminate(self, patience: float) -> None:
+        """Asks the process and all of its group to end, and kills it where it has not after this time. Waits."""
+        if self.is_started:
+            self._process.terminate()
+        self.end_within(patience)
+
+    def end_within(self, seconds: float) -> None:
+        """Waits until the process has ended and all was told, and kills it when that takes longer."""
+        if self.is_started and not self._is_over.wait(seconds):
+            self.kill()
+            if not self._is_over.wait(DEATH):
+                log.error("process %d was killed and has not ended", self.pid)
 
     def _await_end(self) -> None:
         self._process.wait()
@@ -162,6 +174,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         for channel in self.lanes:
             channel.close()
         self._listener.on_end(self._process.exit, self._fault)
+        self._is_over.set()
 
     def _hear_out(self) -> None:
         """Tells what had arrived before the end: no more than sockets hold, so without waiting for room."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gevent
-from gevent.event import Event
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import ChannelClosed, ProtocolError
@@ -19,12 +17,11 @@ from corosrv.jobs import PredictJob
 from corosrv.wire import messages
 from corosrv.wire.codec import JsonCodec
 from corosrv.worker.health_checks import HealthChecks
-from corosrv.worker.input_file import predict_message
 from corosrv.worker.linked_process import LinkedProcess
 from corosrv.worker.predict_reader import PredictReader
 from corosrv.worker.process import Exit
 from corosrv.worker.setup import Setup
-from corosrv.worker.slot import Running, Slot
+from corosrv.worker.slots import Slots
 from corosrv.worker.state import WorkerState, check_move
 
 log = logging.getLogger("corosrv.worker")
@@ -32,7 +29,6 @@ printed = logging.getLogger("corosrv.predictor")  # what it prints outside of pr
 
 MAX_SLOTS = 64  # that a predictor may ask for by itself; an operator may give it more
 TERMINATION = 5.0  # seconds between SIGTERM and SIGKILL for a worker that is not set up
-DEATH = 2.0  # seconds that the kernel may take to end what was killed
 
 Link = LinkedProcess[
     messages.ControlToWorker, messages.ControlToServer, messages.SlotToWorker, messages.SlotToServer
@@ -59,16 +55,13 @@ class PredictorProcess:
         self.state = WorkerState.STARTING
         self.reason = ""  # why it is SETUP_FAILED, DEFUNCT or STOPPED
         self.setup = Setup()
-        self.schema: dict[str, Any] | None = None  # once it is READY, as are the permits
-        self.permits: PermitPool | None = None
-        self._slots: list[Slot] = []  # in the order of their channels
-        self._by_id: dict[int, Slot] = {}
+        self.schema: dict[str, Any] | None = None  # once it is READY
+        self._slots: Slots | None = None
         self._link = Link(self, JsonCodec(messages.ControlToServer), JsonCodec(messages.SlotToServer))
         self._health = HealthChecks(self._send_health_check)
         self._listeners: list[Callable[[], None]] = []
         self._last_words = ""  # why it said that it would abort
         self._is_stopping = False
-        self._is_over = Event()  # no process is left
         self._starting: gevent.Greenlet | None = None
         self._setup_timer: Any = None
 
@@ -97,7 +90,6 @@ class PredictorProcess:
         try:
             self._link.start(config.command, config.slots or MAX_SLOTS, config.env, config.cwd)
         except Exception as error:
-            self._is_over.set()
             self._fail_setup(f"the worker could not be started: {error}")
             return
         self._send(messages.Init(config.predictor, config.slots))
@@ -109,10 +101,8 @@ class PredictorProcess:
             self._fail_setup(fault)
             return
         self.schema = ready.schema
-        self.permits = PermitPool(ready.slots)
         self._link.use_lanes(len(ready.slots))
-        self._slots = [Slot(number, channel) for number, channel in zip(ready.slots, self._link.lanes, strict=True)]
-        self._by_id = {slot.id: slot for slot in self._slots}
+        self._slots = Slots(ready.slots, self._link.lanes, self._cancel)
         self.setup.succeed()
         self._enter(WorkerState.READY)
 
@@ -131,37 +121,22 @@ class PredictorProcess:
             return
         self.setup.fail(error)
         self._enter(WorkerState.SETUP_FAILED, error)
-        gevent.spawn(self._terminate)
+        gevent.spawn(self._link.terminate, TERMINATION)
 
     # Predictions.
+
+    @property
+    def permits(self) -> PermitPool | None:
+        """Once the worker is READY."""
+        return None if self._slots is None else self._slots.permits
 
     def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
         """Takes over the permit, whatever happens; what goes wrong, the reader says with Failed.
 
         Waits only while a large input is written to a file.
         """
-        reader = PredictReader(functools.partial(self._cancel, permit.slot, job.id))
-        if not permit.is_held:  # the slot was poisoned meanwhile, maybe with all others
-            reader.put(messages.Failed(job.id, 0.0, self._reason_against(permit.slot)), 0)
-            return reader
-        running = Running(job.id, permit, reader)
-        slot = self._by_id[permit.slot]
-        slot.begin(running)
-        try:
-            message = predict_message(job)
-            if slot.running is running:  # the slot may have ended meanwhile
-                slot.channel.send(message)
-        except ChannelClosed:
-            pass  # whoever reads the channel hears of it, and ends what runs
-        except BaseException as error:  # a greenlet that is killed must not keep its slot
-            slot.fail(f"{type(error).__name__}: {error}")
-            if not isinstance(error, Exception):
-                raise
-        return reader
-
-    def _reason_against(self, slot_id: int) -> str:
-        reasons = self.permits.reasons if self.permits is not None else {}
-        return self.reason or reasons.get(slot_id, "") or "its permit has ended"
+        assert self._slots is not None
+        return self._slots.submit(job, permit)
 
     def _cancel(self, slot_id: int, prediction: str) -> None:
         self._send(messages.Cancel(slot_id, prediction))
@@ -196,30 +171,29 @@ class PredictorProcess:
     def _on_slot_failed(self, message: messages.SlotFailed) -> None:
         if self.state is WorkerState.STARTING:
             self._fail_setup(message.error)
-        elif (slot := self._by_id.get(message.slot)) is not None:
-            self._poison(slot, message.error)
+        elif self._slots is not None and message.slot in self._slots:
+            self._poison(message.slot, message.error)
         else:
             raise ProtocolError(f"slot {message.slot} has failed, which there is not")
 
     def on_lane(self, lane: int, message: messages.SlotToServer, n_bytes: int) -> None:
-        self._slots[lane].on_message(message, n_bytes)
+        assert self._slots is not None
+        self._slots.on_message(lane, message, n_bytes)
 
     def wait_for_room(self, lane: int) -> None:
-        self._slots[lane].wait_for_room()
+        assert self._slots is not None
+        self._slots.wait_for_room(lane)
 
     def on_lane_broken(self, lane: int, fault: str) -> None:
-        self._poison(self._slots[lane], fault)
+        assert self._slots is not None
+        self._poison(self._slots.id_of(lane), fault)
 
-    def _poison(self, slot: Slot, reason: str) -> None:
-        """Nothing runs on the slot any more; when it was the last one, the worker is of no use."""
-        assert self.permits is not None
-        log.error("slot %d is poisoned: %s", slot.id, reason)
-        if slot.running is not None:
-            self._cancel(slot.id, slot.running.id)
-        slot.fail(reason, poison=reason)
-        self.permits.poison(slot.id, reason)
-        slot.channel.close()
-        if self.permits.poisoned < self.permits.total:
+    def _poison(self, slot_id: int, reason: str) -> None:
+        """When it was the last slot, the worker is of no use."""
+        assert self._slots is not None
+        self._slots.poison(slot_id, reason)
+        permits = self._slots.permits
+        if permits.poisoned < permits.total:
             self._notify()
         elif self.state is WorkerState.READY:
             self._enter(WorkerState.DEFUNCT, f"all slots are poisoned: {reason}")
@@ -247,13 +221,13 @@ class PredictorProcess:
         One that is still being set up is terminated, and killed after 5 s.
         """
         self._is_stopping = True
-        if self._starting is None or not self._link.is_started:
+        if not self._link.is_started:
             self._never_started()
         elif self.state is WorkerState.STARTING:
-            self._terminate()
+            self._link.terminate(TERMINATION)
         else:
             self._send(messages.Shutdown())
-            self._kill_after(timeout)
+            self._link.end_within(timeout)
 
     def kill(self) -> None:
         """Ends the process and all of its group now. Does not wait for it."""
@@ -266,21 +240,8 @@ class PredictorProcess:
     def _never_started(self) -> None:
         if self._starting is not None:
             self._starting.kill(block=False)
-        self._is_over.set()
         if self.state is WorkerState.STARTING:
             self._stopped()
-
-    def _terminate(self) -> None:
-        """SIGTERM, and SIGKILL where that is not enough. Waits."""
-        if self._link.is_started:
-            self._link.terminate()
-            self._kill_after(TERMINATION)
-
-    def _kill_after(self, timeout: float) -> None:
-        if not self._is_over.wait(timeout):
-            self._link.kill()
-            if not self._is_over.wait(DEATH):
-                log.error("the worker, process %s, was killed and has not ended", self.pid)
 
     def on_end(self, exit: Exit, fault: str) -> None:
         error = ": ".join(filter(None, (f"the worker crashed with {exit}", fault or self._last_words)))
@@ -289,18 +250,12 @@ class PredictorProcess:
         elif self.state is WorkerState.STARTING:
             self._fail_setup(error)
         elif self.state is WorkerState.READY:
-            self._end(WorkerState.DEFUNCT, error)
-        self._is_over.set()
+            self._enter(WorkerState.DEFUNCT, error)
 
     def _stopped(self) -> None:
         if self.state is WorkerState.STARTING:
             self.setup.fail("the server was stopped")
-        self._end(WorkerState.STOPPED, "server shut down")
-
-    def _end(self, state: WorkerState, reason: str) -> None:
-        for slot in self._slots:
-            slot.fail(reason, poison=reason)
-        self._enter(state, reason)
+        self._enter(WorkerState.STOPPED, "server shut down")
 
     def _enter(self, state: WorkerState, reason: str = "") -> None:
         check_move(self.state, state)
@@ -310,9 +265,8 @@ class PredictorProcess:
             self._setup_timer.close()
         if state is not WorkerState.READY:
             self._health.give_up(reason)
-            if self.permits is not None:
-                for slot in self._slots:
-                    self.permits.poison(slot.id, reason)
+            if self._slots is not None:
+                self._slots.poison_all(reason)
         log.info("the worker is %s%s", state.value, reason and f": {reason}")
         self._notify()
 
