@@ -100,14 +100,16 @@ class AsyncRunner:
         run.is_stream = self._predictor.signature.is_generator
         with Inputs(self._predictor.signature, run.predict.output_dir, run.agent) as inputs:
             run.interrupt = inputs.cancel
+            if run.is_cancelled:  # before there was anything to interrupt
+                return
             # Downloads take their time, and others run on this loop.
             prepare = functools.partial(inputs.prepare, run.input())
             arguments = await asyncio.to_thread(prepare) if self._fetches else prepare()
-            await self._call(run, arguments)
+            user = _UserCode(run, self._loop)
+            if not run.is_cancelled:
+                await self._call(run, user, arguments)
 
-    async def _call(self, run: Run, arguments: dict[str, Any]) -> None:
-        user = _UserCode(run, self._loop)
-        user.check()
+    async def _call(self, run: Run, user: _UserCode, arguments: dict[str, Any]) -> None:
         run.start_clock()
         result = self._predictor.call(**arguments)
         if inspect.isawaitable(result):
@@ -154,12 +156,6 @@ class _UserCode:
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None  # while it waits in user code
         run.interrupt = self._interrupt
-
-    def check(self) -> None:
-        """Raises CancelledError once the prediction is cancelled."""
-        if self._run.is_cancelled:
-            self._run.is_told = True
-            raise asyncio.CancelledError
 
     async def wait(self, user_code: Awaitable[T]) -> T:
         """Raises CancelledError where the prediction is cancelled meanwhile."""

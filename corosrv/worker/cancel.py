@@ -10,6 +10,7 @@ import _thread
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
@@ -137,6 +138,10 @@ class Interrupts:
         raise CancelationException("the prediction was canceled")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is Interrupts._on_unraisable.__code__:
+                return  # where nothing can be raised
+            frame = frame.f_back
         self._raise_if_due()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
@@ -144,6 +149,11 @@ class Interrupts:
         prediction = self._running
         if issubclass(unraisable.exc_type, CancelationException) and prediction is not None:
             prediction.is_told = False
-            self.interrupt()
+            threading.Thread(target=self._insist, args=(prediction,), name="corosrv-cancel", daemon=True).start()
         else:
             self._report_unraisable(unraisable)
+
+    def _insist(self, prediction: Cancellable) -> None:
+        while self._running is prediction and not prediction.is_told:
+            self.interrupt()
+            time.sleep(0.001)

@@ -125,8 +125,8 @@ class Child:
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Set-up has failed: the server hears why, and what was printed, before the process ends."""
-        self._outside.write("stderr", trace(error).encode("utf-8", "replace"))
         self._capture.flush()
+        self._outside.write("stderr", trace(error).encode("utf-8", "replace"))
         self._control.outbox.post(SlotFailed(-1, describe(error)))
         self._control.outbox.flush(FAREWELL)
         os._exit(1)

@@ -87,11 +87,6 @@ class Outbox(Generic[Out]):
                     self._drops.add()
                 return
             self.post(message)
-            if not self._is_dropping:
-                return
-            self._is_dropping = False
-        if self._drops is not None:
-            self._drops.report()
 
     def flush(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> bool:
         """Waits until the kernel has all of it, or `unless` holds when somebody nudges."""
@@ -119,6 +114,10 @@ class Outbox(Generic[Out]):
             self._is_on_ferry = False
             self._send()
             self._has_room.notify_all()
+            has_caught_up = self._is_dropping and self._backlog <= LOG_BACKLOG
+            self._is_dropping = self._is_dropping and not has_caught_up
+        if has_caught_up and self._drops is not None:
+            self._drops.report()
 
     def close(self) -> None:
         """What waits is lost."""

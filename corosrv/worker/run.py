@@ -136,6 +136,7 @@ class Desk:
         self._capture.end(run.printed)
         is_cancelled = self._cancels.end(run.slot)
         if error is not None and not is_cancelled:
+            run.printed.flush("stdout")
             run.printed.write("stderr", trace(error).encode("utf-8", "replace"))
         run.printed.close()
         run.end(is_cancelled, error)

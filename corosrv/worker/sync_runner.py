@@ -53,9 +53,12 @@ class SyncRunner:
         run.is_stream = self._predictor.signature.is_generator
         with Inputs(self._predictor.signature, run.predict.output_dir, run.agent) as inputs:
             run.interrupt = inputs.cancel
+            if run.is_cancelled:  # before there was anything to interrupt
+                return
             arguments = inputs.prepare(run.input())
             run.interrupt = self._interrupts.interrupt
-            self._call(run, arguments)
+            if not run.is_cancelled:
+                self._call(run, arguments)
 
     def _call(self, run: Run, arguments: dict[str, Any]) -> None:
         user = _UserCode(run, self._interrupts)

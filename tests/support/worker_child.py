@@ -17,6 +17,7 @@ from typing import Any
 from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
 from corosrv.wire.messages import (
+    PROTOCOL,
     Cancel,
     Cancelled,
     ControlToServer,
@@ -74,6 +75,7 @@ class ChildProcess:
         cwd: Path | None = None,
         python: str = sys.executable,
         directory: Path | None = None,
+        protocol: int = PROTOCOL,
     ) -> None:
         self._directory = str(directory or "/nonexistent")
         pairs = [socket.socketpair() for _ in range(1 + n_channels)]
@@ -91,7 +93,7 @@ class ChildProcess:
         self.sockets = [ours for ours, _ in pairs]
         self.control: Control = ThreadChannel(self.sockets[0], JsonCodec(ControlToServer))
         self.slots: list[SlotChannel] = [ThreadChannel(ours, JsonCodec(SlotToServer)) for ours in self.sockets[1:]]
-        self.control.send(Init(reference, slots))
+        self.control.send(Init(reference, slots, protocol))
         self.setup_logs = ""  # what was printed until it was set up
         self.server_log = ""  # and since then, as far as it was read
 

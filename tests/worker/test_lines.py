@@ -1,0 +1,89 @@
+"""What is printed, cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corosrv.worker.lines import MAX_LINE, MAX_PIECE, NOTICE, Lines
+
+
+def test_whole_lines_go_out_at_once() -> None:
+    lines = Lines()
+
+    assert lines.feed(b"one\ntwo\nthr") == ["one\ntwo\n"]
+    assert lines.feed(b"ee") == []
+    assert lines.feed(b"\n") == ["three\n"]
+    assert lines.take_rest() == []
+
+
+def test_the_rest_is_kept_until_it_is_asked_for() -> None:
+    lines = Lines()
+    lines.feed(b"no end")
+
+    assert lines.take_rest() == ["no end"]
+    assert lines.take_rest() == []
+
+
+@given(st.lists(st.text(alphabet="aä€😀\n\r", max_size=20)))
+def test_nothing_is_lost_or_changed(texts: list[str]) -> None:
+    lines = Lines()
+    out = [piece for text in texts for piece in lines.feed(text.encode())]
+
+    assert "".join(out + lines.take_rest()) == "".join(texts)
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 40)))
+def test_invalid_bytes_are_replaced_wherever_they_are_cut(data: bytes, cuts: list[int]) -> None:
+    lines = Lines()
+    edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    out = [piece for start, end in itertools.pairwise(edges) for piece in lines.feed(data[start:end])]
+
+    assert "".join(out + lines.take_rest()) == data.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("character", ["x", "ä", "€", "😀"])
+def test_a_long_line_goes_out_in_parts_and_no_character_is_split(character: str) -> None:
+    lines = Lines()
+    text = "-" + character * (MAX_PIECE // 2)
+
+    out = [piece for at in range(0, len(text), 1000) for piece in lines.feed(text[at : at + 1000].encode())]
+
+    assert "".join(out + lines.take_rest()) == text
+    assert all(len(piece.encode()) <= MAX_PIECE + 4000 for piece in out)
+
+
+@pytest.mark.parametrize("step", [1 << 16, 1 << 20, 1 << 23])
+def test_a_line_over_the_limit_is_cut_and_says_so(step: int) -> None:
+    lines = Lines()
+    data = b"x" * (MAX_LINE + 5) + b"\nnext\n"
+
+    out = [piece for at in range(0, len(data), step) for piece in lines.feed(data[at : at + step])]
+
+    assert "".join(out) == "x" * MAX_LINE + NOTICE.decode() + "next\n"
+    assert all(len(piece.encode()) <= MAX_PIECE for piece in out)
+
+
+def test_a_line_of_just_the_limit_is_not_cut() -> None:
+    lines = Lines()
+
+    assert "".join(lines.feed(b"x" * (MAX_LINE - 1) + b"\n")) == "x" * (MAX_LINE - 1) + "\n"
+
+
+def test_many_lines_are_no_long_line() -> None:
+    lines = Lines()
+    data = (b"x" * 999 + b"\n") * 10_000
+
+    assert "".join(lines.feed(data)) == data.decode()
+
+
+def test_a_progress_bar_is_no_long_line() -> None:
+    lines = Lines()
+    for _ in range(3 * MAX_LINE // 100_000):
+        lines.feed(b"x" * 100_000 + b"\r")
+        lines.take_rest()
+
+    assert lines.feed(b"done\n") == ["done\n"]
