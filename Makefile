@@ -34,11 +34,12 @@ format: $(INSTALLED)
 	$(BIN)/ruff format corosrv native bench tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
-# Figures of the README: open streams and stalled ones on the synthetic model, clients that leave on the real one.
+# Figures of the README: open streams and stalled ones on the synthetic model, clients that leave on the real one; a worker process.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
 	$(BIN)/python -m tests.load.stalled
 	$(BIN)/python -m tests.load.disconnects
+	$(BIN)/python -m tests.load.predictor_process
 
 # Side by side with llama-server: the tables and plots in bench/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(INSTALLED)

@@ -1,7 +1,7 @@
-"""No-op predictions through one worker process: `python -m tests.load.predictor_process [--predictor FILE:NAME]`.
+"""No-op predictions through one worker process: `python -m tests.load.predictor_process [--slots 8] [--lean]`.
 
 Prints how many a second go through all slots at once, and how long one alone takes, from the server's side: what HTTP
-costs is not in it. Without a predictor the child is a loop of a few lines, and the figures are the server's own.
+costs is not in it. With --lean the child is a loop of a few lines, and the figures are the server's own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import dataclasses
 import itertools
 import pstats
 import sys
@@ -24,18 +25,21 @@ from corosrv.wire.messages import Done
 from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.state import WorkerState
 
+NOTHING = "tests/predictors/nothing.py:Predictor"
 LEAN = (sys.executable, "-m", "tests.load.lean_worker")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--predictor", help="FILE:NAME of an async predictor that does nothing")
+    parser.add_argument("--predictor", default=NOTHING, help="FILE:NAME of one that does nothing")
+    parser.add_argument("--lean", action="store_true", help="a child that is no predictor's")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--profile", action="store_true", help="where the server's side spends its time")
     arguments = parser.parse_args()
-    command = {} if arguments.predictor else {"command": LEAN}
-    config = WorkerConfig(predictor=arguments.predictor or "lean", slots=arguments.slots, **command)
+    config = WorkerConfig(predictor=arguments.predictor, slots=arguments.slots)
+    if arguments.lean:
+        config = dataclasses.replace(config, command=LEAN)
     with running(config) as worker:
         load = Load(worker)
         with profile() if arguments.profile else contextlib.nullcontext():
