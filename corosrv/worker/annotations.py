@@ -65,7 +65,7 @@ class _Reading:
         if origin is typing.Literal:
             return _literal(arguments)
         if annotation in self.lists or origin in self.lists:
-            return ListOf(self._item(origin, arguments))
+            return ListOf(self._union(tuple(argument for argument in arguments if argument is not ...)))
         if annotation in _DICTS or origin in _DICTS:
             return self._dict(arguments)
         if annotation is Any or annotation is object:
@@ -75,12 +75,6 @@ class _Reading:
         if annotation in _PLAIN:
             return Plain(annotation)
         return self.of_class(origin or annotation)
-
-    def _item(self, origin: Any, arguments: tuple[Any, ...]) -> Shape:
-        of = [argument for argument in arguments if argument is not ...]
-        if origin is tuple and len(of) != 1:
-            return self._union(tuple(of)) if of else Anything()
-        return self.shape(of[0]) if of else Anything()
 
     def _dict(self, arguments: tuple[Any, ...]) -> Shape:
         if not arguments:
@@ -100,6 +94,7 @@ class _Reading:
         return ListOf(AnyObject()) if (get_origin(annotation) or annotation) is list else AnyObject()
 
     def _union(self, members: tuple[Any, ...]) -> Shape:
+        """Of no members: anything."""
         shapes = tuple(dict.fromkeys(self.shape(member) for member in members if member is not type(None)))
         if not shapes or Anything() in shapes:
             return Anything()

@@ -78,7 +78,7 @@ class Inputs:
             if field.is_required:
                 raise InputFailed(f"{field.name}: is required")
             return None
-        is_default = field.default is not MISSING and value == field.default
+        is_default = value == field.default
         return _Conversion(field, is_default, self._fetching).value(field.shape, value)
 
     def _finished(self, value: Any, paths: list[str]) -> Any:

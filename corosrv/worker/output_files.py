@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import mimetypes
 import os
 import stat
@@ -33,10 +32,10 @@ class OutputFiles:
                 for piece in _pieces(file):
                     target.write(piece)
                 return os.path.basename(target.name), mime_type
-        except OSError as error:
-            raise OutputFailed(f"the output file {name} cannot be read: {error.strerror or error}") from error
         except ValueError as error:  # as of one that is closed
             raise OutputFailed(f"the output file {name} cannot be read: {error}") from error
+        except OSError as error:
+            raise OutputFailed(f"the output file {name} cannot be read: {error.strerror}") from error
 
     def write(self, name: str, content: bytes) -> str:
         """Returns the name that it got. Raises OutputFailed."""
@@ -45,17 +44,18 @@ class OutputFiles:
                 target.write(content)
                 return os.path.basename(target.name)
         except OSError as error:
-            raise OutputFailed(f"an output cannot be written: {error.strerror or error}") from error
+            raise OutputFailed(f"an output cannot be written: {error.strerror}") from error
 
     def _create(self, name: str) -> BinaryIO:
         os.makedirs(self._directory, 0o700, exist_ok=True)
         stem, ending = os.path.splitext(name)
-        for number in itertools.count(self._index):
+        number = self._index
+        while True:
             try:
                 return open(os.path.join(self._directory, name), "xb")
             except FileExistsError:
                 name = f"{stem}-{number}{ending}"
-        raise AssertionError
+                number += 1
 
 
 def _name_of(file: Any) -> str:

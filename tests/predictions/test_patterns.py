@@ -93,6 +93,16 @@ def test_a_request_that_is_given_up_leaves_no_process(monkeypatch):
     assert started[0].poll() is not None
 
 
+def test_a_pattern_within_a_union_is_run_too():
+    def run(x: int | str = Input(regex=ENDLESS)): ...
+
+    schema = InputSchema(document(read(run)))
+
+    assert schema.check({"x": "aa"}) == {"x": "aa"}
+    with pytest.raises(InvalidInput, match="must match the pattern"):
+        schema.check({"x": "aab"})
+
+
 def test_an_input_whose_pattern_does_not_end_is_refused_with_its_place(monkeypatch):
     def run(x: list[str] = Input(regex=ENDLESS)): ...
 

@@ -20,7 +20,7 @@ def test_web_and_data_urls_are_taken(address):
 
 @pytest.mark.parametrize(
     "address",
-    ["", "/etc/passwd", "etc/passwd", "file:///etc/passwd", "FILE:/etc/passwd", "ftp://a/b", "http://", "http:///a",
+    ["", "/etc/passwd", "etc/passwd,x", "file:///etc/passwd", "FILE:/etc/passwd", "ftp://a/b", "http://", "http:///a",
      "http:/a", "https://a b/", "http://a/\n", " http://a/", "http://a:x/", "http://a:99999/", "http://[::1/", "data:",
      "http://:80/", "javascript:1", "http://a/\0"],
 )  # fmt: skip

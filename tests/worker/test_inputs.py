@@ -52,6 +52,7 @@ def _inputs(annotation: Any, directory: Any, *default: Any) -> Inputs:
         (bool, True, True),
         (str, "https://example.com", "https://example.com"),
         (Optional[int], None, None),
+        (Optional[int], 5.0, 5),
         (list[float], [1, 2.5], [1.0, 2.5]),
         (dict[str, int], {"a": 1.0}, {"a": 1}),
         (dict, {"a": [None]}, {"a": [None]}),

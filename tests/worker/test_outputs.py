@@ -161,8 +161,20 @@ def _bad_files(directory: pathlib.Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "device", "closed", "loop", "nul"])
 def test_a_file_that_cannot_be_read_fails_the_prediction_and_is_named(tmp_path, kind):
-    with pytest.raises(OutputFailed, match=r"the output file .* cannot be read"):
+    with pytest.raises(OutputFailed, match=r"the output file \S+ cannot be read: \w"):
         encode(_bad_files(tmp_path)[kind], 0, str(tmp_path))
+
+
+def test_a_file_that_is_open_for_writing_alone_fails_the_prediction(tmp_path):
+    with open(tmp_path / "a", "wb") as file, pytest.raises(OutputFailed, match="a cannot be read: read"):
+        encode(file, 0, str(tmp_path))
+
+
+def test_a_directory_that_takes_no_files_fails_the_prediction(tmp_path):
+    (tmp_path / "outputs").write_text("in the way")
+
+    with pytest.raises(OutputFailed, match="cannot be written: File exists"):
+        encode("a" * MAX_VALUE, 0, str(tmp_path))
 
 
 def test_a_value_without_json_form_is_named_with_its_place(tmp_path):

@@ -1,9 +1,10 @@
-# ruff: noqa: UP045 - authors write Optional, too
+# ruff: noqa: UP007, UP045 - authors write Optional and Union, too
 import enum
 import functools
+import os
 import pathlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any, Literal, Optional, TypedDict
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
 import pytest
 
@@ -42,6 +43,11 @@ class Colour(str, enum.Enum):
     BLUE = "blue"
 
 
+class Odd(enum.Enum):
+    FINE = "fine"
+    NOT = object()
+
+
 class Settings(TypedDict):
     size: int
 
@@ -63,7 +69,9 @@ def _read_one(annotation, *default):
         (pathlib.Path, Fetched(pathlib.Path)),
         (File, Fetched(File, is_open=True)),
         (Secret, Hidden(Secret)),
+        (os.PathLike, Fetched(Path)),
         (Any, Anything()),
+        (object, Anything()),
         (list, ListOf(Anything())),
         (list[int], ListOf(Plain(int))),
         (list[list[float]], ListOf(ListOf(Plain(float)))),
@@ -84,6 +92,7 @@ def _read_one(annotation, *default):
         (Annotated[Colour, Opaque], AnyObject()),
         (Annotated[list[Colour], Opaque], ListOf(AnyObject())),
         (Annotated[Colour | None, Opaque], Nullable(AnyObject())),
+        (Annotated[Union[None, Colour], Opaque], Nullable(AnyObject())),
         ("int | None", Nullable(Plain(int))),
     ],
 )
@@ -91,7 +100,7 @@ def test_an_annotation_has_its_shape(annotation, shape):
     assert _read_one(annotation).shape == shape
 
 
-@pytest.mark.parametrize("annotation", [bytes, object(), set[str], type("Mine", (), {}), "Nowhere"])
+@pytest.mark.parametrize("annotation", [bytes, object(), set[str], Odd, type("Mine", (), {}), "Nowhere"])
 def test_a_type_that_json_does_not_have_is_refused_by_the_inputs_name(annotation):
     with pytest.raises(SignatureError, match=r"x|Nowhere"):
         _read_one(annotation)
@@ -182,6 +191,9 @@ def _outputs():
     def texts() -> Iterator[str]: ...
     def joined() -> ConcatenateIterator[str]: ...
     def bare() -> ConcatenateIterator: ...
+    def pair() -> tuple[int, str]: ...
+    def numbers() -> tuple[int, ...]: ...
+    def unknown() -> Odd: ...
     async def later() -> AsyncIterator[Path]: ...
     async def joined_later() -> AsyncConcatenateIterator[str]: ...
 
@@ -191,6 +203,9 @@ def _outputs():
         (texts, Plain(str), True, False),
         (joined, Plain(str), True, True),
         (bare, Plain(str), True, True),
+        (pair, ListOf(AnyOf((Plain(int), Plain(str)))), False, False),
+        (numbers, ListOf(Plain(int)), False, False),
+        (unknown, Anything(), False, False),
         (later, Fetched(Path), True, False),
         (joined_later, Plain(str), True, True),
     ]
