@@ -1,5 +1,5 @@
 """As its author wrote it for Cog."""
-# ruff: noqa: B008, UP028
+# ruff: noqa: UP028
 
 from collections.abc import Iterator
 

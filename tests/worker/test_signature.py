@@ -1,4 +1,4 @@
-# ruff: noqa: UP007, UP045 - authors write Optional and Union, too
+# ruff: noqa: RUF036, UP007, UP045 - authors write Optional and Union, too
 import enum
 import functools
 import os
