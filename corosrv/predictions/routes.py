@@ -63,12 +63,12 @@ def blueprint(
     # Any path: an id that cannot be one is to be told so, also where it holds a slash.
     @routes.put("/predictions/<path:id>")
     def create_once(id: str) -> Response:
-        if id.endswith(_CANCEL):
-            raise MethodNotAllowed(valid_methods=["POST"])
+        check_is_no_cancel(id)
         return answer(id)
 
-    @routes.get("/predictions/<id>")
+    @routes.get("/predictions/<path:id>")
     def look_up(id: str) -> Response:
+        check_is_no_cancel(id)
         prediction = service.find(id)
         if prediction is None:
             raise NotFound("there is no prediction of this id, or none that is remembered")
@@ -82,6 +82,10 @@ def blueprint(
     def shutdown() -> Response:
         shut_down()
         return json_response({})
+
+    def check_is_no_cancel(path: str) -> None:
+        if path.endswith(_CANCEL):
+            raise MethodNotAllowed(valid_methods=["POST"])
 
     def answer(path_id: str | None) -> Response:
         call = calls.parse(*read_body(), path_id, request.headers)
@@ -122,7 +126,7 @@ def blueprint(
         return prediction.view()
 
     def stream(reader: events.EventReader) -> Response:
-        return sse.response(
+        answer = sse.response(
             sse.EventStream(
                 request.environ,
                 reader,
@@ -134,6 +138,8 @@ def blueprint(
                 stats,
             )
         )
+        answer.headers["Content-Type"] = "text/event-stream"  # as it is, without a charset
+        return answer
 
     errors.register(routes)
     return routes

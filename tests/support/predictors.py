@@ -1,0 +1,133 @@
+"""Servers with a predictor of tests/predictors, and how they are asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.serve.server import GUNICORN, REPOSITORY, Server, eventually
+from tests.serve.wire import Answer, Connection, request
+
+APP = (GUNICORN[0], "-k", "corosrv.http.front.Front", *GUNICORN[3:], "-b", "127.0.0.1:0")
+PREDICTORS = REPOSITORY / "tests" / "predictors"
+PREDICTIONS = "/predictions"
+STREAM = {"Accept": "text/event-stream"}
+ASYNC = {"Prefer": "respond-async"}
+
+
+class PredictorServer:
+    """One server with one predictor. Whoever made it stops it."""
+
+    def __init__(self, folder: Path, predictor: str, wait_for: str = "READY", **settings: Any) -> None:
+        self.folder = folder
+        options = {"predictor": str(PREDICTORS / predictor), **settings}
+        environ = {
+            "PREDICTIONS": json.dumps(options),
+            "PYTHONPATH": str(REPOSITORY),
+            "SICK": str(folder / "sick"),
+            "TMPDIR": str(folder),
+        }
+        self.process = Server((*APP, "tests.support.predictor_app:app"), environ, folder / "server.log")
+        try:
+            eventually(lambda: self.health()["status"] == wait_for, 10, wait_for)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        self.process.stop()
+
+    def connect(self, **options: Any) -> Connection:
+        return Connection(self.process.port, **options)
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        """One request on a connection of its own."""
+        kind = {"Content-Type": "application/json"} if body is not None else {}
+        with self.connect() as connection:
+            return connection.ask(method, path, body, kind | (headers or {}))
+
+    def predict(self, input: Any = None, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        body = fields | ({} if input is None else {"input": input})
+        return self.ask("POST", PREDICTIONS, body, headers)
+
+    def put(self, id: str, input: Any = None, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        body = fields | ({} if input is None else {"input": input})
+        return self.ask("PUT", f"{PREDICTIONS}/{id}", body, headers)
+
+    def begin(self, input: Any, headers: dict[str, str] | None = None, **fields: Any) -> Connection:
+        """Asks, and leaves the answer to be read."""
+        connection = self.connect()
+        connection.send(
+            request(
+                "POST", PREDICTIONS, fields | {"input": input}, {"Content-Type": "application/json"} | (headers or {})
+            )
+        )
+        return connection
+
+    def get(self, id: str) -> Answer:
+        return self.ask("GET", f"{PREDICTIONS}/{id}")
+
+    def cancel(self, id: str) -> Answer:
+        return self.ask("POST", f"{PREDICTIONS}/{id}/cancel")
+
+    def health(self) -> dict[str, Any]:
+        health: dict[str, Any] = self.ask("GET", "/health-check").json
+        return health
+
+    def wait_for(self, id: str, status: str, within: float = 5.0) -> dict[str, Any]:
+        """The prediction once it has that status."""
+
+        def look() -> dict[str, Any] | None:
+            shown: dict[str, Any] = self.get(id).json
+            return shown if shown.get("status") == status else None
+
+        shown = eventually(look, within, f"{id} is {status}")
+        assert shown is not None
+        return shown
+
+    def wait_idle(self) -> None:
+        eventually(lambda: self.health()["slots"]["busy"] == 0, what="all slots are free")
+
+    def gate(self, name: str) -> Gate:
+        return Gate(self.folder / f"gate-{name}")
+
+
+class Gate:
+    """A file that predictors wait for."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def open(self) -> None:
+        self._path.touch()
+
+
+@contextmanager
+def serving_predictor(folder: Path, predictor: str, **options: Any) -> Iterator[PredictorServer]:
+    server = PredictorServer(folder, predictor, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def parse_events(body: bytes) -> list[dict[str, Any]]:
+    """Server-sent events as number, name and data; comments are left out. Checks the form."""
+    *blocks, rest = body.split(b"\n\n")
+    assert rest == b"", f"the stream ends in the middle of an event: {rest!r}"
+    found = []
+    for block in blocks:
+        if block.startswith(b":"):
+            continue
+        fields = dict(line.split(b": ", 1) for line in block.split(b"\n"))
+        assert set(fields) <= {b"id", b"event", b"data"}
+        number = int(fields[b"id"]) if b"id" in fields else None
+        found.append({"id": number, "event": fields[b"event"].decode(), "data": json.loads(fields[b"data"])})
+    return found
