@@ -28,5 +28,5 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorServer]
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PredictorServer]:
     """A predictor whose outputs can be followed, on one slot. Tests leave it idle."""
     folder = tmp_path_factory.mktemp("streams")
-    with serving_predictor(folder, "streams.py:Predictor", ping_interval=0.2) as server:
+    with serving_predictor(folder, "streams.py:Predictor", sse_ping_interval=0.2) as server:
         yield server

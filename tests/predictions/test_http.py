@@ -34,6 +34,7 @@ def test_the_index_lists_what_answers(tasks: PredictorServer):
 
     assert index.pop("cog_version")
     assert index == {
+        "docs_url": "/docs",
         "openapi_url": "/openapi.json",
         "shutdown_url": "/shutdown",
         "healthcheck_url": "/health-check",

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.serve.server import GUNICORN, REPOSITORY, Server, eventually
+from tests.serve.server import APP, REPOSITORY, Server, eventually
 from tests.serve.wire import Answer, Connection, request
 
-APP = (GUNICORN[0], "-k", "corosrv.http.front.Front", *GUNICORN[3:], "-b", "127.0.0.1:0")
 PREDICTORS = REPOSITORY / "tests" / "predictors"
 PREDICTIONS = "/predictions"
 STREAM = {"Accept": "text/event-stream"}
@@ -23,14 +22,10 @@ class PredictorServer:
 
     def __init__(self, folder: Path, predictor: str, wait_for: str = "READY", **settings: Any) -> None:
         self.folder = folder
-        options = {"predictor": str(PREDICTORS / predictor), **settings}
-        environ = {
-            "PREDICTIONS": json.dumps(options),
-            "PYTHONPATH": str(REPOSITORY),
-            "SICK": str(folder / "sick"),
-            "TMPDIR": str(folder),
-        }
-        self.process = Server((*APP, "tests.support.predictor_app:app"), environ, folder / "server.log")
+        chosen = {"predictor": PREDICTORS / predictor, **settings}
+        environ = {f"COROSRV_{name.upper()}": str(value) for name, value in chosen.items()}
+        environ |= {"SICK": str(folder / "sick"), "TMPDIR": str(folder)}
+        self.process = Server(APP, environ, folder / "server.log")
         try:
             eventually(lambda: self.health()["status"] == wait_for, 10, wait_for)
         except BaseException:
