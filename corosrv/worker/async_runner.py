@@ -116,7 +116,7 @@ class AsyncRunner:
             result = await user.wait(result)
         if not run.is_stream:
             run.stop_clock()
-            run.post_chunk(result)
+            run.keep_value(result)
             return
         await self._stream(run, user, result)
 

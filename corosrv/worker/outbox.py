@@ -15,6 +15,7 @@ from corosrv.wire.frame import encode
 
 LOG_BACKLOG = 1 << 20  # bytes that may wait for a slow server before what is printed waits, too
 LOG_PATIENCE = 1.0  # seconds that it waits
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Drops:
@@ -68,9 +69,9 @@ class Outbox(Generic[Out]):
     def is_empty(self) -> bool:
         return not self._queue
 
-    def post(self, message: Out) -> None:
+    def post(self, *messages: Out) -> None:
         """Never waits. Raises FrameTooLarge, and what the codec raises. Goes nowhere once the other side has closed."""
-        frame = encode(self._codec.encode(message))
+        frame = b"".join(encode(self._codec.encode(message)) for message in messages)
         with self._lock:
             if not self._is_closed:
                 self._queue.append(memoryview(frame))
@@ -145,7 +146,7 @@ class Outbox(Generic[Out]):
     def _send_what_fits(self) -> None:
         while self._queue:
             frame = self._queue[0]
-            n_sent = self._socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            n_sent = self._socket.send(frame, _AT_ONCE)
             self._backlog -= n_sent
             if n_sent == len(frame):
                 self._queue.popleft()

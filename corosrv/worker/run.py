@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 
 from corosrv.errors import CorosrvError, InputFailed
-from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, Metric, Predict, SlotToServer
+from corosrv.wire.messages import (
+    Cancelled,
+    Done,
+    Failed,
+    FileOutput,
+    LogLine,
+    Metric,
+    OutputChunk,
+    Predict,
+    SlotToServer,
+)
 from corosrv.worker import outputs
 from corosrv.worker.cancel import Cancels
 from corosrv.worker.capture import Capture
@@ -50,6 +60,7 @@ class Run:
         self.agent = agent  # of downloads
         self._held = held
         self._n_chunks = 0
+        self._value: tuple[OutputChunk | FileOutput, ...] = ()
         self._is_over = False
         self._began: float | None = None  # when user code did
         self._ended: float | None = None
@@ -81,9 +92,12 @@ class Run:
 
     def post_chunk(self, value: Any) -> None:
         """Does not wait for the server. Raises OutputFailed."""
-        chunk = outputs.encode(value, self._n_chunks, self.predict.output_dir)
+        self.outbox.post(outputs.encode(value, self._n_chunks, self.predict.output_dir))
         self._n_chunks += 1
-        self.outbox.post(chunk)
+
+    def keep_value(self, value: Any) -> None:
+        """All that it gives. Goes out with the terminal message: one system call costs more than all else here."""
+        self._value = (outputs.encode(value, 0, self.predict.output_dir),)
 
     def end(self, is_cancelled: bool, error: BaseException | None) -> None:
         """What decides is whether it was cancelled, and never what `error` says."""
@@ -95,7 +109,7 @@ class Run:
             terminal = Failed(self.id, seconds, describe(error), self.is_stream)
         else:
             terminal = Done(self.id, seconds, self.is_stream)
-        self.outbox.post(terminal)
+        self.outbox.post(*self._value, terminal)
 
     def _record(self, name: str, value: Any, mode: str) -> None:
         with self._held:

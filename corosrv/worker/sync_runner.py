@@ -66,7 +66,7 @@ class SyncRunner:
         result = user.call(self._predictor.call, **arguments)
         if not run.is_stream and not isinstance(result, GeneratorType):
             run.stop_clock()
-            run.post_chunk(result)
+            run.keep_value(result)
             return
         run.is_stream = True
         self._stream(run, user, user.call(iter, result))
