@@ -149,10 +149,9 @@ class Desk:
         """Sends all that is left of it, and its terminal message last: by then the slot is free."""
         self._capture.end(run.printed)
         is_cancelled = self._cancels.end(run.slot)
-        if error is not None and not is_cancelled:
-            run.printed.flush("stdout")
-            run.printed.write("stderr", trace(error).encode("utf-8", "replace"))
         run.printed.close()
+        if error is not None and not is_cancelled:  # for the operator: clients get the error alone
+            self._outside.write("stderr", f"prediction {run.id} failed: {trace(error)}".encode("utf-8", "replace"))
         run.end(is_cancelled, error)
 
 

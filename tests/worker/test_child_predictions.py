@@ -150,13 +150,14 @@ def test_leaving_ends_the_prediction_and_no_more(child: ChildProcess, async_chil
     assert isinstance(async_child.predict(do="echo").end, Done)
 
 
-def test_an_error_comes_with_its_traceback_in_the_logs(child: ChildProcess) -> None:
-    heard = child.predict(do="fail", text="why")
+def test_an_errors_traceback_is_in_the_servers_log_from_the_authors_code_on(child: ChildProcess) -> None:
+    heard = child.predict("p7", do="fail", text="why")
 
     assert heard.end.error == "ValueError: why"
-    assert heard.logs.startswith('before\nTraceback (most recent call last):\n  File "')
-    assert "/corosrv/" not in heard.logs
-    assert heard.logs.endswith("ValueError: why\n")
+    assert heard.logs == "before\n"
+    child.await_server_log("ValueError: why\n")
+    assert 'prediction p7 failed: Traceback (most recent call last):\n  File "' in child.server_log
+    assert "/corosrv/" not in child.server_log
 
 
 def test_a_large_input_is_read_from_its_file(child: ChildProcess, tmp_path: Path) -> None:
