@@ -62,5 +62,5 @@ class Printed:
             self._is_sending = False
 
 
-# Where the current context prints; unset: the server's log. Threads inherit it by corosrv.worker.threads.
-place: ContextVar[Printed] = ContextVar("corosrv_printed")
+# Where the current context prints; None: the server's log. Threads inherit it by corosrv.worker.threads.
+place: ContextVar[Printed | None] = ContextVar("corosrv_printed", default=None)

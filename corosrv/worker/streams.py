@@ -48,12 +48,12 @@ class Stream(io.TextIOBase):
                 data = data[os.write(self._fd, data) :]
             return
         with self._held:
-            place.get(self._outside).write(self._source, data)
+            (place.get() or self._outside).write(self._source, data)
 
     def flush(self) -> None:
         if not self._is_forked:
             with self._held:
-                place.get(self._outside).flush(self._source)
+                (place.get() or self._outside).flush(self._source)
 
     def become_plain(self) -> None:
         self._is_forked = True

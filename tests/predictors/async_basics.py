@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from corosrv.worker import BasePredictor, current_scope
@@ -22,6 +23,7 @@ class Predictor(BasePredictor):
     async def setup(self) -> None:
         print("set up on the loop")
         self.loop = asyncio.get_running_loop()
+        self.pool = ThreadPoolExecutor(1)
 
     async def run(self, do: str, text: str = "", number: int = 0) -> Any:
         return await getattr(self, do)(text, number)
@@ -83,6 +85,12 @@ class Predictor(BasePredictor):
             current_scope().record_metric("task", text)
 
         await asyncio.gather(say(), asyncio.to_thread(print, f"thread {text}"))
+
+    async def prints_in_the_shared_pool(self, text: str, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        print("began")
+        await gate("all began").wait() if number else gate("all began").set()
+        await loop.run_in_executor(self.pool, print, f"pool {text}")
 
     async def leaves_a_task(self, text: str, number: int) -> None:
         async def later() -> None:

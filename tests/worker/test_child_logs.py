@@ -107,6 +107,15 @@ def test_tasks_and_their_threads_belong_to_the_prediction(async_child: ChildProc
         assert "Metric" in names(heard)
 
 
+def test_the_thread_of_a_pool_belongs_to_whom_it_works_for(async_child: ChildProcess) -> None:
+    """One thread, started by the first prediction, and both run until both have printed."""
+    async_child.start("waits", slot=1, do="prints_in_the_shared_pool", text="one", number=1)
+    async_child.await_log("began", slot=1)
+
+    assert async_child.predict(do="prints_in_the_shared_pool", text="two").logs == "began\npool two\n"
+    assert async_child.hear(1).logs == "pool one\n"
+
+
 def test_descriptors_belong_to_the_only_prediction_there_is(async_child: ChildProcess) -> None:
     assert async_child.predict(do="descriptor", text="alone").logs == "alone\n"
 
