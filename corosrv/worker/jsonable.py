@@ -71,7 +71,7 @@ class _Walk:
         if callable(plain := getattr(value, "tolist", None)):  # arrays and numbers of numpy, tensors
             return self.value(plain(), place)
         where = f" at {_words(place)}" if place else ""
-        raise OutputFailed(f"the output{where} is a {type(value).__name__}, which has no JSON form")
+        raise OutputFailed(f"the output{where} is of type {type(value).__name__}, which has no JSON form")
 
     def _at(self, key: str | int, member: Any, place: Place) -> Any:
         place.append(key)

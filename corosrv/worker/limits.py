@@ -54,7 +54,7 @@ def _chosen(shape: Shape, choices: list[object]) -> Shape:
             raise SignatureError("the type has choices of its own already")
     kinds = _kinds(shape)
     values = tuple(choice.value if isinstance(choice, Enum) else choice for choice in choices)
-    if not kinds or not values or any(type(value) not in kinds for value in values):
+    if not values or any(type(value) not in kinds for value in values):
         names = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of a type that allows it"
         raise SignatureError(f"choices have to be one or more values, each {names}")
     return OneOf(values)

@@ -97,7 +97,7 @@ def _method(kind: type) -> str:
 
 
 def _is_framework(module: str) -> bool:
-    return module == "builtins" or module.split(".")[0] == "cog" or module.startswith("corosrv.worker.")
+    return module.split(".")[0] == "cog" or module.startswith("corosrv.worker.")
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,6 +41,7 @@ def _faults(schema: InputSchema, given: object) -> list[tuple[list[str | int], s
         (str, Input(regex="b+"), "abc", "abc"),
         (int, Input(ge=1, le=5), 5.0, 5),
         (int, Input(), 2**80, 2**80),
+        (int, 3, 3, 3),
         (float, Input(ge=1), 3, 3.0),
         (bool, Input(), False, False),
         (Path, Input(), "data:,x", "data:,x"),

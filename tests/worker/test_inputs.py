@@ -114,6 +114,11 @@ def test_a_local_file_is_refused_unless_it_is_the_authors_default(address, tmp_p
     assert _prepared(Path, "/etc/hostname", tmp_path, Path("/etc/hostname")) == Path("/etc/hostname")
 
 
+def test_a_default_file_that_is_not_there_fails_the_prediction(tmp_path):
+    with _inputs(File, tmp_path, "/nowhere/a") as inputs, pytest.raises(InputFailed, match="No such file"):
+        inputs.prepare({})
+
+
 def test_data_urls_become_files_and_are_gone_in_the_end(tmp_path):
     def run(a: Path, b: list[Path], c: Optional[Path], d: File): ...
 

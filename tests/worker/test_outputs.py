@@ -178,8 +178,10 @@ def test_a_directory_that_takes_no_files_fails_the_prediction(tmp_path):
 
 
 def test_a_value_without_json_form_is_named_with_its_place(tmp_path):
-    with pytest.raises(OutputFailed, match=r"the output at a\.1 is a object"):
+    with pytest.raises(OutputFailed, match=r"the output at a\.1 is of type object"):
         encode({"a": [1, object()]}, 0, str(tmp_path))
+    with pytest.raises(OutputFailed, match="the output is of type object"):
+        encode(object(), 0, str(tmp_path))
     with pytest.raises(OutputFailed, match="key of type tuple"):
         encode({(1, 2): 3}, 0, str(tmp_path))
 

@@ -3,6 +3,7 @@ import enum
 import functools
 import os
 import pathlib
+import types
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
@@ -156,6 +157,7 @@ def test_a_default_is_what_a_client_could_have_sent(annotation, default, json, i
         (int | str, 3.5),
         (str, Input(regex="(")),
         (str, Input(ge=1)),
+        (str, Input(le=1)),
         (int, Input(min_length=1)),
         (int, Input(regex="a")),
         (Path, Input(choices=["a"])),
@@ -269,6 +271,41 @@ def test_a_class_is_read_by_the_method_that_its_author_wrote():
     assert (new.method, new.inputs[0].name, new.is_streaming, new.concurrency) == ("run", "prompt", True, None)
     assert (old.method, old.is_streaming, old.concurrency, old.takes_weights) == ("predict", False, 4, True)
     assert not new.takes_weights
+
+
+def _streaming_of_cog():
+    def streaming(function=None):
+        """As Cog's, which gives back the function as it was."""
+        return function or (lambda inner: inner)
+
+    streaming.__module__ = "cog"
+    return streaming
+
+
+mark = _streaming_of_cog()
+package = types.SimpleNamespace(streaming=mark)
+
+
+@mark
+def marked() -> Iterator[str]: ...
+
+
+@mark()
+def marked_by_call() -> Iterator[str]: ...
+
+
+@package.streaming
+def marked_by_package() -> Iterator[str]: ...
+
+
+@functools.lru_cache
+def marked_otherwise() -> Iterator[str]: ...
+
+
+def test_a_mark_of_cogs_is_found_in_the_source_under_any_name():
+    functions = [marked, marked_by_call, marked_by_package, marked_otherwise, eval("lambda: 0")]
+
+    assert [read(function).is_streaming for function in functions] == [True, True, True, False, False]
 
 
 def test_a_method_without_self_keeps_its_first_parameter():
