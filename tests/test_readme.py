@@ -25,6 +25,7 @@ SERVERS = [
     "make run",
     "corosrv serve --model path/to/model.gguf --ctx 8192 --slots 16",
     "corosrv serve --model small=small.gguf --model 'big=big.gguf?ctx=8192&slots=4'",
+    "corosrv serve --predictor deploy/predictor/predict.py:Predictor",
     "gunicorn -k gevent corosrv.app",
 ]
 DEADLINE = 60.0  # seconds
@@ -158,6 +159,12 @@ def test_the_engine_snippet_prints_an_answer(environ: dict[str, str]) -> None:
     )
 
     assert answer.stdout.strip()
+
+
+def test_the_predictor_is_the_example() -> None:
+    example = (REPOSITORY / "deploy/predictor/predict.py").read_text()
+
+    assert example.endswith(block("python", "BasePredictor"))
 
 
 def test_doctor_finds_nothing_fatal(environ: dict[str, str]) -> None:
