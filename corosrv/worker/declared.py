@@ -10,10 +10,13 @@ from typing import Any
 
 from corosrv.worker.predictor import CONCURRENT, STREAMING
 
+_COG_CONCURRENT = "__cog_concurrent_max__"  # what Cog's own @concurrent leaves
+
 
 def concurrency(*functions: Callable[..., Any]) -> int | None:
     """What @concurrent(max=N) says, on the outermost that has it."""
-    return next((most for f in functions if (most := getattr(f, CONCURRENT, None)) is not None), None)
+    marks = (getattr(function, mark, None) for function in functions for mark in (CONCURRENT, _COG_CONCURRENT))
+    return next((most for most in marks if most is not None), None)
 
 
 def is_streaming(*functions: Callable[..., Any]) -> bool:

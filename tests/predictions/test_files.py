@@ -15,6 +15,7 @@ from corosrv.predictions.files import Files
 from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
 from corosrv.worker.addresses import DataUrl
 from corosrv.worker.outputs import encode
+from tests.support.children import output
 from tests.support.file_server import serving, status
 
 
@@ -190,3 +191,27 @@ def test_several_outputs_resolve_at_once(tmp_path, server):
     resolving = [gevent.spawn(files.resolve, message, str(tmp_path)) for message in messages]
 
     assert [one.get(timeout=10) for one in resolving] == [f"{server.url}/a.txt", f"{server.url}/a-1.txt"]
+
+
+_PATCHED = """
+from gevent import monkey; monkey.patch_all()
+import sys, threading, gevent
+from corosrv.predictions.files import Files
+from corosrv.wire.messages import FileOutput
+beats = []
+def beat():
+    while True:
+        beats.append(1); gevent.sleep(0.01)
+heart = gevent.spawn(beat)
+print(Files(sys.argv[1]).resolve(FileOutput("a.txt", "file_type", "text/plain", 0), sys.argv[2]))
+print(len(beats) > 3)
+"""
+
+
+def test_in_a_patched_process_others_go_on_while_a_file_goes_up(tmp_path, server):
+    encode(_file(tmp_path, "a.txt", b"1"), 0, str(tmp_path))
+    server.answers["/a.txt"] = lambda handler: (threading.Event().wait(0.3), handler.reply(200))
+
+    said = output(_PATCHED, server.url, str(tmp_path)).split()
+
+    assert said == [f"{server.url}/a.txt", "True"]

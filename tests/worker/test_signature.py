@@ -308,6 +308,14 @@ def test_a_mark_of_cogs_is_found_in_the_source_under_any_name():
     assert [read(function).is_streaming for function in functions] == [True, True, True, False, False]
 
 
+def test_the_number_that_cogs_concurrent_leaves_is_read():
+    async def run() -> str: ...
+
+    run.__cog_concurrent_max__ = 3
+
+    assert read(run).concurrency == 3
+
+
 def test_a_method_without_self_keeps_its_first_parameter():
     class Runner:
         @staticmethod
