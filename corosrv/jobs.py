@@ -283,7 +283,7 @@ class PredictJob:
 
     id: str
     input: Mapping[str, Any]  # validated, with its defaults
-    output_dir: str  # for its files; made, emptied and removed by whoever submits
+    output_dir: str  # for its files; made by whoever has some, removed by whoever submits
     context: Mapping[str, str] = field(default_factory=dict)
 
 

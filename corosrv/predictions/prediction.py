@@ -126,7 +126,8 @@ class Prediction:
         self._predict_time = predict_time
         if is_list is not None:
             self._is_list = is_list
-        self._record("completed", self.view(), is_last=True)
+        if self.history is not None:
+            self.history.append("completed", self.view(), is_last=True)
         self._tell(Change.COMPLETED)
         self._listeners.clear()
         return True
@@ -136,9 +137,9 @@ class Prediction:
             raise IllegalTransition(f"prediction {self.id}", self.status, status)
         self.status = status
 
-    def _record(self, name: str, data: Any, is_last: bool = False) -> None:
+    def _record(self, name: str, data: Any) -> None:
         if self.history is not None:
-            self.history.append(name, data, is_last)
+            self.history.append(name, data)
 
     def _tell(self, change: Change) -> None:
         for listener in tuple(self._listeners):

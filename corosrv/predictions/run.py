@@ -147,12 +147,14 @@ class Run:
 
 @contextmanager
 def _directory() -> Iterator[str]:
-    """A fresh one for nobody else's eyes, removed in the end with all that is in it."""
-    path = tempfile.mkdtemp(prefix="corosrv-")
+    """A place that nobody can guess, for files; whatever is there in the end is removed.
+
+    Most predictions have none. So whoever has the first one makes it: to make and remove a directory may take a disk
+    milliseconds, in which nothing else would be served.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"corosrv-{os.urandom(16).hex()}")
     try:
         yield path
     finally:
-        try:
-            os.rmdir(path)  # most are empty
-        except OSError:
+        if os.path.lexists(path):
             get_hub().threadpool.apply(shutil.rmtree, (path, True))

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from corosrv.errors import InputFailed
 from corosrv.worker.addresses import DataUrl, is_data
+from corosrv.worker.private import make_private
 
 AT_ONCE = 8
 TIME_LIMIT = 60.0  # seconds, from a download's begin to its last byte
@@ -89,7 +90,7 @@ class Fetching:
             if self._fault is not None:
                 raise self._fault
             directory = os.path.join(self._directory, str(fetch.number))
-            os.makedirs(directory, 0o700)
+            make_private(directory)
             fetch.path = os.path.join(directory, name)
             return open(fetch.path, "xb")
 

@@ -11,6 +11,7 @@ from gevent.hub import get_hub
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import MAX_VALUE, Predict
+from corosrv.worker.private import make_private
 
 
 def predict_message(job: PredictJob) -> Predict:
@@ -36,6 +37,7 @@ def _spilled(value: bytes, directory: str) -> str:
 def _write(value: bytes, directory: str) -> tuple[str, OSError | None]:
     """The file's path, or what went wrong: gevent prints what a thread of its pool raises, whoever may expect it."""
     try:
+        make_private(directory)
         fd, path = tempfile.mkstemp(".json", "input-", directory)
         with os.fdopen(fd, "wb") as file:
             file.write(value)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from corosrv.errors import OutputFailed
 from corosrv.worker.file_names import file_name
+from corosrv.worker.private import make_private
 
 _PIECE = 1 << 20  # bytes
 
@@ -47,7 +48,7 @@ class OutputFiles:
             raise OutputFailed(f"an output cannot be written: {error.strerror}") from error
 
     def _create(self, name: str) -> BinaryIO:
-        os.makedirs(self._directory, 0o700, exist_ok=True)
+        make_private(self._directory)
         stem, ending = os.path.splitext(name)
         number = self._index
         while True:

@@ -30,6 +30,7 @@ from corosrv.predictions.service import Found, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target
 from corosrv.wire.messages import Cancelled, Done, FileOutput, FileRef, Metric, OutputChunk
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
+from corosrv.worker.private import make_private
 from corosrv.worker.state import WorkerState
 from tests.support.predicting import HandWorker, serving, settle, start, wait
 from tests.support.receiver import Receiver
@@ -134,8 +135,9 @@ def test_secrets_are_shown_as_stars_and_handed_on_whole(service: PredictionServi
 def test_each_prediction_has_a_directory_of_its_own_that_goes_with_it(service: PredictionService, worker: HandWorker):
     prediction = start(service)
     directory = worker.running[0].job.output_dir
+    assert not os.path.exists(directory)
+    make_private(os.path.join(directory, "outputs", "deep"))
     assert os.stat(directory).st_mode & 0o777 == 0o700
-    os.makedirs(os.path.join(directory, "outputs", "deep"))
 
     worker.running[0].done()
     wait(prediction)
@@ -143,13 +145,13 @@ def test_each_prediction_has_a_directory_of_its_own_that_goes_with_it(service: P
     assert not os.path.exists(directory)
 
 
-def test_a_full_disk_fails_the_prediction_and_keeps_the_slot(
+def test_whatever_goes_wrong_before_the_worker_has_it_keeps_the_slot(
     service: PredictionService, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(**_: Any) -> str:
+    def broken() -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    monkeypatch.setattr(tempfile, "gettempdir", broken)
 
     shown = wait(start(service))
 

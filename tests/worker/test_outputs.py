@@ -173,7 +173,7 @@ def test_a_file_that_is_open_for_writing_alone_fails_the_prediction(tmp_path):
 def test_a_directory_that_takes_no_files_fails_the_prediction(tmp_path):
     (tmp_path / "outputs").write_text("in the way")
 
-    with pytest.raises(OutputFailed, match="cannot be written: File exists"):
+    with pytest.raises(OutputFailed, match="cannot be written: Not a directory"):
         encode("a" * MAX_VALUE, 0, str(tmp_path))
 
 

@@ -106,7 +106,7 @@ def test_an_input_of_the_limit_travels_in_the_message(worker: PredictorProcess, 
 
 
 def test_an_input_that_cannot_be_written_fails_its_prediction_and_frees_the_slot(worker: PredictorProcess) -> None:
-    told = submit_large(worker, Path("/nowhere"), MAX_VALUE + 1)
+    told = submit_large(worker, Path("/dev/null/nowhere"), MAX_VALUE + 1)
 
     assert isinstance(told, Failed)
     assert "FileNotFoundError" in told.error
