@@ -89,6 +89,12 @@ class Outbox(Generic[Out]):
                 return
             self.post(message)
 
+    def post_slowly(self, message: Out) -> None:
+        """Of what must not be lost, and may be much: waits a second before it where the server does not read."""
+        if self._backlog > LOG_BACKLOG:
+            self.flush(LOG_PATIENCE)
+        self.post(message)
+
     def flush(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> bool:
         """Waits until the kernel has all of it, or `unless` holds when somebody nudges."""
         if not self._queue:

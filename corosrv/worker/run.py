@@ -114,7 +114,7 @@ class Run:
     def _record(self, name: str, value: Any, mode: str) -> None:
         with self._held:
             if not self._is_over:
-                self.outbox.post(Metric(name, value, mode))
+                self.outbox.post_slowly(Metric(name, value, mode))
 
     def _seconds(self) -> float:
         if self._began is None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 def belong_to_their_starter() -> None:
     """From now on, all threads and calls."""
     start = threading.Thread.start
-    submit = ThreadPoolExecutor.submit
+    submit: Callable[..., Any] = ThreadPoolExecutor.submit
 
     @functools.wraps(start)
     def start_as_part(self: threading.Thread) -> None:

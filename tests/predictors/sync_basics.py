@@ -132,7 +132,7 @@ class Predictor(BasePredictor):
             print("spinning")
 
     def sleep(self, text: str, number: int) -> None:
-        print("sleeping", flush=True)
+        threading.Timer(0.05, print, ["sleeping"]).start()  # when this thread does
         time.sleep(number / 1000)
         while True:
             pass
