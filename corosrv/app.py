@@ -34,6 +34,8 @@ from corosrv.whole import Whole
 
 log = logging.getLogger("corosrv")
 
+_NEVER_STARTS = 4  # gunicorn's own status of an app that cannot be loaded: with any other it would try for ever
+
 
 class Server:
     """One process's worth of corosrv: its models, its predictor, and the blueprint in front of them."""
@@ -212,7 +214,8 @@ def _make_application() -> Flask:
             _end_with(worker, app.extensions["corosrv"], predictor)
         return app
     except CorosrvError as error:
-        sys.exit(f"corosrv cannot start: {error}")
+        print(f"corosrv cannot start: {error}", file=sys.stderr)
+        sys.exit(_NEVER_STARTS)
 
 
 def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings) -> None:

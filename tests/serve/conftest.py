@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.serve.server import Server, Servers, servers
+from tests.support.predictors import PredictorServer, serving_predictor
+from tests.support.receiver import Receiver, receiving
+
+StartPredictor = Callable[..., PredictorServer]
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +45,26 @@ def server(_kept: Servers) -> Server:
 def real(_kept: Servers) -> Server:
     """SmolLM2, in little memory, and on one thread: two that wait for each other crawl where others compute too."""
     return _kept.start(model="", ctx=1024, slots=8, threads=1)
+
+
+@pytest.fixture
+def start_predictor(tmp_path: Path, cache: Path) -> Iterator[StartPredictor]:
+    """Servers of this test's own, each with a predictor: a file of tests/predictors, or the text of one."""
+    with ExitStack() as stack:
+
+        def start(predictor: str, name: str = "Predictor", **options: Any) -> PredictorServer:
+            file = predictor
+            if "\n" in predictor:
+                path = tmp_path / "predict.py"
+                path.write_text(predictor)
+                file = f"{path}:{name}"
+            return stack.enter_context(serving_predictor(tmp_path, file, XDG_CACHE_HOME=cache, **options))
+
+        yield start
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Of webhooks."""
+    with receiving() as receiver:
+        yield receiver

@@ -187,7 +187,16 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        return self._proc.exists()
+        """One that has ended and was not reaped is dead."""
+        try:
+            return (self._proc / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    def children(self) -> list[int]:
+        """The pids of those that any of its threads started, and that still are."""
+        tasks = (self._proc / "task").iterdir()
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)

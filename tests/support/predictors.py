@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.serve.server import APP, REPOSITORY, Server, eventually
+from tests.serve.server import APP, REPOSITORY, Process, Server, eventually
 from tests.serve.wire import Answer, Connection, request
 
 PREDICTORS = REPOSITORY / "tests" / "predictors"
@@ -20,12 +20,25 @@ ASYNC = {"Prefer": "respond-async"}
 class PredictorServer:
     """One server with one predictor. Whoever made it stops it."""
 
-    def __init__(self, folder: Path, predictor: str, wait_for: str = "READY", **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        predictor: str | Path,
+        wait_for: str = "READY",
+        command: Sequence[str] = APP,
+        prefix: str = "",
+        **settings: Any,
+    ) -> None:
+        """`predictor`: of tests/predictors, or anywhere by its whole path. `corosrv serve` is told of it by an option,
+        gunicorn by the environment, as both are of settings; variables of other names are given in capitals."""
         self.folder = folder
+        self.prefix = prefix  # below which it answers
         chosen = {"predictor": PREDICTORS / predictor, **settings}
-        environ = {f"COROSRV_{name.upper()}": str(value) for name, value in chosen.items()}
+        if command[1] == "serve":
+            command = (*command, "--predictor", str(chosen.pop("predictor")))
+        environ = {name if name.isupper() else f"COROSRV_{name.upper()}": str(of) for name, of in chosen.items()}
         environ |= {"SICK": str(folder / "sick"), "TMPDIR": str(folder)}
-        self.process = Server(APP, environ, folder / "server.log")
+        self.process = Server(command, environ, folder / "server.log")
         try:
             eventually(lambda: self.health()["status"] == wait_for, 10, wait_for)
         except BaseException:
@@ -42,7 +55,7 @@ class PredictorServer:
         """One request on a connection of its own."""
         kind = {"Content-Type": "application/json"} if body is not None else {}
         with self.connect() as connection:
-            return connection.ask(method, path, body, kind | (headers or {}))
+            return connection.ask(method, self.prefix + path, body, kind | (headers or {}))
 
     def predict(self, input: Any = None, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
         body = fields | ({} if input is None else {"input": input})
@@ -86,6 +99,12 @@ class PredictorServer:
     def wait_idle(self) -> None:
         eventually(lambda: self.health()["slots"]["busy"] == 0, what="all slots are free")
 
+    @property
+    def worker(self) -> Process:
+        """The process that the predictor lives in."""
+        (pid,) = self.process.worker.children()
+        return Process(pid)
+
     def gate(self, name: str) -> Gate:
         return Gate(self.folder / f"gate-{name}")
 
@@ -105,7 +124,7 @@ class Gate:
 
 
 @contextmanager
-def serving_predictor(folder: Path, predictor: str, **options: Any) -> Iterator[PredictorServer]:
+def serving_predictor(folder: Path, predictor: str | Path, **options: Any) -> Iterator[PredictorServer]:
     server = PredictorServer(folder, predictor, **options)
     try:
         yield server
