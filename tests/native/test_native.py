@@ -10,7 +10,7 @@ import pytest
 from corosrv.engine import libllama
 
 HERE = Path(__file__).parent
-BUILD_TIMEOUT = 240  # seconds, on a slow machine with nothing built yet
+BUILD_TIMEOUT = 600  # seconds, on a slow machine with nothing built yet
 RUN_TIMEOUT = 120
 
 

@@ -109,7 +109,7 @@ def test_an_input_that_cannot_be_written_fails_its_prediction_and_frees_the_slot
     told = submit_large(worker, Path("/dev/null/nowhere"), MAX_VALUE + 1)
 
     assert isinstance(told, Failed)
-    assert "FileNotFoundError" in told.error
+    assert "NotADirectoryError" in told.error
     assert counters(worker) == (2, 0, 0)
 
 
