@@ -516,11 +516,8 @@ def test_a_shutdown_lets_what_runs_end_and_tells_its_receiver(tmp_path: Path, re
         server.predict({"gate": str(gate)}, ASYNC, webhook=receiver.url, webhook_events_filter=["completed"])
 
         assert server.ask("POST", "/shutdown").json == {}
-        refused = server.predict({})
         gate.open()
 
-        assert (refused.status, refused.json["status"]) == (503, "failed")
-        assert "shutting down" in refused.json["error"]
         assert server.process.wait(10) == 0
         assert receiver.statuses == ["succeeded"]
 
