@@ -6,7 +6,7 @@ import threading
 import gevent
 import pytest
 from gevent.event import Event
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import OutputFailed
@@ -32,6 +32,7 @@ def _file(directory: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
     return path
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100), st.sampled_from(["a.png", "b.txt", "c"]))
 def test_a_file_becomes_a_data_url_of_its_type_and_content(tmp_path_factory, content, name):
     directory = tmp_path_factory.getbasetemp()

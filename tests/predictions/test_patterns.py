@@ -4,7 +4,7 @@ import time
 import gevent
 import pytest
 from gevent import subprocess
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import InvalidInput
@@ -43,6 +43,7 @@ def test_patterns_that_might_take_long_are_not(pattern, text):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of patterns that may mean something else one day
+@settings(deadline=None)
 @given(st.text("ab+*?()|{},12[]^$.\\", max_size=8), st.text("ab", max_size=12))
 def test_what_is_run_at_once_is_what_python_finds(pattern, text):
     try:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import InvalidInput
@@ -46,6 +46,7 @@ def _faults(schema: InputSchema, given: object) -> list[tuple[list[str | int], s
         (bool, Input(), False, False),
         (Path, Input(), "data:,x", "data:,x"),
         (Path, Path("/model/a.png"), "/model/a.png", "/model/a.png"),
+        (list[Path], [Path("/model/a.png")], ["/model/a.png"], ["/model/a.png"]),
         (File, Input(), "HTTP://a/b", "HTTP://a/b"),
         (Secret, Input(), "key", "key"),
         (list[int], Input(), [], []),
@@ -242,6 +243,7 @@ def _without_nullable(node: Any) -> Any:
     return {"anyOf": [rest, {"type": "null"}]} if node.get("nullable") is True else rest
 
 
+@settings(deadline=None)
 @given(st.sampled_from(FIELDS), VALUES)
 def test_what_is_taken_is_valid_by_the_document_and_what_is_not_has_a_place_in_the_value(field, value):
     schema = _schema(*field)

@@ -3,7 +3,7 @@ import os
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.worker.addresses import DataUrl, is_address, web_name
@@ -52,6 +52,7 @@ def test_a_long_name_keeps_its_ending():
     assert len(file_name("x." + "y" * 10_000).encode()) == MAX_NAME
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_no_name_leaves_its_directory(tmp_path_factory, start, path):
     directory = str(tmp_path_factory.getbasetemp())
@@ -63,6 +64,7 @@ def test_no_name_leaves_its_directory(tmp_path_factory, start, path):
         assert not os.path.lexists(whole) or os.path.isfile(whole)  # the system takes the name
 
 
+@settings(deadline=None)
 @given(st.binary(), st.booleans())
 def test_a_data_url_gives_back_what_was_put_in(content, is_base64):
     coded = ";base64," + quote(base64.b64encode(content)) if is_base64 else "," + quote(content)

@@ -11,7 +11,7 @@ from corosrv.errors import InputFailed
 from corosrv.worker import File, Input, Path, Secret, fetching
 from corosrv.worker.inputs import Inputs
 from corosrv.worker.signature import read
-from tests.support.file_server import content, serving, status
+from tests.support.file_server import Answer, Handler, content, serving, status
 
 
 class Colour(str, enum.Enum):
@@ -236,20 +236,46 @@ def test_a_server_that_never_answers_has_its_time(server, tmp_path, monkeypatch)
 
 def test_a_server_that_drips_has_its_time_too(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "TIME_LIMIT", 0.3)
-    is_over = threading.Event()
-
-    def drip(handler):
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000")
-        handler.end_headers()
-        while not is_over.wait(0.01):
-            handler.wfile.write(b".")
-
-    server.answers["/a"] = drip
+    is_dripping, is_over = threading.Event(), threading.Event()
+    server.answers["/a"] = _drip(is_dripping, is_over)
 
     with pytest.raises(InputFailed, match=r"^x: cannot be fetched"):
         _prepared(Path, f"{server.url}/a", tmp_path)
     is_over.set()
+
+
+def _drip(is_dripping: threading.Event, is_over: threading.Event) -> Answer:
+    def answer(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000000")
+        handler.end_headers()
+        while not is_over.wait(0.001):
+            handler.wfile.write(b"." * 1000)
+            is_dripping.set()
+
+    return answer
+
+
+def test_a_cancelled_download_leaves_off_while_its_server_goes_on(server, tmp_path):
+    is_dripping, is_over = threading.Event(), threading.Event()
+    server.answers["/a"] = _drip(is_dripping, is_over)
+    inputs = _inputs(Path, tmp_path)
+    preparing = _preparing(inputs, f"{server.url}/a", [])
+    assert is_dripping.wait(10)
+
+    inputs.close()
+
+    preparing.join(10)
+    _join_fetches()
+    is_over.set()
+
+
+def _join_fetches() -> None:
+    """Of this test and of those before it."""
+    for thread in threading.enumerate():
+        if thread.name == "corosrv-fetch":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def _preparing(inputs: Inputs, address: str, failed: list[InputFailed]) -> threading.Thread:
@@ -292,9 +318,7 @@ def test_a_download_that_ends_after_its_prediction_leaves_nothing(server, tmp_pa
 
     inputs.close()
     may_answer.set()
-    for thread in threading.enumerate():
-        if thread.name == "corosrv-fetch":
-            thread.join(10)
+    _join_fetches()
     preparing.join(10)
 
     assert list(tmp_path.iterdir()) == []

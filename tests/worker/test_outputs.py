@@ -11,7 +11,7 @@ import uuid
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import OutputFailed
@@ -45,11 +45,13 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_json_values_are_sent_as_they_are(tmp_path_factory, value):
     assert encode(value, 3, str(tmp_path_factory.getbasetemp())) == OutputChunk(value, 3)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters()) | st.lists(st.text(st.characters(categories=["Cs"]))))
 def test_every_text_can_be_sent(tmp_path_factory, text):
     msgspec.json.encode(encode(text, 0, str(tmp_path_factory.getbasetemp())))
@@ -130,6 +132,14 @@ def test_a_file_that_is_written_over_for_the_next_chunk_keeps_its_content(tmp_pa
     assert len(set(names)) == 3
     assert [_kept(tmp_path, name) for name in names] == [b"one", b"two", b"three"]
     assert all(name.endswith(".txt") for name in names)
+
+
+def test_equal_names_within_one_output_become_distinct(tmp_path):
+    path = _file(tmp_path, "a.txt")
+
+    names = [ref.filename for ref in encode([path] * 4, 0, str(tmp_path)).files]
+
+    assert len(set(names)) == 4
 
 
 def test_open_files_are_sent_whole_and_as_bytes(tmp_path):
