@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ from corosrv.worker.outbox import Outbox
 from corosrv.worker.printed import Printed, place
 from corosrv.worker.scope import Scope, scope
 
+MAX_ERROR = 100_000  # characters of a message, and of a traceback
 _OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames say nothing to an author
 
 
@@ -61,6 +63,7 @@ class Run:
         self._held = held
         self._n_chunks = 0
         self._value: tuple[OutputChunk | FileOutput, ...] = ()
+        self._ending = threading.RLock()  # guards what follows, from threads that record to the last
         self._is_over = False
         self._began: float | None = None  # when user code did
         self._ended: float | None = None
@@ -88,7 +91,8 @@ class Run:
         self._began = time.monotonic()
 
     def stop_clock(self) -> None:
-        self._ended = time.monotonic()
+        """The first time counts."""
+        self._ended = self._ended or time.monotonic()
 
     def post_chunk(self, value: Any) -> None:
         """Does not wait for the server. Raises OutputFailed."""
@@ -101,18 +105,23 @@ class Run:
 
     def end(self, is_cancelled: bool, error: BaseException | None) -> None:
         """What decides is whether it was cancelled, and never what `error` says."""
-        self._is_over = True
+        with self._ending:
+            self._is_over = True
+        try:
+            self.outbox.post(*self._value, self._terminal(is_cancelled, error))
+        except Exception as unsendable:
+            self.outbox.post(self._terminal(is_cancelled, unsendable))
+
+    def _terminal(self, is_cancelled: bool, error: BaseException | None) -> Done | Failed | Cancelled:
         seconds = self._seconds()
         if is_cancelled:
-            terminal: SlotToServer = Cancelled(self.id, seconds, self.is_stream)
-        elif error is not None:
-            terminal = Failed(self.id, seconds, describe(error), self.is_stream)
-        else:
-            terminal = Done(self.id, seconds, self.is_stream)
-        self.outbox.post(*self._value, terminal)
+            return Cancelled(self.id, seconds, self.is_stream)
+        if error is not None:
+            return Failed(self.id, seconds, describe(error), self.is_stream)
+        return Done(self.id, seconds, self.is_stream)
 
     def _record(self, name: str, value: Any, mode: str) -> None:
-        with self._held:
+        with self._held, self._ending:
             if not self._is_over:
                 self.outbox.post_slowly(Metric(name, value, mode))
 
@@ -156,12 +165,15 @@ class Desk:
 
 
 def describe(error: BaseException) -> str:
-    """`TypeName: message`."""
+    """`TypeName: message`, as JSON can say it and a frame can hold it."""
     try:
         message = str(error)
     except Exception as another:  # the author's own __str__
         message = f"<{type(another).__name__} in __str__>"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if len(message) > MAX_ERROR:
+        message = f"{message[:MAX_ERROR]} [TRUNCATED]"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text.encode("utf-8", "replace").decode()
 
 
 def trace(error: BaseException) -> str:
@@ -173,4 +185,5 @@ def trace(error: BaseException) -> str:
     here = error.__traceback__
     while here is not None and here.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         here = here.tb_next
-    return "".join(traceback.format_exception(type(error), error, here))
+    text = "".join(traceback.format_exception(type(error), error, here))
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} [TRUNCATED]\n"

@@ -51,6 +51,23 @@ class Predictor(BasePredictor):
     def context(self, text: str, number: int) -> dict[str, str]:
         return {**self.scope.context, **current_scope().context}
 
+    def fail_hard(self, text: str, number: int) -> None:
+        raise ValueError(text * number + "\ud800")
+
+    def surrogate(self, text: str, number: int) -> list[str]:
+        return ["\ud800"] * number or "\ud800"  # type: ignore[return-value]
+
+    def records_to_the_last(self, text: str, number: int) -> None:
+        scope = current_scope()
+
+        def work() -> None:
+            for at in range(number):
+                scope.record_metric("n", at)
+
+        for _ in range(3):
+            threading.Thread(target=work).start()
+        time.sleep(0.001)
+
     def fail(self, text: str, number: int) -> None:
         print("before")
         raise ValueError(text)

@@ -115,6 +115,30 @@ async def run(wide: bool) -> AsyncIterator[str]:
         assert [len(chunk) for chunk in child.hear(0).chunks] == [100] + 20 * [400_000]
 
 
+@pytest.mark.parametrize("number", [1, 20_000])
+def test_an_error_that_no_frame_holds_is_cut(child: ChildProcess, number: int) -> None:
+    error = child.predict(do="fail_hard", text="x" * 1000, number=number).end.error
+
+    assert error.startswith("ValueError: xxx")
+    assert error.endswith("[TRUNCATED]" if number > 1 else "x?")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_text_that_json_does_not_have_harms_nobody_else(child: ChildProcess, number: int) -> None:
+    assert isinstance(child.predict(do="surrogate", number=number).end, Done | Failed)
+
+    assert child.predict(do="echo", text="well").chunks == ["well"]
+
+
+def test_nothing_follows_the_end(child: ChildProcess) -> None:
+    """Though threads record on and on."""
+    for number in range(50):
+        heard = child.predict(f"p{number}", do="records_to_the_last", number=100)
+
+        assert isinstance(heard.end, Done)
+        assert set(names(child.predict("next", do="echo"))) == {"OutputChunk", "Done"}
+
+
 def test_the_predictor_lives_on(child: ChildProcess) -> None:
     [before] = child.predict(do="count").chunks
 
