@@ -34,7 +34,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff format corosrv native bench tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
-# Figures of the README: open streams and stalled ones on the synthetic model, clients that leave on the real one; a worker process.
+# Figures of the README: open streams and stalled ones on the synthetic model,
+# clients that leave on the real one, predictions through a worker process.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
 	$(BIN)/python -m tests.load.stalled

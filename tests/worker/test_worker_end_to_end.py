@@ -190,9 +190,8 @@ def test_a_set_up_that_fails_says_why_in_its_logs(tmp_path: Path, source: str, r
 
 def test_a_set_up_that_hangs_times_out_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "predict.py"
-    file.write_text(
-        "import subprocess, time\nsleeper = subprocess.Popen(['sleep', '60'])\nprint(sleeper.pid, flush=True)\ntime.sleep(60)"
-    )
+    sleep = "subprocess.Popen(['sleep', '60'])"
+    file.write_text(f"import subprocess\nchild = {sleep}\nprint(child.pid, flush=True)\nchild.wait()")
     with started(f"{file}:Predictor", command=REAL, setup_timeout=1.0) as worker:
         wait_for(worker, WorkerState.SETUP_FAILED)
 
