@@ -46,13 +46,10 @@ class Slots:
             reason = self.permits.reasons.get(permit.slot, "its permit has ended")
             reader.put(Failed(job.id, 0.0, reason), 0)
             return reader
-        running = Running(job.id, permit, reader)
         slot = self._by_id[permit.slot]
-        slot.begin(running)
+        slot.begin(Running(job.id, permit, reader))
         try:
-            message = predict_message(job)
-            if slot.running is running:  # the slot may have ended meanwhile
-                slot.channel.send(message)
+            slot.channel.send(predict_message(job))
         except ChannelClosed:
             pass  # whoever reads the channel hears of it, and ends what runs
         except BaseException as error:  # a greenlet that is killed must not keep its slot

@@ -364,6 +364,7 @@ def talk_after_the_end(call: Call) -> None:
 def fail_slot(call: Call) -> None:
     call.worker.control.send(m.SlotFailed(call.input["slot"], "the slot is torn"))
     call.worker.cancelled.setdefault(call.id, threading.Event()).wait()
+    call.worker.control.send(m.Log("stdout", "let go"))
 
 
 @prediction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from corosrv.errors import BadFrame, ChannelClosed, FrameTooLarge
 from corosrv.wire import messages
 from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
-from corosrv.wire.frame import encode
+from corosrv.wire.frame import Frames, encode
 from corosrv.wire.gevent_channel import GeventChannel
 from tests.support.descriptors import n_descriptors
 
@@ -258,6 +259,68 @@ def test_hanging_up_leaves_what_has_arrived(pair: tuple[Server, Worker]) -> None
     assert server.receive() is None
     with pytest.raises(ChannelClosed):
         worker.send(messages.Done("x", 0))
+
+
+def test_a_message_follows_the_rest_of_the_one_before_it(raw: tuple[Server, socket.socket]) -> None:
+    server, end = raw
+    end.settimeout(TIMEOUT)
+    server.send(messages.Predict("x", "x" * 1_000_000))
+    arrived = end.recv(500_000)  # room for the next one, before the hub has noticed
+
+    server.send(messages.Predict("y", "/out"))
+
+    frames = Frames()
+    whole = frames.feed(arrived)
+    while len(whole) < 2:
+        whole += frames.feed(in_thread(end.recv, 500_000))
+    assert [b'"id":"x"' in whole[0], b'"id":"y"' in whole[1]] == [True, True]
+
+
+def test_a_peer_that_reads_no_more_ends_the_channel(raw: tuple[Server, socket.socket]) -> None:
+    server, end = raw
+    receiving = gevent.spawn(server.receive)
+    gevent.idle()
+    end.shutdown(socket.SHUT_RD)
+
+    with pytest.raises(ChannelClosed):
+        server.send(messages.Predict("x", "/out"))
+
+    assert receiving.get(timeout=TIMEOUT) is None
+
+
+def test_a_closed_channel_gives_nothing_that_had_arrived(raw: tuple[Server, socket.socket]) -> None:
+    server, end = raw
+    end.sendall(DONE * 2)
+    assert server.receive() is not None
+
+    server.close()
+
+    assert server.receive() is None
+
+
+def test_nothing_follows_a_message_that_went_out_in_part() -> None:
+    ours, theirs = socket.socketpair()
+    worker: Worker = ThreadChannel(ours, JsonCodec(messages.SlotToWorker))
+    with theirs:
+        ours.settimeout(0.01)  # in place of whatever else may interrupt it
+        with pytest.raises(ChannelClosed):
+            worker.send(messages.LogLine("stdout", "x" * 1_000_000))
+        assert theirs.recv(1 << 20)
+
+        with pytest.raises(ChannelClosed):
+            worker.send(messages.Done("x", 0))
+    worker.close()
+
+
+def test_an_inherited_channel_is_not_passed_on() -> None:
+    ours, theirs = socket.socketpair()
+    ours.set_inheritable(True)
+
+    worker: Worker = ThreadChannel.inherited(ours.detach(), JsonCodec(messages.SlotToWorker))
+
+    assert not os.get_inheritable(worker.fileno())
+    worker.close()
+    theirs.close()
 
 
 def test_a_closed_channel_leaves_no_descriptor() -> None:

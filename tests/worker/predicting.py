@@ -58,7 +58,7 @@ def submit(worker: PredictorProcess, do: str = "echo", *, context: Any = None, *
     assert worker.permits is not None
     permit = worker.permits.try_acquire()
     assert permit is not None, "no slot is free"
-    job = PredictJob(f"p{next(_numbers)}", {"do": do} | arguments, "/nowhere", context or {})
+    job = PredictJob(f"p{next(_numbers)}", {"do": do} | arguments, "/proc/nowhere", context or {})
     return worker.submit(job, permit)
 
 

@@ -155,7 +155,7 @@ def test_nothing_is_signalled_once_it_has_ended(monkeypatch: pytest.MonkeyPatch)
     assert signalled == []
 
 
-@pytest.mark.parametrize(("command", "cwd"), [(["/nowhere"], None), (["/bin/true"], "/nowhere")])
+@pytest.mark.parametrize(("command", "cwd"), [(["/proc/nowhere"], None), (["/bin/true"], "/proc/nowhere")])
 def test_what_cannot_be_started_raises(command: list[str], cwd: str | None) -> None:
     with pytest.raises(FileNotFoundError):
         Process(command, cwd=cwd)
@@ -185,12 +185,12 @@ def test_a_command_that_does_not_exist_is_told_in_a_process_that_is_patched_or_n
     program = f"""
         {patch}
         from tests.worker.predicting import WorkerState, started, wait_for
-        with started(command=("/nowhere/python",)) as worker:
+        with started(command=("/proc/nowhere/python",)) as worker:
             wait_for(worker, WorkerState.SETUP_FAILED)
             print(worker.reason)
     """
 
-    assert "No such file or directory: '/nowhere/python'" in output(program)
+    assert "No such file or directory: '/proc/nowhere/python'" in output(program)
 
 
 def test_workers_see_the_end_of_their_server_each_by_itself() -> None:

@@ -101,7 +101,7 @@ def test_predictions_on_a_dead_worker_fail_with_the_reason() -> None:
         assert permit is not None
         read(submit(worker, "exit", code=5))
 
-        (failed,) = read(worker.submit(PredictJob("late", {}, "/nowhere"), permit))
+        (failed,) = read(worker.submit(PredictJob("late", {}, "/proc/nowhere"), permit))
 
         assert isinstance(failed, Failed)
         assert "exit code 5" in failed.error
@@ -140,6 +140,15 @@ def test_a_broken_slot_fails_its_prediction_and_no_other(do: str, arguments: dic
         assert worker.state is WorkerState.READY
         for _ in range(3):
             assert isinstance(read(submit(worker))[-1], Done)
+
+
+def test_what_runs_on_a_slot_that_failed_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "corosrv.predictor"), ready(slots=2) as worker:
+        read(submit(worker, "fail_slot", slot=0))
+
+        with gevent.Timeout(TIMEOUT):
+            while "let go" not in caplog.text:
+                assert worker.check_health() is None
 
 
 @pytest.mark.parametrize("do", ["end_twice", "talk_after_the_end"])

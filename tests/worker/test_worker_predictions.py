@@ -139,6 +139,7 @@ def test_a_greenlet_killed_while_it_submits_leaves_no_permit(worker: PredictorPr
 
     submitting.kill()
 
+    assert isinstance(submitting.value, gevent.GreenletExit)
     assert counters(worker) == (2, 0, 0)
 
 

@@ -85,7 +85,7 @@ def test_a_worker_that_offers_other_slots_than_asked_for_is_refused() -> None:
 
 
 def test_a_command_that_does_not_exist_is_a_failed_setup() -> None:
-    with started(command=("/nowhere/python",)) as worker:
+    with started(command=("/proc/nowhere/python",)) as worker:
         wait_for(worker, WorkerState.SETUP_FAILED)
 
         assert "could not be started" in worker.reason
@@ -93,10 +93,10 @@ def test_a_command_that_does_not_exist_is_a_failed_setup() -> None:
 
 
 def test_a_directory_that_does_not_exist_is_a_failed_setup() -> None:
-    with started(cwd="/nowhere") as worker:
+    with started(cwd="/proc/nowhere") as worker:
         wait_for(worker, WorkerState.SETUP_FAILED)
 
-        assert "/nowhere" in worker.reason
+        assert "/proc/nowhere" in worker.reason
 
 
 def test_a_worker_that_dies_before_it_says_anything_does_not_start_for_ever() -> None:
