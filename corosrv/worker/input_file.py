@@ -28,7 +28,12 @@ def _as_encoded(value: bytes) -> dict[str, Any]:
 
 
 def _spilled(value: bytes, directory: str) -> str:
-    path, error = get_hub().threadpool.apply(_write, (value, directory))
+    writing = get_hub().threadpool.spawn(_write, value, directory)
+    try:
+        path, error = writing.get()
+    except BaseException:  # this greenlet is killed; whoever removes the directory then comes after its last file
+        writing.wait()
+        raise
     if error is not None:
         raise error
     return str(path)

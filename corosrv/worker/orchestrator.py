@@ -29,6 +29,7 @@ printed = logging.getLogger("corosrv.predictor")  # what it prints outside of pr
 
 MAX_SLOTS = 64  # that a predictor may ask for by itself; an operator may give it more
 TERMINATION = 5.0  # seconds between SIGTERM and SIGKILL for a worker that is not set up
+ABORT = 2.0  # seconds that a worker has to end which said that it would
 
 Link = LinkedProcess[
     messages.ControlToWorker, messages.ControlToServer, messages.SlotToWorker, messages.SlotToServer
@@ -157,6 +158,7 @@ class PredictorProcess:
             case messages.Fatal():
                 self._last_words = message.reason
                 log.error("the worker is about to abort: %s", message.reason)
+                gevent.spawn(self._link.end_within, ABORT)
             case messages.DroppedLogs():
                 log.warning("the worker dropped %d logs in %d ms", message.count, message.interval_millis)
             case messages.ShuttingDown():
@@ -169,9 +171,9 @@ class PredictorProcess:
             printed.info("%s: %s", message.source, message.data.rstrip("\n"))
 
     def _on_slot_failed(self, message: messages.SlotFailed) -> None:
-        if self.state is WorkerState.STARTING:
+        if self._slots is None:
             self._fail_setup(message.error)
-        elif self._slots is not None and message.slot in self._slots:
+        elif message.slot in self._slots:
             self._poison(message.slot, message.error)
         else:
             raise ProtocolError(f"slot {message.slot} has failed, which there is not")

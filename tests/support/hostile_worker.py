@@ -320,6 +320,12 @@ def abort(call: Call) -> None:
 
 
 @prediction
+def threaten_to_abort(call: Call) -> None:
+    call.worker.control.send(m.Fatal("out of cheese"))
+    pause_thread()
+
+
+@prediction
 def write(call: Call) -> None:
     call.send_raw(globals()[call.input["what"]])
     call.done() if call.input["what"] == "UNKNOWN" else pause_thread()

@@ -52,6 +52,15 @@ def test_a_dead_worker_fails_every_prediction_once(do: str, arguments: dict[str,
         assert not is_alive(worker.pid)
 
 
+def test_a_worker_that_says_it_will_abort_and_does_not_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corosrv.worker.orchestrator.ABORT", 0.05)
+    with ready() as worker:
+        (failed,) = read(submit(worker, "threaten_to_abort"))
+
+        assert isinstance(failed, Failed)
+        assert failed.error == "the worker crashed with signal 9 (SIGKILL): out of cheese"
+
+
 def test_what_a_prediction_said_before_the_crash_is_kept() -> None:
     with ready() as worker:
         assert read(submit(worker, "exit", code=1))[0] == LogLine("stdout", "so far\n")

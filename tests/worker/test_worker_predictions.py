@@ -140,6 +140,7 @@ def test_a_greenlet_killed_while_it_submits_leaves_no_permit(worker: PredictorPr
     submitting.kill()
 
     assert isinstance(submitting.value, gevent.GreenletExit)
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [MAX_VALUE + 1]  # nobody writes any more
     assert counters(worker) == (2, 0, 0)
 
 
