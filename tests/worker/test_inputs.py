@@ -8,7 +8,7 @@ from typing import Any, Literal, Optional
 import pytest
 
 from corosrv.errors import InputFailed
-from corosrv.worker import File, Input, Path, Secret, fetching
+from corosrv.worker import File, Input, Path, Secret, download, fetching
 from corosrv.worker.inputs import Inputs
 from corosrv.worker.signature import read
 from tests.support.file_server import Answer, Handler, content, serving, status
@@ -232,6 +232,29 @@ def test_a_server_that_never_answers_has_its_time(server, tmp_path, monkeypatch)
     with pytest.raises(InputFailed, match=r"^x: cannot be fetched"):
         _prepared(Path, f"{server.url}/a", tmp_path)
     is_over.set()
+
+
+class _Clock:
+    """In place of the module `time`."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_each_download_has_its_own_time(server, tmp_path, monkeypatch):
+    clock = _Clock()
+    monkeypatch.setattr(fetching, "AT_ONCE", 1)
+    for module in (fetching, download):
+        monkeypatch.setattr(module, "time", clock)
+    for number in range(3):
+        server.answers[f"/{number}"] = lambda handler: (setattr(clock, "now", clock.now + 50), handler.reply(200, b"x"))
+
+    with _inputs(list[Path], tmp_path) as inputs:
+        paths = inputs.prepare({"x": [f"{server.url}/{number}" for number in range(3)]})["x"]
+
+        assert [path.read_bytes() for path in paths] == [b"x"] * 3
 
 
 def test_a_server_that_drips_has_its_time_too(server, tmp_path, monkeypatch):
