@@ -42,7 +42,11 @@ def when_ready(arbiter: Any) -> None:
     n_stops = itertools.count()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        arbiter.signal(signal.SIGTERM if next(n_stops) == 0 else signal.SIGINT, frame)
+        if next(n_stops) == 0:
+            arbiter.signal(signal.SIGTERM, frame)
+        else:
+            arbiter.signal(signal.SIGINT, frame)
+            arbiter.kill_workers(signal.SIGQUIT)  # told here: what arrives along with the first, gunicorn forgets
 
     signal.signal(signal.SIGTERM, stop)
     if predictor is not None:

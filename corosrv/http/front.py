@@ -239,6 +239,8 @@ def adopt(limits: Limits) -> Front | None:
     if type(worker) is GeventWorker:
         worker.__class__ = Front
         worker.harden()
+        for number in (signal.SIGQUIT, signal.SIGINT):
+            signal.signal(number, worker.handle_quit)
         signal.signal(signal.SIGTERM, worker.handle_exit)
         signal.siginterrupt(signal.SIGTERM, False)
     if not isinstance(worker, Front):

@@ -67,12 +67,9 @@ class PredictorServer:
 
     def begin(self, input: Any, headers: dict[str, str] | None = None, **fields: Any) -> Connection:
         """Asks, and leaves the answer to be read."""
+        kind = {"Content-Type": "application/json"}
         connection = self.connect()
-        connection.send(
-            request(
-                "POST", PREDICTIONS, fields | {"input": input}, {"Content-Type": "application/json"} | (headers or {})
-            )
-        )
+        connection.send(request("POST", self.prefix + PREDICTIONS, fields | {"input": input}, kind | (headers or {})))
         return connection
 
     def get(self, id: str) -> Answer:

@@ -1,0 +1,72 @@
+"""Predictors that cannot be set up: each says why, in time, and the server stays up to tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.serve.conftest import StartPredictor
+from tests.serve.server import SERVE, eventually
+
+BAD: dict[str, tuple[str, str]] = {
+    "a syntax error": ("class Predictor:\n    def run(self:\n", "SyntaxError"),
+    "an exception on import": ("print('importing')\nraise RuntimeError('no weights here')\n", "no weights here"),
+    "an import that fails": ("import no_such_module\n", "No module named 'no_such_module'"),
+    "no such class": ("class Another:\n    def run(self) -> int: ...\n", "Predictor"),
+    "no run": ("class Predictor:\n    def setup(self): ...\n", "run"),
+    "run and predict": ("class Predictor:\n    def run(self): ...\n    def predict(self): ...\n", "predict"),
+    "sys.exit on import": ("import sys\nsys.exit('I would rather not')\n", "I would rather not"),
+    "sys.exit in setup": (
+        "import sys\nclass Predictor:\n    def setup(self): sys.exit(3)\n    def run(self) -> int: ...\n",
+        "SystemExit",
+    ),
+    "an exception in setup": (
+        "class Predictor:\n    def setup(self): raise ValueError('no weights')\n    def run(self) -> int: ...\n",
+        "ValueError: no weights",
+    ),
+    "a death in setup": (
+        "import os\nclass Predictor:\n    def setup(self): os._exit(7)\n    def run(self) -> int: ...\n",
+        "exit code 7",
+    ),
+    "an input without a type": ("class Predictor:\n    def run(self, text) -> int: ...\n", "text"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_predictor_that_cannot_be_set_up_says_why(start_predictor: StartPredictor, fault: str) -> None:
+    source, words = BAD[fault]
+
+    server = start_predictor(source, wait_for="SETUP_FAILED", command=SERVE)
+    health = server.health()
+    refused = server.predict({})
+
+    assert health["setup"]["status"] == "failed"
+    assert words in health["setup"]["logs"]
+    assert health["setup"]["completed_at"] >= health["setup"]["started_at"]
+    assert refused.status == 503
+    assert "setup failed" in refused.json["error"]
+    assert server.ask("GET", "/openapi.json").status == 503
+    assert server.process.health() == "failed"
+    eventually(lambda: not server.process.worker.children(), what="the worker's end")
+
+
+def test_a_missing_file_is_named(start_predictor: StartPredictor) -> None:
+    server = start_predictor("/nowhere/predict.py:Predictor", wait_for="SETUP_FAILED", command=SERVE)
+
+    assert "/nowhere/predict.py" in server.health()["setup"]["logs"]
+    assert "/nowhere/predict.py" in server.predict({}).json["error"]
+
+
+def test_a_set_up_that_hangs_has_its_time(start_predictor: StartPredictor) -> None:
+    server = start_predictor(
+        "patient.py:SlowToSetUp", wait_for="SETUP_FAILED", command=(*SERVE, "--setup-timeout", "1")
+    )
+
+    assert "timed out after 1 s" in server.health()["setup"]["logs"]
+    assert "timed out" in server.predict({}).json["error"]
+    eventually(lambda: not server.process.worker.children(), 6, "the worker's end")
+
+
+def test_slots_need_an_async_predictor(start_predictor: StartPredictor) -> None:
+    server = start_predictor("tasks.py:Predictor", wait_for="SETUP_FAILED", command=(*SERVE, "--slots", "2"))
+
+    assert "async" in server.health()["setup"]["logs"]
