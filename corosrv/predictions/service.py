@@ -169,12 +169,13 @@ class PredictionService:
         id = call.id or ids.new_id()
         prediction = Prediction(id, input, schema.mask(input), now(), history, _is_list(schema.document))
         run = Run(prediction, permit, call.context, self.worker, self._files, self._on_end)
+        if call.receiver is not None:
+            self.webhooks.attach(prediction, call.receiver)
+        # It is known once nothing can go wrong with it any more.
         self._supervisor.add(prediction)
         self._runs[id] = run
         if call.is_stream:
             self._bound_to_readers.add(id)
-        if call.receiver is not None:
-            self.webhooks.attach(prediction, call.receiver)
         self._drain.began(run, gevent.spawn(run.run))
         return prediction
 

@@ -11,6 +11,7 @@ from email.utils import formatdate
 import gevent
 import pytest
 
+from corosrv.predictions import delivery
 from corosrv.predictions.delivery import MAX_REDIRECTS, Outcome, Poster, is_http_url, retry_after
 from tests.support.receiver import Receiver, closed_url, receiving
 
@@ -180,3 +181,13 @@ def test_retry_after_is_seconds_or_a_date(text: str | None, seconds: float):
 def test_urls_may_have_ports_and_addresses():
     assert is_http_url("http://[::1]:8080/x?y#z")
     assert is_http_url("HTTPS://example.test")
+
+
+def test_a_receiver_is_posted_to_again_and_again(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(delivery, "CONNECTIONS", 1)
+    poster = Poster()
+
+    outcomes = [poster.post(receiver.url, b"{}", {}, seconds=2) for _ in range(3)]
+    poster.close()
+
+    assert all(outcome.is_delivered for outcome in outcomes)

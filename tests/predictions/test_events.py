@@ -165,9 +165,6 @@ def test_a_reader_that_was_killed_is_woken_no_more(history: History):
     gevent.idle()
     waiting.kill()
 
-    append(history, 0)
-    gevent.idle()
-
     assert not history._parked
 
 

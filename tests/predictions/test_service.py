@@ -234,6 +234,33 @@ def test_no_schema_is_known_before_the_predictor_is_set_up(worker: HandWorker):
     assert service.schema.document is worker.schema
 
 
+def test_a_worker_that_goes_while_an_input_is_checked_is_noticed(
+    service: PredictionService, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
+):
+    def check(given: object, n_bytes: int) -> dict[str, Any]:
+        worker.kill()
+        return {}
+
+    monkeypatch.setattr(service.schema, "check", check)
+
+    assert isinstance(refusal(service), WorkerGone)
+
+
+def test_a_call_that_cannot_be_begun_leaves_nothing_behind(
+    service: PredictionService, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+):
+    def broken(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(service.webhooks, "attach", broken)
+
+    with pytest.raises(MemoryError):
+        service.admit(Call(id="a", receiver=Target(receiver.url)))
+
+    assert service.slots == Slots(1, 0, 0)
+    assert service.find("a") is None
+
+
 # Ids
 
 
@@ -328,6 +355,33 @@ def test_what_is_canceled_before_the_worker_hears_of_it_never_starts(service: Pr
     assert service.slots == Slots(1, 0, 0)
 
 
+def test_a_cancel_that_comes_while_it_is_being_sent_is_not_lost(
+    service: PredictionService, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
+):
+    submit = worker.submit
+
+    def slow(*arguments: Any) -> Any:
+        reader = submit(*arguments)
+        service.cancel("a")
+        return reader
+
+    monkeypatch.setattr(worker, "submit", slow)
+
+    start(service, id="a")
+
+    assert worker.running[0].is_cancelled
+
+
+def test_who_cancels_is_told_that_and_not_what_else_went_wrong(service: PredictionService, worker: HandWorker):
+    prediction = start(service, id="a")
+    service.cancel("a")
+
+    worker.running[0].give(FileOutput("missing", "file_type", "text/plain", 0))
+    worker.running[0].cancelled()
+
+    assert wait(prediction)["status"] == "canceled"
+
+
 def test_nobody_cancels_what_is_unknown(service: PredictionService):
     assert not service.cancel("a")
 
@@ -413,6 +467,18 @@ def test_a_reader_of_another_prediction_takes_nothing_along(followed: Prediction
     reader.close()
 
     assert not speaker.running[0].is_cancelled
+
+
+def test_an_id_that_is_used_again_is_not_bound_as_it_was(speaker: HandWorker):
+    with serving(speaker, result_ttl=0) as service:
+        start(service, id="a", is_stream=True)
+        speaker.running[0].done()
+        reader = service.follow(start(service, id="a"), None)
+        assert reader is not None
+
+        reader.close()
+
+        assert not speaker.running[1].is_cancelled
 
 
 def test_a_reader_that_fell_behind_has_not_left():
@@ -592,6 +658,28 @@ def test_predictions_that_are_failed_in_the_end_tell_their_receivers(service: Pr
     assert [(got.body["status"], got.body["error"]) for got in receiver.got] == [
         ("failed", "ShuttingDown: server shut down")
     ]
+
+
+def test_a_slow_receiver_gets_a_moment_in_the_end(service: PredictionService, receiver: Receiver):
+    start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED})))
+    receiver.hold()
+    gevent.spawn_later(0.2, receiver.let_go)
+
+    service.shutdown(0)
+
+    assert service.webhooks.counts.delivered == 1
+
+
+def test_nothing_is_tried_again_in_the_end(worker: HandWorker, receiver: Receiver):
+    receiver.say(503, Retry_After="100")
+    with serving(worker) as service:
+        prediction = start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED})))
+        worker.running[0].done()
+        wait(prediction)
+
+        service.shutdown(0.2)
+
+        assert (service.webhooks.counts.failed, len(receiver.got)) == (1, 1)
 
 
 def test_nothing_is_left_in_the_file_system(service: PredictionService, worker: HandWorker):
