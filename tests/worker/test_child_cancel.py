@@ -159,9 +159,10 @@ def test_a_predictor_that_cancels_all_tasks_harms_itself_alone(async_child: Chil
     assert isinstance(async_child.predict(do="echo").end, Done)
 
 
-def test_a_generator_is_told_where_it_waits() -> None:
-    """The server does not read, so the child waits in its own code, and not in the generator's."""
-    with ChildProcess(f"{PREDICTORS / 'sync_streams.py'}:wide") as child:
+@pytest.mark.parametrize("name", ["wide", "wide_async"])
+def test_a_generator_is_told_where_it_waits(name: str) -> None:
+    """The server does not read, so the child waits in its own code; the generator has not run ahead."""
+    with ChildProcess(f"{PREDICTORS / 'wide_streams.py'}:{name}") as child:
         child.set_up()
         child.start()
         _await_full(child)
@@ -171,6 +172,7 @@ def test_a_generator_is_told_where_it_waits() -> None:
 
     assert isinstance(heard.end, Cancelled)
     assert heard.logs == "told at the yield\n"
+    assert len(heard.chunks) <= 2
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import signal
 import subprocess
 import sys
@@ -257,6 +258,16 @@ def _living_in_group(group: int) -> list[str]:
             if int(its_group) == group and state != "Z":
                 living.append(status.parent.name)
     return living
+
+
+def test_a_forked_process_does_not_hide_the_childs_end(tmp_path: Path) -> None:
+    source = "import os, time\ndef run() -> str:\n  if os.fork() == 0: time.sleep(1000)\n  os._exit(3)\n"
+    with ChildProcess(f"{write_predictor(tmp_path, source)}:run") as child:
+        child.set_up()
+        child.start()
+
+        assert child.process.wait(TIMEOUT) == 3
+        assert len(select.select(child.sockets, [], [], 5)[0]) == 2
 
 
 def test_garbage_on_control_ends_the_child(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 from corosrv.worker import CancelationException
 
@@ -13,5 +14,15 @@ def wide() -> Iterator[str]:
         while True:
             yield "x" * 500_000
     except CancelationException:
+        print("told at the yield")
+        raise
+
+
+async def wide_async() -> AsyncIterator[str]:
+    """The same, and it never waits for anything by itself."""
+    try:
+        while True:
+            yield "x" * 500_000
+    except asyncio.CancelledError:
         print("told at the yield")
         raise
