@@ -225,11 +225,13 @@ def test_no_cancel_hits_the_next_prediction(child: ChildProcess, seed: int) -> N
 
 
 def _await_full(child: ChildProcess) -> None:
-    """Until the child cannot send more on its slot: what can be read grows no further while it answers on control."""
-    n_before = -1
-    while (n_now := _n_readable(child)) != n_before or not n_now:
-        n_before = n_now
+    """Until the child can send no more on its slot, and would long have run ahead: it answers on control meanwhile."""
+    n_before, n_same = 0, 0
+    while n_same < 300:
         child.check_health()
+        n_now = _n_readable(child)
+        n_same = n_same + 1 if n_now == n_before > 0 else 0
+        n_before = n_now
 
 
 def _n_readable(child: ChildProcess) -> int:
