@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -34,10 +35,12 @@ def pause() -> None:
         signal.pause()
 
 
-def spawn_grandchild() -> int:
-    """The number of a process that runs on, and holds all descriptors that this one has."""
+def spawn_grandchild(escapes: bool = False) -> int:
+    """The number of a process that runs on, and holds all channels that this one has; `escapes`: from its group."""
     command = [sys.executable, "-S", "-c", _GRANDCHILD]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, close_fds=False)
+    fds = [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+    sockets = [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=sockets, start_new_session=escapes)
     assert child.stdout is not None
     child.stdout.readline()
     return child.pid
@@ -381,8 +384,14 @@ def flood(call: Call) -> None:
 
 
 @prediction
+def flood_and_exit(call: Call) -> None:
+    flood(call)
+    os._exit(0)
+
+
+@prediction
 def leave_family(call: Call) -> None:
-    call.send(m.OutputChunk(spawn_grandchild(), 0))
+    call.send(m.OutputChunk(spawn_grandchild(call.input.get("escapes", False)), 0))
     os._exit(7)
 
 

@@ -11,6 +11,7 @@ from gevent.event import Event
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import Done, Failed, LogLine, OutputChunk
+from corosrv.worker.predict_reader import MAX_UNREAD
 from corosrv.worker.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 
@@ -73,13 +74,40 @@ def test_a_prediction_that_ended_before_the_crash_has_not_failed() -> None:
         wait_for(worker, WorkerState.DEFUNCT)
 
 
+def test_what_arrives_together_with_the_end_is_heard() -> None:
+    with ready() as worker:
+        reader = submit(worker, "flood_and_exit", chunks=20, size=1000)
+        assert worker.pid is not None
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # blocks the hub: it learns all at once
+
+        *chunks, last = read(reader)
+
+        assert len(chunks) == 20
+        assert isinstance(last, Done)
+
+
+def test_a_process_that_escaped_from_the_group_holds_nothing_up() -> None:
+    with ready() as worker:
+        told, last = read(submit(worker, "leave_family", escapes=True))
+
+        assert isinstance(told, OutputChunk)
+        try:
+            assert is_alive(told.output)
+            assert isinstance(last, Failed)
+        finally:
+            os.kill(told.output, signal.SIGKILL)
+
+
 def test_an_unread_prediction_of_a_dead_worker_ends_too() -> None:
     with ready(slots=2) as worker:
         flooding = submit(worker, "flood", chunks=1000, size=100_000)
+        for _ in range(30):  # by then it waits for room
+            read(submit(worker, "nothing"))
         read(submit(worker, "exit", code=1))
 
         *chunks, last = read(flooding)
 
+        assert len(chunks) > 1 + MAX_UNREAD // 100_000  # also what was under way
         assert [chunk.index for chunk in chunks if isinstance(chunk, OutputChunk)] == list(range(len(chunks)))
         assert isinstance(last, Failed)
 
