@@ -165,6 +165,16 @@ def is_stubborn(worker: HostileWorker, n_slots: int, text: str) -> None:
 
 
 @set_up
+def is_ready_when_terminated(worker: HostileWorker, n_slots: int, text: str) -> None:
+    def late(number: int, frame: object) -> None:
+        worker.ready(n_slots)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, late)
+    hangs(worker, n_slots, text)
+
+
+@set_up
 def is_stopped(worker: HostileWorker, n_slots: int, text: str) -> None:
     worker.control.send(m.Log("stdout", f"{os.getpid()}\n"))
     os.kill(os.getpid(), signal.SIGSTOP)

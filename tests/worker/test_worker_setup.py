@@ -147,6 +147,15 @@ def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over(monkeypat
         wait_for_death(worker.pid)
 
 
+def test_a_worker_that_is_ready_too_late_is_not_taken() -> None:
+    with started("is_ready_when_terminated", setup_timeout=0.4) as worker:
+        wait_for(worker, WorkerState.SETUP_FAILED)
+        worker.stop(TIMEOUT)
+
+        assert worker.state is WorkerState.SETUP_FAILED
+        assert worker.permits is None
+
+
 def test_a_setup_in_time_is_not_ended_later() -> None:
     with ready(setup_timeout=0.5) as worker:
         with gevent.Timeout(0.6, False):
