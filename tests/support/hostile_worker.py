@@ -414,4 +414,5 @@ if __name__ == "__main__":
     arguments.add_argument("--control", type=int)
     arguments.add_argument("--slots")
     options = arguments.parse_args()
+    signal.alarm(120)  # hostile, not immortal: a test run that is killed kills nobody
     HostileWorker(options.control, [int(fd) for fd in options.slots.split(",")]).run()
