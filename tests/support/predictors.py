@@ -93,6 +93,17 @@ class PredictorServer:
         assert shown is not None
         return shown
 
+    def wait_for_end(self, id: str, within: float = 5.0) -> dict[str, Any]:
+        """The prediction once it has ended."""
+
+        def look() -> dict[str, Any] | None:
+            shown: dict[str, Any] = self.get(id).json
+            return shown if shown.get("status") in ("succeeded", "failed", "canceled") else None
+
+        shown = eventually(look, within, f"the end of {id}")
+        assert shown is not None
+        return shown
+
     def wait_idle(self) -> None:
         eventually(lambda: self.health()["slots"]["busy"] == 0, what="all slots are free")
 

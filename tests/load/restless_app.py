@@ -1,0 +1,36 @@
+"""corosrv.app, whose workers come back at once, and whose permits are counted after every step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from corosrv import app
+from corosrv.dispatch.permits import PermitPool
+from corosrv.worker import restarting
+
+MISCOUNTED = "permits do not add up"
+restarting.MOST_PAUSE = 0.05  # all pauses but the first
+
+
+def counted(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of a PermitPool, behind which its numbers are looked at."""
+
+    @wraps(step)
+    def counting(pool: PermitPool, *arguments: Any) -> Any:
+        result = step(pool, *arguments)
+        if pool.available + pool.in_use + pool.poisoned != pool.total:
+            logging.getLogger("corosrv").critical("%s after %s: %s", MISCOUNTED, step.__name__, vars(pool))
+        return result
+
+    return counting
+
+
+for name in ("try_acquire", "poison", "end"):
+    setattr(PermitPool, name, counted(getattr(PermitPool, name)))
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(app, name)  # which starts what it serves when it is asked for
