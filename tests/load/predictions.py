@@ -1,0 +1,200 @@
+"""Predictions that do nothing, over HTTP: `python -m tests.load.predictions [--seconds 5] [--profile]`.
+
+Prints how many a second go through eight slots, how long one alone takes, whether 500 in a row ever find their one slot
+taken, and what a thousand readers of one prediction get. --profile: where the server spends its time (needs py-spy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from corosrv.http import descriptors
+from tests.load.process import Server, serving, usage
+
+PREDICT = b"POST /predictions HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+N_SLOTS = 8
+N_IN_A_ROW = 500
+N_READERS = 1000
+N_OUTPUTS = 20
+PATIENCE = 60.0
+
+
+@dataclass(slots=True)
+class Caller:
+    """One connection, over which one prediction follows the other."""
+
+    socket: socket.socket
+    sent: float = 0.0
+    answer: bytes = b""
+
+    def send(self) -> None:
+        self.answer = b""
+        self.sent = time.perf_counter()
+        self.socket.sendall(PREDICT)
+
+    def take(self) -> bool:
+        """Reads what has come; True where the answer is whole."""
+        self.answer += self.socket.recv(65536)
+        head, end, body = self.answer.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0) if end else 1
+        return bool(end) and len(body) >= length
+
+    @property
+    def is_good(self) -> bool:
+        return self.answer.startswith(b"HTTP/1.1 200 ") and b'"status":"succeeded"' in self.answer
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Seconds of each prediction, and what else was answered."""
+
+    times: list[float] = field(default_factory=list)
+    refusals: list[bytes] = field(default_factory=list)
+
+    def take(self, caller: Caller) -> None:
+        self.times.append(time.perf_counter() - caller.sent)
+        if not caller.is_good:
+            self.refusals.append(caller.answer)
+
+    def percentile(self, percent: int) -> float:
+        """In milliseconds."""
+        return sorted(self.times)[len(self.times) * percent // 100] * 1e3
+
+
+def run(server: Server, n_callers: int, seconds: float = PATIENCE, most: int | None = None) -> Outcome:
+    """Predictions over so many connections, each behind the answer of the one before it; none is left unanswered."""
+    outcome, deadline = Outcome(), time.perf_counter() + seconds
+    with contextlib.ExitStack() as stack, contextlib.closing(select.epoll()) as polled:
+        callers, n_idle = dict[int, Caller](), 0
+        for _ in range(n_callers):
+            connection = stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            callers[connection.fileno()] = caller = Caller(connection)
+            polled.register(connection, select.EPOLLIN)
+            caller.send()
+        while n_running := len(callers) - n_idle:
+            ready = polled.poll(PATIENCE)
+            assert ready, f"{n_running} predictions are not answered"
+            for number, _ in ready:
+                caller = callers[number]
+                if not caller.take():
+                    continue
+                outcome.take(caller)
+                if time.perf_counter() < deadline and len(outcome.times) != most:
+                    caller.send()
+                else:
+                    n_idle += 1
+    return outcome
+
+
+def throughput(seconds: float, is_profiled: bool) -> str:
+    with predicting("nothing.py:Predictor", PREDICTOR_SLOTS=str(N_SLOTS)) as server:
+        run(server, N_SLOTS, 0.5)  # warm
+        before = usage(server.worker_pid)
+        with profile(server.worker_pid, seconds) if is_profiled else contextlib.nullcontext():
+            outcome = run(server, N_SLOTS, seconds)
+        after = usage(server.worker_pid)
+    n = len(outcome.times)
+    return (
+        f"{N_SLOTS} slots:  {n / seconds:6.0f} predictions/s, p50 {outcome.percentile(50):.2f} ms, "
+        f"p99 {outcome.percentile(99):.2f} ms, {len(outcome.refusals)} refused; "
+        f"processor time of each {(after.cpu - before.cpu) / n * 1e6:.0f} us"
+    )
+
+
+def latency(predictor: str, seconds: float) -> str:
+    with predicting(f"nothing.py:{predictor}") as server:
+        run(server, 1, 0.5)
+        outcome = run(server, 1, seconds)
+    return (
+        f"one alone, {predictor}:  p50 {outcome.percentile(50):.2f} ms, p99 {outcome.percentile(99):.2f} ms, "
+        f"{len(outcome.refusals)} refused"
+    )
+
+
+def in_a_row() -> str:
+    with predicting("nothing.py:SyncPredictor") as server:
+        outcome = run(server, 1, most=N_IN_A_ROW)
+    return f"{len(outcome.times)} in a row on one slot:  {len(outcome.refusals)} refused"
+
+
+def readers() -> str:
+    """Of one prediction, all from its first event on."""
+    descriptors.raise_limit()
+    body = json.dumps({"input": {"n": N_OUTPUTS, "seconds": 0.1}}).encode()
+    head = "PUT /predictions/crowd HTTP/1.1\r\nHost: load\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    ask = f"{head}Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    with predicting("streams.py:Predictor") as server, contextlib.ExitStack() as stack:
+        before, began = usage(server.worker_pid), time.perf_counter()
+        connections = [
+            stack.enter_context(socket.create_connection(server.address, PATIENCE)) for _ in range(N_READERS)
+        ]
+        for connection in connections:
+            connection.sendall(ask)
+        asked = time.perf_counter() - began
+        streams = [b"".join(iter(lambda reader=connection: reader.recv(65536), b"")) for connection in connections]  # type: ignore[misc]
+        seconds = time.perf_counter() - began
+        after = usage(server.worker_pid)
+    whole = [
+        stream
+        for stream in streams
+        if stream.count(b"event: output\n") == N_OUTPUTS and b"event: completed\n" in stream
+    ]
+    n_events = sum(stream.count(b"\nevent: ") for stream in streams)
+    return (
+        f"{N_READERS} readers of one prediction:  {len(whole)} got all {N_OUTPUTS} outputs; asked in {asked:.1f} s, "
+        f"ended after {seconds:.1f} s; processor time of each event {(after.cpu - before.cpu) / n_events * 1e6:.0f} us"
+    )
+
+
+@contextlib.contextmanager
+def predicting(predictor: str, **settings: str) -> Iterator[Server]:
+    with serving({"PREDICTOR": f"tests/predictors/{predictor}", "RESULT_TTL": "1", **settings}) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def profile(pid: int, seconds: float) -> Iterator[None]:
+    """Prints where a process spends its time, by function."""
+    spy = shutil.which("py-spy")
+    assert spy is not None, "py-spy is not installed"
+    with tempfile.NamedTemporaryFile("r") as stacks:
+        options = ["--duration", str(int(seconds)), "--format", "raw", "-o", stacks.name]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([spy, "record", "--pid", str(pid), *options], **quiet):
+            yield
+        lines = stacks.read().splitlines()
+    own: dict[str, int] = {}
+    for line in lines:
+        frames, _, count = line.rpartition(" ")
+        for frame in set(frames.split(";")):
+            own[frame] = own.get(frame, 0) + int(count)
+    for frame, count in sorted(own.items(), key=lambda item: -item[1])[:60]:
+        print(f"{count:6} {frame}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    print(throughput(arguments.seconds, arguments.profile))
+    if not arguments.profile:
+        print(latency("Predictor", arguments.seconds / 2))
+        print(latency("SyncPredictor", arguments.seconds / 2))
+        print(in_a_row())
+        print(readers())
+
+
+if __name__ == "__main__":
+    main()
