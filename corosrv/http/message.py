@@ -12,6 +12,7 @@ from gunicorn.http.wsgi import Response
 # So much of a body that nobody wanted is read and forgotten, for the sake of the requests behind it.
 MAX_FORGOTTEN = 65_536
 _MAX_CHUNK = 2**31
+_SHORT = 65_536  # bytes of a body
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -72,8 +73,32 @@ def is_worth_reading_on(request: Request) -> bool:
     return not isinstance(reader, EOFReader) and reader.parser is None
 
 
+class _Collected:
+    """Takes what is meant for a socket."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def sendall(self, data: bytes) -> None:
+        self.data += data
+
+
 class Answer(Response):  # type: ignore[misc]
     """gunicorn's answer, which also ends the connection where the rest of the request is not worth reading."""
+
+    def write(self, arg: bytes) -> None:
+        """A short body that comes whole leaves with its headers: a second send would cost as much as the first."""
+        is_whole = not self.headers_sent and self.response_length == len(arg)
+        if not is_whole or len(arg) > _SHORT:
+            super().write(arg)
+            return
+        socket, collected = self.sock, _Collected()
+        self.sock = collected
+        try:
+            super().write(arg)
+        finally:
+            self.sock = socket
+        socket.sendall(collected.data)
 
     def should_close(self) -> bool:
         return bool(super().should_close()) or not is_worth_reading_on(self.req)

@@ -12,12 +12,16 @@ _TRACE = ("traceparent", "tracestate")
 
 def wants_async(prefer: str) -> bool:
     """`Prefer` names respond-async, with whatever parameters and among whatever else."""
+    if "respond-async" not in prefer.lower():
+        return False
     names = (preference.partition(";")[0].partition("=")[0] for preference in parse_list_header(prefer))
     return any(name.strip().lower() == "respond-async" for name in names)
 
 
 def wants_stream(accept: str) -> bool:
     """`Accept` lists event streams by name, and likes nothing that JSON is better."""
+    if _STREAM not in accept.lower():
+        return False
     accepted = parse_accept_header(accept, MIMEAccept)
     quality = max(
         (quality for kind, quality in accepted if kind.partition(";")[0].strip().lower() == _STREAM), default=0

@@ -9,7 +9,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from corosrv.http import message
-from corosrv.http.message import MAX_FORGOTTEN
+from corosrv.http.message import MAX_FORGOTTEN, Answer
 
 
 class Sent:
@@ -17,9 +17,11 @@ class Sent:
 
     def __init__(self) -> None:
         self.data = b""
+        self.n_sends = 0
 
     def sendall(self, data: bytes) -> None:
         self.data += data
+        self.n_sends += 1
 
 
 def prepared(fields: str, body: bytes = b"") -> tuple[Request, Sent]:
@@ -80,3 +82,30 @@ def test_a_chunk_that_nobody_could_take_is_refused_before_it_comes(size):
 
     with pytest.raises(InvalidChunkSize):
         request.body.read(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pieces", "n_sends"),
+    [
+        ([("Content-Length", "5")], [b"hello"], 1),
+        ([("Content-Length", "5")], [b"he", b"llo"], 3),
+        ([("Content-Length", "70000")], [bytes(70_000)], 2),
+        ([], [b"hello"], 3),  # the last chunk among them
+    ],
+    ids=["whole", "in pieces", "long", "chunked"],
+)
+def test_a_short_body_that_comes_whole_leaves_with_its_headers(fields, pieces, n_sends):
+    request, _ = prepared("")
+    client = Sent()
+    answer = Answer(request, client, Config())
+    answer.start_response("200 OK", fields)
+
+    for piece in pieces:
+        answer.write(piece)
+    answer.close()
+
+    head, _, body = client.data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert body == (b"".join(pieces) if fields else b"5\r\nhello\r\n0\r\n\r\n")
+    assert client.n_sends == n_sends
+    assert answer.headers_sent
