@@ -30,7 +30,7 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
 │   └── QueueFull            as many jobs wait as may wait
-├── LoadError               there is no such predictor, or it does not fit its slots; its set-up fails
+├── LoadError                there is no such predictor, or it does not fit its slots; its set-up fails
 ├── SignatureError           a predictor's inputs or output cannot be read; its set-up fails
 ├── InputFailed              an input could not be fetched or decoded; the prediction fails
 ├── OutputFailed             an output could not be sent; the prediction fails

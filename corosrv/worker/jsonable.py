@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import datetime
 import decimal
 import math
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from datetime import date, datetime, time
 from enum import Enum
 from itertools import islice
 from typing import Any
@@ -93,7 +93,7 @@ def _scalar(value: Any) -> str | None:
     match value:
         case bytes() | bytearray() | memoryview():
             return base64.b64encode(value).decode()
-        case datetime.datetime() | datetime.date() | datetime.time():
+        case datetime() | date() | time():
             return value.isoformat()
         case decimal.Decimal() | uuid.UUID():
             return str(value)
