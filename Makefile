@@ -41,6 +41,8 @@ load: $(INSTALLED)
 	$(BIN)/python -m tests.load.stalled
 	$(BIN)/python -m tests.load.disconnects
 	$(BIN)/python -m tests.load.predictor_process
+	$(BIN)/python -m tests.load.predictions
+	$(BIN)/python -m tests.load.predictor_faults
 
 # Side by side with llama-server: the tables and plots in bench/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(INSTALLED)

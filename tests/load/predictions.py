@@ -22,6 +22,7 @@ from corosrv.http import descriptors
 from tests.load.process import Server, serving, usage
 
 PREDICT = b"POST /predictions HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: load\r\n\r\n"  # what the front itself costs
 N_SLOTS = 8
 N_IN_A_ROW = 500
 N_READERS = 1000
@@ -34,13 +35,14 @@ class Caller:
     """One connection, over which one prediction follows the other."""
 
     socket: socket.socket
+    request: bytes
     sent: float = 0.0
     answer: bytes = b""
 
     def send(self) -> None:
         self.answer = b""
         self.sent = time.perf_counter()
-        self.socket.sendall(PREDICT)
+        self.socket.sendall(self.request)
 
     def take(self) -> bool:
         """Reads what has come; True where the answer is whole."""
@@ -51,7 +53,7 @@ class Caller:
 
     @property
     def is_good(self) -> bool:
-        return self.answer.startswith(b"HTTP/1.1 200 ") and b'"status":"succeeded"' in self.answer
+        return self.answer.startswith(b"HTTP/1.1 200 ") and b'"status":"failed"' not in self.answer
 
 
 @dataclass(slots=True)
@@ -71,15 +73,17 @@ class Outcome:
         return sorted(self.times)[len(self.times) * percent // 100] * 1e3
 
 
-def run(server: Server, n_callers: int, seconds: float = PATIENCE, most: int | None = None) -> Outcome:
-    """Predictions over so many connections, each behind the answer of the one before it; none is left unanswered."""
+def run(
+    server: Server, n_callers: int, seconds: float = PATIENCE, most: int | None = None, request: bytes = PREDICT
+) -> Outcome:
+    """Requests over so many connections, each behind the answer of the one before it; none is left unanswered."""
     outcome, deadline = Outcome(), time.perf_counter() + seconds
     with contextlib.ExitStack() as stack, contextlib.closing(select.epoll()) as polled:
         callers, n_idle = dict[int, Caller](), 0
         for _ in range(n_callers):
             connection = stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            callers[connection.fileno()] = caller = Caller(connection)
+            callers[connection.fileno()] = caller = Caller(connection, request)
             polled.register(connection, select.EPOLLIN)
             caller.send()
         while n_running := len(callers) - n_idle:
@@ -100,15 +104,21 @@ def run(server: Server, n_callers: int, seconds: float = PATIENCE, most: int | N
 def throughput(seconds: float, is_profiled: bool) -> str:
     with predicting("nothing.py:Predictor", PREDICTOR_SLOTS=str(N_SLOTS)) as server:
         run(server, N_SLOTS, 0.5)  # warm
-        before = usage(server.worker_pid)
         with profile(server.worker_pid, seconds) if is_profiled else contextlib.nullcontext():
-            outcome = run(server, N_SLOTS, seconds)
-        after = usage(server.worker_pid)
+            predictions = measured(server, seconds, PREDICT)
+        others = measured(server, seconds / 2, HEALTH)
+    return f"{N_SLOTS} slots:  {predictions}\nthe same for GET /health:  {others}"
+
+
+def measured(server: Server, seconds: float, request: bytes) -> str:
+    """Figures of N_SLOTS connections."""
+    before = usage(server.worker_pid)
+    outcome = run(server, N_SLOTS, seconds, request=request)
+    after = usage(server.worker_pid)
     n = len(outcome.times)
     return (
-        f"{N_SLOTS} slots:  {n / seconds:6.0f} predictions/s, p50 {outcome.percentile(50):.2f} ms, "
-        f"p99 {outcome.percentile(99):.2f} ms, {len(outcome.refusals)} refused; "
-        f"processor time of each {(after.cpu - before.cpu) / n * 1e6:.0f} us"
+        f"{n / seconds:.0f}/s, p50 {outcome.percentile(50):.2f} ms, p99 {outcome.percentile(99):.2f} ms, "
+        f"{len(outcome.refusals)} refused; processor time of each {(after.cpu - before.cpu) / n * 1e6:.0f} us"
     )
 
 
