@@ -127,7 +127,7 @@ class Poster:
             preload_content=False,
         )
         try:
-            wanted = retry_after(answer.headers.get("Retry-After"), time.time())
+            wanted = retry_after(answer.headers.get("Retry-After"), int(time.time()))
             return Outcome(answer.status, f"status {answer.status}", wanted), answer.headers.get("Location")
         finally:
             answer.close()  # nobody reads what it says
