@@ -86,6 +86,8 @@ class _Collected:
 class Answer(Response):  # type: ignore[misc]
     """gunicorn's answer, which also ends the connection where the rest of the request is not worth reading."""
 
+    sock: Any
+
     def write(self, arg: bytes) -> None:
         """A short body that comes whole leaves with its headers: a second send would cost as much as the first."""
         is_whole = not self.headers_sent and self.response_length == len(arg)
