@@ -19,9 +19,9 @@ from corosrv.predictions import routes
 from corosrv.predictions.collector import PredictionCollector
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import Settings
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.restarting import RestartingWorker
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.restarting import RestartingWorker
+from corosrv.worker.parent.state import WorkerState
 
 log = logging.getLogger("corosrv")
 

@@ -18,7 +18,7 @@ from corosrv.predictions.chunks import Chunks, Output
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.times import now
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, Metric, SlotToServer
-from corosrv.worker.predict_reader import PredictReader
+from corosrv.worker.parent.predict_reader import PredictReader
 
 log = logging.getLogger("corosrv.predictions")
 

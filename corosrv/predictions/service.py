@@ -28,14 +28,14 @@ from corosrv.predictions.supervisor import Supervisor
 from corosrv.predictions.times import now
 from corosrv.predictions.validation import InputSchema
 from corosrv.predictions.webhooks import Deliveries, Webhooks
-from corosrv.worker.setup import Setup
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.setup import Setup
+from corosrv.worker.parent.state import WorkerState
 
 log = logging.getLogger("corosrv.predictions")
 
 
 class WorkerLike(Submits, Protocol):
-    """What the service needs of a worker; see corosrv.worker.orchestrator.PredictorProcess."""
+    """What the service needs of a worker; see corosrv.worker.parent.orchestrator.PredictorProcess."""
 
     @property
     def state(self) -> WorkerState: ...

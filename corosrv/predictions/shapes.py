@@ -14,7 +14,7 @@ from werkzeug.exceptions import HTTPException
 import corosrv
 from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.times import rfc3339
-from corosrv.worker.setup import Setup
+from corosrv.worker.parent.setup import Setup
 
 _URLS = {
     "docs_url": ("GET", "/docs"),

@@ -21,7 +21,7 @@ class InputSchema:
     """One predictor's. Used by the server's greenlets, as many at once as there are."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        """`document` as corosrv.worker.schema makes it."""
+        """`document` as corosrv.worker.signatures.schema makes it."""
         self.document = document
         self._components: dict[str, Any] = document["components"]["schemas"]
         self._schema = self._components["Input"]

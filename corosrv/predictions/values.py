@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.predictions.patterns import Patterns
-from corosrv.worker.addresses import is_address
+from corosrv.worker.values.addresses import is_address
 
 MAX_FAULTS = 100  # told of one input
 Schema = dict[str, Any]
@@ -32,7 +32,7 @@ class Faults:
 
 
 class Values:
-    """Checks values against schemas, as corosrv.worker.schema writes them. Messages never hold a value."""
+    """Checks values against schemas, as corosrv.worker.signatures.schema writes them. Messages never hold a value."""
 
     def __init__(self, components: dict[str, Schema], patterns: Patterns) -> None:
         self._components = components

@@ -51,7 +51,7 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
 
 class Ready(_Message, frozen=True, tag="ready"):
     """Set up. `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what
-    the predictor declared, as corosrv.worker.schema makes it."""
+    the predictor declared, as corosrv.worker.signatures.schema makes it."""
 
     slots: list[int]
     schema: dict[str, Any]

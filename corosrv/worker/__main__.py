@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from corosrv.worker.child import main
+from corosrv.worker.child.child import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -9,7 +9,7 @@ from corosrv.worker.scope import Scope, current_scope
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
-# What the decorators leave on a function, for corosrv.worker.declared.
+# What the decorators leave on a function, for corosrv.worker.signatures.declared.
 STREAMING = "__corosrv_streaming__"
 CONCURRENT = "__corosrv_concurrent__"
 

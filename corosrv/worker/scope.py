@@ -22,7 +22,7 @@ class Scope:
 
 NOWHERE = Scope({}, Metrics(None))
 
-# Tasks inherit it by themselves, threads by corosrv.worker.threads.
+# Tasks inherit it by themselves, threads by corosrv.worker.printing.threads.
 scope: ContextVar[Scope] = ContextVar("corosrv_scope", default=NOWHERE)
 
 

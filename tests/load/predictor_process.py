@@ -22,8 +22,8 @@ from gevent.event import Event
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import Done
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.state import WorkerState
 
 NOTHING = "tests/predictors/nothing.py:Predictor"
 LEAN = (sys.executable, "-m", "tests.load.lean_worker")

@@ -9,7 +9,7 @@ from typing import Any
 
 from corosrv import app
 from corosrv.dispatch.permits import PermitPool
-from corosrv.worker import restarting
+from corosrv.worker.parent import restarting
 
 MISCOUNTED = "permits do not add up"
 restarting.MOST_PAUSE = 0.05  # all pauses but the first

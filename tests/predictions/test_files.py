@@ -13,8 +13,8 @@ from corosrv.errors import OutputFailed
 from corosrv.predictions import upload
 from corosrv.predictions.files import Files
 from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
-from corosrv.worker.addresses import DataUrl
-from corosrv.worker.outputs import encode
+from corosrv.worker.values.addresses import DataUrl
+from corosrv.worker.values.outputs import encode
 from tests.support.children import output
 from tests.support.file_server import serving, status
 

@@ -4,7 +4,7 @@ import pytest
 
 from corosrv.errors import IllegalTransition
 from corosrv.predictions.health import NEXT, Health, HealthState, Slots, of_worker
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.state import WorkerState
 
 
 @pytest.mark.parametrize("after", Health)

@@ -12,8 +12,8 @@ from corosrv.predictions import patterns
 from corosrv.predictions.patterns import Patterns
 from corosrv.predictions.validation import InputSchema
 from corosrv.worker import Input
-from corosrv.worker.schema import document
-from corosrv.worker.signature import read
+from corosrv.worker.signatures.schema import document
+from corosrv.worker.signatures.signature import read
 
 ENDLESS = "^(a+)+$"
 VICTIM = "a" * 40 + "b"

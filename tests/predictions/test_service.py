@@ -30,8 +30,8 @@ from corosrv.predictions.service import Found, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target
 from corosrv.wire.messages import Cancelled, Done, FileOutput, FileRef, Metric, OutputChunk
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
-from corosrv.worker.private import make_private
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.state import WorkerState
+from corosrv.worker.values.private import make_private
 from tests.support.predicting import HandWorker, serving, settle, start, wait
 from tests.support.receiver import Receiver
 

@@ -12,8 +12,8 @@ from corosrv.errors import InvalidInput
 from corosrv.predictions.validation import InputSchema
 from corosrv.predictions.values import MAX_FAULTS
 from corosrv.worker import File, Input, Path, Secret, streaming
-from corosrv.worker.schema import document
-from corosrv.worker.signature import read
+from corosrv.worker.signatures.schema import document
+from corosrv.worker.signatures.signature import read
 
 STARS = "*" * 10
 

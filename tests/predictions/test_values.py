@@ -15,8 +15,8 @@ from corosrv.http.metrics import HttpStats
 from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions import routes
 from corosrv.predictions.service import PredictionService
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.state import WorkerState
 from tests.support.file_server import FileServer, content
 from tests.support.file_server import serving as serving_files
 from tests.worker.predicting import wait_for

@@ -17,10 +17,10 @@ from corosrv.predictions.calls import Call
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, OutputChunk, SlotToServer
-from corosrv.worker import schema, signature
-from corosrv.worker.predict_reader import PredictReader
-from corosrv.worker.setup import Setup
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.setup import Setup
+from corosrv.worker.parent.state import WorkerState
+from corosrv.worker.signatures import schema, signature
 
 TIMEOUT = 10.0
 

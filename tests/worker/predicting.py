@@ -13,9 +13,9 @@ from gevent.event import Event
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import SlotToServer
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.predict_reader import PredictReader
-from corosrv.worker.state import NEXT, WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.state import NEXT, WorkerState
 from tests.support.hostile_worker import COMMAND
 
 TIMEOUT = 10.0  # seconds that anything may take

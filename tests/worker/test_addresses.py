@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corosrv.worker.addresses import DataUrl, is_address, web_name
-from corosrv.worker.file_names import MAX_NAME, file_name
+from corosrv.worker.values.addresses import DataUrl, is_address, web_name
+from corosrv.worker.values.file_names import MAX_NAME, file_name
 
 
 @pytest.mark.parametrize(

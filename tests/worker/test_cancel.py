@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from corosrv.worker.cancel import Cancels, Interrupts
+from corosrv.worker.child.cancel import Cancels, Interrupts
 from corosrv.worker.predictor import CancelationException
 
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from corosrv.wire.messages import Cancelled, HealthCheck, HealthCheckResult
-from corosrv.worker.predictor_health import HealthChecks
+from corosrv.worker.child.predictor_health import HealthChecks
 from tests.support.worker_child import ChildProcess, write_predictor
 
 CHECKS = {

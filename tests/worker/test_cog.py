@@ -8,10 +8,10 @@ from typing import Annotated, Any, Optional
 import pytest
 
 from corosrv.wire.messages import FileRef
-from corosrv.worker.inputs import Inputs
-from corosrv.worker.outputs import encode
-from corosrv.worker.schema import document
-from corosrv.worker.signature import Signature, read
+from corosrv.worker.signatures.schema import document
+from corosrv.worker.signatures.signature import Signature, read
+from corosrv.worker.values.inputs import Inputs
+from corosrv.worker.values.outputs import encode
 
 cog = pytest.importorskip("cog")
 inspector = pytest.importorskip("cog._inspector")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from corosrv.worker.health_checks import HealthChecks
+from corosrv.worker.parent.health_checks import HealthChecks
 
 
 class Worker:

@@ -8,9 +8,10 @@ from typing import Any, Literal, Optional
 import pytest
 
 from corosrv.errors import InputFailed
-from corosrv.worker import File, Input, Path, Secret, download, fetching
-from corosrv.worker.inputs import Inputs
-from corosrv.worker.signature import read
+from corosrv.worker import File, Input, Path, Secret
+from corosrv.worker.signatures.signature import read
+from corosrv.worker.values import download, fetching
+from corosrv.worker.values.inputs import Inputs
 from tests.support.file_server import Answer, Handler, content, serving, status
 
 

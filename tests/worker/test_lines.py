@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.worker.lines import MAX_LINE, MAX_PIECE, NOTICE, Lines
+from corosrv.worker.printing.lines import MAX_LINE, MAX_PIECE, NOTICE, Lines
 
 
 def test_whole_lines_go_out_at_once() -> None:

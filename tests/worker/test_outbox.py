@@ -13,7 +13,7 @@ from corosrv.errors import FrameTooLarge
 from corosrv.wire.codec import JsonCodec
 from corosrv.wire.frame import MAX_FRAME, Frames
 from corosrv.wire.messages import LogLine, Predict, SlotToServer, SlotToWorker
-from corosrv.worker.outbox import LOG_BACKLOG, Drops, Ferry, Outbox
+from corosrv.worker.child.outbox import LOG_BACKLOG, Drops, Ferry, Outbox
 
 Pair = tuple["Outbox[SlotToServer]", socket.socket]
 WIDE = "x" * 300_000

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from corosrv.errors import OutputFailed
 from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
 from corosrv.worker import BaseModel, Path, Secret
-from corosrv.worker.outputs import encode
+from corosrv.worker.values.outputs import encode
 
 
 class Colour(enum.Enum):

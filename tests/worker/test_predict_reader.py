@@ -7,7 +7,7 @@ import pytest
 
 from corosrv.errors import ReadTimeout
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, SlotToServer
-from corosrv.worker.predict_reader import MAX_UNREAD, PredictReader
+from corosrv.worker.parent.predict_reader import MAX_UNREAD, PredictReader
 
 LINE = LogLine("stdout", "hello\n")
 DONE = Done("x", 0.5)

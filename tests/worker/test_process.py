@@ -13,7 +13,7 @@ import gevent
 import gevent.subprocess
 import pytest
 
-from corosrv.worker.process import Exit, Process
+from corosrv.worker.parent.process import Exit, Process
 from tests.support.children import output
 from tests.worker.predicting import TIMEOUT, is_alive, wait_for_death
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import gevent
 from gevent.event import Event
 
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.restarting import RestartingWorker
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.restarting import RestartingWorker
+from corosrv.worker.parent.state import WorkerState
 from tests.support.hostile_worker import COMMAND
 from tests.worker.predicting import TIMEOUT, wait_for_death
 
@@ -116,14 +116,14 @@ def test_a_later_one_is_not():
 
 
 def test_pauses_double_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr("corosrv.worker.restarting.MOST_PAUSE", 5 * PAUSE)
+    monkeypatch.setattr("corosrv.worker.parent.restarting.MOST_PAUSE", 5 * PAUSE)
     worker = Lives("well").worker
 
     assert [worker._next_pause() for _ in range(5)] == [PAUSE, 2 * PAUSE, 4 * PAUSE, 5 * PAUSE, 5 * PAUSE]
 
 
 def test_a_long_life_makes_the_next_pause_short_again(monkeypatch):
-    monkeypatch.setattr("corosrv.worker.restarting.LONG_LIFE", 0.0)
+    monkeypatch.setattr("corosrv.worker.parent.restarting.LONG_LIFE", 0.0)
     with living("well") as lives:
         lives.worker._next_pause()
         lives.wait_for(WorkerState.READY)

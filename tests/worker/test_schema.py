@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from corosrv.worker import BaseModel, ConcatenateIterator, File, Input, Path, Secret, streaming
-from corosrv.worker.schema import document
-from corosrv.worker.signature import read
+from corosrv.worker.signatures.schema import document
+from corosrv.worker.signatures.signature import read
 
 
 class Size(enum.IntEnum):

@@ -23,7 +23,7 @@ from corosrv.worker import (
     concurrent,
     streaming,
 )
-from corosrv.worker.shapes import (
+from corosrv.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
     Anything,
@@ -35,7 +35,7 @@ from corosrv.worker.shapes import (
     OneOf,
     Plain,
 )
-from corosrv.worker.signature import read
+from corosrv.worker.signatures.signature import read
 from corosrv.worker.types import MISSING
 
 

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from corosrv.worker.state import NEXT, IllegalMove, WorkerState, check_move
+from corosrv.worker.parent.state import NEXT, IllegalMove, WorkerState, check_move
 
 ALLOWED = {
     ("starting", "ready"),

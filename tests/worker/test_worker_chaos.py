@@ -12,9 +12,9 @@ import gevent
 import pytest
 
 from corosrv.wire.messages import SlotToServer
-from corosrv.worker.orchestrator import PredictorProcess
-from corosrv.worker.predict_reader import TERMINAL
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess
+from corosrv.worker.parent.predict_reader import TERMINAL
+from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, is_alive, ready, submit
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -75,7 +75,7 @@ class Client:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_prediction_ends_once_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corosrv.worker.linked_process.LAST_BREATH", 0.05)
+    monkeypatch.setattr("corosrv.worker.parent.linked_process.LAST_BREATH", 0.05)
     chance = random.Random(seed)
     left = N_PREDICTIONS
     pids = []

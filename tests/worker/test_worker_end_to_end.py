@@ -15,9 +15,9 @@ import pytest
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.predict_reader import PredictReader
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, read, started, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

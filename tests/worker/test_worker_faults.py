@@ -11,8 +11,8 @@ from gevent.event import Event
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import Done, Failed, LogLine, OutputChunk
-from corosrv.worker.predict_reader import MAX_UNREAD
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.predict_reader import MAX_UNREAD
+from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -54,7 +54,7 @@ def test_a_dead_worker_fails_every_prediction_once(do: str, arguments: dict[str,
 
 
 def test_a_worker_that_says_it_will_abort_and_does_not_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corosrv.worker.orchestrator.ABORT", 0.05)
+    monkeypatch.setattr("corosrv.worker.parent.orchestrator.ABORT", 0.05)
     with ready() as worker:
         (failed,) = read(submit(worker, "threaten_to_abort"))
 

@@ -10,8 +10,8 @@ import pytest
 
 from corosrv.jobs import PredictJob
 from corosrv.wire.messages import MAX_VALUE, Cancelled, Done, Failed, LogLine, OutputChunk
-from corosrv.worker.orchestrator import PredictorProcess
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess
+from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, read, ready, submit, wait_for
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

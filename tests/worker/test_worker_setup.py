@@ -8,8 +8,8 @@ import time
 import gevent
 import pytest
 
-from corosrv.worker.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.state import WorkerState
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, ready, started, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -139,7 +139,7 @@ def test_a_time_out_ends_grandchildren_too() -> None:
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corosrv.worker.orchestrator.TERMINATION", 0.1)
+    monkeypatch.setattr("corosrv.worker.parent.orchestrator.TERMINATION", 0.1)
     with started("is_stubborn", setup_timeout=0.3) as worker:
         wait_for(worker, WorkerState.SETUP_FAILED)
 

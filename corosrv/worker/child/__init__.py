@@ -1,0 +1,1 @@
+"""What runs in the worker process around the author's code."""

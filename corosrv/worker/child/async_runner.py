@@ -1,0 +1,200 @@
+"""Runs a predictor that is a coroutine or an async generator: the predictions of all slots on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+from corosrv.errors import BadFrame
+from corosrv.wire.messages import Predict
+from corosrv.worker.child.load import Predictor
+from corosrv.worker.child.run import Desk, Run
+from corosrv.worker.child.slot_end import Poison, SlotEnd
+from corosrv.worker.signatures.shapes import AnyOf, DictOf, Fetched, ListOf, Nullable, Shape
+from corosrv.worker.values.inputs import Inputs
+
+T = TypeVar("T")
+
+log = logging.getLogger("corosrv.worker")
+
+
+class AsyncRunner:
+    """Belongs to the loop's thread, the main one."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        slots: Sequence[SlotEnd],
+        desk: Desk,
+        loop: asyncio.AbstractEventLoop,
+        poison: Poison,
+    ) -> None:
+        self._predictor = predictor
+        self._fetches = any(fetches(field.shape) for field in predictor.signature.inputs)
+        self._open = set(slots)
+        self._desk = desk
+        self._loop = loop
+        self._poison = poison
+        self._tasks: dict[SlotEnd, asyncio.Task[BaseException | None]] = {}
+
+    def serve(self) -> None:
+        """Until all channels have ended, and what came over them."""
+        for slot in self._open:
+            self._loop.add_reader(slot.fileno(), self._receive, slot)
+        while self._open or self._tasks:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:  # out of some task that the predictor started
+                log.warning("a task of the predictor's raised %r, which ends nothing here", error)
+
+    def _receive(self, slot: SlotEnd) -> None:
+        try:
+            predictions = slot.receive_nowait()
+            if predictions is None:
+                self._end(slot)
+            for predict in predictions or ():
+                self._start(slot, predict)
+        except BadFrame as error:
+            self._end(slot)
+            self._poison(slot.id, str(error))
+
+    def _end(self, slot: SlotEnd) -> None:
+        self._loop.remove_reader(slot.fileno())
+        self._open.discard(slot)
+        self._stop_if_idle()
+
+    def _stop_if_idle(self) -> None:
+        if not self._open and not self._tasks:
+            self._loop.stop()
+
+    def _start(self, slot: SlotEnd, predict: Predict) -> None:
+        if slot in self._tasks:
+            raise BadFrame("a prediction came before the one before it had ended")
+        run = self._desk.begin(predict, slot.id, slot.outbox)
+        self._tasks[slot] = task = self._loop.create_task(self._error_of(run))
+        task.add_done_callback(lambda task: self._ended(slot, run, task))
+
+    def _ended(self, slot: SlotEnd, run: Run, task: asyncio.Task[BaseException | None]) -> None:
+        # First, as whoever gets the terminal message may send the next prediction at once.
+        del self._tasks[slot]
+        # User code that cancels all tasks there are may hit this one before it begins.
+        self._desk.end(run, asyncio.CancelledError() if task.cancelled() else task.result())
+        self._stop_if_idle()
+
+    async def _error_of(self, run: Run) -> BaseException | None:
+        """How it ended."""
+        run.enter()
+        try:
+            await self._predict(run)
+        except BaseException as error:  # also sys.exit() of user code, which ends a prediction and no more
+            return error
+        finally:
+            run.stop_clock()
+        return None
+
+    async def _predict(self, run: Run) -> None:
+        run.is_stream = self._predictor.signature.is_generator
+        with Inputs(self._predictor.signature, run.predict.output_dir, run.agent) as inputs:
+            run.interrupt = inputs.cancel
+            if run.is_cancelled:  # before there was anything to interrupt
+                return
+            # Downloads take their time, and others run on this loop.
+            prepare = functools.partial(inputs.prepare, run.input())
+            arguments = await asyncio.to_thread(prepare) if self._fetches else prepare()
+            user = _UserCode(run, self._loop)
+            if not run.is_cancelled:
+                await self._call(run, user, arguments)
+
+    async def _call(self, run: Run, user: _UserCode, arguments: dict[str, Any]) -> None:
+        run.start_clock()
+        result = self._predictor.call(**arguments)
+        if inspect.isawaitable(result):
+            result = await user.wait(result)
+        if not run.is_stream:
+            run.stop_clock()
+            run.keep_value(result)
+            return
+        await self._stream(run, user, result)
+
+    async def _stream(self, run: Run, user: _UserCode, chunks: Any) -> None:
+        """Each chunk is on its way before the next is made."""
+        if not hasattr(chunks, "__anext__"):
+            chunks = _from_iterable(chunks)
+        try:
+            while True:
+                if run.is_cancelled:
+                    await user.throw_cancel(chunks)
+                try:
+                    chunk = await user.wait(anext(chunks))
+                except StopAsyncIteration:
+                    return
+                run.post_chunk(chunk)
+                if not run.outbox.is_empty:
+                    await self._sent(run)
+        finally:
+            if inspect.isasyncgen(chunks):
+                await chunks.aclose()
+
+    async def _sent(self, run: Run) -> None:
+        """The kernel has all of it, or the prediction was cancelled."""
+        done = asyncio.Event()
+        while not run.outbox.is_empty and not run.is_cancelled:
+            done.clear()
+            run.outbox.on_empty(lambda: self._loop.call_soon_threadsafe(done.set))
+            await done.wait()
+
+
+class _UserCode:
+    """Waits for what the author wrote, and there alone is a cancel let through."""
+
+    def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+        self._run = run
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None  # while it waits in user code
+        run.interrupt = self._interrupt
+
+    async def wait(self, user_code: Awaitable[T]) -> T:
+        """Raises CancelledError where the prediction is cancelled meanwhile."""
+        self._task = asyncio.current_task()
+        try:
+            return await user_code
+        finally:
+            self._task = None
+
+    async def throw_cancel(self, chunks: AsyncIterator[Any]) -> None:
+        """Tells a generator that waits at a `yield`, if it was not told; one that goes on is not listened to."""
+        if inspect.isasyncgen(chunks) and not self._run.is_told:
+            self._run.is_told = True
+            await chunks.athrow(asyncio.CancelledError())
+        raise asyncio.CancelledError
+
+    def _interrupt(self) -> None:
+        """Any thread."""
+        self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        # In the loop's thread, where user code stands still: at an `await`, and nowhere else.
+        if self._task is not None and not self._run.is_told:
+            self._run.is_told = True
+            self._task.cancel()
+
+
+async def _from_iterable(items: Any) -> AsyncIterator[Any]:
+    for item in items:
+        yield item
+
+
+def fetches(shape: Shape) -> bool:
+    """Whether such an input may be a file, which takes time to get."""
+    match shape:
+        case Fetched():
+            return True
+        case ListOf(of) | DictOf(of) | Nullable(of):
+            return fetches(of)
+        case AnyOf(members):
+            return any(map(fetches, members))
+    return False

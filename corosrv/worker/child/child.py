@@ -1,0 +1,204 @@
+"""The subprocess: connect, set up, serve slots, shut down. Knows neither HTTP nor gevent nor any engine."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from corosrv.errors import LoadError
+from corosrv.wire.messages import (
+    PROTOCOL,
+    HealthCheckResult,
+    Init,
+    Log,
+    Ready,
+    ShuttingDown,
+    SlotFailed,
+)
+from corosrv.worker.child import cog
+from corosrv.worker.child.cancel import Cancels, Interrupts
+from corosrv.worker.child.control import Control
+from corosrv.worker.child.load import Predictor, load
+from corosrv.worker.child.outbox import Ferry
+from corosrv.worker.child.predictor_health import HealthChecks
+from corosrv.worker.child.run import Desk, describe, trace
+from corosrv.worker.child.slot_end import SlotEnd
+from corosrv.worker.child.sync_runner import SyncRunner
+from corosrv.worker.printing import threads
+from corosrv.worker.printing.capture import Capture
+from corosrv.worker.printing.printed import Printed
+from corosrv.worker.scope import NOWHERE, scope
+from corosrv.worker.signatures import schema
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+FAREWELL = 1.0  # seconds that the predictor's exit handlers may take
+
+
+class Child:
+    """The whole of a worker process. `main` runs in the main thread, what the server says in the control thread."""
+
+    def __init__(self, control_fd: int, slot_fds: Sequence[int]) -> None:
+        ferry = Ferry()
+        self._control = Control(control_fd, ferry)
+        self._slots = [SlotEnd(id, fd, ferry, self._control.drops) for id, fd in enumerate(slot_fds)]
+        self._outside = Printed(lambda source, text: self._control.outbox.post_log(Log(source, text)))
+        self._interrupts = Interrupts()
+        self._capture = Capture(self._outside, self._interrupts)
+        self._cancels = Cancels(lambda slot: self._slots[slot].has_mail())
+        self._loop: AbstractEventLoop | None = None  # of async predictors
+        self._health: HealthChecks | None = None  # once it is set up
+        self._is_serving = False
+        self._is_shutting_down = threading.Event()
+
+    def main(self) -> NoReturn:
+        """From the first word of the server's to the end of the process."""
+        try:
+            self._install()
+            predictor = self._set_up(self._control.wait_for_init())
+        except BaseException as error:  # also sys.exit() of user code
+            self._fail(error)
+        self._serve(predictor)
+        self._is_shutting_down.wait()
+        self._leave()
+
+    def _install(self) -> None:
+        self._interrupts.install()
+        self._capture.install()
+        threads.belong_to_their_starter()
+        os.register_at_fork(after_in_child=self._let_go)
+        self._control.start(self)
+
+    # Set-up.
+
+    def _set_up(self, init: Init) -> Predictor:
+        if init.protocol != PROTOCOL:
+            raise LoadError(f"the server speaks protocol {init.protocol}, this worker {PROTOCOL}")
+        cog.stand_in()
+        predictor = load(init.predictor_ref)
+        n_slots = self._n_slots(init.num_slots, predictor)
+        document = schema.document(predictor.signature)
+        if predictor.signature.is_async or inspect.iscoroutinefunction(predictor.setup):
+            self._make_loop()
+        self._call_setup(predictor)
+        for slot in self._slots[n_slots:]:
+            slot.close()
+        del self._slots[n_slots:]
+        self._health = HealthChecks(
+            predictor.healthcheck, self._answer_health, self._loop if predictor.signature.is_async else None
+        )
+        self._is_serving = True
+        # What set-up printed comes before the word that it is over.
+        self._capture.flush()
+        self._control.outbox.post(Ready([slot.id for slot in self._slots], document))
+        return predictor
+
+    def _n_slots(self, asked: int | None, predictor: Predictor) -> int:
+        signature = predictor.signature
+        n_slots = asked or signature.concurrency or 1
+        if n_slots > 1 and not signature.is_async:
+            raise LoadError(f"{n_slots} slots need an async {signature.method}(): a sync one takes one at a time")
+        if n_slots > len(self._slots):
+            raise LoadError(
+                f"{signature.method}() is to run {n_slots} times at once, and there are {len(self._slots)} channels: "
+                "the number of slots has to be said at the start (--slots)"
+            )
+        return n_slots
+
+    def _make_loop(self) -> None:
+        import asyncio  # not for sync predictors: it takes longer than all the rest
+
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+
+    def _call_setup(self, predictor: Predictor) -> None:
+        if predictor.setup is None:
+            return
+        takes_weights = predictor.signature.takes_weights
+        arguments = {"weights": os.environ.get("COG_WEIGHTS") or None} if takes_weights else {}
+        result = predictor.setup(**arguments)
+        if inspect.iscoroutine(result) and self._loop is not None:
+            self._loop.run_until_complete(result)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Set-up has failed: the server hears why, and what was printed, before the process ends."""
+        self._capture.flush()
+        self._outside.write("stderr", trace(error).encode("utf-8", "replace"))
+        self._control.outbox.post(SlotFailed(-1, describe(error)))
+        self._control.outbox.flush(FAREWELL)
+        os._exit(1)
+
+    # Serving.
+
+    def _serve(self, predictor: Predictor) -> None:
+        agent = os.environ.get("COROSRV_USER_AGENT") or os.environ.get("COG_USER_AGENT")
+        desk = Desk(self._capture, self._cancels, self._outside, self._interrupts, agent)
+        if predictor.signature.is_async:
+            from corosrv.worker.child.async_runner import AsyncRunner
+
+            assert self._loop is not None, "an async predictor has a loop"
+            AsyncRunner(predictor, self._slots, desk, self._loop, self._poison).serve()
+        else:
+            SyncRunner(predictor, self._slots[0], desk, self._interrupts, self._poison).serve()
+
+    def _poison(self, slot: int, reason: str) -> None:
+        self._control.outbox.post(SlotFailed(slot, reason))
+
+    # What the server says, in the control thread.
+
+    def cancel(self, slot: int, id: str) -> None:
+        self._cancels.cancel(slot, id)
+
+    def check_health(self, id: str) -> None:
+        if self._health is not None:
+            self._health.ask(id)
+
+    def shut_down(self) -> None:
+        if not self._is_serving:  # nothing runs that would be waited for
+            self._say_farewell()
+            os._exit(0)
+        for slot in self._slots:
+            slot.hang_up()
+        self._is_shutting_down.set()
+
+    def _answer_health(self, id: str, reason: str | None) -> None:
+        status = "healthy" if reason is None else "unhealthy"
+        self._control.outbox.post(HealthCheckResult(id, status, reason or ""))
+
+    # The end.
+
+    def _leave(self) -> NoReturn:
+        """Lets the predictor clean up, and does not wait for its threads."""
+        limit = threading.Timer(FAREWELL, os._exit, [0])
+        limit.daemon = True
+        limit.start()
+        try:
+            atexit._run_exitfuncs()
+        finally:
+            self._say_farewell()
+            os._exit(0)
+
+    def _say_farewell(self) -> None:
+        self._capture.flush()
+        self._control.outbox.post(ShuttingDown())
+        self._control.outbox.flush(FAREWELL)
+
+    def _let_go(self) -> None:
+        """In a forked child, which is no part of all this."""
+        scope.set(NOWHERE)
+        self._control.let_go()
+        for slot in self._slots:
+            slot.let_go()
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """`--control FD --slots FD,FD,...`"""
+    match arguments:
+        case ["--control", control, "--slots", slots]:
+            Child(int(control), [int(fd) for fd in slots.split(",")]).main()
+    raise SystemExit("corosrv.worker is started by a corosrv server: corosrv serve --predictor FILE.py:NAME")

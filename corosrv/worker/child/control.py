@@ -1,0 +1,80 @@
+"""The child's end of the control channel, and the thread that reads it: the server is heard whatever user code does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from queue import SimpleQueue
+from typing import NoReturn, Protocol
+
+from corosrv.errors import BadFrame
+from corosrv.wire.channel import ThreadChannel
+from corosrv.wire.codec import JsonCodec
+from corosrv.wire.messages import Cancel, ControlToServer, ControlToWorker, DroppedLogs, Fatal, HealthCheck, Init
+from corosrv.worker.child.outbox import Drops, Ferry, Outbox
+
+
+class Listener(Protocol):
+    """What the server's words are for, once Init was said. Called in the control thread, and must not wait."""
+
+    def cancel(self, slot: int, id: str) -> None: ...
+
+    def check_health(self, id: str) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+
+class Control:
+    """Owns the inherited socket. Any thread sends, through `outbox`."""
+
+    def __init__(self, fd: int, ferry: Ferry) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.set_inheritable(False)
+        codec: JsonCodec[ControlToServer, ControlToWorker] = JsonCodec(ControlToWorker)
+        self._channel: ThreadChannel[ControlToServer, ControlToWorker] = ThreadChannel(self._socket, codec)
+        self.drops = Drops(lambda count, interval_ms: self.outbox.post(DroppedLogs(count, interval_ms)))
+        self.outbox: Outbox[ControlToServer] = Outbox(self._socket, codec, ferry, self.drops)
+        self._init: SimpleQueue[Init] = SimpleQueue()
+
+    def let_go(self) -> None:
+        """In a forked child: it is not the child's, and the server would not see the parent end."""
+        self._socket.close()
+
+    def start(self, listener: Listener) -> None:
+        """From now on the process ends with the channel."""
+        threading.Thread(target=self._read, args=(listener,), name="corosrv-control", daemon=True).start()
+
+    def wait_for_init(self) -> Init:
+        return self._init.get()
+
+    def _read(self, listener: Listener) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._dispatch(message, listener)
+        except BadFrame as error:
+            self.outbox.post(Fatal(f"the control channel is broken: {error}"))
+        except BaseException as error:
+            self.outbox.post(Fatal(f"{type(error).__name__}: {error}"))
+        die()
+
+    def _dispatch(self, message: ControlToWorker, listener: Listener) -> None:
+        if isinstance(message, Init):
+            self._init.put(message)
+        elif isinstance(message, Cancel):
+            listener.cancel(message.slot, message.id)
+        elif isinstance(message, HealthCheck):
+            listener.check_health(message.id)
+        else:
+            listener.shut_down()
+
+
+def die() -> NoReturn:
+    """At once, and with everything that user code has started: nobody is left who could want it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # Only a group of our own: whoever started us by hand may be in another.
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,83 @@
+"""The author's own health check: one at a time, never in the way of anything else, and not waited for too long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from corosrv.worker.child.run import describe
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+LIMIT = 5.0  # seconds
+
+
+class HealthChecks:
+    """Answers each question once, within the limit. Any thread may ask."""
+
+    def __init__(
+        self,
+        check: Callable[[], Any] | None,
+        answer: Callable[[str, str | None], None],
+        loop: AbstractEventLoop | None = None,
+        limit: float = LIMIT,
+    ) -> None:
+        """`answer(id, reason)`, of any thread; the reason is None when all is well. `loop`: where a coroutine runs."""
+        self._check = check
+        self._answer = answer
+        self._loop = loop
+        self._limit = limit
+        self._asked: dict[str, threading.Timer] = {}  # who waits for the check that runs
+        self._is_running = False
+        self._lock = threading.Lock()
+
+    def ask(self, id: str) -> None:
+        """Does not wait. Who asks while a check runs gets what comes of it, or hears that it hangs."""
+        if self._check is None:
+            self._answer(id, None)
+            return
+        limit = threading.Timer(self._limit, self._give_up, [id])
+        limit.daemon = True
+        with self._lock:
+            self._asked[id] = limit
+            is_first, self._is_running = not self._is_running, True
+        limit.start()
+        if is_first:
+            threading.Thread(target=self._run, name="corosrv-healthcheck", daemon=True).start()
+
+    def _run(self) -> None:
+        reason = self._reason()
+        with self._lock:
+            self._is_running = False
+            asked, self._asked = self._asked, {}
+        for id, limit in asked.items():
+            limit.cancel()
+            self._answer(id, reason)
+
+    def _reason(self) -> str | None:
+        try:
+            result = self._call()
+        except BaseException as error:  # also sys.exit() of user code
+            return describe(error)
+        return "healthcheck() returned False" if result is False else None
+
+    def _call(self) -> Any:
+        assert self._check is not None, "a check runs that there is none of"
+        import inspect
+
+        if not inspect.iscoroutinefunction(self._check):
+            return self._check()
+        import asyncio
+
+        if self._loop is None:
+            return asyncio.run(self._check())
+        return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
+
+    def _give_up(self, id: str) -> None:
+        """On an answer within the limit; the check itself goes on, and no other is begun on top of it."""
+        with self._lock:
+            is_waiting = self._asked.pop(id, None) is not None
+        if is_waiting:
+            self._answer(id, f"healthcheck() did not answer within {self._limit:g} s")

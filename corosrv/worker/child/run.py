@@ -1,0 +1,189 @@
+"""One prediction in the child, and the desk that begins and ends them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+
+from corosrv.errors import CorosrvError, InputFailed
+from corosrv.wire.messages import (
+    Cancelled,
+    Done,
+    Failed,
+    FileOutput,
+    LogLine,
+    Metric,
+    OutputChunk,
+    Predict,
+    SlotToServer,
+)
+from corosrv.worker.child.cancel import Cancels
+from corosrv.worker.child.outbox import Outbox
+from corosrv.worker.metrics import Metrics
+from corosrv.worker.printing.capture import Capture
+from corosrv.worker.printing.printed import Printed, place
+from corosrv.worker.scope import Scope, scope
+from corosrv.worker.values import outputs
+
+MAX_ERROR = 100_000  # characters of a message, and of a traceback
+_OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames say nothing to an author
+
+
+class Run:
+    """One prediction, from the moment that it was read from its slot's channel. Made and ended by a Desk.
+
+    What it prints, records and yields goes out at once, and nothing does after its terminal message.
+    """
+
+    def __init__(
+        self,
+        predict: Predict,
+        slot: int,
+        outbox: Outbox[SlotToServer],
+        outside: Printed,
+        held: AbstractContextManager[None],
+        agent: str | None,
+    ) -> None:
+        self.id = predict.id
+        self.slot = slot
+        self.predict = predict
+        self.outbox = outbox
+        self.printed = Printed(lambda source, text: outbox.post_log(LogLine(source, text)), after=outside)
+        self.scope = Scope(dict(predict.context), Metrics(self._record))
+        self.is_stream = False  # its chunks are members of a list
+        self.is_cancelled = False
+        self.is_told = False
+        self.interrupt: Callable[[], None] = lambda: None  # gets a cancel into user code; set by the runner
+        self.agent = agent  # of downloads
+        self._held = held
+        self._n_chunks = 0
+        self._value: tuple[OutputChunk | FileOutput, ...] = ()
+        self._ending = threading.RLock()  # guards what follows, from threads that record to the last
+        self._is_over = False
+        self._began: float | None = None  # when user code did
+        self._ended: float | None = None
+
+    def on_cancel(self) -> None:
+        self.interrupt()
+        self.outbox.nudge()
+
+    def input(self) -> dict[str, Any]:
+        """As the server checked it. Raises InputFailed where the file that it was left in cannot be read."""
+        if self.predict.input_file is None:
+            return self.predict.input or {}
+        try:
+            with open(self.predict.input_file, "rb") as file:
+                return msgspec.json.decode(file.read(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InputFailed(f"the input cannot be read: {error}") from error
+
+    def enter(self) -> None:
+        """From here on the current context is the prediction's."""
+        scope.set(self.scope)
+        place.set(self.printed)
+
+    def start_clock(self) -> None:
+        self._began = time.monotonic()
+
+    def stop_clock(self) -> None:
+        """The first time counts."""
+        self._ended = self._ended or time.monotonic()
+
+    def post_chunk(self, value: Any) -> None:
+        """Does not wait for the server. Raises OutputFailed."""
+        self.outbox.post(outputs.encode(value, self._n_chunks, self.predict.output_dir))
+        self._n_chunks += 1
+
+    def keep_value(self, value: Any) -> None:
+        """All that it gives. Goes out with the terminal message: one system call costs more than all else here."""
+        self._value = (outputs.encode(value, 0, self.predict.output_dir),)
+
+    def end(self, is_cancelled: bool, error: BaseException | None) -> None:
+        """What decides is whether it was cancelled, and never what `error` says."""
+        with self._ending:
+            self._is_over = True
+        try:
+            self.outbox.post(*self._value, self._terminal(is_cancelled, error))
+        except Exception as unsendable:
+            self.outbox.post(self._terminal(is_cancelled, unsendable))
+
+    def _terminal(self, is_cancelled: bool, error: BaseException | None) -> Done | Failed | Cancelled:
+        seconds = self._seconds()
+        if is_cancelled:
+            return Cancelled(self.id, seconds, self.is_stream)
+        if error is not None:
+            return Failed(self.id, seconds, describe(error), self.is_stream)
+        return Done(self.id, seconds, self.is_stream)
+
+    def _record(self, name: str, value: Any, mode: str) -> None:
+        with self._held, self._ending:
+            if not self._is_over:
+                self.outbox.post_slowly(Metric(name, value, mode))
+
+    def _seconds(self) -> float:
+        if self._began is None:
+            return 0.0
+        return (self._ended or time.monotonic()) - self._began
+
+
+class Desk:
+    """Begins and ends predictions, of all slots; in the thread that runs them."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        cancels: Cancels,
+        outside: Printed,
+        held: AbstractContextManager[None],
+        agent: str | None = None,
+    ) -> None:
+        self._agent = agent
+        self._capture = capture
+        self._cancels = cancels
+        self._outside = outside
+        self._held = held
+
+    def begin(self, predict: Predict, slot: int, outbox: Outbox[SlotToServer]) -> Run:
+        run = Run(predict, slot, outbox, self._outside, self._held, self._agent)
+        self._capture.begin(run.printed)
+        self._cancels.begin(slot, run)
+        return run
+
+    def end(self, run: Run, error: BaseException | None = None) -> None:
+        """Sends all that is left of it, and its terminal message last: by then the slot is free."""
+        self._capture.end(run.printed)
+        is_cancelled = self._cancels.end(run.slot)
+        run.printed.close()
+        if error is not None and not is_cancelled:  # for the operator: clients get the error alone
+            self._outside.write("stderr", f"prediction {run.id} failed: {trace(error)}".encode("utf-8", "replace"))
+        run.end(is_cancelled, error)
+
+
+def describe(error: BaseException) -> str:
+    """`TypeName: message`, as JSON can say it and a frame can hold it."""
+    try:
+        message = str(error)
+    except Exception as another:  # the author's own __str__
+        message = f"<{type(another).__name__} in __str__>"
+    if len(message) > MAX_ERROR:
+        message = f"{message[:MAX_ERROR]} [TRUNCATED]"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text.encode("utf-8", "replace").decode()
+
+
+def trace(error: BaseException) -> str:
+    """The traceback, from where the user's code begins."""
+    if isinstance(error, CorosrvError):  # a sentence that says it all
+        return f"{describe(error)}\n"
+    import traceback  # not at start: most predictions go well
+
+    here = error.__traceback__
+    while here is not None and here.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        here = here.tb_next
+    text = "".join(traceback.format_exception(type(error), error, here))
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} [TRUNCATED]\n"

@@ -1,0 +1,109 @@
+"""Runs a predictor that is no coroutine: one prediction at a time, in the main thread, where it can be interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
+from types import GeneratorType
+from typing import Any, TypeVar, cast
+
+from corosrv.errors import BadFrame
+from corosrv.worker.child.cancel import Interrupts
+from corosrv.worker.child.load import Predictor
+from corosrv.worker.child.run import Desk, Run
+from corosrv.worker.child.slot_end import Poison, SlotEnd
+from corosrv.worker.predictor import CancelationException
+from corosrv.worker.values.inputs import Inputs
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class SyncRunner:
+    """Belongs to the main thread."""
+
+    def __init__(self, predictor: Predictor, slot: SlotEnd, desk: Desk, interrupts: Interrupts, poison: Poison) -> None:
+        self._predictor = predictor
+        self._slot = slot
+        self._desk = desk
+        self._interrupts = interrupts
+        self._poison = poison
+
+    def serve(self) -> None:
+        """Until the channel ends."""
+        try:
+            while (predict := self._slot.receive()) is not None:
+                run = self._desk.begin(predict, self._slot.id, self._slot.outbox)
+                self._desk.end(run, self._error_of(run))
+        except BadFrame as error:
+            self._poison(self._slot.id, str(error))
+
+    def _error_of(self, run: Run) -> BaseException | None:
+        """How it ended."""
+        try:
+            self._predict(run)
+        except BaseException as error:  # also sys.exit() of user code, which ends a prediction and no more
+            return error
+        finally:
+            run.stop_clock()
+        return None
+
+    def _predict(self, run: Run) -> None:
+        run.is_stream = self._predictor.signature.is_generator
+        with Inputs(self._predictor.signature, run.predict.output_dir, run.agent) as inputs:
+            run.interrupt = inputs.cancel
+            if run.is_cancelled:  # before there was anything to interrupt
+                return
+            arguments = inputs.prepare(run.input())
+            run.interrupt = self._interrupts.interrupt
+            if not run.is_cancelled:
+                self._call(run, arguments)
+
+    def _call(self, run: Run, arguments: dict[str, Any]) -> None:
+        user = _UserCode(run, self._interrupts)
+        run.start_clock()
+        result = user.call(self._predictor.call, **arguments)
+        if not run.is_stream and not isinstance(result, GeneratorType):
+            run.stop_clock()
+            run.keep_value(result)
+            return
+        run.is_stream = True
+        self._stream(run, user, user.call(iter, result))
+
+    def _stream(self, run: Run, user: _UserCode, chunks: Iterator[Any]) -> None:
+        """Each chunk is on its way before the next is made."""
+        try:
+            while (chunk := user.call(next, chunks, _END)) is not _END:
+                run.post_chunk(chunk)
+                run.outbox.flush(unless=lambda: run.is_cancelled)
+                if run.is_cancelled:
+                    user.throw_cancel(chunks)
+        finally:
+            if isinstance(chunks, GeneratorType):
+                user.call_anyway(chunks.close)
+
+
+class _UserCode:
+    """Calls what the author wrote, in the prediction's own context."""
+
+    def __init__(self, run: Run, interrupts: Interrupts) -> None:
+        self._run = run
+        self._interrupts = interrupts
+        self._context: Context = copy_context()
+        self._context.run(run.enter)
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Not at all, once the prediction is cancelled. Raises CancelationException."""
+        return self._interrupts.call(self._run, cast("Callable[..., T]", self._context.run), function, *args, **kwargs)
+
+    def call_anyway(self, function: Callable[[], object]) -> None:
+        """To clean up."""
+        self._context.run(function)
+
+    def throw_cancel(self, chunks: Iterator[Any]) -> None:
+        """Tells a generator that waits at a `yield`, if it was not told; one that goes on is not listened to."""
+        if isinstance(chunks, GeneratorType) and not self._run.is_told:
+            self._run.is_told = True
+            self._context.run(chunks.throw, CancelationException("the prediction was canceled"))
+        raise CancelationException("the prediction was canceled")

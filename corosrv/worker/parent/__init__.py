@@ -1,0 +1,1 @@
+"""The server's side of a worker process: its start, its slots, its end."""

@@ -1,0 +1,197 @@
+"""A child process and the channels to it: one for control, and lanes for what is not to wait for each other.
+
+It knows no message: what a worker process is for is said by the codecs and the listener that are handed in.
+"""
+
+from __future__ import annotations
+
+import _socket  # the system's own sockets, whatever is patched
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import gevent
+from gevent.event import Event
+
+from corosrv.errors import WireError
+from corosrv.wire.codec import Codec, In
+from corosrv.wire.gevent_channel import GeventChannel
+from corosrv.worker.parent.process import Exit, Process
+
+log = logging.getLogger("corosrv.worker")
+
+# A channel that ends may be the first sign of a process that does. Its end says more, so it is given time, in seconds.
+LAST_BREATH = 0.5
+DEATH = 2.0  # seconds that the kernel may take to end what was killed
+
+ControlOut = TypeVar("ControlOut")
+ControlIn = TypeVar("ControlIn")
+LaneOut = TypeVar("LaneOut")
+LaneIn = TypeVar("LaneIn")
+ControlIn_contra = TypeVar("ControlIn_contra", contravariant=True)
+LaneIn_contra = TypeVar("LaneIn_contra", contravariant=True)
+
+
+class Listener(Protocol[ControlIn_contra, LaneIn_contra]):
+    """Is told what the process says and what becomes of it. Only `wait_for_room` may wait."""
+
+    def on_control(self, message: ControlIn_contra) -> None:
+        """Raises WireError for a message that ought not to come: the process is killed."""
+
+    def on_lane(self, lane: int, message: LaneIn_contra, n_bytes: int) -> None:
+        """Raises WireError for a message that ought not to come: the lane is broken."""
+
+    def wait_for_room(self, lane: int) -> None:
+        """Waits until more messages of this lane may come."""
+
+    def on_lane_broken(self, lane: int, fault: str) -> None:
+        """The lane is closed, and the process lives."""
+
+    def on_end(self, exit: Exit, fault: str) -> None:
+        """The process has ended, and all was told that it said. `fault`: for what it was killed, if anything."""
+
+
+class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
+    """Owns the process, the channels and the greenlets that read them. Belongs to the thread of one hub."""
+
+    def __init__(
+        self,
+        listener: Listener[ControlIn, LaneIn],
+        control: Codec[ControlOut, ControlIn],
+        lane: Codec[LaneOut, LaneIn],
+    ) -> None:
+        self._listener = listener
+        self._control_codec = control
+        self._lane_codec = lane
+        self._fault = ""
+        self._is_over = Event()  # the listener knows it, too
+        self._readers: list[gevent.Greenlet] = []
+        self._process: Process  # once it is started, as is the control channel
+        self.control: GeventChannel[ControlOut, ControlIn]
+        self.lanes: list[GeventChannel[LaneOut, LaneIn]] = []
+
+    @property
+    def is_started(self) -> bool:
+        return hasattr(self, "_process")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(
+        self, command: Sequence[str], n_lanes: int, env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> None:
+        """Runs `command --control FD --slots FD,FD,...`; these descriptors are its ends of the channels.
+
+        Raises OSError, with nothing left behind.
+        """
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as theirs:
+            ours = []
+            inherited = []
+            for _ in range(1 + n_lanes):
+                our_end, their_end = _socket.socketpair()
+                on_failure.callback(our_end.close)
+                theirs.callback(their_end.close)
+                ours.append(our_end)
+                inherited.append(their_end.fileno())
+            ends = ["--control", str(inherited[0]), "--slots", ",".join(map(str, inherited[1:]))]
+            self._process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd)
+            on_failure.pop_all()
+        self.control = GeventChannel(ours[0], self._control_codec)
+        self.lanes = [GeventChannel(end, self._lane_codec) for end in ours[1:]]
+        self._read(self._read_control)
+        gevent.spawn(self._await_end)
+
+    def use_lanes(self, n_lanes: int) -> None:
+        """Reads the first lanes from now on, and closes the others."""
+        for channel in self.lanes[n_lanes:]:
+            channel.close()
+        del self.lanes[n_lanes:]
+        for lane in range(n_lanes):
+            self._read(self._read_lane, lane)
+
+    def _read(self, read: Callable[..., None], *arguments: int) -> None:
+        if self._process.exit is None:
+            self._readers.append(gevent.spawn(read, *arguments))
+
+    def _read_control(self) -> None:
+        fault = "it closed its control channel"
+        try:
+            while (message := self.control.receive()) is not None:
+                self._listener.on_control(message)
+        except WireError as error:
+            fault = f"protocol error on its control channel: {error}"
+        except Exception as error:
+            log.exception("a control message could not be handled")
+            fault = f"its control message could not be handled: {error}"
+        if not self._process.wait(LAST_BREATH):
+            self.kill(fault)
+
+    def _read_lane(self, lane: int) -> None:
+        channel = self.lanes[lane]
+        fault = "the worker closed its channel"
+        try:
+            while (message := channel.receive()) is not None:
+                self._tell(lane, message)
+                self._listener.wait_for_room(lane)
+        except WireError as error:
+            fault = f"protocol error: {error}"
+        except Exception as error:
+            log.exception("a message of lane %d could not be handled", lane)
+            fault = f"its message could not be handled: {error}"
+        if not channel.is_closed and not self._process.wait(LAST_BREATH):
+            channel.close()
+            self._listener.on_lane_broken(lane, fault)
+
+    def kill(self, fault: str = "") -> None:
+        """Ends the process and all of its group, if it has not ended: `on_end` is told of it, and of the fault."""
+        if self.is_started and self._process.exit is None:
+            self._fault = self._fault or fault
+            self._process.kill()
+
+    def terminate(self, patience: float) -> None:
+        """Asks the process and all of its group to end, and kills it where it has not after this time. Waits."""
+        if self.is_started:
+            self._process.terminate()
+        self.end_within(patience)
+
+    def end_within(self, seconds: float) -> None:
+        """Waits until the process has ended and all was told, and kills it when that takes longer."""
+        if self.is_started and not self._is_over.wait(seconds):
+            self.kill()
+            if not self._is_over.wait(DEATH):
+                log.error("process %d was killed and has not ended", self.pid)
+
+    def _await_end(self) -> None:
+        self._process.wait()
+        assert self._process.exit is not None
+        # Some may wait for room that nobody will make.
+        gevent.killall(self._readers)
+        self._hear_out()
+        self.control.close()
+        for channel in self.lanes:
+            channel.close()
+        self._listener.on_end(self._process.exit, self._fault)
+        self._is_over.set()
+
+    def _hear_out(self) -> None:
+        """Tells what had arrived before the end: no more than sockets hold, so without waiting for room."""
+        _hear(self.control, self._listener.on_control)
+        for lane, channel in enumerate(self.lanes):
+            _hear(channel, functools.partial(self._tell, lane))
+
+    def _tell(self, lane: int, message: LaneIn) -> None:
+        self._listener.on_lane(lane, message, self.lanes[lane].n_bytes)
+
+
+def _hear(channel: GeventChannel[Any, In], told: Callable[[In], None]) -> None:
+    channel.hang_up()
+    try:
+        while (message := channel.receive()) is not None:
+            told(message)
+    except WireError:
+        pass  # half a frame, say: it cannot matter any more
+    except Exception:
+        log.exception("a last message could not be handled")

@@ -1,0 +1,120 @@
+"""A child process in a group of its own: its start, its end, and signals to all of the group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gevent.event import Event
+from gevent.hub import get_hub
+
+from corosrv.worker.parent.plain_subprocess import plain_subprocess
+
+_READ = 1  # what a watcher of gevent watches for
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended."""
+
+    code: int | None  # as subprocess has it: negative is a signal; None when another part of this process took it
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "exit code unknown"
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            return f"signal {-self.code} ({signal.Signals(-self.code).name})"
+        except ValueError:  # a real-time one
+            return f"signal {-self.code}"
+
+
+class Process:
+    """A running child, the leader of its process group. Belongs to the thread of the hub that it was started on.
+
+    It leaves nothing behind: when it has ended, it is reaped and the rest of its group is killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        inherited: Iterable[int] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> None:
+        """Starts it. It keeps the descriptors `inherited`, and reads nothing from standard input.
+
+        Raises OSError. Takes milliseconds, in which nothing else runs.
+        """
+        loop = get_hub().loop
+        if loop.default:
+            loop.install_sigchld()  # before there is a child that may end
+        self._popen: Any = plain_subprocess.Popen(
+            command, stdin=plain_subprocess.DEVNULL, pass_fds=tuple(inherited), env=env, cwd=cwd, start_new_session=True
+        )
+        self.pid: int = self._popen.pid
+        self.exit: Exit | None = None  # when it has ended
+        self._has_ended = Event()
+        # No switch since the start: the main hub reaps whoever ends, and forgets the status of those nobody watches.
+        self._stop_watching = _watch_child(self) if loop.default else _watch_pidfd(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for its end, at most `timeout` seconds. Whether it has ended."""
+        return bool(self._has_ended.wait(timeout))
+
+    def terminate(self) -> None:
+        """Asks all of the group to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends all of the group, also those that are stopped. `wait` tells when it has happened."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Not once it was reaped: its number may by then be somebody else's.
+        if self.exit is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def ended(self, code: int | None) -> None:
+        """Called once, when it was reaped."""
+        self.kill()  # the others; while one of them lives, the group keeps its number
+        self._stop_watching()
+        self.exit = Exit(code)
+        self._popen.returncode = 0 if code is None else code  # or it would warn of a process that was left running
+        self._has_ended.set()
+
+
+def _watch_child(process: Process) -> Any:
+    """On the main hub, which reaps all children as soon as anybody watches one."""
+    watcher = get_hub().loop.child(process.pid)
+    watcher.start(lambda: process.ended(os.waitstatus_to_exitcode(watcher.rstatus)))
+    return watcher.close
+
+
+def _watch_pidfd(process: Process) -> Any:
+    """On the hub of another thread, which cannot watch children."""
+    pidfd = os.pidfd_open(process.pid)
+    watcher = get_hub().loop.io(pidfd, _READ)
+
+    def stop() -> None:
+        watcher.close()
+        os.close(pidfd)
+
+    watcher.start(lambda: process.ended(_reap(process.pid)))
+    return stop
+
+
+def _reap(pid: int) -> int | None:
+    try:
+        status = os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:  # the main hub was faster
+        return None
+    assert status is not None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status

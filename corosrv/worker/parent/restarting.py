@@ -1,0 +1,132 @@
+"""A worker that outlives its processes: where it is wanted, one that died is followed by another."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.jobs import PredictJob
+from corosrv.worker.parent.orchestrator import PredictorProcess
+from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.setup import Setup
+from corosrv.worker.parent.state import WorkerState
+
+log = logging.getLogger("corosrv.worker")
+
+FIRST_PAUSE = 1.0  # seconds before a process follows one that died; doubled as long as none lives long
+MOST_PAUSE = 60.0
+LONG_LIFE = 60.0  # seconds after which a death counts as the first again
+
+
+class RestartingWorker:
+    """One process after the other, seen as one worker. Belongs to the hub's thread.
+
+    A process whose first set-up fails is not followed: it would fail again. Later ones are, whatever they fail of.
+    """
+
+    def __init__(self, make: Callable[[], PredictorProcess], is_wanted: bool, first_pause: float = FIRST_PAUSE) -> None:
+        """`is_wanted`: without it this is the one process that it starts with."""
+        self._make = make
+        self._is_wanted = is_wanted
+        self._first_pause = first_pause
+        self._pause = first_pause
+        self._listeners: list[Callable[[], None]] = []
+        self._restart: gevent.Greenlet | None = None
+        self._was_ready = False
+        self._ready_at = 0.0
+        self.n_restarts = 0
+        self._process = self._made()
+
+    def _made(self) -> PredictorProcess:
+        process = self._make()
+        process.on_change(self._on_change)
+        return process
+
+    # The process at hand.
+
+    @property
+    def state(self) -> WorkerState:
+        return self._process.state
+
+    @property
+    def reason(self) -> str:
+        return self._process.reason
+
+    @property
+    def setup(self) -> Setup:
+        return self._process.setup
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        return self._process.schema
+
+    @property
+    def permits(self) -> PermitPool | None:
+        return self._process.permits
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
+        return self._process.submit(job, permit)
+
+    def check_health(self) -> str | None:
+        return self._process.check_health()
+
+    # Its life, and the next one's.
+
+    def start(self) -> None:
+        self._process.start()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Called after each change of state, that to another process included. Must not wait."""
+        self._listeners.append(listener)
+
+    def stop(self, timeout: float) -> None:
+        """Ends the process, and follows it by none. Waits."""
+        self._give_up()
+        self._process.stop(timeout)
+
+    def kill(self) -> None:
+        self._give_up()
+        self._process.kill()
+
+    def _give_up(self) -> None:
+        self._is_wanted = False
+        if self._restart is not None:
+            self._restart.kill(block=False)
+
+    def _on_change(self) -> None:
+        state = self._process.state
+        if state is WorkerState.READY and not self._was_ready:
+            self._ready_at = time.monotonic()
+        self._was_ready = self._was_ready or state is WorkerState.READY
+        for listener in self._listeners:
+            listener()
+        is_dead = state is WorkerState.DEFUNCT or (state is WorkerState.SETUP_FAILED and self.n_restarts > 0)
+        if is_dead and self._is_wanted:
+            self._restart = gevent.spawn(self._follow, self._process)
+
+    def _follow(self, dead: PredictorProcess) -> None:
+        pause = self._next_pause()
+        log.warning("the worker is started again in %g s", pause)
+        gevent.sleep(pause)
+        dead.stop(0.0)  # nothing of it is left, then
+        self.n_restarts += 1
+        self._was_ready = False
+        self._process = self._made()
+        for listener in self._listeners:
+            listener()
+        self._process.start()
+
+    def _next_pause(self) -> float:
+        if self._was_ready and time.monotonic() - self._ready_at >= LONG_LIFE:
+            self._pause = self._first_pause
+        pause, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)
+        return pause

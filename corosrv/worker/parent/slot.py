@@ -1,0 +1,63 @@
+"""One slot of the worker, as the server sees it: what runs on it, and how that ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from corosrv.dispatch.permits import Permit
+from corosrv.errors import ProtocolError
+from corosrv.wire.gevent_channel import GeventChannel
+from corosrv.wire.messages import Failed, Predict, SlotToServer
+from corosrv.worker.parent.predict_reader import TERMINAL, PredictReader
+
+
+@dataclass(slots=True)
+class Running:
+    """A prediction that has a slot; its permit and its reader."""
+
+    id: str
+    permit: Permit
+    reader: PredictReader
+    began: float = field(default_factory=time.monotonic)
+
+
+class Slot:
+    """Runs one prediction after the other, and gives each one terminal message, behind the end of its permit."""
+
+    def __init__(self, slot_id: int, channel: GeventChannel[Predict, SlotToServer]) -> None:
+        self.id = slot_id
+        self.channel = channel
+        self.running: Running | None = None
+
+    def begin(self, prediction: Running) -> None:
+        assert self.running is None, f"slot {self.id} runs {self.running}"
+        self.running = prediction
+
+    def on_message(self, message: SlotToServer, n_bytes: int) -> None:
+        """Raises ProtocolError for one that no prediction here can have sent."""
+        running = self.running
+        if running is None:
+            raise ProtocolError(f"{type(message).__name__} came while no prediction ran")
+        if isinstance(message, TERMINAL):
+            if message.id != running.id:
+                raise ProtocolError(f"{type(message).__name__} came for another prediction than the one that runs")
+            self.running = None
+            running.permit.release()
+        running.reader.put(message, n_bytes)
+
+    def wait_for_room(self) -> None:
+        """Waits until whoever reads the running prediction has made some."""
+        if self.running is not None:
+            self.running.reader.wait_for_room()
+
+    def fail(self, error: str, poison: str | None = None) -> None:
+        """Ends what runs, if anything does; with a reason in `poison`, the slot with it."""
+        running, self.running = self.running, None
+        if running is None:
+            return
+        if poison is None:
+            running.permit.release()
+        else:
+            running.permit.poison(poison)
+        running.reader.put(Failed(running.id, time.monotonic() - running.began, error), 0)

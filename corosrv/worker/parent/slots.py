@@ -1,0 +1,83 @@
+"""The slots of a worker that is set up: predictions run on them, until the slots or the worker end."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.errors import ChannelClosed
+from corosrv.jobs import PredictJob
+from corosrv.wire.gevent_channel import GeventChannel
+from corosrv.wire.messages import Failed, Predict, SlotToServer
+from corosrv.worker.parent.input_file import predict_message
+from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.slot import Running, Slot
+
+log = logging.getLogger("corosrv.worker")
+
+
+class Slots:
+    """Owns the permits. `cancel` sends a cancel for the prediction of an id on a slot."""
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        channels: Sequence[GeventChannel[Predict, SlotToServer]],
+        cancel: Callable[[int, str], None],
+    ) -> None:
+        self.permits = PermitPool(ids)
+        self._slots = [Slot(slot_id, channel) for slot_id, channel in zip(ids, channels, strict=True)]
+        self._by_id = {slot.id: slot for slot in self._slots}
+        self._cancel = cancel
+
+    def __contains__(self, slot_id: int) -> bool:
+        return slot_id in self._by_id
+
+    def id_of(self, lane: int) -> int:
+        """The slot whose channel has this number."""
+        return self._slots[lane].id
+
+    def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
+        """See PredictorProcess.submit."""
+        reader = PredictReader(functools.partial(self._cancel, permit.slot, job.id))
+        if not permit.is_held:  # the slot was poisoned meanwhile, maybe with all others
+            reason = self.permits.reasons.get(permit.slot, "its permit has ended")
+            reader.put(Failed(job.id, 0.0, reason), 0)
+            return reader
+        slot = self._by_id[permit.slot]
+        slot.begin(Running(job.id, permit, reader))
+        try:
+            slot.channel.send(predict_message(job))
+        except ChannelClosed:
+            pass  # whoever reads the channel hears of it, and ends what runs
+        except BaseException as error:  # a greenlet that is killed must not keep its slot
+            slot.fail(f"{type(error).__name__}: {error}")
+            if not isinstance(error, Exception):
+                raise
+        return reader
+
+    def on_message(self, lane: int, message: SlotToServer, n_bytes: int) -> None:
+        """Raises ProtocolError for one that no prediction can have sent."""
+        self._slots[lane].on_message(message, n_bytes)
+
+    def wait_for_room(self, lane: int) -> None:
+        """Waits until whoever reads this lane's prediction has made some."""
+        self._slots[lane].wait_for_room()
+
+    def poison(self, slot_id: int, reason: str) -> None:
+        """Nothing runs on the slot any more; what does, fails with the reason."""
+        log.error("slot %d is poisoned: %s", slot_id, reason)
+        slot = self._by_id[slot_id]
+        if slot.running is not None:
+            self._cancel(slot_id, slot.running.id)
+        slot.fail(reason, poison=reason)
+        self.permits.poison(slot_id, reason)
+        slot.channel.close()
+
+    def poison_all(self, reason: str) -> None:
+        """The worker has ended, and what runs on it fails."""
+        for slot in self._slots:
+            slot.fail(reason, poison=reason)
+            self.permits.poison(slot.id, reason)

@@ -1,0 +1,1 @@
+"""What is printed in the worker process, and whose it is."""

@@ -1,0 +1,123 @@
+"""Descriptors 1 and 2 of a worker lead into pipes: what its child processes and C code print is found there."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import io
+import logging
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from corosrv.worker.printing.printed import Printed
+from corosrv.worker.printing.streams import Stream
+
+_PIPE_SIZE = 1 << 20  # bytes; the most that the kernel allows by default
+_FDS = {"stdout": 1, "stderr": 2}
+
+
+class Capture:
+    """Sees to it that nothing printed is lost or put down to the wrong prediction. Made once, in the main thread.
+
+    What is written to the descriptors themselves is the prediction's that runs, where exactly one does. Since the pipes
+    are emptied whenever one begins or ends, all that was written before is put down to what ran then.
+    """
+
+    def __init__(self, outside: Printed, held: AbstractContextManager[None]) -> None:
+        self._outside = outside
+        self._running: set[Printed] = set()
+        self._lock = threading.RLock()
+        self._streams = {source: Stream(source, fd, outside, held) for source, fd in _FDS.items()}
+        self._poll = select.poll()
+        self._pipes: dict[int, str] = {}
+        self._flush_c: Callable[[], object] = _line_buffered_c_output()
+
+    def install(self) -> None:
+        """From now on. The worker's own words go where standard error went before."""
+        _log_to(os.dup(2))
+        for plain in (sys.__stdout__, sys.__stderr__):
+            if isinstance(plain, io.TextIOWrapper):
+                plain.reconfigure(line_buffering=True, errors="replace")
+        for source, fd in _FDS.items():
+            self._pipes[_pipe_into(fd)] = source
+        for pipe in self._pipes:
+            self._poll.register(pipe, select.POLLIN)
+        sys.stdout, sys.stderr = self._streams["stdout"], self._streams["stderr"]
+        for stream in self._streams.values():
+            os.register_at_fork(after_in_child=stream.become_plain)
+        for pipe, source in self._pipes.items():
+            threading.Thread(target=self._read, args=(pipe,), name=f"corosrv-{source}", daemon=True).start()
+
+    def begin(self, printed: Printed) -> None:
+        """A prediction."""
+        # Not under the lock: C code may wait with its own lock held until a pipe is emptied.
+        self._flush_c()
+        with self._lock:
+            self._empty_pipes()
+            self._running.add(printed)
+
+    def end(self, printed: Printed) -> None:
+        self._flush_c()
+        with self._lock:
+            self._empty_pipes()
+            self._running.discard(printed)
+
+    def flush(self) -> None:
+        """Hands on what was printed outside predictions, a line without end, too."""
+        self._flush_c()
+        with self._lock:
+            self._empty_pipes()
+        for source in _FDS:
+            self._outside.flush(source)
+
+    def _empty_pipes(self) -> None:
+        for pipe, _ in self._poll.poll(0):
+            # One read takes all that a pipe can hold, so a child that never stops printing does not keep us here.
+            data = os.read(pipe, _PIPE_SIZE)
+            if not data:  # user code has closed the descriptor
+                self._poll.unregister(pipe)
+            printed = next(iter(self._running)) if len(self._running) == 1 else self._outside
+            printed.write(self._pipes[pipe], data)
+
+    def _read(self, pipe: int) -> None:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        while not any(event & select.POLLHUP for _, event in poll.poll()):
+            with self._lock:
+                self._empty_pipes()
+
+
+def _pipe_into(fd: int) -> int:
+    """Makes a descriptor the mouth of a pipe, for child processes, too; returns the pipe's end."""
+    end, mouth = os.pipe()
+    with contextlib.suppress(OSError):  # this user has many pipes already
+        fcntl.fcntl(mouth, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_SIZE)
+    os.dup2(mouth, fd, inheritable=True)
+    os.close(mouth)
+    return end
+
+
+def _log_to(fd: int) -> None:
+    """The package's loggers write there, whatever user code makes of logging."""
+    handler = logging.StreamHandler(os.fdopen(fd, "w"))
+    handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
+    logger = logging.getLogger("corosrv")
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def _line_buffered_c_output() -> Callable[[], object]:
+    """C's stdout writes whole lines, though into a pipe. Returns what makes it write the rest."""
+    libc = ctypes.CDLL(None)
+    try:
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+    except ValueError:  # a C library that calls it otherwise
+        return lambda: None
+    line_buffered = 1  # _IOLBF
+    libc.setvbuf(stdout, None, line_buffered, ctypes.c_size_t(0))
+    return lambda: libc.fflush(stdout)

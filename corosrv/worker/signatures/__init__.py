@@ -1,0 +1,1 @@
+"""What a predictor takes and gives, read from its annotations and described."""

@@ -1,0 +1,155 @@
+"""Annotations to shapes. Types of other packages are known by what they can do, so that none has to be installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pathlib
+import types
+import typing
+from collections import abc
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, get_args, get_origin
+
+from corosrv.errors import SignatureError
+from corosrv.worker.signatures.shapes import (
+    AnyObject,
+    AnyOf,
+    Anything,
+    DictOf,
+    Fetched,
+    Hidden,
+    ListOf,
+    Nullable,
+    OneOf,
+    Plain,
+    Record,
+    Shape,
+    nullable,
+)
+from corosrv.worker.types import File, Path
+
+_PLAIN = (str, int, float, bool)
+_LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
+_DICTS = (dict, abc.Mapping, abc.MutableMapping)
+_OUTPUT_LISTS = (*_LISTS, tuple, set, frozenset, abc.Set, abc.MutableSet)
+
+
+def input_shape(annotation: Any) -> Shape:
+    """Raises SignatureError for a type that no JSON value can be turned into."""
+    return _Reading(_input_class, _LISTS).shape(annotation)
+
+
+def output_shape(annotation: Any, within: tuple[type, ...] = ()) -> Shape:
+    """What is not known may be anything, as is a record within itself; `within` are those around it."""
+    return _Reading(lambda kind: _output_class(kind, within), _OUTPUT_LISTS).shape(annotation)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """The ways that inputs and outputs have in common."""
+
+    of_class: Callable[[Any], Shape]
+    lists: tuple[Any, ...]
+
+    def shape(self, annotation: Any) -> Shape:
+        if isinstance(annotation, typing.NewType):
+            return self.shape(annotation.__supertype__)
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is typing.Annotated:
+            return self._annotated(arguments)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(arguments)
+        if origin is typing.Literal:
+            return _literal(arguments)
+        if annotation in self.lists or origin in self.lists:
+            return ListOf(self._union(tuple(argument for argument in arguments if argument is not ...)))
+        if annotation in _DICTS or origin in _DICTS:
+            return self._dict(arguments)
+        if annotation is Any or annotation is object:
+            return Anything()
+        if typing.is_typeddict(annotation):
+            return AnyObject()
+        if annotation in _PLAIN:
+            return Plain(annotation)
+        return self.of_class(origin or annotation)
+
+    def _dict(self, arguments: tuple[Any, ...]) -> Shape:
+        if not arguments:
+            return AnyObject()
+        value = self.shape(arguments[1])
+        return AnyObject() if value == Anything() else DictOf(value)
+
+    def _annotated(self, arguments: tuple[Any, ...]) -> Shape:
+        if not any(type(mark).__name__ in ("_Opaque", "_OpaqueMarker") for mark in arguments[1:]):
+            return self.shape(arguments[0])
+        return self._opaque(arguments[0])
+
+    def _opaque(self, annotation: Any) -> Shape:
+        members = get_args(annotation)
+        if type(None) in members and len(members) == 2:
+            return nullable(self._opaque(members[0] if members[1] is type(None) else members[1]))
+        return ListOf(AnyObject()) if (get_origin(annotation) or annotation) is list else AnyObject()
+
+    def _union(self, members: tuple[Any, ...]) -> Shape:
+        """Of no members: anything."""
+        shapes = tuple(dict.fromkeys(self.shape(member) for member in members if member is not type(None)))
+        if not shapes or Anything() in shapes:
+            return Anything()
+        shape = shapes[0] if len(shapes) == 1 else AnyOf(shapes)
+        return nullable(shape) if type(None) in members else shape
+
+
+def _literal(values: tuple[Any, ...]) -> Shape:
+    for value in values:
+        if value is not None and type(value) not in _PLAIN:
+            raise SignatureError(f"a Literal of {value!r} has no JSON value")
+    shape = OneOf(tuple(value for value in values if value is not None))
+    return nullable(shape) if None in values else shape
+
+
+def _input_class(kind: Any) -> Shape:
+    if isinstance(kind, type):
+        if issubclass(kind, Enum):
+            return _enum(kind)
+        if issubclass(kind, os.PathLike):
+            return Fetched(kind if issubclass(kind, pathlib.Path) else Path)
+        if issubclass(kind, io.IOBase):
+            return Fetched(File, is_open=True)
+        if hasattr(kind, "get_secret_value"):
+            return Hidden(kind)
+    raise SignatureError(f"the type {getattr(kind, '__name__', kind)} cannot be an input")
+
+
+def _output_class(kind: Any, within: tuple[type, ...]) -> Shape:
+    if not isinstance(kind, type):
+        return Anything()
+    if kind in within:
+        return AnyObject()
+    if dataclasses.is_dataclass(kind) and not hasattr(kind, "get_secret_value"):
+        names = tuple(field.name for field in dataclasses.fields(kind))
+        return _record(kind, names, within)
+    if isinstance(fields := getattr(kind, "model_fields", None), dict):  # pydantic's models
+        return _record(kind, tuple(fields), within)
+    try:
+        return _input_class(kind)
+    except SignatureError:
+        return Anything()
+
+
+def _enum(kind: type[Enum]) -> Shape:
+    values = tuple(member.value for member in kind)
+    if not values or any(type(value) not in _PLAIN for value in values):
+        raise SignatureError(f"the values of {kind.__name__} are not all texts, numbers or truth values")
+    return OneOf(values, kind)
+
+
+def _record(kind: type, names: tuple[str, ...], within: tuple[type, ...]) -> Shape:
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except Exception as error:
+        raise SignatureError(f"the annotations of {kind.__name__} cannot be read: {error}") from error
+    shapes = ((name, output_shape(hints.get(name, Any), (*within, kind))) for name in names)
+    return Record(kind.__name__, tuple((name, shape, not isinstance(shape, Nullable)) for name, shape in shapes))

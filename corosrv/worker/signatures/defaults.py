@@ -1,0 +1,107 @@
+"""An input's default as the JSON value that a client could have sent in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from enum import Enum
+from typing import Any
+
+from corosrv.errors import SignatureError
+from corosrv.worker.signatures.shapes import (
+    AnyObject,
+    AnyOf,
+    Anything,
+    DictOf,
+    Fetched,
+    Hidden,
+    ListOf,
+    Nullable,
+    OneOf,
+    Plain,
+    Shape,
+)
+from corosrv.worker.types import MISSING, STARS, FieldInfo
+
+
+def as_json(shape: Shape, info: FieldInfo) -> Any:
+    """MISSING where there is none, or where it is the None that stands in for a missing value anyway.
+
+    A secret's shows as stars, which stand for it. Raises SignatureError for a default that the input would refuse.
+    """
+    if info.default is MISSING or info.default is None:
+        return MISSING
+    return _value(shape, info.default, info)
+
+
+def _value(shape: Shape, value: Any, info: FieldInfo) -> Any:
+    match shape:
+        case Nullable(of):
+            return None if value is None else _value(of, value, info)
+        case Plain(kind):
+            return _plain(kind, value, info)
+        case OneOf(values):
+            return _choice(values, value)
+        case ListOf(item) if isinstance(value, list | tuple):
+            return [_value(item, member, info) for member in value]
+        case DictOf(of) if isinstance(value, dict):
+            return {key: _value(of, member, info) for key, member in value.items()}
+        case AnyOf(members):
+            return _member(members, value, info)
+        case Fetched() if isinstance(value, str | os.PathLike):
+            return os.fspath(value)
+        case Hidden() if isinstance(value, str) or hasattr(value, "get_secret_value"):
+            return STARS
+        case Anything():
+            return _json(value)
+        case AnyObject() if isinstance(value, dict):
+            return _json(value)
+    raise SignatureError(f"the default {value!r} has another type than the input")
+
+
+def _plain(kind: Any, value: Any, info: FieldInfo) -> Any:
+    value = value.value if isinstance(value, Enum) else value
+    if kind in (int, float) and type(value) in (int, float) and kind(value) == value:
+        value = kind(value)
+    if type(value) is not kind:
+        raise SignatureError(f"the default {value!r} is no {kind.__name__}")
+    if not (_fits(value, info) if kind is str else _is_within(value, info)):
+        raise SignatureError(f"the default {value!r} is outside the limits")
+    return value
+
+
+def _is_within(value: float, info: FieldInfo) -> bool:
+    return (info.ge is None or value >= info.ge) and (info.le is None or value <= info.le)
+
+
+def _fits(text: str, info: FieldInfo) -> bool:
+    return (
+        len(text) >= (info.min_length or 0)
+        and (info.max_length is None or len(text) <= info.max_length)
+        and (info.regex is None or re.search(info.regex, text) is not None)
+    )
+
+
+def _choice(values: tuple[Any, ...], value: Any) -> Any:
+    value = value.value if isinstance(value, Enum) else value
+    for known in values:
+        if known == value and type(known) is type(value):
+            return known
+    raise SignatureError(f"the default {value!r} is none of the choices")
+
+
+def _member(members: tuple[Shape, ...], value: Any, info: FieldInfo) -> Any:
+    for member in sorted(members, key=lambda member: member != Plain(type(value))):
+        try:
+            return _value(member, value, info)
+        except SignatureError:
+            continue
+    raise SignatureError(f"the default {value!r} is of none of the types")
+
+
+def _json(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise SignatureError(f"the default is no JSON value: {error}") from error

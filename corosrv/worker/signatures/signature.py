@@ -1,0 +1,168 @@
+"""What a predictor takes and gives, read from the annotations of its method."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from corosrv.errors import SignatureError
+from corosrv.worker.signatures import defaults
+from corosrv.worker.signatures.annotations import input_shape, output_shape
+from corosrv.worker.signatures.declared import concurrency, is_streaming
+from corosrv.worker.signatures.limits import limited
+from corosrv.worker.signatures.shapes import Nullable, Plain, Shape, nullable
+from corosrv.worker.types import MISSING, FieldInfo
+
+_ITERATORS = (abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
+_CONCATENATING = ("ConcatenateIterator", "AsyncConcatenateIterator")
+_METHODS = ("run", "predict")
+
+
+@dataclass(frozen=True, slots=True)
+class InputField:
+    """One input. `default` is a JSON value, or MISSING; `info` is what the author said."""
+
+    name: str
+    shape: Shape
+    info: FieldInfo
+    default: Any
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputType:
+    """What comes of a prediction: one value of `shape`, or many."""
+
+    shape: Shape
+    is_iterator: bool = False
+    is_concatenated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All that is known of a predictor before it runs."""
+
+    method: str  # of the class; the function's name where the target is a function
+    inputs: tuple[InputField, ...]
+    output: OutputType
+    is_async: bool
+    is_generator: bool  # written with `yield`, or annotated as if it were
+    is_streaming: bool  # its author lets clients read along
+    concurrency: int | None  # as its author declared it
+    takes_weights: bool  # in setup()
+
+
+def read(target: type | Callable[..., Any]) -> Signature:
+    """Of a predictor's class or function. Raises SignatureError, which names the parameter at fault."""
+    method = _method(target) if isinstance(target, type) else getattr(target, "__name__", "run")
+    function = getattr(target, method) if isinstance(target, type) else target
+    inner = _unwrapped(function)
+    hints = _hints(inner)
+    parameters = list(inspect.signature(inner).parameters.values())
+    if isinstance(target, type) and not isinstance(inspect.getattr_static(target, method), staticmethod | classmethod):
+        del parameters[0]  # self
+    output = _output(hints.get("return", Any))
+    return Signature(
+        method=method,
+        inputs=tuple(_input(parameter, hints) for parameter in parameters),
+        output=output,
+        is_async=any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (function, inner)),
+        is_generator=output.is_iterator
+        or any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (function, inner)),
+        is_streaming=is_streaming(function, inner),
+        concurrency=concurrency(function, inner),
+        takes_weights="weights" in inspect.signature(target.setup).parameters if hasattr(target, "setup") else False,
+    )
+
+
+def _method(kind: type) -> str:
+    """The one that the author wrote: those of base classes of this package, or of cog's, are there to be overridden."""
+    written = [
+        name
+        for name in _METHODS
+        if any(name in base.__dict__ for base in kind.__mro__ if not _is_framework(base.__module__))
+    ]
+    if len(written) == 1:
+        return written[0]
+    raise SignatureError(
+        f"{kind.__name__} defines both run() and predict(): leave one of them"
+        if written
+        else f"{kind.__name__} has neither run() nor predict()"
+    )
+
+
+def _is_framework(module: str) -> bool:
+    return module.split(".")[0] == "cog" or module.startswith("corosrv.worker.")
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The author's own function inside decorators, also inside those that forgot functools.wraps."""
+    inner: Callable[..., Any] = inspect.unwrap(function)
+    kinds = {parameter.kind for parameter in inspect.signature(inner).parameters.values()}
+    if not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return inner
+    cells = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
+    functions = [content for content in cells if inspect.isfunction(content)]
+    return _unwrapped(functions[0]) if len(functions) == 1 else inner
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except Exception as error:
+        raise SignatureError(f"the annotations cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _input(parameter: inspect.Parameter, hints: dict[str, Any]) -> InputField:
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise SignatureError(f"{parameter}: every input needs a name of its own")
+    if name not in hints:
+        raise SignatureError(f"{name}: an input needs an annotation")
+    info = _info(parameter.default, hints[name])
+    try:
+        shape = limited(input_shape(hints[name]), info)
+        if info.default is None:
+            shape = nullable(shape)
+        default = defaults.as_json(shape, info)
+    except SignatureError as error:
+        raise SignatureError(f"{name}: {error}") from None
+    is_required = info.default is MISSING and not isinstance(shape, Nullable)
+    return InputField(name, shape, info, default, is_required)
+
+
+def _info(default: Any, annotation: Any) -> FieldInfo:
+    """What was said of the input behind `=` and in Annotated; a plain default counts as Input(default)."""
+    if (said := _as_info(default, annotation)) is not None:
+        return said
+    marks = annotation.__metadata__ if typing.get_origin(annotation) is typing.Annotated else ()
+    said = next((info for mark in marks if (info := _as_info(mark, annotation)) is not None), FieldInfo())
+    return said if default is inspect.Parameter.empty else dataclasses.replace(said, default=default)
+
+
+def _as_info(value: Any, annotation: Any) -> FieldInfo | None:
+    if isinstance(value, FieldInfo):
+        return value
+    if type(value).__name__ != "FieldInfo" or not _is_framework(type(value).__module__):
+        return None
+    names = (field.name for field in dataclasses.fields(FieldInfo))
+    info = FieldInfo(**{name: getattr(value, name) for name in names if hasattr(value, name)})
+    # cog's says None for "no default" too, and means it, except where a secret may be left out.
+    is_secret = hasattr(annotation, "get_secret_value")
+    return info if info.default is not None or is_secret else dataclasses.replace(info, default=MISSING)
+
+
+def _output(annotation: Any) -> OutputType:
+    origin = typing.get_origin(annotation) or annotation
+    is_concatenated = getattr(origin, "__name__", "") in _CONCATENATING and _is_framework(origin.__module__)
+    if origin not in _ITERATORS and not is_concatenated:
+        return OutputType(output_shape(annotation))
+    item = (*typing.get_args(annotation), Any)[0]
+    shape = Plain(str) if is_concatenated and item is Any else output_shape(item)
+    return OutputType(shape, is_iterator=True, is_concatenated=is_concatenated)

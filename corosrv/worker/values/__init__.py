@@ -1,0 +1,1 @@
+"""Inputs and outputs of one prediction: Python values, JSON and files."""

@@ -1,0 +1,112 @@
+"""One download over HTTP, within a time limit, along a few redirects. Imported when there is one: it takes its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+
+import corosrv
+from corosrv.errors import InputFailed
+from corosrv.worker.values.addresses import is_web, web_name
+
+MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PIECE = 1 << 16  # bytes
+
+
+def download(
+    url: str, create: Callable[[str], BinaryIO], agent: str | None, ends_at: float, is_over: Callable[[], bool]
+) -> None:
+    """Writes to the file that `create` opens for the name in the URL's last part.
+
+    Has to be done at `ends_at` of the monotonic clock, and leaves off when `is_over` says so. Raises InputFailed with
+    the status or the cause.
+    """
+    try:
+        agent = agent or f"corosrv/{corosrv.__version__}"
+        with _answer(url, agent, ends_at) as answer, create(web_name(url)) as file:
+            while not is_over() and (piece := answer.read(_PIECE)):
+                file.write(piece)
+                _left(ends_at)
+    except urllib3.exceptions.HTTPError as error:
+        raise InputFailed(f"cannot be fetched: {_cause(error)}") from error
+    except OSError as error:
+        raise InputFailed(f"cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _answer(url: str, agent: str, ends_at: float) -> Iterator[urllib3.BaseHTTPResponse]:
+    """The one behind the redirects, with status 200. Connections are closed in the end."""
+    for _ in range(MAX_REDIRECTS + 1):
+        with _pool(url) as pool:
+            timeout = urllib3.Timeout(total=_left(ends_at))
+            answer = pool.request(
+                "GET",
+                url,
+                headers=_headers(url, agent),
+                redirect=False,
+                retries=False,
+                timeout=timeout,
+                preload_content=False,
+            )
+            try:
+                target = answer.headers.get("Location") if answer.status in _REDIRECTS else None
+                if target is None:
+                    _check(answer)
+                    yield answer
+                    return
+            finally:
+                answer.close()
+        url = urljoin(url, target)
+        if not is_web(url):
+            raise InputFailed("cannot be fetched: it redirects to something else than http or https")
+    raise InputFailed(f"cannot be fetched: more than {MAX_REDIRECTS} redirects")
+
+
+def _headers(url: str, agent: str) -> dict[str, str]:
+    """With the name and password that the URL may have; those for one host go to no other."""
+    parts = urlsplit(url)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    return {**urllib3.make_headers(basic_auth=login), "User-Agent": agent}
+
+
+def _pool(url: str) -> urllib3.PoolManager:
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if proxy and not proxy_bypass(parts.netloc):
+        return urllib3.ProxyManager(proxy)
+    return urllib3.PoolManager()
+
+
+def _check(answer: urllib3.BaseHTTPResponse) -> None:
+    if not 200 <= answer.status < 300:
+        raise InputFailed(f"cannot be fetched: status {answer.status} {answer.reason or ''}".rstrip())
+
+
+def _left(ends_at: float) -> float:
+    """Seconds."""
+    left = ends_at - time.monotonic()
+    if left <= 0:
+        raise InputFailed("cannot be fetched: it took too long")
+    return left
+
+
+def _cause(error: BaseException) -> str:
+    """Without the address, which may hold a password."""
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    words = {
+        urllib3.exceptions.TimeoutError: "it took too long",
+        urllib3.exceptions.NameResolutionError: "the host is unknown",
+        urllib3.exceptions.NewConnectionError: "no connection",
+        urllib3.exceptions.SSLError: f"TLS: {cause}",
+        urllib3.exceptions.ProtocolError: f"the connection broke: {cause}",
+    }
+    return next((text for kind, text in words.items() if isinstance(error, kind)), type(error).__name__)
