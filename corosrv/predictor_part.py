@@ -10,6 +10,7 @@ from typing import Any
 
 import gevent
 from flask import Blueprint
+from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.http import metrics
@@ -46,7 +47,10 @@ class PredictorPart:
         self.service = PredictionService(self.worker, predictor)
 
     def start(self) -> None:
-        self.worker.start()
+        if monkey.is_module_patched("socket"):
+            self.worker.start()
+        else:  # each request has a thread and a hub of its own, or none
+            self.worker.refuse("predictions need a server that waits through gevent: gunicorn -k gevent")
 
     @property
     def state(self) -> State:

@@ -86,6 +86,11 @@ class PredictorProcess:
             self._setup_timer = gevent.get_hub().loop.timer(self._config.setup_timeout)
             self._setup_timer.start(self._fail_setup, error)
 
+    def refuse(self, reason: str) -> None:
+        """In place of start(): it is never set up, and says why."""
+        self.setup.start()
+        self._fail_setup(reason)
+
     def _start(self) -> None:
         config = self._config
         try:

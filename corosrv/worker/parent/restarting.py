@@ -84,6 +84,10 @@ class RestartingWorker:
     def start(self) -> None:
         self._process.start()
 
+    def refuse(self, reason: str) -> None:
+        """In place of start(): it is never set up, and says why."""
+        self._process.refuse(reason)
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """Called after each change of state, that to another process included. Must not wait."""
         self._listeners.append(listener)
