@@ -13,6 +13,8 @@ from gunicorn.http.wsgi import Response
 MAX_FORGOTTEN = 65_536
 _MAX_CHUNK = 2**31
 _SHORT = 65_536  # bytes of a body
+# The status for a client that left before its answer; what it had sent ahead is not answered either.
+CLIENT_GONE = 499
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -84,7 +86,7 @@ class _Collected:
 
 
 class Answer(Response):  # type: ignore[misc]
-    """gunicorn's answer, which also ends the connection where the rest of the request is not worth reading."""
+    """gunicorn's answer, which also ends the connection of a client that left, or of a request not worth reading on."""
 
     sock: Any
 
@@ -103,4 +105,5 @@ class Answer(Response):  # type: ignore[misc]
         socket.sendall(collected.data)
 
     def should_close(self) -> bool:
-        return bool(super().should_close()) or not is_worth_reading_on(self.req)
+        has_left = self.status is not None and self.status_code == CLIENT_GONE
+        return has_left or bool(super().should_close()) or not is_worth_reading_on(self.req)

@@ -10,6 +10,7 @@ import msgspec
 from flask import Response, request
 
 from corosrv import errors
+from corosrv.http.message import CLIENT_GONE
 
 log = logging.getLogger("corosrv.http")
 
@@ -30,7 +31,7 @@ _STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
     (errors.NoCapacity, 409),
     (errors.Unavailable, 503),
     (errors.UsedAfterFork, 503),
-    (errors.ClientGone, 499),
+    (errors.ClientGone, CLIENT_GONE),
     (errors.CorosrvError, 500),
 )
 
