@@ -141,13 +141,13 @@ void DecodeLoop::settle() {
   std::vector<uint64_t> owners;
   for (const auto& sequence : swept.from_slots) owners.push_back(sequence->kin().owner);
   for (const auto& sequence : swept.others) owners.push_back(sequence->kin().owner);
+  for (const auto& sequence : swept.from_slots) board_.show_end(*sequence);
   if (!owners.empty()) {
-    publish();  // whoever hears of an end finds it counted
+    publish();  // whoever hears of an end finds it counted, and shown
     inbox_.ended(owners);
   }
   signal();
   for (const auto& sequence : swept.from_slots) {
-    board_.show_end(*sequence);
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
     memory_.note(*sequence);
     backend_.forget(sequence->slot(), 0);

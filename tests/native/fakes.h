@@ -485,8 +485,8 @@ class RunningLoop {
   std::vector<corosrv_slot> slots() { return loop_->slots(); }
 
   void close(const std::string& reason) {
+    inbox->close(reason);  // before another step is taken
     backend.gate.open();
-    inbox->close(reason);
     if (thread_.joinable()) thread_.join();
   }
 
