@@ -12,6 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--control", type=int)
     parser.add_argument("--slots")
+    parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
     control = ThreadChannel[messages.ControlToServer, messages.ControlToWorker].inherited(
         arguments.control, JsonCodec(messages.ControlToWorker)

@@ -413,6 +413,7 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--control", type=int)
     arguments.add_argument("--slots")
+    arguments.add_argument("--lifeline", type=int)
     options = arguments.parse_args()
     signal.alarm(120)  # hostile, not immortal: a test run that is killed kills nobody
     HostileWorker(options.control, [int(fd) for fd in options.slots.split(",")]).run()

@@ -80,13 +80,16 @@ class ChildProcess:
         self._directory = str(directory or "/nonexistent")
         pairs = [socket.socketpair() for _ in range(1 + n_channels)]
         fds = [theirs.fileno() for _, theirs in pairs]
+        their_lifeline, self._lifeline = os.pipe()
+        ends = ["--control", str(fds[0]), "--slots", ",".join(map(str, fds[1:])), "--lifeline", str(their_lifeline)]
         self.process = subprocess.Popen(
-            [python, "-m", "corosrv.worker", "--control", str(fds[0]), "--slots", ",".join(map(str, fds[1:]))],
-            pass_fds=fds,
+            [python, "-m", "corosrv.worker", *ends],
+            pass_fds=[*fds, their_lifeline],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
             cwd=cwd,
             start_new_session=True,
         )
+        os.close(their_lifeline)
         for ours, theirs in pairs:
             theirs.close()
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
@@ -108,6 +111,13 @@ class ChildProcess:
         self.process.wait(TIMEOUT)
         for channel in (self.control, *self.slots):
             channel.close()
+        self.drop_lifeline()
+
+    def drop_lifeline(self) -> None:
+        """As the kernel does for a server that has ended. Twice is harmless."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     def set_up(self) -> Ready:
         """Waits until it is."""

@@ -244,9 +244,27 @@ class P:
         child.control.close()
 
         assert child.process.wait(2) == -signal.SIGKILL
-        deadline = time.monotonic() + 2
-        while _living_in_group(child.process.pid):
-            assert time.monotonic() < deadline, "a process is left"
+        _await_empty_group(child.process.pid)
+
+
+def test_user_code_that_never_lets_go_of_the_interpreter_dies_with_the_server(tmp_path: Path) -> None:
+    source = "import subprocess\ndef run() -> str:\n  subprocess.Popen(['sleep', '1000'])\n"
+    source += "  print('blocked', flush=True)\n  any(iter(int, 1))\n"
+    with ChildProcess(f"{write_predictor(tmp_path, source)}:run") as child:
+        child.set_up()
+        child.start()
+        child.await_log("blocked")
+
+        child.drop_lifeline()
+
+        assert child.process.wait(2) == -signal.SIGKILL
+        _await_empty_group(child.process.pid)
+
+
+def _await_empty_group(group: int) -> None:
+    deadline = time.monotonic() + 2
+    while _living_in_group(group):
+        assert time.monotonic() < deadline, "a process is left"
 
 
 def _living_in_group(group: int) -> list[str]:

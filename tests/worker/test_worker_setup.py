@@ -200,11 +200,11 @@ def test_the_worker_has_its_own_group_environment_and_directory(tmp_path: os.Pat
         assert worker.setup.logs == f"green {tmp_path}"
 
 
-def test_the_worker_inherits_its_ends_of_the_channels_and_nothing_else() -> None:
+def test_the_worker_inherits_its_ends_of_channels_and_lifeline_and_nothing_else() -> None:
     others = os.pipe()
     try:
         with ready("counts_sockets", slots=3) as worker:
-            assert worker.setup.logs == "4 sockets, 0 pipes"
+            assert worker.setup.logs == "4 sockets, 1 pipes"
     finally:
         for fd in others:
             os.close(fd)

@@ -19,7 +19,7 @@ from corosrv.wire.messages import (
     ShuttingDown,
     SlotFailed,
 )
-from corosrv.worker.child import cog
+from corosrv.worker.child import cog, lifeline
 from corosrv.worker.child.cancel import Cancels, Interrupts
 from corosrv.worker.child.control import Control
 from corosrv.worker.child.load import Predictor, load
@@ -43,7 +43,7 @@ FAREWELL = 1.0  # seconds that the predictor's exit handlers may take
 class Child:
     """The whole of a worker process. `main` runs in the main thread, what the server says in the control thread."""
 
-    def __init__(self, control_fd: int, slot_fds: Sequence[int]) -> None:
+    def __init__(self, control_fd: int, slot_fds: Sequence[int], lifeline_fd: int) -> None:
         ferry = Ferry()
         self._control = Control(control_fd, ferry)
         self._slots = [SlotEnd(id, fd, ferry, self._control.drops) for id, fd in enumerate(slot_fds)]
@@ -53,6 +53,7 @@ class Child:
         self._cancels = Cancels(lambda slot: self._slots[slot].has_mail())
         self._loop: AbstractEventLoop | None = None  # of async predictors
         self._health: HealthChecks | None = None  # once it is set up
+        self._lifeline_fd = lifeline_fd
         self._is_serving = False
         self._is_shutting_down = threading.Event()
 
@@ -68,6 +69,7 @@ class Child:
         self._leave()
 
     def _install(self) -> None:
+        lifeline.hang_on(self._lifeline_fd)
         self._interrupts.install()
         self._capture.install()
         threads.belong_to_their_starter()
@@ -197,8 +199,8 @@ class Child:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`--control FD --slots FD,FD,...`"""
+    """`--control FD --slots FD,FD,... --lifeline FD`"""
     match arguments:
-        case ["--control", control, "--slots", slots]:
-            Child(int(control), [int(fd) for fd in slots.split(",")]).main()
+        case ["--control", control, "--slots", slots, "--lifeline", end]:
+            Child(int(control), [int(fd) for fd in slots.split(",")], int(end)).main()
     raise SystemExit("corosrv.worker is started by a corosrv server: corosrv serve --predictor FILE.py:NAME")

@@ -9,6 +9,7 @@ import _socket  # the system's own sockets, whatever is patched
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -83,9 +84,10 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
     def start(
         self, command: Sequence[str], n_lanes: int, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> None:
-        """Runs `command --control FD --slots FD,FD,...`; these descriptors are its ends of the channels.
+        """Runs `command --control FD --slots FD,FD,... --lifeline FD`: its ends of the channels, and of a pipe.
 
-        Raises OSError, with nothing left behind.
+        The pipe's other end is closed when this process ends, however it does, and carries nothing. Raises OSError,
+        with nothing left behind.
         """
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as theirs:
             ours = []
@@ -97,6 +99,11 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
                 ours.append(our_end)
                 inherited.append(their_end.fileno())
             ends = ["--control", str(inherited[0]), "--slots", ",".join(map(str, inherited[1:]))]
+            their_lifeline, self._lifeline = os.pipe()
+            theirs.callback(os.close, their_lifeline)
+            on_failure.callback(os.close, self._lifeline)
+            ends += ["--lifeline", str(their_lifeline)]
+            inherited.append(their_lifeline)
             self._process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd)
             on_failure.pop_all()
         self.control = GeventChannel(ours[0], self._control_codec)
@@ -173,6 +180,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         self.control.close()
         for channel in self.lanes:
             channel.close()
+        os.close(self._lifeline)
         self._listener.on_end(self._process.exit, self._fault)
         self._is_over.set()
 
