@@ -95,6 +95,10 @@ class Prediction:
         self._record("start", {"id": self.id, "status": self.status.value})
         self._tell(Change.START)
 
+    def become_list(self) -> None:
+        """What it hands out are members of a list, though its predictor does not say so."""
+        self._is_list = True
+
     def add_output(self, value: Any) -> None:
         self._outputs.append(value)
         self._record("output", {"chunk": value, "index": len(self._outputs) - 1})
@@ -115,7 +119,7 @@ class Prediction:
         now: datetime,
         error: str | None = None,
         predict_time: float = 0.0,
-        is_list: bool | None = None,
+        is_list: bool = False,
     ) -> bool:
         """Its terminal state, unless it has one: the first counts. False where this is not the first."""
         if self.is_finished:
@@ -124,8 +128,8 @@ class Prediction:
         self._times["completed_at"] = now
         self._error = error
         self._predict_time = predict_time
-        if is_list is not None:
-            self._is_list = is_list
+        if is_list:
+            self.become_list()
         if self.history is not None:
             self.history.append("completed", self.view(), is_last=True)
         self._tell(Change.COMPLETED)

@@ -124,6 +124,8 @@ class Run:
         elif isinstance(message, (Done, Failed, Cancelled)):
             return message
         else:
+            if message.is_stream:
+                self.prediction.become_list()
             chunks.put(message)
         return None
 

@@ -125,11 +125,12 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 class OutputChunk(_Message, frozen=True, tag="output_chunk"):
-    """`index` counts a prediction's chunks from 0."""
+    """`index` counts a prediction's chunks from 0. `is_stream`: as at the end, where nobody could know it before."""
 
     output: Any
     index: int
     files: list[FileRef] = []
+    is_stream: bool = False
 
 
 class FileOutput(_Message, frozen=True, tag="file_output"):
@@ -140,6 +141,7 @@ class FileOutput(_Message, frozen=True, tag="file_output"):
     mime_type: str
     index: int
     files: list[FileRef] = []
+    is_stream: bool = False
 
 
 class Metric(_Message, frozen=True, tag="metric"):

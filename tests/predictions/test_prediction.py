@@ -114,6 +114,16 @@ def test_the_first_member_of_a_list_is_a_list_while_it_runs():
     assert prediction.view()["output"] == [3]
 
 
+def test_a_list_stays_one_when_the_worker_dies_and_cannot_say_so():
+    prediction = make(is_list=True)
+    prediction.begin(NOW)
+    prediction.add_output(3)
+
+    prediction.end(Status.FAILED, LATER, "the worker crashed")
+
+    assert prediction.view()["output"] == [3]
+
+
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELED])
 def test_what_was_brought_forth_outlives_a_bad_end(status):
     prediction = make()

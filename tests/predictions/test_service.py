@@ -416,6 +416,14 @@ def test_outputs_keep_their_order_however_long_each_takes(
     assert wait(prediction)["output"] == ["first", "slow", "fast", "last"]
 
 
+def test_a_chunk_may_say_that_it_is_a_member_of_a_list(service: PredictionService, worker: HandWorker):
+    prediction = start(service)
+
+    worker.running[0].give(OutputChunk("word", 0, is_stream=True))
+
+    assert prediction.view()["output"] == ["word"]
+
+
 def test_an_output_that_cannot_be_had_fails_the_prediction(service: PredictionService, worker: HandWorker):
     prediction = start(service)
     running = worker.running[0]

@@ -63,6 +63,51 @@ def test_a_generators_chunks_are_members_of_a_list(child: ChildProcess, number: 
     assert heard.end.is_stream
 
 
+def test_chunks_that_no_annotation_foretells_say_so_themselves(child: ChildProcess, tmp_path: Path) -> None:
+    source = "async def chunks():\n  yield 1\nasync def run():\n  return chunks()\n"
+    with ChildProcess(f"{write_predictor(tmp_path, source)}:run") as async_child:
+        async_child.set_up()
+        heard = async_child.predict()
+
+    assert child.predict(do="yields", text="c", number=1)[0] == OutputChunk("c0", 0, is_stream=True)
+    assert heard[0] == OutputChunk(1, 0, is_stream=True)
+    assert heard.end.is_stream
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [("run", [1, 2]), ("awaited", [[1, 2]]), ("iterable", [1, 2]), ("unsaid", "of type async_generator: write `async")],
+)
+def test_a_plain_function_may_hand_on_async_work(tmp_path: Path, name: str, output: Any) -> None:
+    path = write_predictor(
+        tmp_path,
+        """
+from typing import Any, AsyncIterator, AsyncIterable, Coroutine
+async def chunks():
+    yield 1
+    yield 2
+async def whole():
+    return [chunk async for chunk in chunks()]
+class Iterable:
+    def __aiter__(self):
+        return chunks()
+def run() -> AsyncIterator[int]:
+    return chunks()
+def awaited() -> Coroutine[Any, Any, list[int]]:
+    return whole()
+def iterable() -> AsyncIterable[int]:
+    return Iterable()
+def unsaid():
+    return chunks()
+""",
+    )
+    with ChildProcess(f"{path}:{name}") as child:
+        child.set_up()
+        heard = child.predict()
+
+    assert output in heard.end.error if isinstance(output, str) else heard.chunks == output
+
+
 def test_a_chunk_is_sent_before_the_generator_goes_on(tmp_path: Path) -> None:
     """One that takes the process down with it, right behind its `yield`."""
     path = write_predictor(

@@ -4,7 +4,7 @@ import functools
 import os
 import pathlib
 import types
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
 from typing import Annotated, Any, Literal, Optional, TypedDict, Union
 
 import pytest
@@ -200,8 +200,23 @@ def _outputs():
     def unknown() -> Odd: ...
     async def later() -> AsyncIterator[Path]: ...
     async def joined_later() -> AsyncConcatenateIterator[str]: ...
+    def awaited() -> Awaitable[str]: ...
+    def iterated() -> AsyncIterable[str]: ...
+    def each() -> int:
+        yield 1
+
+    def whole() -> list[int]:
+        yield 1
+
+    async def unsaid():
+        yield 1
 
     return [
+        (awaited, Plain(str), False, False),
+        (iterated, Plain(str), True, False),
+        (each, Plain(int), True, False),
+        (whole, Plain(int), True, False),
+        (unsaid, Anything(), True, False),
         (text, Plain(str), False, False),
         (nothing, Anything(), False, False),
         (texts, Plain(str), True, False),
@@ -234,6 +249,21 @@ def test_what_kind_of_function_it_is_is_seen():
     kinds = [(read(f).is_async, read(f).is_generator) for f in (plain, coroutine, generator, stream)]
 
     assert kinds == [(False, False), (True, False), (False, True), (True, True)]
+
+
+def test_what_hands_on_the_async_work_of_others_is_async():
+    def stream() -> AsyncIterator[str]: ...
+    def joined() -> AsyncConcatenateIterator[str]: ...
+    def awaited() -> Awaitable[str]: ...
+    def misnamed() -> AsyncIterator[str]:
+        yield ""
+
+    class Runner:
+        async def __call__(self) -> str: ...
+
+    functions = (stream, joined, awaited, Runner(), functools.partial(Runner.__call__, None), misnamed)
+
+    assert [read(function).is_async for function in functions] == [True, True, True, True, True, False]
 
 
 def test_decorators_are_looked_through_with_and_without_wraps():

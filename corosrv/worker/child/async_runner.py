@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
 from corosrv.errors import BadFrame
@@ -114,6 +115,8 @@ class AsyncRunner:
         result = self._predictor.call(**arguments)
         if inspect.isawaitable(result):
             result = await user.wait(result)
+        if not run.is_stream and isinstance(result, AsyncGeneratorType | GeneratorType):
+            run.stream_after_all()
         if not run.is_stream:
             run.stop_clock()
             run.keep_value(result)
@@ -123,7 +126,7 @@ class AsyncRunner:
     async def _stream(self, run: Run, user: _UserCode, chunks: Any) -> None:
         """Each chunk is on its way before the next is made."""
         if not hasattr(chunks, "__anext__"):
-            chunks = _from_iterable(chunks)
+            chunks = aiter(chunks) if hasattr(chunks, "__aiter__") else _from_iterable(chunks)
         try:
             while True:
                 if run.is_cancelled:

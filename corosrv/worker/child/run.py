@@ -56,6 +56,7 @@ class Run:
         self.printed = Printed(lambda source, text: outbox.post_log(LogLine(source, text)), after=outside)
         self.scope = Scope(dict(predict.context), Metrics(self._record))
         self.is_stream = False  # its chunks are members of a list
+        self._is_foreseen = True  # by whoever read the annotation
         self.is_cancelled = False
         self.is_told = False
         self.interrupt: Callable[[], None] = lambda: None  # gets a cancel into user code; set by the runner
@@ -94,9 +95,14 @@ class Run:
         """The first time counts."""
         self._ended = self._ended or time.monotonic()
 
+    def stream_after_all(self) -> None:
+        """Its chunks are members of a list, which the annotation does not say: so they have to."""
+        self.is_stream, self._is_foreseen = True, False
+
     def post_chunk(self, value: Any) -> None:
         """Does not wait for the server. Raises OutputFailed."""
-        self.outbox.post(outputs.encode(value, self._n_chunks, self.predict.output_dir))
+        chunk = outputs.encode(value, self._n_chunks, self.predict.output_dir)
+        self.outbox.post(chunk if self._is_foreseen else msgspec.structs.replace(chunk, is_stream=True))
         self._n_chunks += 1
 
     def keep_value(self, value: Any) -> None:

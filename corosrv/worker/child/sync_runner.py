@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import Context, copy_context
-from types import GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast
 
-from corosrv.errors import BadFrame
+from corosrv.errors import BadFrame, OutputFailed
 from corosrv.worker.child.cancel import Interrupts
 from corosrv.worker.child.load import Predictor
 from corosrv.worker.child.run import Desk, Run
@@ -18,6 +18,7 @@ from corosrv.worker.values.inputs import Inputs
 T = TypeVar("T")
 
 _END = object()
+_UNAWAITED = "the output is of type {}: write `async def`, or annotate what is returned as AsyncIterator or Awaitable"
 
 
 class SyncRunner:
@@ -64,11 +65,14 @@ class SyncRunner:
         user = _UserCode(run, self._interrupts)
         run.start_clock()
         result = user.call(self._predictor.call, **arguments)
-        if not run.is_stream and not isinstance(result, GeneratorType):
+        if isinstance(result, GeneratorType) and not run.is_stream:
+            run.stream_after_all()
+        elif isinstance(result, CoroutineType | AsyncGeneratorType):
+            raise OutputFailed(_UNAWAITED.format(type(result).__name__))
+        if not run.is_stream:
             run.stop_clock()
             run.keep_value(result)
             return
-        run.is_stream = True
         self._stream(run, user, user.call(iter, result))
 
     def _stream(self, run: Run, user: _UserCode, chunks: Iterator[Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import corosrv
 from corosrv.worker.signatures.endpoints import paths
 from corosrv.worker.signatures.envelopes import ENVELOPES, component
+from corosrv.worker.signatures.returned import OutputType
 from corosrv.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
@@ -21,7 +22,7 @@ from corosrv.worker.signatures.shapes import (
     Record,
     Shape,
 )
-from corosrv.worker.signatures.signature import InputField, OutputType, Signature
+from corosrv.worker.signatures.signature import InputField, Signature
 from corosrv.worker.types import MISSING, FieldInfo
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

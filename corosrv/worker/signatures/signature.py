@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from corosrv.errors import SignatureError
 from corosrv.worker.signatures import defaults
-from corosrv.worker.signatures.annotations import input_shape, output_shape
+from corosrv.worker.signatures.annotations import input_shape
 from corosrv.worker.signatures.declared import concurrency, is_streaming
+from corosrv.worker.signatures.framework import is_framework
 from corosrv.worker.signatures.limits import limited
-from corosrv.worker.signatures.shapes import Nullable, Plain, Shape, nullable
+from corosrv.worker.signatures.returned import OutputType, is_async, output_type
+from corosrv.worker.signatures.shapes import Nullable, Shape, nullable
 from corosrv.worker.types import MISSING, FieldInfo
 
-_ITERATORS = (abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
-_CONCATENATING = ("ConcatenateIterator", "AsyncConcatenateIterator")
 _METHODS = ("run", "predict")
 
 
@@ -35,15 +34,6 @@ class InputField:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputType:
-    """What comes of a prediction: one value of `shape`, or many."""
-
-    shape: Shape
-    is_iterator: bool = False
-    is_concatenated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Signature:
     """All that is known of a predictor before it runs."""
 
@@ -51,10 +41,14 @@ class Signature:
     inputs: tuple[InputField, ...]
     output: OutputType
     is_async: bool
-    is_generator: bool  # written with `yield`, or annotated as if it were
     is_streaming: bool  # its author lets clients read along
     concurrency: int | None  # as its author declared it
     takes_weights: bool  # in setup()
+
+    @property
+    def is_generator(self) -> bool:
+        """Written with `yield`, or annotated as if it were."""
+        return self.output.is_iterator
 
 
 def read(target: type | Callable[..., Any]) -> Signature:
@@ -66,16 +60,14 @@ def read(target: type | Callable[..., Any]) -> Signature:
     parameters = list(inspect.signature(inner).parameters.values())
     if isinstance(target, type) and not isinstance(inspect.getattr_static(target, method), staticmethod | classmethod):
         del parameters[0]  # self
-    output = _output(hints.get("return", Any))
+    returned, functions = hints.get("return", Any), (function, inner)
     return Signature(
         method=method,
         inputs=tuple(_input(parameter, hints) for parameter in parameters),
-        output=output,
-        is_async=any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (function, inner)),
-        is_generator=output.is_iterator
-        or any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (function, inner)),
-        is_streaming=is_streaming(function, inner),
-        concurrency=concurrency(function, inner),
+        output=output_type(returned, functions),
+        is_async=is_async(returned, functions),
+        is_streaming=is_streaming(*functions),
+        concurrency=concurrency(*functions),
         takes_weights="weights" in inspect.signature(target.setup).parameters if hasattr(target, "setup") else False,
     )
 
@@ -85,7 +77,7 @@ def _method(kind: type) -> str:
     written = [
         name
         for name in _METHODS
-        if any(name in base.__dict__ for base in kind.__mro__ if not _is_framework(base.__module__))
+        if any(name in base.__dict__ for base in kind.__mro__ if not is_framework(base.__module__))
     ]
     if len(written) == 1:
         return written[0]
@@ -94,10 +86,6 @@ def _method(kind: type) -> str:
         if written
         else f"{kind.__name__} has neither run() nor predict()"
     )
-
-
-def _is_framework(module: str) -> bool:
-    return module.split(".")[0] == "cog" or module.startswith("corosrv.worker.")
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,20 +137,10 @@ def _info(default: Any, annotation: Any) -> FieldInfo:
 def _as_info(value: Any, annotation: Any) -> FieldInfo | None:
     if isinstance(value, FieldInfo):
         return value
-    if type(value).__name__ != "FieldInfo" or not _is_framework(type(value).__module__):
+    if type(value).__name__ != "FieldInfo" or not is_framework(type(value).__module__):
         return None
     names = (field.name for field in dataclasses.fields(FieldInfo))
     info = FieldInfo(**{name: getattr(value, name) for name in names if hasattr(value, name)})
     # cog's says None for "no default" too, and means it, except where a secret may be left out.
     is_secret = hasattr(annotation, "get_secret_value")
     return info if info.default is not None or is_secret else dataclasses.replace(info, default=MISSING)
-
-
-def _output(annotation: Any) -> OutputType:
-    origin = typing.get_origin(annotation) or annotation
-    is_concatenated = getattr(origin, "__name__", "") in _CONCATENATING and _is_framework(origin.__module__)
-    if origin not in _ITERATORS and not is_concatenated:
-        return OutputType(output_shape(annotation))
-    item = (*typing.get_args(annotation), Any)[0]
-    shape = Plain(str) if is_concatenated and item is Any else output_shape(item)
-    return OutputType(shape, is_iterator=True, is_concatenated=is_concatenated)
