@@ -3,7 +3,17 @@
 
 from collections.abc import Iterator
 
-from cog import BaseModel, BasePredictor, CancelationException, ConcatenateIterator, Input, Path, Secret, current_scope
+from cog import (
+    BaseModel,
+    BasePredictor,
+    CancelationException,
+    ConcatenateIterator,
+    Input,
+    Path,
+    Secret,
+    current_scope,
+)
+from cog.coder import Coder
 
 
 class Output(BaseModel):
@@ -45,6 +55,28 @@ class Streams(BasePredictor):
     def run(self, parts: list[str]) -> ConcatenateIterator[str]:
         for part in parts:
             yield part
+
+
+class Point:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+class PointCoder(Coder):
+    @staticmethod
+    def factory(kind):
+        return PointCoder() if kind is Point else None
+
+    def encode(self, point):
+        return {"at": [point.x, point.y]}
+
+    def decode(self, given):
+        return Point(*given["at"])
+
+
+class Moves(BasePredictor):
+    def run(self, by: Point, start: Point = Point(1, 1), others: list[Point] | None = None) -> list[Point]:  # noqa: B008
+        return [Point(point.x + by.x, point.y + by.y) for point in [start, *(others or [])]]
 
 
 def function(word: str) -> Iterator[str]:

@@ -51,6 +51,23 @@ def test_it_hears_of_a_cancel() -> None:
         assert isinstance(heard.end, Cancelled)
 
 
+def test_a_coder_stands_between_json_and_a_type_of_the_authors() -> None:
+    with ChildProcess(f"{PREDICTOR}:Moves", python=PYTHON) as child:
+        inputs = child.set_up().schema["components"]["schemas"]["Input"]
+        default = inputs["properties"]["start"]["default"]
+        heard = child.predict(by={"at": [2, 3]}, start=default, others=[{"at": [0, 0]}])
+        broken = child.predict(by={}, start=default, others=None)
+
+    assert {name: schema["type"] for name, schema in inputs["properties"].items()} == {
+        "by": "object",
+        "start": "object",
+        "others": "array",
+    }
+    assert inputs["required"] == ["by"]
+    assert heard.chunks == [[{"at": [3, 4]}, {"at": [2, 3]}]]
+    assert broken.end.error == "KeyError: 'at'"
+
+
 @pytest.mark.parametrize(("name", "input"), [("Streams", {"parts": ["a", "b"]}), ("function", {"word": "a"})])
 def test_it_yields(name: str, input: dict[str, object]) -> None:
     with ChildProcess(f"{PREDICTOR}:{name}", python=PYTHON) as child:

@@ -94,6 +94,42 @@ def test_arrays_and_models_of_other_packages_have_a_json_form(tmp_path):
     assert [ref.path for ref in chunk.files] == [[5, "file"]]
 
 
+def test_a_model_is_sent_as_its_author_dumps_it(tmp_path):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Model(pydantic.BaseModel, extra="allow"):
+        hidden: str = pydantic.Field(default="hidden", exclude=True)
+        key: Secret = Secret("hunter2")
+        keys: tuple[Secret, ...] = (Secret("hunter2"),)
+        path: pathlib.Path
+
+        @pydantic.field_serializer("number", check_fields=False)
+        def twice(self, number: int) -> int:
+            return 2 * number
+
+        number: int = 1
+
+        @pydantic.computed_field
+        @property
+        def length(self) -> int:
+            return 3
+
+    class Whole(pydantic.RootModel[list[int]]):
+        pass
+
+    class Older:
+        def dict(self):
+            return {"a": Whole([1])}
+
+    stars = "*" * 10
+    chunk = encode([Model(path=_file(tmp_path, "m.txt"), more=[Older()])], 0, str(tmp_path))
+
+    assert chunk.output == [
+        {"key": stars, "keys": [stars], "path": None, "number": 2, "length": 3, "more": [{"a": [1]}]}
+    ]
+    assert [ref.path for ref in chunk.files] == [[0, "path"]]
+
+
 def _file(directory: pathlib.Path, name: str, content: bytes = b"abc") -> pathlib.Path:
     path = directory / "author" / name
     path.parent.mkdir(exist_ok=True)

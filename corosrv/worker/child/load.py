@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from corosrv.errors import LoadError
+from corosrv.worker.signatures import coders
 from corosrv.worker.signatures import signature as signatures
 from corosrv.worker.signatures.signature import Signature
 
@@ -47,6 +48,7 @@ def load(reference: str) -> Predictor:
 def _find(reference: str) -> Any:
     place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     module = _from_file(place) if place.endswith(".py") else _from_name(place)
+    coders.register(module)
     if not name:
         name = next((candidate for candidate in _DEFAULT_NAMES if hasattr(module, candidate)), "")
         if not name:

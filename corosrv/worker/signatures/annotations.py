@@ -14,10 +14,12 @@ from enum import Enum
 from typing import Any, get_args, get_origin
 
 from corosrv.errors import SignatureError
+from corosrv.worker.signatures.coders import coder_of
 from corosrv.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
     Anything,
+    Coded,
     DictOf,
     Fetched,
     Hidden,
@@ -120,13 +122,15 @@ def _input_class(kind: Any) -> Shape:
             return Fetched(File, is_open=True)
         if hasattr(kind, "get_secret_value"):
             return Hidden(kind)
+    if (coder := coder_of(kind)) is not None:
+        return Coded(coder)
     raise SignatureError(f"the type {getattr(kind, '__name__', kind)} cannot be an input")
 
 
 def _output_class(kind: Any, within: tuple[type, ...]) -> Shape:
     if not isinstance(kind, type):
         return Anything()
-    if kind in within:
+    if kind in within or coder_of(kind) is not None:
         return AnyObject()
     if dataclasses.is_dataclass(kind) and not hasattr(kind, "get_secret_value"):
         names = tuple(field.name for field in dataclasses.fields(kind))

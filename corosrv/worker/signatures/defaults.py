@@ -13,6 +13,7 @@ from corosrv.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
     Anything,
+    Coded,
     DictOf,
     Fetched,
     Hidden,
@@ -55,6 +56,8 @@ def _value(shape: Shape, value: Any, info: FieldInfo) -> Any:
             return STARS
         case Anything():
             return _json(value)
+        case Coded(coder):
+            return _json(value if isinstance(value, dict) else coder.encode(value))
         case AnyObject() if isinstance(value, dict):
             return _json(value)
     raise SignatureError(f"the default {value!r} has another type than the input")

@@ -12,6 +12,7 @@ from corosrv.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
     Anything,
+    Coded,
     DictOf,
     Fetched,
     Hidden,
@@ -103,7 +104,7 @@ def schema_of(shape: Shape) -> dict[str, Any]:
             return {"type": "string", "format": "uri"}
         case Hidden():
             return {"type": "string", "format": "password", "writeOnly": True, "x-cog-secret": True}
-        case AnyObject():
+        case AnyObject() | Coded():
             return {"type": "object"}
         case ListOf(item):
             return {"type": "array", "items": schema_of(item)}

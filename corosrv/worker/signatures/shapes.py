@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from corosrv.worker.signatures.coders import Coder
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -38,6 +40,13 @@ class Anything:
 @dataclass(frozen=True, slots=True)
 class AnyObject:
     """Any JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A JSON object that a coder of the author's makes a value of."""
+
+    coder: Coder
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class Nullable:
     of: Shape
 
 
-Shape = Plain | Fetched | Hidden | Anything | AnyObject | ListOf | DictOf | AnyOf | OneOf | Record | Nullable
+Shape = Plain | Fetched | Hidden | Anything | AnyObject | Coded | ListOf | DictOf | AnyOf | OneOf | Record | Nullable
 
 
 def nullable(shape: Shape) -> Shape:

@@ -15,6 +15,7 @@ from corosrv.worker.signatures.shapes import (
     AnyObject,
     AnyOf,
     Anything,
+    Coded,
     DictOf,
     Fetched,
     Hidden,
@@ -144,6 +145,8 @@ class _Conversion:
                 return value
             case AnyObject() if isinstance(value, dict):
                 return value
+            case Coded(coder) if isinstance(value, dict):
+                return coder.decode(value)
         raise self._misfit()
 
     def _plain(self, kind: type, value: Any) -> Any:

@@ -15,10 +15,13 @@ from itertools import islice
 from typing import Any
 
 from corosrv.errors import OutputFailed
+from corosrv.worker.signatures.coders import Coder, coder_of
+from corosrv.worker.values.models import dump_of
 
 Place = list[str | int]  # keys and indices that lead to a value
 PutFile = Callable[[Place, Any], None]  # takes a file that stands at this place
 
+_CONTAINERS = (dict, list, tuple, set)
 MAX_DEPTH = 200  # objects and arrays within each other; readers of JSON refuse more
 
 
@@ -64,6 +67,10 @@ class _Walk:
     def _inside(self, value: Any, place: Place) -> Any:
         if len(place) >= MAX_DEPTH:
             raise OutputFailed(f"the output is nested deeper than {MAX_DEPTH} levels, or holds itself")
+        if (coder := _coder_of(value)) is not None:
+            return self.value(coder.encode(value), place)
+        if (dump := dump_of(value)) is not None:
+            return self.value(dump(), place)
         if (fields := _fields(value)) is not None:
             return {key: self._at(key, member, place) for key, member in fields}
         if isinstance(value, Iterable) and isinstance(value, list | tuple | Set | Iterator):
@@ -106,9 +113,11 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
         return ((_key(key), member) for key, member in value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-    if isinstance(names := getattr(type(value), "model_fields", None), dict):  # pydantic's models
-        return ((name, getattr(value, name)) for name in names)
     return None
+
+
+def _coder_of(value: Any) -> Coder | None:
+    return None if type(value) in _CONTAINERS else coder_of(type(value))
 
 
 def _key(key: Any) -> str:
