@@ -6,17 +6,19 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
 from corosrv.errors import BadFrame
-from corosrv.wire.messages import Predict
+from corosrv.wire.messages import FileOutput, OutputChunk, Predict
 from corosrv.worker.child.load import Predictor
 from corosrv.worker.child.run import Desk, Run
 from corosrv.worker.child.slot_end import Poison, SlotEnd
 from corosrv.worker.signatures.shapes import AnyOf, DictOf, Fetched, ListOf, Nullable, Shape
 from corosrv.worker.values.inputs import Inputs
+from corosrv.worker.values.outputs import Draft
 
 T = TypeVar("T")
 
@@ -40,6 +42,8 @@ class AsyncRunner:
         self._desk = desk
         self._loop = loop
         self._poison = poison
+        # Not the loop's own threads: user code may keep those busy, and what waits for it here would wait for them.
+        self._helpers = ThreadPoolExecutor(len(slots), "corosrv-helper")
         self._tasks: dict[SlotEnd, asyncio.Task[BaseException | None]] = {}
 
     def serve(self) -> None:
@@ -103,9 +107,8 @@ class AsyncRunner:
             run.interrupt = inputs.cancel
             if run.is_cancelled:  # before there was anything to interrupt
                 return
-            # Downloads take their time, and others run on this loop.
             prepare = functools.partial(inputs.prepare, run.input())
-            arguments = await asyncio.to_thread(prepare) if self._fetches else prepare()
+            arguments = await self._aside(prepare) if self._fetches else prepare()
             user = _UserCode(run, self._loop)
             if not run.is_cancelled:
                 await self._call(run, user, arguments)
@@ -119,7 +122,7 @@ class AsyncRunner:
             run.stream_after_all()
         if not run.is_stream:
             run.stop_clock()
-            run.keep_value(result)
+            run.keep_value(await self._message(run.draft(result)))
             return
         await self._stream(run, user, result)
 
@@ -135,12 +138,19 @@ class AsyncRunner:
                     chunk = await user.wait(anext(chunks))
                 except StopAsyncIteration:
                     return
-                run.post_chunk(chunk)
+                run.post_chunk(await self._message(run.draft(chunk)))
                 if not run.outbox.is_empty:
                     await self._sent(run)
         finally:
             if inspect.isasyncgen(chunks):
                 await chunks.aclose()
+
+    async def _message(self, draft: Draft) -> OutputChunk | FileOutput:
+        return await self._aside(draft.message) if draft.waits else draft.message()
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        """Downloads and large files take their time, and others run on this loop."""
+        return await self._loop.run_in_executor(self._helpers, work)
 
     async def _sent(self, run: Run) -> None:
         """The kernel has all of it, or the prediction was cancelled."""

@@ -28,7 +28,7 @@ from corosrv.worker.metrics import Metrics
 from corosrv.worker.printing.capture import Capture
 from corosrv.worker.printing.printed import Printed, place
 from corosrv.worker.scope import Scope, scope
-from corosrv.worker.values import outputs
+from corosrv.worker.values.outputs import Draft
 
 MAX_ERROR = 100_000  # characters of a message, and of a traceback
 _OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames say nothing to an author
@@ -99,15 +99,18 @@ class Run:
         """Its chunks are members of a list, which the annotation does not say: so they have to."""
         self.is_stream, self._is_foreseen = True, False
 
-    def post_chunk(self, value: Any) -> None:
-        """Does not wait for the server. Raises OutputFailed."""
-        chunk = outputs.encode(value, self._n_chunks, self.predict.output_dir)
+    def draft(self, value: Any) -> Draft:
+        """Of the next chunk, or of all that it gives. Raises OutputFailed."""
+        return Draft(value, self._n_chunks, self.predict.output_dir)
+
+    def post_chunk(self, chunk: OutputChunk | FileOutput) -> None:
+        """Does not wait for the server."""
         self.outbox.post(chunk if self._is_foreseen else msgspec.structs.replace(chunk, is_stream=True))
         self._n_chunks += 1
 
-    def keep_value(self, value: Any) -> None:
+    def keep_value(self, value: OutputChunk | FileOutput) -> None:
         """All that it gives. Goes out with the terminal message: one system call costs more than all else here."""
-        self._value = (outputs.encode(value, 0, self.predict.output_dir),)
+        self._value = (value,)
 
     def end(self, is_cancelled: bool, error: BaseException | None) -> None:
         """What decides is whether it was cancelled, and never what `error` says."""

@@ -71,7 +71,7 @@ class SyncRunner:
             raise OutputFailed(_UNAWAITED.format(type(result).__name__))
         if not run.is_stream:
             run.stop_clock()
-            run.keep_value(result)
+            run.keep_value(run.draft(result).message())
             return
         self._stream(run, user, user.call(iter, result))
 
@@ -79,7 +79,7 @@ class SyncRunner:
         """Each chunk is on its way before the next is made."""
         try:
             while (chunk := user.call(next, chunks, _END)) is not _END:
-                run.post_chunk(chunk)
+                run.post_chunk(run.draft(chunk).message())
                 run.outbox.flush(unless=lambda: run.is_cancelled)
                 if run.is_cancelled:
                     user.throw_cancel(chunks)

@@ -8,33 +8,51 @@ from typing import Any
 import msgspec
 
 from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
-from corosrv.worker.values.jsonable import is_file, jsonable
+from corosrv.worker.values.jsonable import Place, is_file, jsonable
 from corosrv.worker.values.output_files import OutputFiles
 
 _SMALL = MAX_VALUE // 6  # characters: as JSON, a character takes six bytes at most
 
 
-def encode(value: Any, index: int, directory: str) -> OutputChunk | FileOutput:
-    """The chunk of this index. Its files lie in `directory`/outputs from now on, whatever becomes of the author's.
+class Draft:
+    """The chunk of this index, before its files are copied: what JSON has of it is made at once.
 
-    Waits for the disk, where there are files. Raises OutputFailed for a value that JSON does not have, and for a file
-    that is not there.
+    The author's objects are read by the time that there is a message, and the files lie in `directory`/outputs,
+    whatever becomes of the author's.
     """
-    files = OutputFiles(os.path.join(directory, "outputs"), index)
-    if is_file(value):
-        name, mime_type = files.keep(value)
-        return FileOutput(name, "file_type", mime_type, index)
-    refs: list[FileRef] = []
 
-    def put(path: list[str | int], file: Any) -> None:
-        name, mime_type = files.keep(file)
-        refs.append(FileRef(path, name, mime_type))
+    def __init__(self, value: Any, index: int, directory: str) -> None:
+        """Raises OutputFailed for a value that JSON does not have."""
+        self._index = index
+        self._directory = directory
+        self._files: list[tuple[Place, Any]] = []
+        self._whole = value if is_file(value) else None
+        self._output = (
+            None if is_file(value) else jsonable(value, lambda place, file: self._files.append((place, file)))
+        )
+        self._encoded = _measured(self._output)
 
-    output = jsonable(value, put)
-    encoded = _measured(output)
-    if encoded is None:
-        return OutputChunk(output, index, refs)
-    return FileOutput(files.write("output.json", encoded), "oversized", "application/json", index, refs)
+    @property
+    def waits(self) -> bool:
+        """Whether `message` waits for the disk."""
+        return bool(self._files) or self._whole is not None or self._encoded is not None
+
+    def message(self) -> OutputChunk | FileOutput:
+        """To be called once, in any thread. Raises OutputFailed for a file that is not there."""
+        files = OutputFiles(os.path.join(self._directory, "outputs"), self._index)
+        if self._whole is not None:
+            name, mime_type = files.keep(self._whole)
+            return FileOutput(name, "file_type", mime_type, self._index)
+        refs = [FileRef(place, *files.keep(file)) for place, file in self._files]
+        if self._encoded is None:
+            return OutputChunk(self._output, self._index, refs)
+        name = files.write("output.json", self._encoded)
+        return FileOutput(name, "oversized", "application/json", self._index, refs)
+
+
+def encode(value: Any, index: int, directory: str) -> OutputChunk | FileOutput:
+    """Drafted and written at once. Waits for the disk, where there are files. Raises OutputFailed."""
+    return Draft(value, index, directory).message()
 
 
 def _measured(output: Any) -> bytes | None:
