@@ -28,8 +28,9 @@ def call_rules(tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel:
     """
     bodies: dict[str, str] = {}
     calls = {}
+    effort = structured.Effort()
     for number, tool in tools:
-        arguments = _arguments(tool, number, schema_param)
+        arguments = _arguments(tool, number, schema_param, effort)
         bodies |= arguments.bodies
         before = literal(form.head + name_of(tool) + form.middle)
         calls[f"call-{number}"] = f'{before} {arguments.start} "}}"'
@@ -43,12 +44,12 @@ def call_rules(tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel:
     return Rules("calls", bodies)
 
 
-def _arguments(tool: Tool, number: int, schema_param: str) -> Rules:
+def _arguments(tool: Tool, number: int, schema_param: str, effort: structured.Effort) -> Rules:
     schema = parameters_of(tool)
     if schema == NO_ARGUMENTS:
         # Anything is valid for this schema. Whoever sends it, or none, means a function that takes nothing.
         return Rules("none", {"none": literal("{}")})
-    return structured.fragment(schema, schema_param.format(number), f"tool{number}")
+    return structured.fragment(schema, schema_param.format(number), f"tool{number}", effort=effort)
 
 
 def free_rules(begin: str) -> Rules:

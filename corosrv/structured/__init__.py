@@ -13,10 +13,11 @@ from corosrv.structured.book import RuleBook
 from corosrv.structured.cache import RulesCache
 from corosrv.structured.check import check
 from corosrv.structured.convert import convert
+from corosrv.structured.effort import Effort
 from corosrv.structured.gbnf import Rules, grammar
 from corosrv.structured.limits import DEFAULT, Limits
 
-__all__ = ["Limits", "Rules", "any_object", "any_object_rules", "fragment", "grammar", "grammar_of"]
+__all__ = ["Effort", "Limits", "Rules", "any_object", "any_object_rules", "fragment", "grammar", "grammar_of"]
 
 _cache = RulesCache()
 
@@ -24,20 +25,24 @@ _cache = RulesCache()
 def grammar_of(schema: dict[str, Any] | bool, param: str, limits: Limits = DEFAULT) -> str:
     """GBNF whose texts are valid for the schema. Raises InvalidSchema, which names `param` and the place in it.
 
-    Takes less than a millisecond for most schemas and some 50 ms for the largest: those of more than some kilobytes
-    belong into a thread.
+    Takes less than a millisecond for most schemas.
     """
     rules = fragment(schema, param, "v", limits)
     return grammar(rules.start, rules)
 
 
-def fragment(schema: dict[str, Any] | bool, param: str, prefix: str, limits: Limits = DEFAULT) -> Rules:
+def fragment(
+    schema: dict[str, Any] | bool, param: str, prefix: str, limits: Limits = DEFAULT, effort: Effort | None = None
+) -> Rules:
     """The same as rules to be built into another grammar, with `gbnf.grammar`. Raises InvalidSchema.
 
-    `prefix`: letters, digits and '-', another one for each schema of the grammar, and not `json` or `root`.
+    `prefix`: letters, digits and '-', another one for each schema of the grammar, and not `json` or `root`. `effort`:
+    one for all schemas of a request.
     """
+    spent = effort or Effort(limits)
+    spent.check(param)
     check(schema, param, limits)
-    return _cache.get(schema, f"{prefix} {limits}", lambda: convert(schema, param, prefix, limits))
+    return _cache.get(schema, f"{prefix} {limits}", lambda: convert(schema, param, prefix, limits, spent))
 
 
 def any_object_rules(limits: Limits = DEFAULT) -> Rules:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from corosrv.structured.check import is_whole
 from corosrv.structured.limits import Limits
 from corosrv.structured.merge import Impossible, Schema, identity, types_of
-from corosrv.structured.pattern import PatternError, matches
+from corosrv.structured.pattern import Check, PatternError, matches
 from corosrv.structured.pattern_text import parse
 
 
@@ -29,8 +29,9 @@ def type_of(value: Any) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def admits(schema: Schema, value: Any, limits: Limits, flat: Flat) -> bool:
-    """Raises Undecided. As deep as the value is nested."""
+def admits(schema: Schema, value: Any, limits: Limits, flat: Flat, check: Check) -> bool:
+    """Raises Undecided, and what `check` does. As deep as the value is nested."""
+    check()
     kind = type_of(value)
     if kind not in types_of(schema) and not (kind == "integer" and "number" in types_of(schema)):
         return False
@@ -42,10 +43,10 @@ def admits(schema: Schema, value: Any, limits: Limits, flat: Flat) -> bool:
     if kind in ("integer", "number"):
         return _admits_number(schema, value)
     if kind == "string":
-        return _admits_string(schema, value, limits)
+        return _admits_string(schema, value, limits, check)
     if kind == "array":
-        return _admits_array(schema, value, limits, flat)
-    return kind != "object" or _admits_object(schema, value, limits, flat)
+        return _admits_array(schema, value, limits, flat, check)
+    return kind != "object" or _admits_object(schema, value, limits, flat, check)
 
 
 def _admits_number(schema: Schema, value: float) -> bool:
@@ -54,43 +55,43 @@ def _admits_number(schema: Schema, value: float) -> bool:
         and ("maximum" not in schema or value <= schema["maximum"])
         and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
         and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
-        and ("multipleOf" not in schema or Decimal(value) % Decimal(schema["multipleOf"]) == 0)
+        and ("multipleOf" not in schema or Fraction(value) % Fraction(schema["multipleOf"]) == 0)
     )
 
 
-def _admits_string(schema: Schema, value: str, limits: Limits) -> bool:
+def _admits_string(schema: Schema, value: str, limits: Limits, check: Check) -> bool:
     if not _is_count_within(schema, len(value), "Length"):
         return False
     if "pattern" not in schema:
         return True
     try:
-        return matches(parse(schema["pattern"], limits), value)
+        return matches(parse(schema["pattern"], limits), value, check)
     except PatternError:
         raise Undecided("pattern") from None
 
 
-def _admits_array(schema: Schema, value: list[Any], limits: Limits, flat: Flat) -> bool:
+def _admits_array(schema: Schema, value: list[Any], limits: Limits, flat: Flat, check: Check) -> bool:
     first = schema.get("prefixItems", [])
     schemas = [*first, *[schema.get("items", True)] * (len(value) - len(first))]
     return _is_count_within(schema, len(value), "Items") and all(
-        _admits_inner(inner, item, limits, flat) for inner, item in zip(schemas, value, strict=False)
+        _admits_inner(inner, item, limits, flat, check) for inner, item in zip(schemas, value, strict=False)
     )
 
 
-def _admits_object(schema: Schema, value: dict[str, Any], limits: Limits, flat: Flat) -> bool:
+def _admits_object(schema: Schema, value: dict[str, Any], limits: Limits, flat: Flat, check: Check) -> bool:
     if "patternProperties" in schema:
         raise Undecided("patternProperties")
     known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
     return (
         _is_count_within(schema, len(value), "Properties")
         and all(name in value for name in schema.get("required", ()))
-        and all(_admits_inner(known.get(name, others), item, limits, flat) for name, item in value.items())
+        and all(_admits_inner(known.get(name, others), item, limits, flat, check) for name, item in value.items())
     )
 
 
-def _admits_inner(schema: Any, value: Any, limits: Limits, flat: Flat) -> bool:
+def _admits_inner(schema: Any, value: Any, limits: Limits, flat: Flat, check: Check) -> bool:
     try:
-        return admits(flat(schema), value, limits, flat)
+        return admits(flat(schema), value, limits, flat, check)
     except Impossible:
         return False
 

@@ -18,6 +18,7 @@ class Anything:
     def __init__(self, book: RuleBook, limits: Limits) -> None:
         self._book = book
         self._limits = limits
+        self._values: dict[int, str] = {}  # rules by their depth
 
     def string(self, least: int = 0, most: int | None = None) -> str:
         most = self._limits.string_chars if most is None else min(most, self._limits.string_chars)
@@ -37,10 +38,12 @@ class Anything:
     def value(self, depth: int | None = None) -> str:
         """Any value, of `depth` objects and arrays in each other at most."""
         depth = self._limits.value_depth if depth is None else depth
-        kinds = [self.string(), self.number(), BOOLEAN, NULL]
-        if depth > 0:
-            kinds = [self.object(depth), self.array(depth), *kinds]
-        return self._book.shared(f"value-{depth}", " | ".join(kinds))
+        if depth not in self._values:
+            kinds = [self.string(), self.number(), BOOLEAN, NULL]
+            if depth > 0:
+                kinds = [self.object(depth), self.array(depth), *kinds]
+            self._values[depth] = self._book.shared(f"value-{depth}", " | ".join(kinds))
+        return self._values[depth]
 
     def object(self, depth: int | None = None) -> str:
         depth = self._limits.value_depth if depth is None else depth

@@ -188,7 +188,7 @@ def check(document: Any, param: str, limits: Limits) -> None:
 
 def _check_size(document: Any, param: str, limits: Limits) -> None:
     todo = [(document, 0)]
-    n_values = 0
+    n_values = n_chars = 0
     while todo:
         value, depth = todo.pop()
         n_values += 1
@@ -196,10 +196,15 @@ def _check_size(document: Any, param: str, limits: Limits) -> None:
             raise InvalidSchema("#", f"it has more than {limits.nodes} values", param)
         if depth > 2 * limits.depth:
             raise InvalidSchema("#", f"it is nested deeper than {limits.depth} levels", param)
-        if isinstance(value, dict):
+        if isinstance(value, str):
+            n_chars += len(value)
+        elif isinstance(value, dict):
+            n_chars += sum(map(len, value))
             todo += ((inner, depth + 1) for inner in value.values())
         elif isinstance(value, list):
             todo += ((inner, depth + 1) for inner in value)
+        if n_chars > limits.chars:
+            raise InvalidSchema("#", f"its texts have more than {limits.chars} characters", param)
 
 
 def _checked(schema: dict[str, Any], place: str, param: str, limits: Limits) -> list[tuple[Any, str]]:

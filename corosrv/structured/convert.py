@@ -13,6 +13,7 @@ from corosrv.structured.admit import Undecided, admits
 from corosrv.structured.anything import BOOLEAN, NULL, Anything
 from corosrv.structured.book import RuleBook
 from corosrv.structured.disjoint import excludes
+from corosrv.structured.effort import Effort
 from corosrv.structured.gbnf import Rules, either, json_literal, sequence
 from corosrv.structured.limits import Limits
 from corosrv.structured.merge import Impossible, Schema, Unmergeable, merge, normal, types_of
@@ -33,18 +34,23 @@ _MOST_MERGED = 500  # schemas that come of `allOf`, as each branch of one choice
 _MOST_MERGED_BYTES = 2_000_000
 
 
-def convert(document: Any, param: str, prefix: str, limits: Limits) -> Rules:
-    """The rules of a document that check() has let pass. Raises InvalidSchema for what cannot be held together."""
-    return _Converter(document, param, prefix, limits).convert()
+def convert(document: Any, param: str, prefix: str, limits: Limits, effort: Effort) -> Rules:
+    """The rules of a document that check() has let pass.
+
+    Raises InvalidSchema for what cannot be held together, and for what takes too long.
+    """
+    return _Converter(document, param, prefix, limits, effort).convert()
 
 
 class _Converter:
     """One conversion. Recursive as deep as schemas are nested, which is checked before; references are queued."""
 
-    def __init__(self, document: Any, param: str, prefix: str, limits: Limits) -> None:
+    def __init__(self, document: Any, param: str, prefix: str, limits: Limits, effort: Effort) -> None:
         self._document = document
         self._param = param
         self._limits = limits
+        self._effort = effort
+        self._read: dict[str, Node] = {}  # patterns
         self._book = RuleBook(prefix, param, limits)
         self._book.shared("space", SPACE_RULE)
         self._any = Anything(self._book, limits)
@@ -73,6 +79,9 @@ class _Converter:
 
     def _refused(self, place: str, what: str) -> InvalidSchema:
         return InvalidSchema(place, what, self._param)
+
+    def _check(self) -> None:
+        self._effort.check(self._param)
 
     # Rules and references.
 
@@ -125,6 +134,7 @@ class _Converter:
 
     def _value(self, schema: Any, place: str) -> str:
         """GBNF for the values of a schema: one item. Raises Impossible."""
+        self._check()
         if schema is False:
             raise Impossible("the schema is false")
         if schema is True or not (found := normal(schema)):
@@ -165,6 +175,7 @@ class _Converter:
 
     def _flat(self, schema: Schema, place: str, seen: frozenset[int]) -> Schema:
         """The schema with what its `$ref` and `allOf` say; an `allOf` of choices may be left, to be made later."""
+        self._check()
         found: Schema = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "allOf")}
         parts = [(part, step(place, "allOf", str(i))) for i, part in enumerate(schema.get("allOf", ()))]
         if "$ref" in schema:
@@ -224,6 +235,7 @@ class _Converter:
                 flat.append(None)
         for i, one in enumerate(flat):
             for j, other in enumerate(flat):
+                self._check()
                 if i != j and one is not None and other is not None and not excludes(one, other, self._seen_flat):
                     raise self._refused(
                         step(place, "oneOf"),
@@ -240,7 +252,7 @@ class _Converter:
         """Those values that what stands beside them allows."""
         beside = {keyword: value for keyword, value in schema.items() if keyword != "enum"}
         try:
-            values = [value for value in schema["enum"] if admits(beside, value, self._limits, self._seen_flat)]
+            values = [value for value in schema["enum"] if self._admits(beside, value)]
         except Undecided as keyword:
             raise self._refused(place, f"'{keyword}' is not supported beside 'enum' or 'const'") from None
         if not values:
@@ -250,6 +262,9 @@ class _Converter:
         except ValueError:
             raise self._refused(step(place, "enum"), "holds what JSON cannot: text that is not Unicode") from None
         return either(literals) if len(literals) == 1 else self._book.rule(" | ".join(dict.fromkeys(literals)))
+
+    def _admits(self, schema: Schema, value: Any) -> bool:
+        return admits(schema, value, self._limits, self._seen_flat, self._check)
 
     def _typed(self, schema: Schema, place: str) -> str:
         if "type" in schema:
@@ -299,11 +314,11 @@ class _Converter:
     def _pattern_of(self, schema: Schema, place: str) -> Node | None:
         known_format = strings.FORMATS.get(schema.get("format", ""))
         if "pattern" not in schema:
-            return parse(known_format, self._limits) if known_format else None
+            return self._parsed(known_format) if known_format else None
         if known_format:
             raise self._refused(place, "'pattern' and 'format' are not supported side by side")
         try:
-            return parse(schema["pattern"], self._limits)
+            return self._parsed(schema["pattern"])
         except PatternError as error:
             raise self._refused(step(place, "pattern"), f"'pattern': {error}") from None
 
@@ -371,18 +386,25 @@ class _Converter:
                 raise self._refused(at, "the name of a property must be Unicode text") from None
         return found
 
+    def _parsed(self, pattern: str) -> Node:
+        """Raises PatternError."""
+        self._check()
+        if pattern not in self._read:
+            self._read[pattern] = parse(pattern, self._limits)
+        return self._read[pattern]
+
     def _patterns(self, schema: Schema, place: str) -> list[tuple[Node, Any, str]]:
         found = []
         for pattern, inner in schema.get("patternProperties", {}).items():
             at = step(place, "patternProperties", pattern)
             try:
-                found.append((parse(pattern, self._limits), inner, at))
+                found.append((self._parsed(pattern), inner, at))
             except PatternError as error:
                 raise self._refused(at, f"the pattern: {error}") from None
         return found
 
     def _by_pattern(self, schema: Schema, name: str, place: str) -> list[Any]:
-        return [inner for node, inner, _ in self._patterns(schema, place) if matches(node, name)]
+        return [inner for node, inner, _ in self._patterns(schema, place) if matches(node, name, self._check)]
 
     def _with_patterns(self, schema: Schema, name: str, inner: Any, place: str) -> Any:
         more = self._by_pattern(schema, name, place) if "patternProperties" in schema else []
@@ -415,7 +437,7 @@ class _Converter:
             if len(patterns) > 1 and (first is None or any((first & other).ranges for other in begun)):
                 raise self._refused(at, "several patterns are only supported where no two can begin alike")
             begun.append(first)
-            if any(matches(node, name) for name in named):
+            if any(matches(node, name, self._check) for name in named):
                 continue
             try:
                 value = self._value(inner, at)

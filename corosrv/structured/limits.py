@@ -13,12 +13,14 @@ class Limits:
     grammar_bytes: int = 65_536  # of the GBNF that is made of it
     rules: int = 2_000  # of that GBNF
     nodes: int = 20_000  # values of any kind in the schema
+    chars: int = 1_000_000  # of all its names and texts
     depth: int = 64  # schemas in schemas; brackets in a pattern
     properties: int = 1_000  # named ones, in all of the schema
     enum: int = 1_000  # values of one enum
     repetitions: int = 2_000  # a least number of characters, items or properties
     pattern_chars: int = 2_000
     pattern_size: int = 10_000  # character sets, with all repetitions written out
+    seconds: float = 0.25  # of computing, for all schemas of a request
 
     # What is generated where the schema sets no end, or a later one.
     string_chars: int = 1_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from corosrv.structured import strings
 from corosrv.structured.book import RuleBook
@@ -12,23 +12,31 @@ from corosrv.structured.gbnf import NOTHING, QUOTE, literal, sequence
 _MOST_NODES = 300  # of the tree of names, each of which is a rule
 
 
-def other_than(names: Iterable[str], most: int, book: RuleBook) -> str:
+def other_than(names: Collection[str], most: int, book: RuleBook) -> str:
     """A key that is none of these names, in whatever way they may be written, of about `most` characters at most.
 
     Along the beginnings of names no escapes are used, so that a text is a name only if it looks like one. Where the
     names have too many beginnings to follow, a key differs from all of them in its first character.
     """
+    tree = _tree(names)
+    if tree is None:
+        tree = {name[0]: {"": True} for name in names if name}
+    return sequence(QUOTE, _unlike(tree, strings.chars(most, book), book), QUOTE)
+
+
+def _tree(names: Iterable[str]) -> dict[str, object] | None:
+    """The names by their characters; None where that would be too many rules."""
     tree: dict[str, object] = {}
     n_nodes = 0
     for name in names:
         node = tree
         for char in name:
             n_nodes += char not in node
+            if n_nodes > _MOST_NODES:
+                return None
             node = node.setdefault(char, {})  # type: ignore[assignment]
         node[""] = True
-    if n_nodes > _MOST_NODES:
-        tree = {char: {"": True} for char in tree if char}
-    return sequence(QUOTE, _unlike(tree, strings.chars(most, book), book), QUOTE)
+    return tree
 
 
 def _unlike(tree: dict[str, object], rest: str, book: RuleBook) -> str:

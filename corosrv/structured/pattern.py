@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from corosrv.structured.chars import Chars
+
+Check = Callable[[], None]
 
 
 class PatternError(Exception):
@@ -146,27 +149,29 @@ def _lengthened(node: Node, least: int) -> Node:
     raise PatternError("together with minLength it cannot be held by a grammar")
 
 
-def matches(node: Node, text: str) -> bool:
-    """The whole text is one of the pattern's."""
-    return len(text) in _ends(node, text, {0})
+def matches(node: Node, text: str, check: Check) -> bool:
+    """The whole text is one of the pattern's. `check` is called again and again, and may raise."""
+    return len(text) in _ends(node, text, {0}, check)
 
 
-def _ends(node: Node, text: str, starts: set[int]) -> set[int]:
+def _ends(node: Node, text: str, starts: set[int], check: Check) -> set[int]:
     """Where in the text the node may end, when it begins at one of these places."""
     if isinstance(node, One):
         return {start + 1 for start in starts if start < len(text) and ord(text[start]) in node.chars}
+    check()
     if isinstance(node, Choice):
-        return set().union(*(_ends(branch, text, starts) for branch in node.branches))
+        return set().union(*(_ends(branch, text, starts, check) for branch in node.branches))
     if isinstance(node, Sequence):
         for item in node.items:
-            starts = _ends(item, text, starts) if starts else starts
+            starts = _ends(item, text, starts, check) if starts else starts
         return starts
     assert isinstance(node, Repeat)
     for _ in range(node.fewest):
-        starts = _ends(node.item, text, starts) if starts else starts
+        starts = _ends(node.item, text, starts, check) if starts else starts
     found, latest = set(starts), starts
     for _ in range(len(text) if node.upmost is None else node.upmost - node.fewest):
-        latest = _ends(node.item, text, latest) - found
+        check()
+        latest = _ends(node.item, text, latest, check) - found
         if not latest:
             break
         found |= latest
