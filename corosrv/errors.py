@@ -141,7 +141,9 @@ class ModelNotFound(NotFound):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"the model '{model}' does not exist here; GET /v1/models lists those that do", "model", "model_not_found"
+            f"the model '{model[:120]}' does not exist here; GET /v1/models lists those that do",
+            "model",
+            "model_not_found",
         )
 
 

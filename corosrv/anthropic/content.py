@@ -26,13 +26,15 @@ def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
 def _ours(content: Blocks, param: str, said: Turns) -> None:
     """One turn, whatever it consists of."""
     said.close()
-    words = ""
+    words, thoughts = [], []
     for i, block in enumerate(content):
         if isinstance(block, schema.Thinking):
-            said.think(block.thinking)
+            thoughts.append(block.thinking)
         elif not isinstance(block, schema.ToolUse):
-            words += _words(block, f"{param}[{i}]")
-    said.answer(words)
+            words.append(_words(block, f"{param}[{i}]"))
+    if thoughts:
+        said.think("".join(thoughts))
+    said.answer("".join(words))
     for block in content:
         if isinstance(block, schema.ToolUse):
             said.call(block.id, block.name, block.input)

@@ -41,6 +41,10 @@ class Turns:
     def __init__(self, before: Iterable[Turn] = ()) -> None:
         self._turns = list(before)
         self._ours: Turn | None = None
+        self._called: dict[str, str] = {}  # names of functions by the ids of their calls
+        for turn in self._turns:
+            for call in turn.get("tool_calls", ()):
+                self._called.setdefault(call["id"], call["function"]["name"])
 
     @property
     def all(self) -> tuple[Turn, ...]:
@@ -64,11 +68,11 @@ class Turns:
     def call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         calls: list[Any] = self._open().setdefault("tool_calls", [])
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        self._called.setdefault(id, name)
 
     def result(self, call_id: str, text: str, param: str) -> None:
         """What a tool gave back. Raises Refused when it was not called."""
-        calls = (call for turn in self._turns for call in turn.get("tool_calls", ()))
-        name = next((call["function"]["name"] for call in calls if call["id"] == call_id), None)
+        name = self._called.get(call_id)
         if name is None:
             raise Refused(f"{param}: no call before it has the id '{call_id[:80]}'", param)
         self.close()

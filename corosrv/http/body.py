@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 def read(request: Request, limit: int) -> bytes:
     """The whole body; waits for it. Raises BodyTooLarge before reading a body that says it is too large."""
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if request.headers.get("Content-Encoding", "").lower() not in ("", "identity"):
         raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
     if (request.content_length or 0) > limit:
         raise BodyTooLarge(limit)

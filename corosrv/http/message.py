@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gunicorn.http.body import ChunkedReader, EOFReader, LengthReader
-from gunicorn.http.errors import InvalidChunkSize
+from gunicorn.http.errors import InvalidChunkSize, UnsupportedTransferCoding
 from gunicorn.http.message import Request
 from gunicorn.http.wsgi import Response
 
@@ -53,13 +53,26 @@ class AwaitedBody:
 
 
 def prepare(request: Request, socket: Any) -> None:
-    """Gives a request that was just read the readers above. gunicorn would send 100 before anybody looked at it."""
+    """Gives a request that was just read the readers above. gunicorn would send 100 before anybody looked at it.
+
+    Raises UnsupportedTransferCoding for a coding besides chunks, which gunicorn passes on as it comes.
+    """
+    for name, value in request.headers:
+        if name == "CONNECTION" and "close" in _members(value):
+            request.force_close()  # gunicorn looks for it alone
+        if name == "TRANSFER-ENCODING" and _members(value) != ["chunked"]:
+            raise UnsupportedTransferCoding(value)
     body = request.body
     if isinstance(body.reader, ChunkedReader):
         body.reader = BoundedChunks(request, request.unreader)
     if request._expected_100_continue:
         request._expected_100_continue = False
         body.reader = AwaitedBody(body.reader, socket)
+
+
+def _members(value: str) -> list[str]:
+    """Of a field that is a list."""
+    return [member.strip(" \t").lower() for member in value.split(",")]
 
 
 def is_worth_reading_on(request: Request) -> bool:

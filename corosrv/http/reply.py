@@ -10,9 +10,13 @@ import msgspec
 from flask import Response, request
 
 from corosrv import errors
+from corosrv.http.flood import Flood, line
 from corosrv.http.message import CLIENT_GONE
 
 log = logging.getLogger("corosrv.http")
+# Apart, for anybody can make many of the one kind, among which the other would be lost.
+_refused = Flood(log, "%d more requests could not be served")
+_failed = Flood(log, "%d more requests failed")
 
 # The first class that matches decides, so that the narrower stand above the wider.
 _STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
@@ -65,7 +69,8 @@ def handler(render: Callable[[errors.CorosrvError], Response]) -> Callable[[erro
     def refuse(error: errors.CorosrvError) -> Response:
         answer = render(error)
         if answer.status_code >= 500 and not isinstance(error, errors.NotOffered):
-            log.warning("%s %s: %s", request.method, request.path, error)
+            flood = _refused if isinstance(error, errors.Unavailable) else _failed
+            flood.count(lambda: log.warning("%s %s: %s", request.method, line(request.path), line(str(error))))
         return answer
 
     return refuse

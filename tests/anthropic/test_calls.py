@@ -1,6 +1,7 @@
 """Bodies to conversations: blocks, tools, choices, and what is refused with its place."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,21 @@ def test_blocks_are_turns(asked):
         {"role": "tool", "tool_call_id": "t2", "name": "look", "content": "Error: no eyes"},
         {"role": "user", "content": "Well?"},
     )
+
+
+def test_very_many_blocks_take_linear_time(asked):
+    """Twenty thousand calls, results and thoughts: what compares or copies them all for each takes minutes."""
+    many = range(20_000)
+    thoughts = [{"type": "thinking", "thinking": "x" * 500, "signature": ""} for _ in many]
+    uses = [{**USE, "id": f"t{i}"} for i in many]
+    results = [{**RESULT, "tool_use_id": "t19999"} for _ in many]
+
+    began = time.thread_time()
+    found = prompt(asked(user("?"), ours(*thoughts, *uses), user(*results))).messages
+
+    assert time.thread_time() - began < 2
+    assert len(found[1]["reasoning_content"]) == 500 * len(many)
+    assert len(found) == 2 + len(many)
 
 
 def test_a_result_may_be_empty(asked):

@@ -185,6 +185,8 @@ LENGTHS = [
         ("unknown coding", "Transfer-Encoding: chonked\r\n", b"0\r\n\r\n"),
         ("chunked twice", "Transfer-Encoding: chunked, chunked\r\n", b"0\r\n\r\n"),
         ("chunked in two fields", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n"),
+        ("compressed in chunks", "Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
+        ("compressed, then chunked", "Transfer-Encoding: deflate\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n"),
         ("chunked not last", "Transfer-Encoding: chunked, identity\r\n", b"0\r\n\r\n"),
         ("identity", "Transfer-Encoding: identity\r\n", b""),
         ("padded coding", "Transfer-Encoding: \x0bchunked\r\n", b"0\r\n\r\n"),

@@ -215,6 +215,20 @@ def test_h012_a_refused_body_is_skipped_and_the_connection_serves_on(watched: Se
         assert connection.ask("GET", "/health").status == 200
 
 
+@pytest.mark.parametrize("value", ["TE, close", "close, x", "keep-alive , CLOSE"])
+def test_h012_a_client_that_names_close_among_others_is_closed_on(watched: Server, value: str) -> None:
+    with watched.connect() as connection:
+        answer = connection.ask("GET", "/health", headers={"Connection": value})
+
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert connection.is_closed()
+
+
+def test_h009_an_encoding_that_is_none_is_none(watched: Server) -> None:
+    with watched.connect() as connection:
+        assert connection.post(GOOD, headers={"Content-Encoding": ""}).status == 200
+
+
 @each(attacks.ODD)
 def test_h013_odd_methods_and_paths_get_nothing(bear: Bear, attack: Attack) -> None:
     bear(attack)

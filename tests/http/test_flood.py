@@ -6,7 +6,7 @@ import logging
 
 import gevent
 
-from corosrv.http.flood import Flood
+from corosrv.http.flood import Flood, line
 
 
 def test_the_first_is_told_at_once_and_the_others_together(caplog):
@@ -21,3 +21,24 @@ def test_the_first_is_told_at_once_and_the_others_together(caplog):
             gevent.sleep(0.05)
 
     assert caplog.records[1].getMessage() == "it happened 499 times"
+
+
+def test_the_first_tells_its_own_line_and_the_others_are_counted(caplog):
+    gevent.get_hub()
+    log = logging.getLogger("corosrv.test")
+    flood = Flood(log, "%d more")
+    for number in range(500):
+        flood.count(lambda number=number: log.warning("number %d", number))
+
+    with gevent.Timeout(5):
+        while len(caplog.records) < 2:
+            gevent.sleep(0.05)
+
+    assert [record.getMessage() for record in caplog.records] == ["number 0", "499 more"]
+
+
+def test_what_clients_write_stays_within_its_line():
+    assert line("/a\r\n2026-01-01 [1] [INFO] b\x1b[31m\u2028\u202e\udcff") == (
+        "/a\\r\\n2026-01-01 [1] [INFO] b\\x1b[31m\\u2028\\u202e\\udcff"
+    )
+    assert line("x" * 9000) == "x" * 200 + "..."
