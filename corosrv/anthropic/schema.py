@@ -20,6 +20,7 @@ UNSUPPORTED: unsupported.Neutral = {
     "fallbacks": ([],),
     "inference_geo": (),
     "mcp_servers": ([],),
+    "return_progress": (False,),
     "speed": ("standard",),
 }
 

@@ -91,6 +91,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     t_max_predict_ms: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
     lora: Annotated[list[Lora], Meta(max_length=64)] | None = None
 
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+
 
 # Fields that mean the same in GenerationFields and in Sampling.
 _SAME = (
@@ -134,7 +137,7 @@ def job(fields: GenerationFields, prompts: tuple[Prompt, ...], defaults: Default
 
 
 def with_tokens(job: Job, n_probs: int, post_sampling: bool = False) -> Job:
-    """The same job, whose chunks tell their tokens and the `n_probs` likeliest in the place of each."""
+    """The same job, whose chunks tell their tokens and the `n_probs` likeliest in the place of each; -1: no tokens."""
     return replace(job, sampling=replace(job.sampling, n_probs=n_probs, post_sampling_probs=post_sampling))
 
 

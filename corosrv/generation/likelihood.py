@@ -13,6 +13,11 @@ def spell(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
+def of(token: TokenInfo, post_sampling: bool) -> dict[str, Any]:
+    """A token by what the model thought of it, or by what the samplers left of that."""
+    return probabilities(token) if post_sampling else logprobs(token)
+
+
 def logprobs(token: TokenInfo) -> dict[str, Any]:
     """A token with its logarithm, and the likeliest in its place, best first."""
     return {

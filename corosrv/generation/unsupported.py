@@ -14,7 +14,6 @@ Neutral = Mapping[str, tuple[Any, ...]]
 
 EVERYWHERE: Neutral = {
     "n_indent": (0,),
-    "return_progress": (False,),
 }
 
 

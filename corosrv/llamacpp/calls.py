@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation import fields, infill, unsupported
 from corosrv.generation.exchange import Call
+from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
+from corosrv.generation.telemetry import Told
 from corosrv.http.body import check_text
 from corosrv.jobs import Job, ModelCard, Prompt, Tokens, Vocabulary
-from corosrv.llamacpp import generation_settings, schema
+from corosrv.llamacpp import schema
 from corosrv.llamacpp.answers import NativeAnswer, Shown
 
 _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
@@ -60,18 +61,16 @@ def _call(
     # Read here, because the answer shows what became of them.
     read = tuple(Tokens(tuple(vocabulary.encode(one, i, len(asked)))) for i, one in enumerate(asked))
     stream = bool(body.stream)
-    job = _job(body, read, defaults)
+    told = Told.of(body, stream)
+    job = told.by(_job(body, read, defaults))
+    form = NativeForm.of(job, card, vocabulary, stream, bool(body.return_tokens), timings=bool(body.timings_per_token))
     shown = Shown(
-        settings=generation_settings.of_job(job, stream, vocabulary)
-        | {"timings_per_token": bool(body.timings_per_token)},
-        prompts=tuple(_spell(prompt, vocabulary) for prompt in read),
+        form,
+        told,
         is_list=is_list or job.n > 1,
-        return_tokens=bool(body.return_tokens),
-        probs=(body.n_probs or 0) > 0,
-        timings_per_token=bool(body.timings_per_token),
         fields=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    return Call(job, stream, lambda prompt_tokens: NativeAnswer(job, card, prompt_tokens, shown))
+    return Call(job, stream, lambda prompt_tokens: NativeAnswer(prompt_tokens, shown))
 
 
 def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
@@ -85,8 +84,6 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
     if isinstance(body.logit_bias, dict):
         body.logit_bias = [(_token_or_text(key), bias) for key, bias in body.logit_bias.items()]
     job = fields.with_schema(fields.job(body, asked, defaults, n, least_tokens=0), body.json_schema)
-    if body.return_progress and body.stream:
-        job = replace(job, tells_progress=True)
     if n_probs or body.stream or body.return_tokens:
         return fields.with_tokens(job, n_probs, post_sampling)
     return job
@@ -95,7 +92,3 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
 def _token_or_text(key: str) -> int | str:
     """llama-server's biases may name texts in an object, too."""
     return int(key) if key.isdecimal() and key.isascii() else key
-
-
-def _spell(prompt: Tokens, vocabulary: Vocabulary) -> str:
-    return b"".join(map(vocabulary.piece, prompt.ids)).decode("utf-8", "replace")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from corosrv import __version__
+from corosrv.generation import settings
 from corosrv.generation.fields import Defaults
 from corosrv.jobs import Job, ModelCard, Sampling, Vocabulary
-from corosrv.llamacpp import generation_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
     )
     return {
         "default_generation_settings": {
-            "params": generation_settings.of_job(job, True, vocabulary),
+            "params": settings.of_job(job, True, vocabulary),
             "n_ctx": card.meta.get("n_ctx", 0),
         },
         "total_slots": card.slots,

@@ -80,11 +80,12 @@ def _add_tokens(routes: Blueprint, desk: Desk) -> None:
         sent = desk.read()
         body = desk.decode(sent, chat_schema.decoder)
         unsupported = desk.decode(sent, chat_schema.unsupported_decoder)
-        job = chat_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model)).job
+        card, vocabulary = _model(desk, body.model)
+        job = chat_calls.call(body, unsupported, desk.defaults, card, vocabulary).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)
-        return json_response({"prompt": desk.worker.vocabulary(body.model).render(prompt)})
+        return json_response({"prompt": vocabulary.render(prompt)})
 
 
 def _add_server(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Switches) -> None:

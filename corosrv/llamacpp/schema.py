@@ -18,7 +18,7 @@ MAX_EXTRA = 256
 MAX_TOKENS = 1_048_576
 
 UNSUPPORTED: unsupported.Neutral = {
-    **{name: neutral for name, neutral in unsupported.EVERYWHERE.items() if name != "return_progress"},
+    **unsupported.EVERYWHERE,
     "n_cache_reuse": (0,),
     "sse_ping_interval": (),
 }
@@ -34,8 +34,6 @@ class NativeFields(GenerationFields, kw_only=True):
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
-    timings_per_token: bool | None = None
-    return_progress: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from corosrv.openai.shapes import Timings
+from corosrv.openai.shapes import PromptProgress, Timings
 
 
 class NativeCompletion(msgspec.Struct):
@@ -31,6 +31,7 @@ class NativeCompletion(msgspec.Struct):
     stopping_word: str | msgspec.UnsetType = msgspec.UNSET
     tokens_cached: int | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
     completion_probabilities: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 

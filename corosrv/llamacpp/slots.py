@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from corosrv.errors import NotFound, Refused
+from corosrv.generation import settings
 from corosrv.jobs import HasSlots, ModelCard, SlotState
-from corosrv.llamacpp import generation_settings
 
 _FILENAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,128}")
 ACTIONS = ("save", "restore", "erase")
@@ -30,7 +30,7 @@ def describe(state: SlotState, card: ModelCard) -> dict[str, Any]:
         "n_prompt_tokens": state.prompt_tokens,
         "n_prompt_tokens_processed": state.computed_tokens,
         "n_prompt_tokens_cache": state.cached_tokens,
-        "params": generation_settings.of_sampling(state.sampling, state.max_tokens),
+        "params": settings.of_sampling(state.sampling, state.max_tokens),
         "next_token": [_next_token(state)],
     }
 

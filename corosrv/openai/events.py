@@ -58,15 +58,15 @@ class Frame:
             more["usage"] = None
         return event({**self.members, "choices": [choice], **more})
 
-    def end(self, choice: dict[str, Any], tally: Tally, reasoning_tokens: int = 0) -> bytes:
+    def end(self, choice: dict[str, Any], tally: Tally, reasoning_tokens: int = 0, **more: Any) -> bytes:
         """The event that ends a choice; after the last one also usage, timings and the end of the stream."""
         self._n_open -= 1
         if self._n_open:
-            return self.event(choice)
+            return self.event(choice, **more)
         if not self._include_usage:
-            return self.event(choice, timings=tally.timings()) + DONE
+            return self.event(choice, timings=tally.timings(), **more) + DONE
         last = {"choices": [], "usage": usage(tally, reasoning_tokens), "timings": tally.timings()}
-        return self.event(choice) + event(self.members | last) + DONE
+        return self.event(choice, **more) + event(self.members | last) + DONE
 
     def whole(self, choices: list[dict[str, Any]], tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:
         """The answer that is not streamed."""

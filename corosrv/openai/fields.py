@@ -11,6 +11,7 @@ from corosrv.errors import Refused
 from corosrv.generation.fields import GenerationFields
 
 MAX_CHOICES = 128
+MAX_PROBS = 100
 
 
 class StreamOptions(msgspec.Struct):
@@ -19,8 +20,12 @@ class StreamOptions(msgspec.Struct):
 
 class CompletionFields(GenerationFields, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    verbose: bool | None = None
 
 
 def includes_usage(fields: CompletionFields) -> bool:

@@ -28,9 +28,11 @@ def blueprint(desk: Desk) -> Blueprint:
         sent = desk.read()
         body = desk.decode(sent, chat_schema.decoder)
         unsupported = desk.decode(sent, chat_schema.unsupported_decoder)
-        return chat_calls.call(body, unsupported, desk.defaults, desk.worker.card(body.model))
+        card, vocabulary = desk.worker.card(body.model), desk.worker.vocabulary(body.model)
+        return chat_calls.call(body, unsupported, desk.defaults, card, vocabulary)
 
     @routes.post("/v1/chat/completions/input_tokens")
+    @routes.post("/chat/completions/input_tokens", endpoint="count_short")
     @described.count
     def count() -> Response:
         return json_response(input_tokens(desk.count(chat_call())))

@@ -56,6 +56,15 @@ class Timings(msgspec.Struct):
     predicted_per_second: float
 
 
+class PromptProgress(msgspec.Struct):
+    """How much of a prompt has been read, for streams with `return_progress`."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class TopLogprob(msgspec.Struct):
     token: str
     bytes: list[int] | None
@@ -135,6 +144,7 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextLogprobs(msgspec.Struct):
@@ -162,6 +172,7 @@ class TextCompletion(msgspec.Struct):
     choices: list[TextChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelStatus(msgspec.Struct):

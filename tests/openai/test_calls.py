@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import NotSupported, Refused
-from corosrv.generation.exchange import Call
 from corosrv.generation.fields import Defaults
 from corosrv.generation.unsupported import EVERYWHERE
 from corosrv.http import body
@@ -44,7 +43,7 @@ def parse(make, schema, sent: Any, defaults: Defaults) -> Asked:
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
     unsupported = body.decode(REQUEST, raw, schema.unsupported_decoder)
-    made = make(fields, unsupported, defaults, CARD)
+    made = make(fields, unsupported, defaults, CARD, ByteVocabulary())
     return Asked(made.job, made.stream, includes_usage(fields))
 
 
@@ -52,12 +51,8 @@ def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
     return parse(chat_calls.call, chat_schema, {"messages": HELLO, **sent}, defaults)
 
 
-def make_completion(*arguments: Any) -> Call:
-    return completion_calls.call(*arguments, ByteVocabulary())
-
-
 def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(make_completion, completion_schema, {"prompt": "Hello", **sent}, defaults)
+    return parse(completion_calls.call, completion_schema, {"prompt": "Hello", **sent}, defaults)
 
 
 @pytest.fixture(params=[chat, completion])
@@ -612,7 +607,7 @@ def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
         ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"n_probs": 21}, "n_probs"),
+        ({"n_probs": 101}, "n_probs"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
         ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
     ],
@@ -688,7 +683,7 @@ def outcome(make, schema, sent: Any) -> Asked | Refused:
 
 @given(sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), messages=MESSAGES | JSON)
 def test_any_object_gives_a_call_or_a_refusal(sent, messages):
-    for make, schema in ((chat_calls.call, chat_schema), (make_completion, completion_schema)):
+    for make, schema in ((chat_calls.call, chat_schema), (completion_calls.call, completion_schema)):
         made = outcome(make, schema, {"messages": messages, "prompt": "x", **sent})
 
         assert str(made) if isinstance(made, Refused) else made.job.n_tasks >= 1
@@ -696,7 +691,7 @@ def test_any_object_gives_a_call_or_a_refusal(sent, messages):
 
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
-    assert isinstance(outcome(make_completion, completion_schema, sent), Refused)
+    assert isinstance(outcome(completion_calls.call, completion_schema, sent), Refused)
 
 
 def test_a_schema_at_the_top_holds_for_the_whole_answer(call):

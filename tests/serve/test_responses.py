@@ -87,6 +87,13 @@ def test_a_chats_tokens_are_counted(connection: Connection) -> None:
     assert counted["input_tokens"] == connection.post(chat("hi", max_tokens=1)).json["usage"]["prompt_tokens"]
 
 
+def test_tokens_are_counted_at_the_short_paths_too(connection: Connection) -> None:
+    for path, body in ((CHAT, chat("hi")), (RESPONSES, {"input": "hi"})):
+        counted = [connection.post(body, f"{begun}/input_tokens").json for begun in (path, path.removeprefix("/v1"))]
+        assert counted[0] == counted[1]
+        assert counted[0]["input_tokens"] > 0
+
+
 def test_what_is_stored_belongs_to_its_key(start: Servers) -> None:
     server = start.start(api_keys="mine,yours")
     mine, yours = {"Authorization": "Bearer mine"}, {"Authorization": "Bearer yours"}

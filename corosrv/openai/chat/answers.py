@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
 from corosrv.errors import CorosrvError, JobFailed
+from corosrv.generation import likelihood
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
-from corosrv.openai.chat import logprobs
+from corosrv.openai.beside import Beside, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer shows."""
+
+    stream: bool = False
+    usage: bool = False  # at the end of a stream
+    logprobs: bool = False
+    beside: Wanted = field(default_factory=Wanted)
 
 
 class ChatAnswer:
     """One answer being put together."""
 
-    def __init__(
-        self,
-        job: Job,
-        card: ModelCard,
-        prompt_tokens: Iterable[int],
-        parser: Parser,
-        stream: bool,
-        include_usage: bool,
-    ) -> None:
+    def __init__(self, job: Job, card: ModelCard, prompt_tokens: tuple[int, ...], parser: Parser, shown: Shown) -> None:
         self._n_choices = job.n_tasks
         self._tally = Tally(sum(prompt_tokens), job.n)
         self._parser = parser
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        self._frame = events.Frame("chatcmpl-", kind, card, job.n_tasks, include_usage)
-        self._has_logprobs = job.sampling.n_probs >= 0
+        kind = "chat.completion.chunk" if shown.stream else "chat.completion"
+        self._frame = events.Frame("chatcmpl-", kind, card, job.n_tasks, shown.usage)
+        self._has_logprobs = shown.logprobs
+        self._is_post_sampling = job.sampling.post_sampling_probs
+        self._beside = Beside(job, prompt_tokens, shown.beside)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
-        choices = [_Choice(index, self._has_logprobs) for index in range(self._n_choices)]
+        choices = [_Choice(index) for index in range(self._n_choices)]
         for part in self._parser.parts(chunks):
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        return self._frame.whole([one.whole() for one in choices], self._tally, self._parser.reasoning_tokens)
+        shown = [one.whole(self._logprobs(one.tokens)) for one in choices]
+        answer = self._frame.whole(shown, self._tally, self._parser.reasoning_tokens)
+        return answer | self._beside.of_whole(chunks)
 
     def first(self) -> bytes:
         delta = {"role": "assistant", "content": None}
@@ -52,20 +60,41 @@ class ChatAnswer:
             self._tally.add(chunk)
         sent: list[bytes] = []
         try:
-            for part in self._parser.parts(chunks):
-                sent.append(self._event(part))
+            if self._beside.is_wanted:
+                for chunk in chunks:
+                    self._tell(chunk, sent)
+            else:
+                sent += map(self._event, self._parser.parts(chunks))
         except JobFailed as error:
             error.unsent = b"".join(sent)
             raise
         return b"".join(sent)
 
-    def _event(self, part: Part) -> bytes:
-        if isinstance(part, Text) and not self._has_logprobs:
+    def _tell(self, chunk: Chunk, sent: list[bytes]) -> None:
+        """The events of one chunk, with what is told beside them."""
+        if progress := self._beside.progress(chunk):
+            sent.append(self._frame.event(_delta(chunk.index, {}), **progress))
+        beside = self._beside.with_text(chunk)
+        for part in self._parser.parts((chunk,)):
+            sent.append(self._event(part, **(self._beside.at_end(chunk) if isinstance(part, End) else beside)))
+
+    def _event(self, part: Part, **beside: Any) -> bytes:
+        if isinstance(part, Text) and not self._has_logprobs and not beside:
             before, after = self._around.get(part.choice) or self._make_around(part.choice)
             return before + events.encode(part.text) + after
+        if isinstance(part, Text):
+            # Tokens that add no text, as the last one, come without any.
+            delta = {"content": part.text} if part.text else {}
+            return self._frame.event(_delta(part.choice, delta, logprobs=self._logprobs(part.tokens)), **beside)
         if isinstance(part, End):
-            return self._frame.end(_delta(part.choice, {}, part.reason), self._tally, self._parser.reasoning_tokens)
-        return self._frame.event(_delta_of(part))
+            end = _delta(part.choice, {}, part.reason)
+            return self._frame.end(end, self._tally, self._parser.reasoning_tokens, **beside)
+        return self._frame.event(_delta_of(part), **beside)
+
+    def _logprobs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        return {"content": [likelihood.of(token, self._is_post_sampling) for token in tokens], "refusal": None}
 
     def _make_around(self, index: int) -> tuple[bytes, bytes]:
         around = self._frame.around(
@@ -84,12 +113,8 @@ def _delta(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _delta_of(part: Part) -> dict[str, Any]:
-    """A part that is neither plain text nor the end."""
+def _delta_of(part: Reasoning | CallBegin | CallArguments) -> dict[str, Any]:
     match part:
-        case Text():
-            # Tokens that add no text, as the last one, come without any.
-            return _delta(part.choice, {"content": part.text} if part.text else {}, logprobs=logprobs.of(part.tokens))
         case Reasoning():
             return _delta(part.choice, {"reasoning_content": part.text})
         case CallBegin():
@@ -97,8 +122,6 @@ def _delta_of(part: Part) -> dict[str, Any]:
         case CallArguments():
             called = {"index": part.call, "function": {"arguments": part.piece}}
             return _delta(part.choice, {"tool_calls": [called]})
-        case End():
-            return _delta(part.choice, {}, part.reason)
 
 
 def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -108,20 +131,19 @@ def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
 class _Choice:
     """One choice of an answer that is not streamed."""
 
-    def __init__(self, index: int, has_logprobs: bool) -> None:
+    def __init__(self, index: int) -> None:
+        self.tokens: list[TokenInfo] = []
         self._index = index
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[CallBegin, list[str]]] = []
-        self._tokens: list[TokenInfo] | None = [] if has_logprobs else None
         self._finish = ""
 
     def add(self, part: Part) -> None:
         match part:
             case Text():
                 self._text.append(part.text)
-                if self._tokens is not None:
-                    self._tokens += part.tokens
+                self.tokens += part.tokens
             case Reasoning():
                 self._thoughts.append(part.text)
             case CallBegin():
@@ -131,12 +153,11 @@ class _Choice:
             case End():
                 self._finish = part.reason
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text), "refusal": None}
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [_call(begin.id, begin.name, "".join(pieces)) for begin, pieces in self._calls]
-        told = None if self._tokens is None else logprobs.of(self._tokens)
-        return {"index": self._index, "message": message, "logprobs": told, "finish_reason": self._finish}
+        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": self._finish}

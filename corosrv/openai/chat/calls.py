@@ -12,28 +12,33 @@ from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields, unsupported
 from corosrv.generation.exchange import Call
 from corosrv.http.body import check_text
-from corosrv.jobs import Messages, ModelCard
+from corosrv.jobs import Messages, ModelCard, Vocabulary
+from corosrv.openai.beside import Wanted, telling
 from corosrv.openai.chat import forms, messages, schema
-from corosrv.openai.chat.answers import ChatAnswer
+from corosrv.openai.chat.answers import ChatAnswer, Shown
 from corosrv.openai.fields import includes_usage
 
 
-def call(body: schema.ChatBody, sent: msgspec.Struct, defaults: fields.Defaults, card: ModelCard) -> Call:
+def call(
+    body: schema.ChatBody, sent: msgspec.Struct, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary
+) -> Call:
     """A checked chat completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
     unsupported.refuse(sent, schema.UNSUPPORTED)
     include_usage = includes_usage(body)
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
     job, parser = prepare(conversation(body, defaults), card)
+    job = telling(body, job)
     stream = bool(body.stream)
-    return Call(job, stream, lambda prompt_tokens: ChatAnswer(job, card, prompt_tokens, parser, stream, include_usage))
+    shown = Shown(stream, include_usage, _n_probs(body) >= 0, Wanted.of(body, job, card, vocabulary))
+    return Call(job, stream, lambda prompt_tokens: ChatAnswer(job, card, prompt_tokens, parser, shown))
 
 
 def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversation:
     """What a body asks for, whatever model answers it. Raises Refused."""
     job = fields.job(body, (prompt(body),), defaults, body.n or 1, least_tokens=1)
     return Conversation(
-        replace(job, sampling=replace(job.sampling, n_probs=_n_probs(body))),
+        fields.with_tokens(job, _n_probs(body), bool(body.post_sampling_probs)),
         tool_choice=forms.tool_choice(body),
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=forms.answer_format(body),
@@ -45,9 +50,10 @@ def _n_probs(body: schema.ChatBody) -> int:
     """How many likely tokens are listed for each; -1 where none are asked for, not even the one that came."""
     if body.top_logprobs is not None and not body.logprobs:
         raise Refused("top_logprobs is only allowed with logprobs: true", "top_logprobs")
-    if body.logprobs:
-        return max(body.top_logprobs or 0, body.n_probs or 0)
-    return body.n_probs or -1
+    n_probs = max(body.top_logprobs or 0, body.n_probs or 0)
+    if body.post_sampling_probs and not n_probs:
+        raise Refused("post_sampling_probs is only allowed with top_logprobs or n_probs", "post_sampling_probs")
+    return n_probs if body.logprobs else n_probs or -1
 
 
 def prompt(body: schema.ChatBody) -> Messages:

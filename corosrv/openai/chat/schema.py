@@ -22,12 +22,8 @@ UNSUPPORTED: unsupported.Neutral = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "post_sampling_probs": (False,),
     "prediction": (),
-    "return_tokens": (False,),
     "suffix": ("",),
-    "timings_per_token": (False,),
-    "verbose": (False,),
     "web_search_options": (),
 }
 
@@ -106,7 +102,6 @@ class ChatBody(CompletionFields, kw_only=True):
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    n_probs: TopLogprobs | None = None
 
 
 decoder = msgspec.json.Decoder(ChatBody)

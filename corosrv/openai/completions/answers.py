@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.errors import CorosrvError
+from corosrv.generation import likelihood
 from corosrv.generation.tally import Tally, check
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
+from corosrv.openai.beside import Beside, Wanted
 from corosrv.openai.completions.logprobs import Logprobs
 
 
@@ -26,8 +28,11 @@ class Shown:
     """What an answer shows beside the generated text."""
 
     n: int = 1  # choices of each prompt: the best of those that the job tries
+    usage: bool = False  # at the end of a stream
     echo: tuple[Echo, ...] | None = None
     logprobs: bool = False
+    probs: bool = False  # the same, in llama-server's form
+    beside: Wanted = field(default_factory=Wanted)
 
 
 _NO_ECHO = Echo("")
@@ -59,13 +64,12 @@ class _Choice:
 class TextAnswer:
     """One answer being put together."""
 
-    def __init__(
-        self, job: Job, card: ModelCard, prompt_tokens: Iterable[int], shown: Shown, include_usage: bool
-    ) -> None:
+    def __init__(self, job: Job, card: ModelCard, prompt_tokens: tuple[int, ...], shown: Shown) -> None:
         self._job = job
         self._shown = shown
         self._tally = Tally(sum(prompt_tokens), job.n)
-        self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, include_usage)
+        self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, shown.usage)
+        self._beside = Beside(job, prompt_tokens, shown.beside)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
@@ -77,7 +81,7 @@ class TextAnswer:
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._best(tried))]
-        return self._frame.whole(choices, self._tally)
+        return self._frame.whole(choices, self._tally) | self._beside.of_whole(chunks)
 
     def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
         n, n_tried = self._shown.n, self._job.n
@@ -91,6 +95,8 @@ class TextAnswer:
         shown = None
         if self._shown.logprobs:
             shown = Logprobs(echo.offset).show([*choice.prompt_info, *choice.tokens])
+        elif self._shown.probs:
+            shown = self._probs(choice.tokens)
         return _choice(index, echo.text + choice.text, shown, choice.finish)
 
     def _echo(self, index: int, n: int) -> Echo:
@@ -108,13 +114,32 @@ class TextAnswer:
             if chunk.finish is not None:
                 check(chunk, sent)
             self._tally.add(chunk)
-            if self._shown.logprobs:
+            if self._beside.is_wanted or self._shown.probs:
+                sent += self._told(chunk)
+            elif self._shown.logprobs:
                 sent += self._piece_with_logprobs(chunk)
             elif text := chunk.text:
                 sent += self._piece(chunk.index, text)
             if chunk.finish is not None:
-                sent += self._frame.end(_choice(chunk.index, "", None, chunk.finish.value), self._tally)
+                end = _choice(chunk.index, "", None, chunk.finish.value)
+                sent += self._frame.end(end, self._tally, **self._beside.at_end(chunk))
         return sent
+
+    def _told(self, chunk: Chunk) -> bytes:
+        """The events of one chunk, with what is told beside them."""
+        sent = b""
+        if progress := self._beside.progress(chunk):
+            sent = self._frame.event(_choice(chunk.index, "", None, None), **progress)
+        beside = self._beside.with_text(chunk)
+        if self._shown.logprobs:
+            return sent + self._piece_with_logprobs(chunk, **beside)
+        if not chunk.text and not chunk.tokens:
+            return sent
+        probs = self._probs(chunk.tokens) if self._shown.probs else None
+        return sent + self._frame.event(_choice(chunk.index, chunk.text, probs, None), **beside)
+
+    def _probs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
+        return {"content": [likelihood.of(token, self._job.sampling.post_sampling_probs) for token in tokens]}
 
     def _piece(self, index: int, text: str) -> bytes:
         before, after = self._around.get(index) or self._make_around(index)
@@ -125,7 +150,7 @@ class TextAnswer:
         self._around[index] = around
         return around
 
-    def _piece_with_logprobs(self, chunk: Chunk) -> bytes:
+    def _piece_with_logprobs(self, chunk: Chunk, **beside: Any) -> bytes:
         text, index = chunk.text, chunk.index
         tokens = chunk.prompt_info + chunk.tokens
         if not text and not tokens:
@@ -134,7 +159,7 @@ class TextAnswer:
             echo = self._echo(index, self._job.n)
             text = echo.text + text
             self._logprobs[index] = Logprobs(echo.offset)
-        return self._frame.event(_choice(index, text, self._logprobs[index].show(tokens), None))
+        return self._frame.event(_choice(index, text, self._logprobs[index].show(tokens), None), **beside)
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)

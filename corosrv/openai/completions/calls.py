@@ -11,6 +11,7 @@ from corosrv.generation import fields, infill, unsupported
 from corosrv.generation.exchange import Call
 from corosrv.generation.prompts import prompts
 from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
+from corosrv.openai.beside import Wanted, telling
 from corosrv.openai.completions import schema
 from corosrv.openai.completions.answers import Echo, Shown, TextAnswer
 from corosrv.openai.fields import includes_usage
@@ -28,17 +29,26 @@ def call(
     stream = bool(body.stream)
     include_usage = includes_usage(body)
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    job = telling(body, _job(body, _with_suffix(body, asked, vocabulary), defaults))
     shown = Shown(
         n=body.n or 1,
+        usage=include_usage,
         echo=tuple(_echo(prompt, vocabulary) for prompt in asked) if body.echo else None,
         logprobs=body.logprobs is not None,
+        probs=bool(body.n_probs),
+        beside=Wanted.of(body, job, card, vocabulary),
     )
-    job = _job(body, _with_suffix(body, asked, vocabulary), defaults)
-    return Call(job, stream, lambda prompt_tokens: TextAnswer(job, card, prompt_tokens, shown, include_usage))
+    return Call(job, stream, lambda prompt_tokens: TextAnswer(job, card, prompt_tokens, shown))
 
 
 def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
     job = fields.with_schema(fields.job(body, asked, defaults, _n_tried(body), least_tokens=0), body.json_schema)
+    if body.post_sampling_probs and not body.n_probs:
+        raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
+    if body.n_probs:
+        if body.logprobs is not None:
+            raise Refused("n_probs and logprobs ask for the same in two forms: send one of them", "n_probs")
+        return fields.with_tokens(job, body.n_probs, bool(body.post_sampling_probs))
     if body.logprobs is not None:
         return replace(fields.with_tokens(job, body.logprobs), scores_prompt=bool(body.echo))
     # The best are told by their tokens' likelihood.

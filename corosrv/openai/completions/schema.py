@@ -13,14 +13,7 @@ from corosrv.openai.fields import MAX_CHOICES, CompletionFields
 
 MAX_PROMPTS = 64
 
-UNSUPPORTED: unsupported.Neutral = {
-    **unsupported.EVERYWHERE,
-    "n_probs": (0,),
-    "post_sampling_probs": (False,),
-    "return_tokens": (False,),
-    "timings_per_token": (False,),
-    "verbose": (False,),
-}
+UNSUPPORTED = unsupported.EVERYWHERE
 
 
 class CompletionBody(CompletionFields, kw_only=True):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from corosrv.chat.answer import BlockAnswer
 from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
 from corosrv.chat.turns import Turn, Turns, arguments
-from corosrv.errors import CorosrvError, Refused
+from corosrv.errors import CorosrvError, JobFailed, Refused
+from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.http.sse import named_event
+from corosrv.jobs import Chunk
 from corosrv.openai.responses.store import Stored
 
 # The beginning of an item's id, and what the events of its text are called.
@@ -22,6 +24,7 @@ _EVENT = {
     Kind.REASONING: "response.reasoning_text",
     Kind.CALL: "response.function_call_arguments",
 }
+_NOTHING_ELSE = Told()
 
 
 class ResponseAnswer(BlockAnswer):
@@ -30,13 +33,16 @@ class ResponseAnswer(BlockAnswer):
     def __init__(
         self,
         echo: dict[str, Any],
-        prompt_tokens: Iterable[int],
+        prompt_tokens: tuple[int, ...],
         parser: Parser,
         turns: tuple[Turn, ...],
         keep: Callable[[Stored], None] | None,
+        told: Told = _NOTHING_ELSE,
     ) -> None:
-        """`turns` is the conversation before it; `keep` stores it at the end."""
+        """`turns` is the conversation before it; `keep` stores it at the end; `told` is told beside its events."""
         super().__init__(prompt_tokens, parser)
+        self._telemetry = Telemetry(prompt_tokens, 1, told)
+        self._timings: dict[str, Any] = {}  # of the chunk whose events are made
         self._key = secrets.token_hex(20)
         self._created = int(time.time())
         self._echo = echo
@@ -54,6 +60,21 @@ class ResponseAnswer(BlockAnswer):
         response = self._response("in_progress")
         return self._send("response.created", response=response) + self._send("response.in_progress", response=response)
 
+    def events(self, chunks: list[Chunk]) -> bytes:
+        if not self._telemetry.is_wanted:
+            return super().events(chunks)
+        sent = b""
+        for chunk in chunks:
+            if progress := self._telemetry.progress(chunk):
+                sent += self._send("response.in_progress", response=self._response("in_progress"), **progress)
+            self._timings = self._telemetry.timings(chunk)
+            try:
+                sent += super().events([chunk])
+            except JobFailed as error:
+                error.unsent = sent + error.unsent
+                raise
+        return sent
+
     def opened(self, block: Block) -> bytes:
         place = {"output_index": block.number}
         sent = self._send("response.output_item.added", **place, item=self._item(block, "in_progress", has_part=False))
@@ -62,7 +83,8 @@ class ResponseAnswer(BlockAnswer):
         return sent + self._send("response.content_part.added", **self._place(block), part=_part(block))
 
     def grew(self, block: Block, piece: str) -> bytes:
-        return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **_logprobs(block), delta=piece)
+        beside = _logprobs(block) | self._timings
+        return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **beside, delta=piece)
 
     def closed(self, block: Block) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
@@ -77,7 +99,7 @@ class ResponseAnswer(BlockAnswer):
 
     def ended(self) -> bytes:
         response = self.finished()
-        return self._send("response." + response["status"], response=response)
+        return self._send("response." + response["status"], response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:
         failed = {"error": {"code": getattr(error, "code", None) or "server_error", "message": str(error)}}

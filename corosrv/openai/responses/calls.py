@@ -12,6 +12,7 @@ from corosrv.chat.turns import Turn, Turns
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.exchange import Call
+from corosrv.generation.telemetry import Told
 from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
@@ -25,10 +26,13 @@ def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, 
     said = _turns(body, shelf)
     conversation = _conversation(body, said, defaults)
     job, parser = prepare(conversation, card)
+    stream = bool(body.stream)
+    told = Told.of(body, stream)
+    job = told.by(job)
     is_stored = body.store is not False
     echo = _echo(body, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(job, bool(body.stream), lambda prompt_tokens: ResponseAnswer(echo, prompt_tokens, parser, said, keep))
+    return Call(job, stream, lambda prompt_tokens: ResponseAnswer(echo, prompt_tokens, parser, said, keep, told))
 
 
 def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:

@@ -27,6 +27,7 @@ def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
         return desk.answer(call())
 
     @routes.post("/v1/responses/input_tokens")
+    @routes.post("/responses/input_tokens", endpoint="count_short")
     @described.count
     def count() -> Response:
         return json_response(input_tokens(desk.count(call())))

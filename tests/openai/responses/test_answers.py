@@ -9,8 +9,11 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from corosrv.chat.parser import TextParser
 from corosrv.chat.parts import Part
 from corosrv.errors import JobFailed
+from corosrv.generation.telemetry import Told
+from corosrv.jobs import Chunk, Finish, TokenInfo
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Stored
 from tests.support.parsers import TICK, HandDrivenParser, call, end, text, thought
@@ -52,6 +55,11 @@ def streamed(*rows: list[Part]) -> list[dict[str, Any]]:
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
+
+
+def told(*chunks: Chunk, **wanted: bool) -> list[dict[str, Any]]:
+    answering = ResponseAnswer(ECHO, (9,), TextParser(), ASKED, None, Told(**wanted))
+    return sent(answering.first() + answering.events(list(chunks)))
 
 
 EVERYTHING: list[Part] = [thought("hm"), text("See: "), text("it"), *call(0, "look", '{"at"', ":1}"), end("tool_calls")]
@@ -242,3 +250,42 @@ def test_openais_own_client_understands_every_event():
     assert [event.snapshot for event in fired if event.type == "response.output_text.delta"] == ["See: ", "See: it"]
     assert fired[-1].response.output_text == "See: it"
     assert Response.model_validate(fired[-1].response.model_dump()).output[2].type == "function_call"
+
+
+# What llama-server's clients are told beside.
+
+SO_FAR = {"prompt_tokens": 9, "cached_tokens": 1, "prompt_ms": 10.0, "decode_ms": 20.0}
+HEL = Chunk(0, "Hel", 1, tokens=(TokenInfo(5, b"Hel", -0.5),), read_tokens=9, **SO_FAR)
+LAST = Chunk(0, "", 0, Finish.LENGTH, read_tokens=9, **SO_FAR)
+
+
+def test_how_much_of_the_prompt_was_read_is_told_while_it_is():
+    reading = [Chunk(0, "", 0, read_tokens=n, prompt_tokens=9, cached_tokens=1) for n in (1, 5, 9)]
+
+    events = told(*reading, HEL, LAST, progress=True)
+
+    progress = [event for event in events if "prompt_progress" in event]
+    assert kinds(progress) == ["in_progress"] * 3
+    assert [event["prompt_progress"]["processed"] for event in progress] == [1, 5, 9]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_each_piece_of_text_may_come_with_the_timings_so_far():
+    events = told(HEL, HEL, LAST, timings=True)
+
+    assert [event["timings"]["predicted_n"] for event in events if event["type"].endswith("text.delta")] == [1, 2]
+
+
+def test_a_stream_ends_with_its_timings():
+    *_, last = told(HEL, LAST)
+
+    assert (last["type"], last["timings"]["predicted_n"]) == ("response.incomplete", 1)
+
+
+def test_what_was_told_before_a_failure_is_sent():
+    answering = ResponseAnswer(ECHO, (9,), TextParser(), ASKED, None, Told(timings=True))
+
+    with pytest.raises(JobFailed) as failed:
+        answering.events([HEL, Chunk(0, "no", 0, Finish.ERROR)])
+
+    assert b"output_text.delta" in failed.value.unsent

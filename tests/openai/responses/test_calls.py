@@ -344,3 +344,11 @@ def test_thoughts_after_words_begin_another_turn(asked):
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "", "reasoning_content": "hm"},
     ]
+
+
+def test_a_stream_may_tell_how_far_it_is():
+    wanted = {"timings_per_token": True, "return_progress": True}
+
+    job = call({"input": "Hi", "stream": True, **wanted}).job
+    assert (job.tells_progress, job.sampling.n_probs) == (True, 0)
+    assert not call({"input": "Hi", **wanted}).job.tells_progress

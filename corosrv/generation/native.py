@@ -1,0 +1,123 @@
+"""One task's answer in llama-server's own form, which other dialects show beside theirs when they are asked to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from corosrv.generation import likelihood, settings
+from corosrv.generation.tally import Tally
+from corosrv.jobs import Chunk, Finish, Job, ModelCard, Prompt, TokenInfo, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class NativeForm:
+    """What the answers of one job are told with. `prompts` are as the model read them."""
+
+    job: Job
+    card: ModelCard
+    settings: dict[str, Any]
+    prompts: tuple[str, ...]
+    stream: bool = False  # the text is sent by the end, and is not in it once more
+    return_tokens: bool = False
+
+    @classmethod
+    def of(
+        cls, job: Job, card: ModelCard, vocabulary: Vocabulary, stream: bool, return_tokens: bool, timings: bool
+    ) -> NativeForm:
+        """For a job whose prompts are checked. May wait as `tokenize` does."""
+        return cls(
+            job,
+            card,
+            settings.of_job(job, stream, vocabulary) | {"timings_per_token": timings},
+            tuple(_spell(prompt, vocabulary) for prompt in job.prompts),
+            stream,
+            return_tokens,
+        )
+
+    @property
+    def has_probs(self) -> bool:
+        return self.job.sampling.n_probs > 0
+
+
+class NativeTask:
+    """One task's answer so far."""
+
+    def __init__(self, index: int, prompt_tokens: int, form: NativeForm) -> None:
+        self.tally = Tally(prompt_tokens, 1)
+        self._index = index
+        self._form = form
+        self._content: list[str] = []
+        self._tokens: list[int] = []
+        self._probs: list[TokenInfo] = []
+        self._has_new_line = False
+
+    def add(self, chunk: Chunk) -> None:
+        self.tally.add(chunk)
+        self._has_new_line = self._has_new_line or "\n" in chunk.text
+        if self._form.stream:
+            return
+        self._content.append(chunk.text)
+        if self._form.return_tokens:
+            self._tokens += [token.id for token in chunk.tokens]
+        if self._form.has_probs:
+            self._probs += chunk.tokens
+
+    def partial(self, chunk: Chunk) -> dict[str, Any]:
+        """What a chunk brought, which was added before."""
+        members = {
+            "index": self._index,
+            "content": chunk.text,
+            "tokens": [token.id for token in chunk.tokens],
+            "stop": False,
+            "id_slot": chunk.slot,
+            "tokens_predicted": self.tally.completion_tokens,
+            "tokens_evaluated": self.tally.prompt_tokens,
+        }
+        if self._form.has_probs and chunk.tokens:
+            members["completion_probabilities"] = self._probabilities(chunk.tokens)
+        return members
+
+    def final(self, chunk: Chunk) -> dict[str, Any]:
+        """The answer, with the terminal chunk."""
+        n_predicted, n_prompt = self.tally.completion_tokens, self.tally.prompt_tokens
+        members = {
+            "index": self._index,
+            "content": "".join(self._content),
+            "tokens": self._tokens,
+            "id_slot": chunk.slot,
+            "stop": True,
+            "model": self._form.card.id,
+            "tokens_predicted": n_predicted,
+            "tokens_evaluated": n_prompt,
+            "generation_settings": self._form.settings,
+            "prompt": self._form.prompts[self._index // self._form.job.n],
+            "has_new_line": self._has_new_line,
+            "truncated": self._is_truncated(chunk, n_prompt + n_predicted),
+            "stop_type": _stop_type(chunk),
+            "stopping_word": chunk.stopping_word,
+            # The last token was never read by the model.
+            "tokens_cached": n_prompt + max(n_predicted - 1, 0),
+            "timings": self.tally.timings(),
+        }
+        if self._probs:
+            members["completion_probabilities"] = self._probabilities(self._probs)
+        return members
+
+    def _probabilities(self, tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> list[dict[str, Any]]:
+        return [likelihood.of(token, self._form.job.sampling.post_sampling_probs) for token in tokens]
+
+    def _is_truncated(self, chunk: Chunk, n_tokens: int) -> bool:
+        """The context was too small for all that there would have been."""
+        context = self._form.card.meta.get("n_ctx", 0)
+        return chunk.is_truncated or (chunk.finish is Finish.LENGTH and 0 < context <= n_tokens)
+
+
+def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:
+    return b"".join(map(vocabulary.piece, vocabulary.encode(prompt))).decode("utf-8", "replace")
+
+
+def _stop_type(chunk: Chunk) -> str:
+    if chunk.finish is Finish.LENGTH:
+        return "limit"
+    return "word" if chunk.stopping_word else "eos"

@@ -1,0 +1,68 @@
+"""How far a job is, told beside its answer to clients that ask for it, as llama-server tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from corosrv.generation.fields import GenerationFields
+from corosrv.generation.tally import Tally
+from corosrv.jobs import Chunk, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is told beside a streamed answer; one that is not streamed has its timings anyway."""
+
+    timings: bool = False  # of every token
+    progress: bool = False  # of reading the prompt
+
+    @classmethod
+    def of(cls, fields: GenerationFields, stream: bool) -> Told:
+        return cls(bool(fields.timings_per_token), bool(fields.return_progress)) if stream else cls()
+
+    def by(self, job: Job) -> Job:
+        """The same job, whose chunks tell this."""
+        job = replace(job, tells_progress=self.progress)
+        return tells_tokens(job) if self.timings else job
+
+
+def tells_tokens(job: Job) -> Job:
+    """The same job, whose chunks tell their tokens, if they did not already."""
+    if job.sampling.n_probs >= 0:
+        return job
+    return replace(job, sampling=replace(job.sampling, n_probs=0))
+
+
+class Telemetry:
+    """Of one streamed answer: the members that its events have beside the dialect's own."""
+
+    def __init__(self, prompt_tokens: Sequence[int], n: int, told: Told) -> None:
+        """`n` tasks for each prompt."""
+        self._tallies = [Tally(n_tokens, 1) for n_tokens in prompt_tokens for _ in range(n)]
+        self._read = [-1] * len(self._tallies)
+        self._told = told
+        self.is_wanted = told.timings or told.progress
+
+    def progress(self, chunk: Chunk) -> dict[str, Any]:
+        """What is told when more of a prompt was read, before anything else of the chunk; nothing otherwise."""
+        if not self._told.progress or chunk.read_tokens <= self._read[chunk.index]:
+            return {}
+        self._read[chunk.index] = chunk.read_tokens
+        reading = Tally(chunk.read_tokens, 1, 0, chunk.cached_tokens, chunk.prompt_ms)
+        progress = {
+            "total": chunk.prompt_tokens,
+            "cache": chunk.cached_tokens,
+            "processed": chunk.read_tokens,
+            "time_ms": round(chunk.prompt_ms),
+        }
+        return {"timings": reading.timings(), "prompt_progress": progress}
+
+    def timings(self, chunk: Chunk) -> dict[str, Any]:
+        """What is told with the tokens of a chunk; nothing where there are none."""
+        if not self._told.timings:
+            return {}
+        tally = self._tallies[chunk.index]
+        tally.add(chunk)
+        return {"timings": tally.as_of(chunk).timings()} if chunk.tokens else {}
