@@ -71,6 +71,9 @@ class Front(GeventWorker):  # type: ignore[misc]
         """What an object needs that was no Front from the beginning. In the process that serves, before it does."""
         if self.worker_connections == _GUNICORNS_CONNECTIONS:
             self.worker_connections = min(CONNECTIONS, descriptors.raise_limit() // 2)
+        if self.cfg.http_parser == "auto":
+            # The one written in C, taken wherever it is installed, lets bare line feeds and folded fields pass.
+            self.cfg.set("http_parser", "python")
         self._connections: set[Connection] = set()
         self._stopping = Event()
         self.endings: list[Ending] = []
