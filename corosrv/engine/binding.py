@@ -407,11 +407,17 @@ class NativeEngine:
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids; takes time in proportion to the text, without the GIL."""
-        capacity = len(text) + 2
-        tokens, n_tokens = ffi.new("int32_t[]", capacity), ffi.new("size_t *")
-        handle = self._open_handle()
-        _check(lib.corosrv_tokenize(handle, text, len(text), add_special, parse_special, tokens, capacity, n_tokens))
-        return list(ffi.unpack(tokens, n_tokens[0])) if n_tokens[0] else []
+        n_tokens, n_found = ffi.new("size_t *"), len(text) + 2
+        handle, capacity = self._open_handle(), 0
+        # Nearly every text has at most that many; some vocabularies make several tokens of a byte: those ask twice.
+        while n_found > capacity:
+            capacity = n_found
+            tokens = ffi.new("int32_t[]", capacity)
+            _check(
+                lib.corosrv_tokenize(handle, text, len(text), add_special, parse_special, tokens, capacity, n_tokens)
+            )
+            n_found = n_tokens[0]
+        return list(ffi.unpack(tokens, n_found)) if n_found else []
 
     def token_text(self, token: int, special: bool = False) -> bytes:
         text = ffi.new("corosrv_text *")

@@ -87,6 +87,41 @@ def write_lora(path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1,
     return write(path, metadata, tensors)
 
 
+def write_llama(path: Path, context: int = 256, **more: Any) -> Path:
+    """A decoder that reads bytes: two layers, 32 numbers wide, and no chat template. `more` are keys of its own."""
+    width, inner, layers, heads = 32, 64, 2, 2
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.context_length": context,
+        "llama.embedding_length": width,
+        "llama.block_count": layers,
+        "llama.feed_forward_length": inner,
+        "llama.attention.head_count": heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": width // heads,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0 for _ in tokens],
+        "tokenizer.ggml.token_type": [2, 3, 3, *(6 for _ in range(256))],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        **more,
+    }
+    shapes: dict[str, Shape] = {name: (width, len(tokens)) for name in ("token_embd.weight", "output.weight")}
+    shapes["output_norm.weight"] = (width,)
+    for layer in range(layers):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            shapes[f"blk.{layer}.{name}.weight"] = (width, width)
+        for name, shape in {"ffn_gate": (width, inner), "ffn_up": (width, inner), "ffn_down": (inner, width)}.items():
+            shapes[f"blk.{layer}.{name}.weight"] = shape
+        for name in ("attn_norm", "ffn_norm"):
+            shapes[f"blk.{layer}.{name}.weight"] = (width,)
+    return write(path, metadata, random_tensors(shapes))
+
+
 WORDS = ("the", "cat", "dog", "sat", "ran", "on", "mat", "road", "a", "red", "big", "house", "river", "boat", "why")
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *("\u2581" + word for word in WORDS))
 
