@@ -13,6 +13,12 @@ from corosrv.engine.traits import Traits, find_traits
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
 
+# For models that carry none, as in llama-server: they may have been trained on anything, and most have seen this.
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 class ChatTemplate:
     """One model's template. Rendering computes, and never waits."""

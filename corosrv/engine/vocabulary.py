@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from corosrv import errors
 from corosrv.engine import waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
-from corosrv.engine.chat import ChatTemplate
+from corosrv.engine.chat import CHATML, ChatTemplate
 from corosrv.engine.marks import Piece, strings
 from corosrv.engine.traits import Traits
 from corosrv.jobs import Messages, Prompt, Text, Tokens
@@ -32,7 +32,7 @@ class EngineVocabulary:
     """One loaded model's; see corosrv.jobs.Vocabulary for the contract. Usable from any thread, as its engine is."""
 
     def __init__(self, native: NativeEngine, info: ModelInfo, template: str = "", thinks: bool = True) -> None:
-        """`template`: instead of the model's own; `thinks`: see ChatTemplate."""
+        """`template`: instead of the model's own, or the one for models that carry none; `thinks`: see ChatTemplate."""
         self._native = native
         self._info = info
         self.size = info.n_vocab
@@ -40,10 +40,10 @@ class EngineVocabulary:
         self.eos = self._text(info.eos)
         self.end_tokens = tuple(native.end_tokens())
         self.infill = info.infill
-        self.chat_template = template or info.chat_template
+        self.chat_template = template or info.chat_template or (CHATML if info.generates else "")
         self._markers = [text for token in native.control_tokens() if (text := self._text(token))]
         self._template: ChatTemplate | None = None
-        self._no_template = "this model carries no chat template; use /v1/completions"
+        self._no_template = "this model has no chat template, for it generates nothing"
         if self.chat_template:
             self._read_template(self.chat_template, thinks)
 

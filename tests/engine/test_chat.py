@@ -12,6 +12,7 @@ from corosrv.engine.marks import Piece
 from corosrv.errors import NotSupported, PromptTooLong, Refused
 from corosrv.jobs import Messages, Text
 from tests.support.engines import answer, job, opened
+from tests.support.gguf import write_llama
 
 MARKERS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]", "<|eot_id|>")
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -671,3 +672,15 @@ def test_a_template_that_is_none_takes_conversations_only():
         assert not engine.card(None).capabilities & {"chat", "tools"}
         with pytest.raises(NotSupported, match="chat template cannot be used"):
             engine.submit(job(prompts=(conversation("Hi"),)))
+
+
+def test_a_model_without_a_template_converses_in_the_most_usual_form(tmp_path):
+    begun = conversation("Be brief.", "Hi")
+
+    with opened(model=str(write_llama(tmp_path / "tiny.gguf")), slots=1) as engine:
+        prompt = engine.vocabulary(None).render(begun)
+        assert engine.card(None).capabilities >= {"chat", "tools"}
+        assert engine.submit(job(prompts=(begun,))).prompt_tokens > (len(prompt),)
+
+    turns = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in begun.messages)
+    assert prompt == turns + "<|im_start|>assistant\n"
