@@ -1,4 +1,4 @@
-"""What takes its time for one prediction of an async predictor holds up no other: the real child, over real channels."""
+"""What takes its time for one async prediction holds up no other: the real child, over real channels."""
 
 from __future__ import annotations
 

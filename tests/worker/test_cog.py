@@ -67,6 +67,7 @@ class Files(cog.BaseRunner):
 def lines(a: str = "x") -> list[cog.Path]: ...
 
 
+SAY_NONE = ("mask",)  # which cog's own inspector cannot tell from what says nothing
 EVERY = [Many, Async, Stream, Files, lines]
 
 
@@ -97,6 +98,8 @@ def _described(name: str, field: Any) -> dict[str, Any]:
         "max_length": "maxLength",
         "regex": "pattern",
     }
+    if name in SAY_NONE:
+        schema["default"] = None
     for ours in ("default", "description", "deprecated", *limits):
         if (said := getattr(field, ours)) is not None:
             schema[limits.get(ours, ours)] = said
@@ -123,10 +126,25 @@ def test_inputs_are_of_cogs_own_types(tmp_path):
         assert values["file"].read() == b"y"
 
 
-def test_a_secret_that_may_be_left_out_by_cogs_idiom_may_be_left_out():
-    def run(key: cog.Secret = cog.Input(default=None)) -> str: ...
+def test_whether_none_is_a_default_or_there_is_none_is_read_in_the_source():
+    unknown = cog.Input()
 
-    assert not read(run).inputs[0].is_required
+    def run(
+        a: cog.Secret = cog.Input(default=None),
+        b: cog.Secret = cog.Input(None),
+        c: cog.Secret = cog.Input(),
+        d: cog.Secret = unknown,
+        e: Optional[str] = cog.Input(default=None),
+        f: Optional[str] = cog.Input(),
+        g: int = cog.Input(default=None),
+        *,
+        h: Optional[int] = cog.Input(description="h", default=None),
+    ) -> str: ...
+
+    inputs = document(read(run))["components"]["schemas"]["Input"]
+
+    assert inputs["required"] == ["c", "g"]
+    assert [name for name, schema in inputs["properties"].items() if "default" in schema] == list("abdeh")
 
 
 def test_outputs_of_cogs_types_are_sent(tmp_path):

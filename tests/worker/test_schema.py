@@ -5,6 +5,7 @@ from typing import Any, Literal, Optional
 
 import jsonschema
 import pytest
+from typing_extensions import NotRequired, Required, TypedDict
 
 from corosrv.worker import BaseModel, ConcatenateIterator, File, Input, Path, Secret, streaming
 from corosrv.worker.signatures.schema import document
@@ -58,7 +59,11 @@ def _output(annotation: Any) -> dict[str, Any]:
         (Secret, Input(), {"type": "string", "format": "password", "writeOnly": True, "x-cog-secret": True}),
         (Optional[int], Input(), {"type": "integer", "nullable": True}),
         (list[int], Input(ge=1), {"type": "array", "items": {"type": "integer", "minimum": 1}}),
-        (list[Path] | None, None, {"type": "array", "items": {"type": "string", "format": "uri"}, "nullable": True}),
+        (
+            list[Path] | None,
+            None,
+            {"type": "array", "items": {"type": "string", "format": "uri"}, "nullable": True, "default": None},
+        ),
         (dict, Input(), {"type": "object"}),
         (dict[str, int], Input(), {"type": "object", "additionalProperties": {"type": "integer"}}),
         (Any, Input(), {}),
@@ -154,6 +159,34 @@ def test_a_models_fields_are_described_within_each_other():
         "title": "Inner", "type": "object", "properties": inner, "required": ["where"]
     }  # fmt: skip
     assert schema["properties"]["note"] == {"title": "Note", "type": "string", "nullable": True}
+
+
+def test_what_an_object_is_made_with_may_be_missing_from_it_and_what_it_has_of_itself_is_not_required():
+    class Part(TypedDict, total=False):
+        size: Required[int]
+        unit: str
+
+    class Whole(TypedDict):
+        text: str
+        part: NotRequired[Part]
+
+    class Model(BaseModel):
+        score: float
+        text: str = ""
+        whole: Whole | None = None
+
+    def run() -> Model: ...
+
+    schema = document(read(run))["components"]["schemas"]["Output"]
+    whole = schema["properties"]["whole"]
+
+    assert (schema["required"], whole["required"]) == (["score"], ["text"])
+    assert whole["properties"]["part"] == {
+        "title": "Part",
+        "type": "object",
+        "properties": {"size": {"title": "Size", "type": "integer"}, "unit": {"title": "Unit", "type": "string"}},
+        "required": ["size"],
+    }
 
 
 def test_a_pydantic_model_is_described_too():

@@ -117,8 +117,8 @@ def test_a_type_that_json_does_not_have_is_refused_by_the_inputs_name(annotation
         (int, (Input(default=3, ge=1, le=5),), 3, False),
         (str, (Input(default="abc", min_length=1, max_length=5, regex="b"),), "abc", False),
         (float, (3,), 3.0, False),
-        (int, (None,), MISSING, False),
-        (Any, (None,), MISSING, False),
+        (int, (None,), None, False),
+        (Any, (None,), None, False),
         (Any, (), MISSING, True),
         (Optional[int], (), MISSING, False),
         (Optional[int], (Input(default=5),), 5, False),
@@ -166,6 +166,7 @@ def test_a_default_is_what_a_client_could_have_sent(annotation, default, json, i
         (str, Input(choices=[])),
         (str, Input(choices=["a", 1])),
         (Colour, Input(choices=["red"])),
+        (str, Input(accept="image/*")),
     ],
 )
 def test_what_an_author_says_against_his_own_type_stops_the_setup(annotation, default):

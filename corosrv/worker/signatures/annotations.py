@@ -36,6 +36,7 @@ from corosrv.worker.types import File, Path
 _PLAIN = (str, int, float, bool)
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
 _DICTS = (dict, abc.Mapping, abc.MutableMapping)
+_QUALIFIERS = ("Required", "NotRequired", "ReadOnly")  # of a TypedDict's keys
 _OUTPUT_LISTS = (*_LISTS, tuple, set, frozenset, abc.Set, abc.MutableSet)
 
 
@@ -72,8 +73,8 @@ class _Reading:
             return self._dict(arguments)
         if annotation is Any or annotation is object:
             return Anything()
-        if typing.is_typeddict(annotation):
-            return AnyObject()
+        if getattr(origin, "_name", None) in _QUALIFIERS:
+            return self.shape(arguments[0])
         if annotation in _PLAIN:
             return Plain(annotation)
         return self.of_class(origin or annotation)
@@ -112,8 +113,15 @@ def _literal(values: tuple[Any, ...]) -> Shape:
     return nullable(shape) if None in values else shape
 
 
+def _is_typed_dict(kind: type) -> bool:
+    """Also one of typing_extensions."""
+    return issubclass(kind, dict) and hasattr(kind, "__required_keys__")
+
+
 def _input_class(kind: Any) -> Shape:
     if isinstance(kind, type):
+        if _is_typed_dict(kind):
+            return AnyObject()
         if issubclass(kind, Enum):
             return _enum(kind)
         if issubclass(kind, os.PathLike):
@@ -133,10 +141,14 @@ def _output_class(kind: Any, within: tuple[type, ...]) -> Shape:
     if kind in within or coder_of(kind) is not None:
         return AnyObject()
     if dataclasses.is_dataclass(kind) and not hasattr(kind, "get_secret_value"):
-        names = tuple(field.name for field in dataclasses.fields(kind))
-        return _record(kind, names, within)
+        always = {field.name: _has_no_default(field) for field in dataclasses.fields(kind)}
+        return _record(kind, always, within)
     if isinstance(fields := getattr(kind, "model_fields", None), dict):  # pydantic's models
-        return _record(kind, tuple(fields), within)
+        return _record(kind, {name: field.is_required() for name, field in fields.items()}, within)
+    if _is_typed_dict(kind):
+        keys: Any = kind
+        always = {name: name in keys.__required_keys__ for name in keys.__annotations__}
+        return _record(kind, always, within)
     try:
         return _input_class(kind)
     except SignatureError:
@@ -150,10 +162,16 @@ def _enum(kind: type[Enum]) -> Shape:
     return OneOf(values, kind)
 
 
-def _record(kind: type, names: tuple[str, ...], within: tuple[type, ...]) -> Shape:
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _record(kind: type, always: dict[str, bool], within: tuple[type, ...]) -> Shape:
+    """`always`: the names, and whether an object cannot be made without."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except Exception as error:
         raise SignatureError(f"the annotations of {kind.__name__} cannot be read: {error}") from error
-    shapes = ((name, output_shape(hints.get(name, Any), (*within, kind))) for name in names)
-    return Record(kind.__name__, tuple((name, shape, not isinstance(shape, Nullable)) for name, shape in shapes))
+    shapes = {name: output_shape(hints.get(name, Any), (*within, kind)) for name in always}
+    fields = ((name, shape, always[name] and not isinstance(shape, Nullable)) for name, shape in shapes.items())
+    return Record(kind.__name__, tuple(fields))

@@ -24,21 +24,47 @@ def is_streaming(*functions: Callable[..., Any]) -> bool:
     return any(getattr(f, STREAMING, False) or _has_cogs_mark(f) for f in functions)
 
 
+def says_default(function: Callable[..., Any]) -> dict[str, bool]:
+    """Of each parameter behind which cog's `Input(...)` is written out: whether that names a default.
+
+    It leaves None both where none is named and where that one is.
+    """
+    definition = _definition(function)
+    if definition is None:
+        return {}
+    said, known = definition.args, getattr(function, "__globals__", {})
+    placed = [*said.posonlyargs, *said.args]
+    pairs = [
+        *zip(reversed(placed), reversed(said.defaults), strict=False),
+        *zip(said.kwonlyargs, said.kw_defaults, strict=True),
+    ]
+    calls = {name.arg: call for name, call in pairs if isinstance(call, ast.Call) and _is_cogs(call, "Input", known)}
+    return {
+        name: bool(call.args) or any(word.arg in ("default", None) for word in call.keywords)
+        for name, call in calls.items()
+    }
+
+
 def _has_cogs_mark(function: Callable[..., Any]) -> bool:
+    definition, known = _definition(function), getattr(function, "__globals__", {})
+    return definition is not None and any(_is_cogs(mark, "streaming", known) for mark in definition.decorator_list)
+
+
+def _definition(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError):  # no source, as of a compiled module
-        return False
-    known = getattr(function, "__globals__", {})
-    return any(_is_cogs_streaming(mark, known) for mark in getattr(tree.body[0], "decorator_list", ()))
+        return None
+    first = tree.body[0]
+    return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
-def _is_cogs_streaming(mark: ast.expr, known: dict[str, Any]) -> bool:
-    """`@streaming`, `@streaming()` or `@cog.streaming`, under whatever names they were imported."""
-    if isinstance(mark, ast.Call):
-        mark = mark.func
-    if isinstance(mark, ast.Attribute) and isinstance(mark.value, ast.Name):
-        found = getattr(known.get(mark.value.id), mark.attr, None)
+def _is_cogs(said: ast.expr, name: str, known: dict[str, Any]) -> bool:
+    """`name`, `name()` or `cog.name`, under whatever names they were imported."""
+    if isinstance(said, ast.Call):
+        said = said.func
+    if isinstance(said, ast.Attribute) and isinstance(said.value, ast.Name):
+        found = getattr(known.get(said.value.id), said.attr, None)
     else:
-        found = known.get(mark.id) if isinstance(mark, ast.Name) else None
-    return getattr(found, "__name__", "") == "streaming" and getattr(found, "__module__", "").split(".")[0] == "cog"
+        found = known.get(said.id) if isinstance(said, ast.Name) else None
+    return getattr(found, "__name__", "") == name and getattr(found, "__module__", "").split(".")[0] == "cog"

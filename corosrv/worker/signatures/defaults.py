@@ -27,12 +27,12 @@ from corosrv.worker.types import MISSING, STARS, FieldInfo
 
 
 def as_json(shape: Shape, info: FieldInfo) -> Any:
-    """MISSING where there is none, or where it is the None that stands in for a missing value anyway.
+    """MISSING where there is none.
 
     A secret's shows as stars, which stand for it. Raises SignatureError for a default that the input would refuse.
     """
     if info.default is MISSING or info.default is None:
-        return MISSING
+        return info.default
     return _value(shape, info.default, info)
 
 
@@ -69,13 +69,18 @@ def _plain(kind: Any, value: Any, info: FieldInfo) -> Any:
         value = kind(value)
     if type(value) is not kind:
         raise SignatureError(f"the default {value!r} is no {kind.__name__}")
-    if not (_fits(value, info) if kind is str else _is_within(value, info)):
-        raise SignatureError(f"the default {value!r} is outside the limits")
+    if kind is str and not _fits(value, info):
+        raise SignatureError(f"the default {value!r} is invalid: it is outside the limits")
+    if kind is not str:
+        _check_within(value, info)
     return value
 
 
-def _is_within(value: float, info: FieldInfo) -> bool:
-    return (info.ge is None or value >= info.ge) and (info.le is None or value <= info.le)
+def _check_within(value: float, info: FieldInfo) -> None:
+    if info.ge is not None and value < info.ge:
+        raise SignatureError(f"the default {value!r} is invalid: the minimum is {info.ge}")
+    if info.le is not None and value > info.le:
+        raise SignatureError(f"the default {value!r} is invalid: the maximum is {info.le}")
 
 
 def _fits(text: str, info: FieldInfo) -> bool:

@@ -6,7 +6,7 @@ import re
 from enum import Enum
 
 from corosrv.errors import SignatureError
-from corosrv.worker.signatures.shapes import AnyOf, ListOf, Nullable, OneOf, Plain, Shape
+from corosrv.worker.signatures.shapes import AnyOf, Fetched, ListOf, Nullable, OneOf, Plain, Shape
 from corosrv.worker.types import FieldInfo
 
 
@@ -17,9 +17,20 @@ def limited(shape: Shape, info: FieldInfo) -> Shape:
         raise SignatureError("ge and le are for numbers")
     if (info.min_length, info.max_length, info.regex) != (None, None, None) and str not in kinds:
         raise SignatureError("min_length, max_length and regex are for texts")
+    if info.accept is not None and not _is_file(shape):
+        raise SignatureError("accept is only valid on Path or File inputs")
     if info.regex is not None:
         _check_pattern(info.regex)
     return shape if info.choices is None else _chosen(shape, info.choices)
+
+
+def _is_file(shape: Shape) -> bool:
+    match shape:
+        case Nullable(of) | ListOf(of):
+            return _is_file(of)
+        case AnyOf(members):
+            return any(map(_is_file, members))
+    return isinstance(shape, Fetched)
 
 
 def _kinds(shape: Shape) -> set[type]:

@@ -12,14 +12,15 @@ from typing import Any
 from corosrv.errors import SignatureError
 from corosrv.worker.signatures import defaults
 from corosrv.worker.signatures.annotations import input_shape
-from corosrv.worker.signatures.declared import concurrency, is_streaming
+from corosrv.worker.signatures.declared import concurrency, is_streaming, says_default
 from corosrv.worker.signatures.framework import is_framework
 from corosrv.worker.signatures.limits import limited
 from corosrv.worker.signatures.returned import OutputType, is_async, output_type
-from corosrv.worker.signatures.shapes import Nullable, Shape, nullable
+from corosrv.worker.signatures.shapes import Hidden, Nullable, Shape, nullable
 from corosrv.worker.types import MISSING, FieldInfo
 
 _METHODS = ("run", "predict")
+_UNSURE = object()  # a default that may be None or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,11 @@ def read(target: type | Callable[..., Any]) -> Signature:
     parameters = list(inspect.signature(inner).parameters.values())
     if isinstance(target, type) and not isinstance(inspect.getattr_static(target, method), staticmethod | classmethod):
         del parameters[0]  # self
+    says = says_default(inner)
     returned, functions = hints.get("return", Any), (function, inner)
     return Signature(
         method=method,
-        inputs=tuple(_input(parameter, hints) for parameter in parameters),
+        inputs=tuple(_input(parameter, hints, says) for parameter in parameters),
         output=output_type(returned, functions),
         is_async=is_async(returned, functions),
         is_streaming=is_streaming(*functions),
@@ -107,7 +109,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         raise SignatureError(f"the annotations cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _input(parameter: inspect.Parameter, hints: dict[str, Any]) -> InputField:
+def _input(parameter: inspect.Parameter, hints: dict[str, Any], says: dict[str, bool]) -> InputField:
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise SignatureError(f"{parameter}: every input needs a name of its own")
@@ -116,6 +118,8 @@ def _input(parameter: inspect.Parameter, hints: dict[str, Any]) -> InputField:
     info = _info(parameter.default, hints[name])
     try:
         shape = limited(input_shape(hints[name]), info)
+        if info.default is _UNSURE:
+            info = dataclasses.replace(info, default=_meant(shape, says.get(name)))
         if info.default is None:
             shape = nullable(shape)
         default = defaults.as_json(shape, info)
@@ -127,20 +131,28 @@ def _input(parameter: inspect.Parameter, hints: dict[str, Any]) -> InputField:
 
 def _info(default: Any, annotation: Any) -> FieldInfo:
     """What was said of the input behind `=` and in Annotated; a plain default counts as Input(default)."""
-    if (said := _as_info(default, annotation)) is not None:
+    if (said := _as_info(default)) is not None:
         return said
     marks = annotation.__metadata__ if typing.get_origin(annotation) is typing.Annotated else ()
-    said = next((info for mark in marks if (info := _as_info(mark, annotation)) is not None), FieldInfo())
+    said = next((info for mark in marks if (info := _as_info(mark)) is not None), FieldInfo())
     return said if default is inspect.Parameter.empty else dataclasses.replace(said, default=default)
 
 
-def _as_info(value: Any, annotation: Any) -> FieldInfo | None:
+def _as_info(value: Any) -> FieldInfo | None:
     if isinstance(value, FieldInfo):
         return value
     if type(value).__name__ != "FieldInfo" or not is_framework(type(value).__module__):
         return None
     names = (field.name for field in dataclasses.fields(FieldInfo))
     info = FieldInfo(**{name: getattr(value, name) for name in names if hasattr(value, name)})
-    # cog's says None for "no default" too, and means it, except where a secret may be left out.
-    is_secret = hasattr(annotation, "get_secret_value")
-    return info if info.default is not None or is_secret else dataclasses.replace(info, default=MISSING)
+    return info if info.default is not None else dataclasses.replace(info, default=_UNSURE)
+
+
+def _meant(shape: Shape, is_said: bool | None) -> Any:
+    """None or MISSING, where cog's has None for both; `is_said`: whether the source names a default, if it is known.
+
+    As for Cog, None is no default of a type that does not have it, except of a secret that may be left out.
+    """
+    if isinstance(shape, Hidden):
+        return MISSING if is_said is False else None
+    return None if is_said and isinstance(shape, Nullable) else MISSING
