@@ -185,7 +185,7 @@ class NotStreamed(Refused):
     """An event stream was asked for, and the predictor has not opted in."""
 
     def __init__(self) -> None:
-        super().__init__("this predictor does not support streaming: it is opted in to with @streaming", None)
+        super().__init__("This model does not support streaming responses: it opts in with @streaming", None)
 
 
 class IdTaken(Refused):

@@ -82,7 +82,7 @@ class EventReader:
             return self._cursor.take()
         except Gap as gap:
             self._is_lost = True
-            error = "truncated: events were lost, since this reader was behind those that are kept"
+            error = "SSE stream replay truncated: this reader was behind the events that are kept"
             return [Event("error", {"error": error, "skipped": gap.n_skipped})]
 
     def _wait(self, sink: Sink, timeout: float | None) -> None:

@@ -92,14 +92,28 @@ def check_name(name: str) -> None:
     """Raises TypeError or ValueError."""
     if not isinstance(name, str):
         raise TypeError(f"a metric's name is a string, not {type(name).__name__}")
-    segments = name.split(".")
-    if len(name) > MAX_NAME or len(segments) > MAX_SEGMENTS or not all(map(_SEGMENT.fullmatch, segments)):
-        raise ValueError(
-            f"{name!r:.150} is no name for a metric: at most {MAX_NAME} characters in at most {MAX_SEGMENTS} segments "
-            "with dots between them, each of letters and digits with single underscores between them, a letter first"
-        )
+    if (fault := _fault(name)) is not None:
+        raise ValueError(f"{name!r:.150} is no name for a metric: it {fault}")
     if name == "predict_time" or name.startswith("cog."):
         raise ValueError(f"the metric {name!r} is reserved")
+
+
+def _fault(name: str) -> str | None:
+    """The first rule that the name breaks."""
+    segments = name.split(".")
+    if all(map(_SEGMENT.fullmatch, segments)) and len(name) <= MAX_NAME and len(segments) <= MAX_SEGMENTS:
+        return None
+    faults = {
+        f"must have at most {MAX_NAME} characters": len(name) > MAX_NAME,
+        "must not start with a dot": name.startswith("."),
+        "must not end with a dot": name.endswith("."),
+        "must not have empty segments": "" in segments,
+        f"must have at most {MAX_SEGMENTS} dot-separated segments": len(segments) > MAX_SEGMENTS,
+        "must not contain consecutive underscores": "__" in name,
+        "must end with a letter or digit, as each segment": any(segment.endswith("_") for segment in segments),
+        "must start with a letter, as each segment": not all(re.match("[A-Za-z]", segment) for segment in segments),
+    }
+    return next((fault for fault, is_so in faults.items() if is_so), "must consist of letters, digits, _ and dots")
 
 
 def kind_of(name: str, value: Any) -> str:

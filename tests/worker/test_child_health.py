@@ -12,14 +12,15 @@ from corosrv.wire.messages import Cancelled, HealthCheck, HealthCheckResult
 from corosrv.worker.child.predictor_health import HealthChecks
 from tests.support.worker_child import ChildProcess, write_predictor
 
+FAILED = "Healthcheck failed"
 CHECKS = {
     "none": ("", None),
     "True": ("def healthcheck(self): return True", None),
     "None": ("def healthcheck(self): pass", None),
-    "False": ("def healthcheck(self): return False", "healthcheck() returned False"),
-    "raises": ("def healthcheck(self): raise OSError('no GPU')", "OSError: no GPU"),
-    "exits": ("def healthcheck(self): raise SystemExit(2)", "SystemExit: 2"),
-    "coroutine": ("async def healthcheck(self): return False", "healthcheck() returned False"),
+    "False": ("def healthcheck(self): return False", f"{FAILED}: user-defined healthcheck returned False"),
+    "raises": ("def healthcheck(self): raise OSError('no GPU')", f"{FAILED}: OSError: no GPU"),
+    "exits": ("def healthcheck(self): raise SystemExit(2)", f"{FAILED}: SystemExit: 2"),
+    "coroutine": ("async def healthcheck(self): return False", f"{FAILED}: user-defined healthcheck returned False"),
 }
 
 
@@ -94,9 +95,9 @@ def test_a_check_that_hangs_is_answered_for_and_no_other_is_begun() -> None:
 
     checks = HealthChecks(check, answers, limit=0.05)
     checks.ask("first")
-    assert answers.next() == ("first", "healthcheck() did not answer within 0.05 s")
+    assert answers.next() == ("first", f"{FAILED}: user-defined healthcheck timed out after 0.1 seconds")
     checks.ask("second")
-    assert answers.next() == ("second", "healthcheck() did not answer within 0.05 s")
+    assert answers.next() == ("second", f"{FAILED}: user-defined healthcheck timed out after 0.1 seconds")
     checks.ask("third")
     release.set()
 
@@ -118,7 +119,7 @@ def test_who_asks_meanwhile_shares_the_answer() -> None:
     release.set()
 
     assert [answers.next(), answers.next()] == [
-        ("first", "healthcheck() returned False"),
-        ("second", "healthcheck() returned False"),
+        ("first", f"{FAILED}: user-defined healthcheck returned False"),
+        ("second", f"{FAILED}: user-defined healthcheck returned False"),
     ]
     assert begun == [True]

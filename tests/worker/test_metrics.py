@@ -48,12 +48,29 @@ def test_names(metrics: Metrics, sent: Sent, name: str) -> None:
     assert sent == [(name, 1, "replace")]
 
 
-BAD_NAMES = ["", "1a", "_a", "a_", "a__b", "a..b", ".a", "a.", "a.b.c.d.e", "x" * 129, "a b", "ä", "a-b", "a\n"]
+BAD_NAMES = {
+    "": "empty segments",
+    "1a": "must start with a letter",
+    "_a": "must start with a letter",
+    "a_": "must end with a letter or digit",
+    "a__b": "must not contain consecutive underscores",
+    "a..b": "empty segments",
+    ".a": "must not start with a dot",
+    "a.": "must not end with a dot",
+    "a.b.c.d.e": "at most 4 dot-separated segments",
+    "x" * 129: "at most 128 characters",
+    "a b": "letters, digits",
+    "ä": "must start with a letter",
+    "a-b": "letters, digits",
+    "a\n": "letters, digits",
+    "predict_time": "reserved",
+    "cog.a": "reserved",
+}
 
 
-@pytest.mark.parametrize("name", [*BAD_NAMES, "predict_time", "cog.a"])
-def test_bad_names_raise(metrics: Metrics, sent: Sent, name: str) -> None:
-    with pytest.raises(ValueError, match="metric"):
+@pytest.mark.parametrize(("name", "fault"), BAD_NAMES.items())
+def test_bad_names_raise(metrics: Metrics, sent: Sent, name: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
         metrics[name] = 1
     assert sent == []
 

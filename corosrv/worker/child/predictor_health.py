@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 LIMIT = 5.0  # seconds
+_FAILED = "Healthcheck failed"  # how Cog's reasons begin
 
 
 class HealthChecks:
@@ -60,8 +61,8 @@ class HealthChecks:
         try:
             result = self._call()
         except BaseException as error:  # also sys.exit() of user code
-            return describe(error)
-        return "healthcheck() returned False" if result is False else None
+            return f"{_FAILED}: {describe(error)}"
+        return f"{_FAILED}: user-defined healthcheck returned False" if result is False else None
 
     def _call(self) -> Any:
         assert self._check is not None, "a check runs that there is none of"
@@ -80,4 +81,4 @@ class HealthChecks:
         with self._lock:
             is_waiting = self._asked.pop(id, None) is not None
         if is_waiting:
-            self._answer(id, f"healthcheck() did not answer within {self._limit:g} s")
+            self._answer(id, f"{_FAILED}: user-defined healthcheck timed out after {self._limit:.1f} seconds")

@@ -30,7 +30,7 @@ class HealthChecks:
         _, due, outcome = self._running
         reason: str | None = None
         if outcome.wait(max(0.0, due - time.monotonic())) is None and not outcome.ready():
-            return f"the health check has not answered within {self._limit:g} s"
+            return f"Healthcheck failed: user-defined healthcheck timed out after {self._limit:.1f} seconds"
         reason = outcome.get_nowait()
         return reason
 
