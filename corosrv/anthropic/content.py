@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corosrv.anthropic import schema
-from corosrv.chat.turns import Turn, Turns
+from corosrv.chat.turns import PART_END, Turn, Turns
 from corosrv.errors import NotSupported, Refused
 
 Blocks = Sequence[schema.Block]
@@ -34,7 +34,7 @@ def _ours(content: Blocks, param: str, said: Turns) -> None:
             words.append(_words(block, f"{param}[{i}]"))
     if thoughts:
         said.think("".join(thoughts))
-    said.answer("".join(words))
+    said.answer(PART_END.join(words))
     for block in content:
         if isinstance(block, schema.ToolUse):
             said.call(block.id, block.name, block.input)
@@ -52,13 +52,13 @@ def _theirs(content: Blocks, param: str, said: Turns) -> None:
         else:
             words.append(_words(block, f"{param}[{i}]"))
     if words or not content:
-        said.say("user", "".join(words))
+        said.say("user", PART_END.join(words))
 
 
 def _text(content: str | Blocks, param: str) -> str:
     if isinstance(content, str):
         return content
-    return "".join(_words(block, f"{param}[{i}]") for i, block in enumerate(content))
+    return PART_END.join(_words(block, f"{param}[{i}]") for i, block in enumerate(content))
 
 
 def _words(block: schema.Block, param: str) -> str:

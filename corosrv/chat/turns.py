@@ -11,6 +11,9 @@ from corosrv.errors import Refused
 from corosrv.http.body import check_limits
 
 Turn = dict[str, Any]
+# Between the parts of one message, as llama-server has it for templates that take texts alone: clients put a part for
+# each thing they say, and do not end it.
+PART_END = "\n"
 
 _arguments = msgspec.json.Decoder(dict[str, Any])
 

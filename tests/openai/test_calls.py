@@ -364,10 +364,16 @@ def test_a_developer_speaks_as_the_system():
     assert prompt(messages=[message("developer", "Be brief."), *HELLO]).messages[0]["role"] == "system"
 
 
-def test_text_parts_are_joined():
-    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+PARTS = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
 
-    assert prompt(messages=[message("user", parts)]) == prompt()
+
+def test_text_parts_are_lines():
+    assert prompt(messages=[message("user", PARTS)]).messages[0]["content"] == "Hel\nlo"
+    assert prompt(messages=[message("assistant", PARTS), *HELLO]).messages[0]["content"] == "Hel\nlo"
+
+
+def test_the_parts_of_what_is_to_be_continued_are_paragraphs():
+    assert prompt(messages=[*HELLO, message("assistant", PARTS)]).messages[1]["content"] == "Hel\n\nlo"
 
 
 def test_an_assistant_may_have_said_nothing():

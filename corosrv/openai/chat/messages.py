@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from corosrv.chat.turns import PART_END
 from corosrv.chat.turns import arguments as arguments_of
 from corosrv.errors import NotSupported, Refused
 from corosrv.http.body import check_text
@@ -23,10 +24,11 @@ _MAX_ARGUMENT = 1024  # bytes
 def turns(messages: list[schema.Message]) -> tuple[dict[str, Any], ...]:
     """Messages as templates take them. Raises Refused, which names the place."""
     names: dict[str, str] = {}  # of the functions called so far, by the calls' ids
-    return tuple(_turn(message, f"messages[{i}]", names) for i, message in enumerate(messages))
+    last = len(messages) - 1
+    return tuple(_turn(message, f"messages[{i}]", names, i == last) for i, message in enumerate(messages))
 
 
-def _turn(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+def _turn(message: schema.Message, param: str, names: dict[str, str], is_last: bool) -> dict[str, Any]:
     if message.function_call:
         raise NotSupported(f"{param}.function_call: send tool_calls instead", param, "unsupported_parameter")
     if message.role not in _ROLES:
@@ -34,7 +36,9 @@ def _turn(message: schema.Message, param: str, names: dict[str, str]) -> dict[st
             f"{param}.role must be system, developer, user, assistant or tool, not '{message.role[:40]}'",
             f"{param}.role",
         )
-    turn: dict[str, Any] = {"role": _ROLES[message.role], "content": _content(message, f"{param}.content")}
+    # As llama-server joins the parts of a message, and those of one that is to be continued.
+    between = "\n\n" if is_last and message.role == "assistant" else PART_END
+    turn: dict[str, Any] = {"role": _ROLES[message.role], "content": _content(message, f"{param}.content", between)}
     if message.role == "tool":
         turn |= _answered(message, param, names)
     if message.role == "assistant":
@@ -75,12 +79,12 @@ def _call(call: schema.ToolCall, param: str, names: dict[str, str]) -> dict[str,
     return {"id": check_text(call.id, f"{param}.id"), "type": "function", "function": function}
 
 
-def _content(message: schema.Message, param: str) -> str:
+def _content(message: schema.Message, param: str, between: str) -> str:
     content = message.content
     if isinstance(content, str):
         return check_text(content, param)
     if isinstance(content, list):
-        return "".join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
+        return between.join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
     if message.role == "assistant" and (content is None or message.tool_calls):
         return ""
     raise Refused(f"{param} is required: a string or a list of parts", param, "missing_required_parameter")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from corosrv.chat import turns
-from corosrv.chat.turns import Turns
+from corosrv.chat.turns import PART_END, Turns
 from corosrv.errors import NotSupported, Refused
 from corosrv.http.body import convert
 from corosrv.openai.responses import schema
@@ -66,7 +66,7 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, Turns], None]] = {
 def _text(content: schema.Content, param: str) -> str:
     if isinstance(content, str):
         return content
-    return "".join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
+    return PART_END.join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: schema.ContentPart, param: str) -> str:

@@ -76,7 +76,7 @@ def test_instructions_come_first(asked):
         ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a"}),
         (
             {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
-            {"role": "user", "content": "ab"},
+            {"role": "user", "content": "a\nb"},
         ),
         (
             {
