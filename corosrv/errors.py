@@ -122,9 +122,12 @@ class PromptTooLong(Refused):
         is_estimate: bool = False,
         has_answer: bool = True,
     ) -> None:
+        subject, rest = "the prompt", ", of which at least one token is for the answer"
+        if not has_answer:
+            subject, rest = "the input is too large: it", ""
         super().__init__(
-            f"the prompt has {'some ' if is_estimate else ''}{n_tokens} tokens, which exceeds the available context "
-            f"size of {context}{', of which at least one token is for the answer' if has_answer else ''}",
+            f"{subject} has {'some ' if is_estimate else ''}{n_tokens} tokens, which exceeds the available context "
+            f"size of {context}{rest}",
             param,
             "context_length_exceeded",
         )

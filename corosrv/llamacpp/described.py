@@ -21,7 +21,7 @@ class ModelQuery(msgspec.Struct):
 
 
 class SlotsQuery(ModelQuery):
-    fail_on_no_slot: Annotated[str, Meta(description="1: 503 while every slot is busy")] | None = None
+    fail_on_no_slot: Annotated[str, Meta(description="anything: 503 while every slot is busy")] | None = None
 
 
 class SlotQuery(ModelQuery, kw_only=True):

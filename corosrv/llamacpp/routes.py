@@ -128,7 +128,7 @@ def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Swi
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
         name = _asked_model()
         card, states = worker.card(name), worker.slots(name)
-        if request.args.get("fail_on_no_slot") == "1" and all(state.is_busy for state in states):
+        if request.args.get("fail_on_no_slot") and all(state.is_busy for state in states):
             raise Unavailable("every slot is busy")
         return json_response([slots.describe(state, card) for state in states])
 

@@ -56,7 +56,7 @@ class InfillBody(NativeFields, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct):
-    content: str
+    content: str | Annotated[list[str | int], Meta(max_length=MAX_TOKENS)]  # a list is texts and token ids in a row
     model: str | None = None
     add_special: bool | None = None
     parse_special: bool | None = None

@@ -74,7 +74,7 @@ def test_an_input_may_be_as_long_as_the_context_and_no_longer(smollm):
     fitting, longer = Tokens((5,) * context), Tokens((5,) * (context + 1))
 
     (chunk,) = read_all(smollm.submit(EmbedJob((fitting,))))
-    with pytest.raises(errors.PromptTooLong, match=f"{context + 1} tokens") as refused:
+    with pytest.raises(errors.PromptTooLong, match=f"too large: it has {context + 1} tokens") as refused:
         smollm.submit(EmbedJob((fitting, longer)))
 
     assert chunk.prompt_tokens == context

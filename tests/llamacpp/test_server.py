@@ -31,6 +31,14 @@ def test_a_text_is_split_as_it_is_asked_for(sent, expected):
     assert tokens.tokenize(TokenizeBody("Hi</s>", **sent), ByteVocabulary(adds_bos=True)) == {"tokens": expected}
 
 
+def test_texts_and_tokens_in_a_row_are_split_as_one():
+    sent = TokenizeBody(["a", 98, "c</s>"], add_special=True)
+
+    assert tokens.tokenize(sent, ByteVocabulary(adds_bos=True)) == {"tokens": [BOS, *b"abc", EOS]}
+    with pytest.raises(Refused, match=r"content\[0\]"):
+        tokens.tokenize(TokenizeBody([263]), ByteVocabulary())
+
+
 def test_pieces_are_text_where_they_can_be():
     shown = tokens.tokenize(TokenizeBody("aé", with_pieces=True), ByteVocabulary())
 
