@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
+import operator
 import os
 from typing import Any
 
@@ -73,6 +75,14 @@ class Files:
             address: str = call_in_thread(_data_url, path, file.mime_type)
             return address
         return _data_url(path, file.mime_type)
+
+
+def weight(message: OutputChunk | FileOutput, value: Any, directory: str) -> int:
+    """Bytes of what was put in for the message's files, once it was resolved to `value`."""
+    if isinstance(message, FileOutput) and message.kind != "oversized":
+        return len(value)
+    whole = os.path.getsize(_path(directory, message.filename)) if isinstance(message, FileOutput) else 0
+    return whole + sum(len(functools.reduce(operator.getitem, file.path, value)) for file in message.files)
 
 
 def _path(directory: str, name: str) -> str:

@@ -44,6 +44,10 @@ class Change(str, Enum):
 Listener = Callable[[Change], None]
 
 
+MAX_LOGS = 16 << 20  # characters of one prediction
+LOGS_CUT = "\n[TRUNCATED: the prediction printed more than is kept]\n"
+
+
 class Prediction:
     """What was asked, and what became of it. Belongs to the hub's thread; nothing here waits.
 
@@ -65,10 +69,13 @@ class Prediction:
         self.status = Status.STARTING
         self.history = history
         self.is_cancel_requested = False
+        self.n_bytes = 0  # that it takes, some; told by whoever receives them, until it ends
         self._shown_input = shown_input
         self._is_list = is_list
         self._outputs: list[Any] = []
         self._logs: list[str] = []
+        self._n_logged = 0  # characters
+        self._is_log_cut = False
         self._metrics = Metrics()
         self._predict_time: float | None = None
         self._error: str | None = None
@@ -105,6 +112,14 @@ class Prediction:
         self._tell(Change.OUTPUT)
 
     def add_log(self, source: str, data: str) -> None:
+        """Keeps what there is room for, and says where it was cut; nobody hears of what is behind that."""
+        if self._is_log_cut:
+            return
+        room = MAX_LOGS - self._n_logged
+        if len(data) > room:
+            data = data[:room] + LOGS_CUT
+            self._is_log_cut = True
+        self._n_logged += len(data)
         self._logs.append(data)
         self._record("log", {"source": source, "data": data})
         self._tell(Change.LOGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -15,6 +16,7 @@ from gevent.hub import get_hub
 from corosrv.dispatch.permits import Permit
 from corosrv.jobs import PredictJob
 from corosrv.predictions.chunks import Chunks, Output
+from corosrv.predictions.files import weight
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.times import now
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, Metric, SlotToServer
@@ -103,9 +105,7 @@ class Run:
             return self._read(reader, directory)
 
     def _read(self, reader: PredictReader, directory: str) -> Terminal | None:
-        chunks = Chunks(
-            lambda message: self._files.resolve(message, directory), self.prediction.add_output, self._on_fault
-        )
+        chunks = Chunks(functools.partial(self._resolve, directory), self.prediction.add_output, self._on_fault)
         terminal: Terminal | None = None
         try:
             while messages := reader.take():
@@ -114,7 +114,13 @@ class Run:
             chunks.finish()
         finally:
             chunks.close()
+            self.prediction.n_bytes += reader.n_received
         return terminal
+
+    def _resolve(self, directory: str, message: Output) -> Any:
+        value = self._files.resolve(message, directory)
+        self.prediction.n_bytes += weight(message, value, directory)
+        return value
 
     def _take(self, message: SlotToServer, chunks: Chunks) -> Terminal | None:
         if isinstance(message, LogLine):

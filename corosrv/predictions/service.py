@@ -168,6 +168,7 @@ class PredictionService:
         history = History(self.settings.stream_history) if schema.is_streaming else None
         id = call.id or ids.new_id()
         prediction = Prediction(id, input, schema.mask(input), now(), history, _is_list(schema.document))
+        prediction.n_bytes = call.n_bytes
         run = Run(prediction, permit, call.context, self.worker, self._files, self._on_end)
         if call.receiver is not None:
             self.webhooks.attach(prediction, call.receiver)

@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from corosrv.predictions.prediction import Prediction
 
 MAX_FINISHED = 1000
+MAX_BYTES = 256 << 20  # of all that ended; the latest is kept, however large
 
 
 class Supervisor:
     """Knows a prediction from its acceptance until `ttl` seconds after its end. Times are passed in; nothing waits."""
 
-    def __init__(self, ttl: float, limit: int = MAX_FINISHED) -> None:
+    def __init__(self, ttl: float, limit: int = MAX_FINISHED, max_bytes: int = MAX_BYTES) -> None:
         self._ttl = ttl
         self._limit = limit
+        self._max_bytes = max_bytes
+        self._n_bytes = 0  # of those that ended
         self._running: dict[str, Prediction] = {}
         # By the time of forgetting, which is the order of their ends.
         self._finished: OrderedDict[str, tuple[float, Prediction]] = OrderedDict()
@@ -48,8 +51,9 @@ class Supervisor:
         """It has ended, and is remembered for a while."""
         del self._running[prediction.id]
         self._finished[prediction.id] = (now + self._ttl, prediction)
-        while len(self._finished) > self._limit:
-            self._finished.popitem(last=False)
+        self._n_bytes += prediction.n_bytes
+        while len(self._finished) > self._limit or (self._n_bytes > self._max_bytes and len(self._finished) > 1):
+            self._forget_oldest()
         self.forget(now)
 
     def forget(self, now: float) -> float | None:
@@ -58,5 +62,9 @@ class Supervisor:
             due, _ = next(iter(self._finished.values()))
             if due > now:
                 return due
-            self._finished.popitem(last=False)
+            self._forget_oldest()
         return None
+
+    def _forget_oldest(self) -> None:
+        _, (_, prediction) = self._finished.popitem(last=False)
+        self._n_bytes -= prediction.n_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from corosrv.errors import IllegalTransition
 from corosrv.predictions.history import History
-from corosrv.predictions.prediction import NEXT, Change, Prediction, Status
+from corosrv.predictions.prediction import LOGS_CUT, NEXT, Change, Prediction, Status
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 LATER = NOW + timedelta(seconds=1, microseconds=7)
@@ -137,6 +137,21 @@ def test_what_was_brought_forth_outlives_a_bad_end(status):
 
     shown = prediction.view()
     assert (shown["logs"], shown["output"], shown["metrics"]) == ("a\nb\n", [1], {"n": 2, "predict_time": 0.5})
+
+
+def test_logs_without_end_are_cut_with_a_word(monkeypatch):
+    monkeypatch.setattr("corosrv.predictions.prediction.MAX_LOGS", 10)
+    prediction = make(history=History(10))
+    heard: list[Change] = []
+    prediction.begin(NOW)
+    prediction.listen(heard.append)
+
+    for text in ("1234\n", "5678\n", "9", "more"):
+        prediction.add_log("stdout", text)
+
+    assert prediction.view()["logs"] == f"1234\n5678\n{LOGS_CUT}"
+    assert "TRUNCATED" in LOGS_CUT
+    assert heard == 3 * [Change.LOGS]
 
 
 def test_the_end_of_a_failure_without_output_shows_none():

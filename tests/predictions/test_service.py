@@ -451,6 +451,31 @@ def test_files_within_an_output_are_put_in(service: PredictionService, worker: H
     assert wait(prediction)["output"] == {"file": "data:text/plain;base64,aGk="}
 
 
+@pytest.mark.parametrize(
+    ("message", "n_bytes"),
+    [
+        (OutputChunk("word", 0), 0),
+        (OutputChunk([None], 0, [FileRef([0], "made.json", "text/plain")]), len("data:text/plain;base64,eyJhIjogMX0=")),
+        (FileOutput("made.json", "file_type", "text/plain", 0), len("data:text/plain;base64,eyJhIjogMX0=")),
+        (FileOutput("made.json", "oversized", "application/json", 0), len('{"a": 1}')),
+    ],
+)
+def test_a_result_is_as_large_as_its_messages_and_what_came_in_files(
+    service: PredictionService, worker: HandWorker, message: OutputChunk | FileOutput, n_bytes: int
+):
+    prediction = start(service, n_bytes=100)
+    running = worker.running[0]
+    os.makedirs(os.path.join(running.job.output_dir, "outputs"))
+    with open(os.path.join(running.job.output_dir, "outputs", "made.json"), "w") as file:
+        file.write('{"a": 1}')
+
+    running.give(message)  # of one byte, in these tests
+    running.done()
+    wait(prediction)
+
+    assert prediction.n_bytes == 100 + 2 + n_bytes
+
+
 # Following
 
 

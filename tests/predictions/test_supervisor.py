@@ -56,6 +56,25 @@ def test_only_the_latest_are_remembered():
     assert [supervisor.find(str(number), 5) is not None for number in range(4)] == [False, False, True, True]
 
 
+def test_no_more_is_remembered_than_there_is_room_for_and_the_latest_always():
+    supervisor = Supervisor(60, max_bytes=100)
+    for id, n_bytes in (("a", 60), ("b", 30), ("c", 20)):
+        prediction = running(supervisor, id)
+        prediction.n_bytes = n_bytes
+        supervisor.finish(prediction, now=0)
+    assert [supervisor.find(id, 5) is not None for id in "abc"] == [False, True, True]
+
+    huge = running(supervisor, "huge")
+    huge.n_bytes = 1000
+    supervisor.finish(huge, now=0)
+    assert [supervisor.find(id, 5) for id in ("b", "c", "huge")] == [None, None, huge]
+
+    supervisor.finish(running(supervisor, "d"), now=0)
+    assert [supervisor.find(id, 5) is not None for id in ("huge", "d")] == [False, True]
+    supervisor.forget(60)
+    assert supervisor.find("d", 60) is None
+
+
 def test_nothing_is_remembered_without_a_time():
     supervisor = Supervisor(0)
 

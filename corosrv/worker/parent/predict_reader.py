@@ -25,7 +25,8 @@ class PredictReader:
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._unread: list[SlotToServer] = []
-        self._n_bytes = 0
+        self._n_bytes = 0  # of those
+        self.n_received = 0  # bytes of all messages so far
         self._has_ended = False  # the terminal message is there
         self._is_closed = False
         self._is_cancelled = False
@@ -90,6 +91,7 @@ class PredictReader:
             return
         self._unread.append(message)
         self._n_bytes += n_bytes
+        self.n_received += n_bytes
         if self._n_bytes > MAX_UNREAD:
             self._has_room.clear()
         self._has_news.set()
