@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +58,30 @@ def test_child_processes_belong_to_the_prediction(child: ChildProcess) -> None:
 def test_c_code_belongs_to_the_prediction(child: ChildProcess) -> None:
     assert child.predict(do="c_code").logs == "from C\nheld back"
     assert child.predict(do="echo").logs == ""
+
+
+@pytest.mark.parametrize("environ", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_c_code_prints_whole_lines(environ: dict[str, str]) -> None:
+    source = """
+import ctypes, os, socket
+from corosrv.worker.printing.capture import _line_buffered_c_output
+there, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps writes apart
+os.dup2(here.fileno(), 1)
+flush = _line_buffered_c_output()
+libc = ctypes.CDLL(None)
+for number in range(2):
+    libc.printf(b"line ")
+    libc.printf(b"%d\\n", number)
+libc.printf(b"no end")
+flush()
+os.write(2, repr([there.recv(100) for _ in range(3)]).encode())
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(
+        [sys.executable, "-c", source], env=clean | environ, capture_output=True, text=True, timeout=20, check=True
+    )
+
+    assert ended.stderr == "[b'line 0\\n', b'line 1\\n', b'no end']"
 
 
 def test_forked_processes_belong_to_the_prediction_and_touch_no_channel(child: ChildProcess) -> None:

@@ -19,6 +19,7 @@ from corosrv.worker.printing.streams import Stream
 
 _PIPE_SIZE = 1 << 20  # bytes; the most that the kernel allows by default
 _FDS = {"stdout": 1, "stderr": 2}
+_C_BUFFER = 1 << 13  # bytes
 
 
 class Capture:
@@ -119,5 +120,9 @@ def _line_buffered_c_output() -> Callable[[], object]:
     except ValueError:  # a C library that calls it otherwise
         return lambda: None
     line_buffered = 1  # _IOLBF
-    libc.setvbuf(stdout, None, line_buffered, ctypes.c_size_t(0))
+    # A buffer of its own: with PYTHONUNBUFFERED the stream has one of a single byte, and would go on with that. It
+    # stays for ever, as the stream is flushed when Python is gone.
+    libc.malloc.restype = ctypes.c_void_p
+    buffer = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_C_BUFFER)))
+    libc.setvbuf(stdout, buffer, line_buffered, ctypes.c_size_t(_C_BUFFER))
     return lambda: libc.fflush(stdout)
