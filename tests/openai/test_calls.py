@@ -296,6 +296,7 @@ def called(arguments: Any, name: str = "rain", id: str = "call_1") -> dict[str, 
         ([message("user", [{"type": "text"}])], "messages[0].content[0].text"),
         ([message("user", [{"type": "text", "text": 5}])], "messages[0].content[0].text"),
         ([message("user"), message("user", [{"type": "image_url"}])], "messages[1].content[0]"),
+        ([message("assistant", [{"type": "refusal", "text": "x"}])], "messages[0].content[0].refusal"),
         ([message("tool")], "messages[0].tool_call_id"),
         ([message("tool", None, tool_call_id="1")], "messages[0].content"),
         ([message("tool", tool_call_id=1)], "messages[0].tool_call_id"),
@@ -374,6 +375,14 @@ def test_text_parts_are_lines():
 
 def test_the_parts_of_what_is_to_be_continued_are_paragraphs():
     assert prompt(messages=[*HELLO, message("assistant", PARTS)]).messages[1]["content"] == "Hel\n\nlo"
+
+
+def test_a_refusal_is_something_that_the_assistant_said():
+    refusal = [{"type": "refusal", "refusal": "No."}]
+
+    assert prompt(messages=[message("user"), message("assistant", refusal), message("user")]) == prompt(
+        messages=[message("user"), message("assistant", "No."), message("user")]
+    )
 
 
 def test_an_assistant_may_have_said_nothing():

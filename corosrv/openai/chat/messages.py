@@ -91,14 +91,15 @@ def _content(message: schema.Message, param: str, between: str) -> str:
 
 
 def _part(part: dict[str, Any], param: str) -> str:
-    kind, text = part.get("type"), part.get("text")
-    if kind != "text":
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
         raise NotSupported(
             f"{param}: this model reads parts of type 'text' only, not {str(kind)[:40]!r}", param, "unsupported_content"
         )
+    text = part.get(kind)
     if not isinstance(text, str):
-        raise Refused(f"{param}.text must be a string", f"{param}.text")
-    return check_text(text, f"{param}.text")
+        raise Refused(f"{param}.{kind} must be a string", f"{param}.{kind}")
+    return check_text(text, f"{param}.{kind}")
 
 
 def template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

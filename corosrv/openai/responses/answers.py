@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from corosrv.chat.answer import BlockAnswer
@@ -15,15 +15,16 @@ from corosrv.errors import CorosrvError, JobFailed, Refused
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.http.sse import named_event
 from corosrv.jobs import Chunk
-from corosrv.openai.responses.store import Stored
+from corosrv.openai.responses.store import Stored, item_id
 
 # The beginning of an item's id, and what the events of its text are called.
-_ID = {Kind.TEXT: "msg_", Kind.REASONING: "rs_", Kind.CALL: "fc_"}
+_ID = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}
 _EVENT = {
     Kind.TEXT: "response.output_text",
     Kind.REASONING: "response.reasoning_text",
     Kind.CALL: "response.function_call_arguments",
 }
+_NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
 _NOTHING_ELSE = Told()
 
 
@@ -38,8 +39,12 @@ class ResponseAnswer(BlockAnswer):
         turns: tuple[Turn, ...],
         keep: Callable[[Stored], None] | None,
         told: Told = _NOTHING_ELSE,
+        origins: Mapping[str, tuple[str, str]] = _NO_NAMESPACES,
     ) -> None:
-        """`turns` is the conversation before it; `keep` stores it at the end; `told` is told beside its events."""
+        """`turns` is the conversation before it; `keep` stores it at the end; `told` is told beside its events.
+
+        `origins` has namespace and name of the functions that are called by another name.
+        """
         super().__init__(prompt_tokens, parser)
         self._telemetry = Telemetry(prompt_tokens, 1, told)
         self._timings: dict[str, Any] = {}  # of the chunk whose events are made
@@ -48,6 +53,7 @@ class ResponseAnswer(BlockAnswer):
         self._echo = echo
         self._turns = turns
         self._keep = keep
+        self._origins = origins
         self._sequence_number = 0
 
     def finished(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ class ResponseAnswer(BlockAnswer):
     def closed(self, block: Block) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
         if block.kind is Kind.CALL:
-            sent = self._send(done, **place, name=block.name, arguments=block.text)
+            sent = self._send(done, **place, **self._called(block), arguments=block.text)
         else:
             sent = self._send(done, **place, **_logprobs(block), text=block.text)
             sent += self._send("response.content_part.done", **place, part=_part(block))
@@ -124,7 +130,7 @@ class ResponseAnswer(BlockAnswer):
         return place if block.kind is Kind.CALL else {**place, "content_index": 0}
 
     def _id(self, block: Block) -> str:
-        return f"{_ID[block.kind]}{self._key}{block.number:04x}"
+        return item_id(_ID[block.kind], self._key, block.number)
 
     def _item(self, block: Block, status: str, has_part: bool = True) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._id(block), "status": status}
@@ -133,7 +139,15 @@ class ResponseAnswer(BlockAnswer):
             return item | {"type": "message", "role": "assistant", "content": parts}
         if block.kind is Kind.REASONING:
             return item | {"type": "reasoning", "summary": [], "content": parts}
-        return item | {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": block.text}
+        return item | {
+            "type": "function_call", "call_id": block.id, **self._called(block), "arguments": block.text
+        }  # fmt: skip
+
+    def _called(self, block: Block) -> dict[str, str]:
+        if block.name not in self._origins:
+            return {"name": block.name}
+        namespace, name = self._origins[block.name]
+        return {"name": name, "namespace": namespace}
 
     def _response(self, status: str) -> dict[str, Any]:
         is_over = status in ("completed", "incomplete")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from corosrv.chat import turns
 from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
 from corosrv.chat.prepare import prepare
 from corosrv.chat.turns import Turn, Turns
@@ -17,22 +17,39 @@ from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
+from corosrv.openai.responses.tools import Offered, offered
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
+_NOTHING_TO_INCLUDE = frozenset(
+    ("reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+     "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
+     "web_search_call.results")
+)  # fmt: skip
 
 
 def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, shelf: Shelf) -> Call:
     """A checked request for a response, which goes to the shelf unless told otherwise. Raises Refused."""
-    said = _turns(body, shelf)
-    conversation = _conversation(body, said, defaults)
+    _check_include(body.include or ())
+    said, tools = _turns(body, shelf), offered(body.tools or [])
+    conversation = _conversation(body, said, tools, defaults)
     job, parser = prepare(conversation, card)
     stream = bool(body.stream)
     told = Told.of(body, stream)
     job = told.by(job)
     is_stored = body.store is not False
-    echo = _echo(body, job, card, is_stored)
+    echo = _echo(body, tools, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(job, stream, lambda prompt_tokens: ResponseAnswer(echo, prompt_tokens, parser, said, keep, told))
+    return Call(
+        job, stream, lambda prompt_tokens: ResponseAnswer(echo, prompt_tokens, parser, said, keep, told, tools.origins)
+    )
+
+
+def _check_include(names: Iterable[str]) -> None:
+    """Refuses what cannot be included. What tools and inputs would bring that do not exist here asks for nothing; nor
+    do encrypted thoughts: thoughts come as they are, and may be sent back so."""
+    for i, name in enumerate(names):
+        if name not in _NOTHING_TO_INCLUDE:
+            raise NotSupported(f"include[{i}]: {name[:60]!r} is not offered here", "include", "unsupported_parameter")
 
 
 def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
@@ -41,18 +58,20 @@ def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
     if body.previous_response_id is not None:
         before = shelf.get(body.previous_response_id, "previous_response_id").turns
     said = Turns(before)
-    items.add(body.input, said)
+    items.add(body.input, said, shelf)
     return said.all
 
 
-def _conversation(body: schema.ResponseBody, said: tuple[Turn, ...], defaults: fields.Defaults) -> Conversation:
+def _conversation(
+    body: schema.ResponseBody, said: tuple[Turn, ...], tools: Offered, defaults: fields.Defaults
+) -> Conversation:
     instructions: tuple[Turn, ...] = ()
     if body.instructions is not None:
         instructions = ({"role": "system", "content": body.instructions},)
     effort = _effort(body)
     prompt = Messages(
         instructions + said,
-        tools=tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ())),
+        tools=tools.functions,
         template_arguments={} if effort is None else {"reasoning_effort": effort},
     )
     job = fields.job(body, (prompt,), defaults, 1, least_tokens=1)
@@ -66,15 +85,6 @@ def _conversation(body: schema.ResponseBody, said: tuple[Turn, ...], defaults: f
         places=_PLACES,
         thinks=False if _effort(body) == "none" else None,
     )
-
-
-def _tool(tool: schema.Tool, number: int) -> dict[str, Any]:
-    param = f"tools[{number}]"
-    if tool.type != "function":
-        raise NotSupported(f"{param}.type: only 'function' is offered here, not {tool.type[:40]!r}", f"{param}.type")
-    if tool.name is None:
-        raise Refused(f"{param}.name is required", f"{param}.name", "missing_required_parameter")
-    return turns.tool(tool.name, tool.description, tool.parameters)
 
 
 def _tool_choice(sent: str | schema.NamedTool | None) -> ToolChoice:
@@ -104,7 +114,7 @@ def _effort(body: schema.ResponseBody) -> str | None:
     return body.reasoning.effort if body.reasoning is not None else None
 
 
-def _echo(body: schema.ResponseBody, job: Job, card: ModelCard, is_stored: bool) -> dict[str, Any]:
+def _echo(body: schema.ResponseBody, tools: Offered, job: Job, card: ModelCard, is_stored: bool) -> dict[str, Any]:
     """What a response says of its request."""
     return {
         "model": card.id,
@@ -119,7 +129,7 @@ def _echo(body: schema.ResponseBody, job: Job, card: ModelCard, is_stored: bool)
         "temperature": job.sampling.temperature,
         "text": body.text if body.text and body.text.format else {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": list(tools.echo),
         "top_p": job.sampling.top_p,
         "truncation": "disabled",
     }

@@ -10,22 +10,28 @@ from corosrv.chat.turns import PART_END, Turns
 from corosrv.errors import NotSupported, Refused
 from corosrv.http.body import convert
 from corosrv.openai.responses import schema
+from corosrv.openai.responses.store import Shelf
+from corosrv.openai.responses.tools import called
 
+_REFERENCE = "item_reference"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def add(sent: str | list[dict[str, Any]], to: Turns) -> None:
-    """Raises Refused, which names the place."""
+def add(sent: str | list[dict[str, Any]], to: Turns, shelf: Shelf) -> None:
+    """`shelf` has the items that others refer to. Raises Refused, which names the place."""
     if isinstance(sent, str):
         to.say("user", sent)
         return
     if not sent:
         raise Refused("input must not be an empty list", "input")
     for i, item in enumerate(sent):
+        if item.get("type") == _REFERENCE:
+            item = shelf.item(convert(item, schema.Reference, f"input[{i}]").id, f"input[{i}].id")
         kind = item.get("type") or "message"
         if not isinstance(kind, str) or kind not in _ITEMS:
             raise NotSupported(
-                f"input[{i}].type must be one of {', '.join(_ITEMS)}, not {str(kind)[:40]!r}", f"input[{i}].type"
+                f"input[{i}].type must be one of {', '.join((*_ITEMS, _REFERENCE))}, not {str(kind)[:40]!r}",
+                f"input[{i}].type",
             )
         _ITEMS[kind](item, f"input[{i}]", to)
 
@@ -41,7 +47,7 @@ def _message(item: dict[str, Any], param: str, to: Turns) -> None:
 
 def _call(item: dict[str, Any], param: str, to: Turns) -> None:
     call = convert(item, schema.CallItem, param)
-    to.call(call.call_id, call.name, turns.arguments(call.arguments, f"{param}.arguments"))
+    to.call(call.call_id, called(call.namespace, call.name), turns.arguments(call.arguments, f"{param}.arguments"))
 
 
 def _output(item: dict[str, Any], param: str, to: Turns) -> None:

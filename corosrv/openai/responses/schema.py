@@ -17,7 +17,6 @@ UNSUPPORTED: unsupported.Neutral = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
-    "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
@@ -43,10 +42,17 @@ class MessageItem(msgspec.Struct):
     content: Content
 
 
+class Reference(msgspec.Struct):
+    """Stands for an item of a stored response."""
+
+    id: str
+
+
 class CallItem(msgspec.Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class OutputItem(msgspec.Struct):
@@ -73,15 +79,18 @@ class TextOptions(msgspec.Struct, omit_defaults=True):
 
 class ReasoningOptions(msgspec.Struct):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None  # there are the thoughts themselves, and no summaries
+    summary: Literal["auto", "concise", "detailed"] | None = None  # there are the thoughts themselves, and no summaries
 
 
 class Tool(msgspec.Struct, omit_defaults=True):
+    """A function, or a namespace with functions in it; whatever else there is belongs to OpenAI's own servers."""
+
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    tools: list[Tool] | None = None
 
 
 class NamedTool(msgspec.Struct, omit_defaults=True):
@@ -91,6 +100,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
 
 class ResponseBody(GenerationFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
+    include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None

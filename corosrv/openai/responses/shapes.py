@@ -27,6 +27,7 @@ class ResponseItem(msgspec.Struct):
     summary: list[Any] | msgspec.UnsetType = msgspec.UNSET
     call_id: str | msgspec.UnsetType = msgspec.UNSET
     name: str | msgspec.UnsetType = msgspec.UNSET
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
 
 

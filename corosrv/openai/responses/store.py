@@ -12,6 +12,16 @@ from corosrv.chat.turns import Turn
 from corosrv.errors import NotFound
 
 
+def item_id(kind: str, key: str, number: int) -> str:
+    """Of an item of the response whose id is made of the same key."""
+    return f"{kind}_{key}{number:04x}"
+
+
+def response_of(item_id: str) -> str:
+    """The id of the response that an item is of."""
+    return "resp_" + item_id.partition("_")[2][:-4]
+
+
 class Stored(msgspec.Struct):
     """A response as it was answered, and the conversation up to and with it."""
 
@@ -78,6 +88,17 @@ class Shelf:
         if kept is None:
             raise _not_found(id, param)
         return _stored.decode(kept)
+
+    def item(self, id: str, param: str) -> dict[str, Any]:
+        """An item of a stored response's output, whose id holds the response's. Raises NotFound."""
+        try:
+            output = self.get(response_of(id)).response["output"]
+        except NotFound:
+            output = ()
+        for item in output:
+            if item["id"] == id:
+                return dict(item)
+        raise NotFound(f"no item '{id[:80]}' is stored here: send the item itself", param, "item_not_found")
 
     def drop(self, id: str) -> None:
         """Raises NotFound."""

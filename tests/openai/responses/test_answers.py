@@ -289,3 +289,14 @@ def test_what_was_told_before_a_failure_is_sent():
         answering.events([HEL, Chunk(0, "no", 0, Finish.ERROR)])
 
     assert b"output_text.delta" in failed.value.unsent
+
+
+def test_a_call_of_a_function_in_a_namespace_names_both():
+    parser = HandDrivenParser([*call(0, "room__look", "{}"), end("tool_calls")])
+    origins = {"room__look": ("room", "look")}
+
+    answering = ResponseAnswer(ECHO, (5,), parser, ASKED, None, origins=origins)
+    events = sent(answering.first() + answering.events(TICK))
+
+    named = [event.get("item", event) for event in events if event["type"].endswith(("item.done", "arguments.done"))]
+    assert [(one["namespace"], one["name"]) for one in named] == 2 * [("room", "look")]

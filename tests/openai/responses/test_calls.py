@@ -22,6 +22,7 @@ DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 CARD = ModelCard("tiny", created=1, capabilities=frozenset({"tools"}))
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
+ROOM = {"type": "namespace", "name": "room", "description": "Of the room.", "tools": [LOOK]}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 HELLO = [Chunk(0, "Hello", 1), Chunk(0, "", 1, Finish.STOP)]
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "a wall"}
@@ -131,7 +132,7 @@ def test_thoughts_calls_and_what_they_gave_are_turns(asked):
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "input_text", "text": 5}]}], "input[0].content[0].text"),
-        ([{"type": "item_reference", "id": "x"}], "input[0].type"),
+        ([{"type": "item_reference"}], "input[0].id"),
         ([{"type": 5}], "input[0].type"),
         ([{"type": "function_call", "call_id": "x", "name": "y"}], "input[0].arguments"),
         ([{**CALL, "arguments": "{"}], "input[0].arguments"),
@@ -152,7 +153,7 @@ def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, para
     [
         ("background", True),
         ("conversation", "conv_1"),
-        ("include", ["reasoning.encrypted_content"]),
+        ("include", ["reasoning.encrypted_content", "message.output_text.logprobs"]),
         ("max_tool_calls", 3),
         ("prompt", {"id": "pmpt_1"}),
         ("stream_options", {"include_obfuscation": True}),
@@ -178,7 +179,7 @@ def test_what_is_not_offered_is_refused_by_name(asked, name, value):
         ({"metadata": {"a": 5}}, "metadata[...]"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"reasoning": {"effort": "endless"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "rhymed"}}, "reasoning.summary"),
         ({"store": "yes"}, "store"),
         ({"temperature": -1}, "temperature"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
@@ -188,6 +189,10 @@ def test_what_is_not_offered_is_refused_by_name(asked, name, value):
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [LOOK, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [LOOK, {"type": "custom", "name": "patch"}]}, "tools[1].type"),
+        ({"tools": [LOOK, {"type": "namespace", "tools": [LOOK]}]}, "tools[1].name"),
+        ({"tools": [{**ROOM, "tools": [LOOK, {"type": "function"}]}]}, "tools[0].tools[1].name"),
+        ({"tools": [{**ROOM, "tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{**LOOK, "parameters": "x"}]}, "tools[0].parameters"),
     ],
 )
@@ -266,6 +271,45 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
         call({"input": "Hi", "tools": [tool], "tool_choice": "required"})
 
     assert refused.value.param == param
+
+
+def test_a_search_that_an_agent_offers_beside_its_functions_is_left_out_and_not_echoed(asked):
+    conversation = asked(tools=[{"type": "web_search", "external_web_access": False}, LOOK])
+    response = msgspec.to_builtins(
+        call({"input": "Hi", "tools": [{"type": "web_search"}, LOOK]}).answer((5,)).whole(HELLO)
+    )
+
+    assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["look"]
+    assert response["tools"] == [LOOK]
+
+
+def test_a_function_of_a_namespace_is_called_by_a_name_of_its_own(asked):
+    conversation = asked([{**CALL, "namespace": "room"}, OUTPUT], tools=[ROOM, LOOK])
+
+    assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["room__look", "look"]
+    assert turns(conversation)[0]["tool_calls"][0]["function"]["name"] == "room__look"
+
+
+@pytest.mark.parametrize("names", [[], ["reasoning.encrypted_content", "web_search_call.action.sources"]])
+def test_what_there_is_nothing_of_may_be_included(asked, names):
+    assert asked(include=names) == asked()
+
+
+def test_an_item_of_a_stored_response_may_be_referred_to(asked):
+    shelf = ResponseStore(10_000).shelf("me")
+    (item,) = call({"input": "Hi"}, shelf).answer((5,)).whole(HELLO)["output"]
+
+    found = turns(asked([{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "And?"}], shelf))
+
+    assert found == [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "And?"}]
+
+
+@pytest.mark.parametrize("id", ["", "msg", "msg_1", "msg_" + 40 * "0" + "0000"])
+def test_a_reference_to_nothing_is_told_what_to_send(asked, id):
+    with pytest.raises(NotFound, match="send the item itself") as missing:
+        asked([{"type": "item_reference", "id": id}])
+
+    assert (missing.value.param, missing.value.code) == ("input[0].id", "item_not_found")
 
 
 def test_a_response_goes_on_from_another_without_its_instructions(asked):
