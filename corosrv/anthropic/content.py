@@ -18,8 +18,7 @@ def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
         said.say("system", _text(body.system, "system"))
     for i, message in enumerate(body.messages):
         content = [schema.TextBlock(message.content)] if isinstance(message.content, str) else message.content
-        add = _ours if message.role == "assistant" else _theirs
-        add(content, f"messages[{i}].content", said)
+        _ADD[message.role](content, f"messages[{i}].content", said)
     return said.all
 
 
@@ -30,7 +29,7 @@ def _ours(content: Blocks, param: str, said: Turns) -> None:
     for i, block in enumerate(content):
         if isinstance(block, schema.Thinking):
             thoughts.append(block.thinking)
-        elif not isinstance(block, schema.ToolUse):
+        elif not isinstance(block, (schema.ToolUse, schema.RedactedThinking)):
             words.append(_words(block, f"{param}[{i}]"))
     if thoughts:
         said.think("".join(thoughts))
@@ -53,6 +52,13 @@ def _theirs(content: Blocks, param: str, said: Turns) -> None:
             words.append(_words(block, f"{param}[{i}]"))
     if words or not content:
         said.say("user", PART_END.join(words))
+
+
+def _operators(content: Blocks, param: str, said: Turns) -> None:
+    said.say("system", _text(content, param))
+
+
+_ADD = {"assistant": _ours, "user": _theirs, "system": _operators}
 
 
 def _text(content: str | Blocks, param: str) -> str:

@@ -16,7 +16,7 @@ MAX_MESSAGES = 2048
 UNSUPPORTED: unsupported.Neutral = {
     **unsupported.EVERYWHERE,
     "container": (),
-    "context_management": (),
+    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "fallbacks": ([],),
     "inference_geo": (),
     "mcp_servers": ([],),
@@ -43,6 +43,10 @@ class Thinking(Block, tag="thinking"):
     thinking: str
 
 
+class RedactedThinking(Block, tag="redacted_thinking"):
+    """Another model's thoughts, which nobody can read here: left out."""
+
+
 class Image(Block, tag="image"):
     """Known, so that it can be refused by name."""
 
@@ -58,8 +62,8 @@ class ToolResult(Block, tag="tool_result"):
 
 
 class Message(msgspec.Struct):
-    role: Literal["user", "assistant"]
-    content: str | list[TextBlock | ToolUse | ToolResult | Thinking | Image | Document]
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking | Image | Document]
 
 
 class Tool(msgspec.Struct):

@@ -113,6 +113,24 @@ def test_very_many_blocks_take_linear_time(asked):
     assert len(found) == 2 + len(many)
 
 
+def test_thoughts_that_nobody_can_read_are_left_out(asked):
+    found = prompt(asked(user("?"), ours({"type": "redacted_thinking", "data": "x"}, text("It is.")), user("Sure?")))
+
+    assert found.messages[1] == {"role": "assistant", "content": "It is."}
+
+
+@pytest.mark.parametrize("content", ["Be brief.", [text("Be "), text("brief.")]])
+def test_the_operator_may_speak_later_too(asked, content):
+    found = prompt(asked(user("Hi"), {"role": "system", "content": content}, user("?"))).messages
+
+    assert found[1] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}]])
+def test_a_context_of_which_nothing_is_dropped_is_the_same(asked, edits):
+    assert asked(context_management={"edits": edits}) == asked()
+
+
 def test_a_result_may_be_empty(asked):
     found = prompt(asked(user("?"), ours(USE), user({"type": "tool_result", "tool_use_id": "t1"}))).messages
 
@@ -133,7 +151,7 @@ def test_an_answer_that_was_begun_is_gone_on_with(asked, last, is_continued):
         ([{"role": "pirate", "content": "x"}], "messages[0].role"),
         ([user({"type": "image", "source": {}})], "messages[0].content[0]"),
         ([user({"type": "document", "source": {}})], "messages[0].content[0]"),
-        ([user({"type": "redacted_thinking", "data": "x"})], "messages[0].content[0].type"),
+        ([user({"type": "redacted_thinking", "data": "x"})], "messages[0].content[0]"),
         ([user({"type": "text"})], "messages[0].content[0].text"),
         ([user(text("x"), USE)], "messages[0].content[1]"),
         ([user("x"), ours(RESULT)], "messages[1].content[0]"),
