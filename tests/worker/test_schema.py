@@ -167,7 +167,7 @@ def test_what_an_object_is_made_with_may_be_missing_from_it_and_what_it_has_of_i
         unit: str
 
     class Whole(TypedDict):
-        text: str
+        text: Optional[str]
         part: NotRequired[Part]
 
     class Model(BaseModel):

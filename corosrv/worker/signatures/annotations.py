@@ -172,6 +172,11 @@ def _record(kind: type, always: dict[str, bool], within: tuple[type, ...]) -> Sh
         hints = typing.get_type_hints(kind, include_extras=True)
     except Exception as error:
         raise SignatureError(f"the annotations of {kind.__name__} cannot be read: {error}") from error
+    # As in Cog's documents: of keys that are there with None nobody makes an exception.
+    may_be_null = _is_typed_dict(kind)
     shapes = {name: output_shape(hints.get(name, Any), (*within, kind)) for name in always}
-    fields = ((name, shape, always[name] and not isinstance(shape, Nullable)) for name, shape in shapes.items())
+    fields = (
+        (name, shape, always[name] and (may_be_null or not isinstance(shape, Nullable)))
+        for name, shape in shapes.items()
+    )
     return Record(kind.__name__, tuple(fields))
