@@ -5,7 +5,7 @@ Adapters know no worker and workers no protocol; they meet in these values and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -303,6 +303,9 @@ class Vocabulary(Protocol):
 
     def piece(self, token: int) -> bytes:
         """What a token prints, control tokens spelled out. Raises Refused for an id that the model does not have."""
+
+    def spell(self, tokens: Iterable[int]) -> bytes:
+        """What tokens print, one after the other. Raises as `piece` does; gives way to others where they are many."""
 
     def render(self, prompt: Messages) -> str:
         """What the model's chat template makes of a conversation."""

@@ -8,6 +8,7 @@ from corosrv import structured
 from corosrv.chat.conversation import JsonFormat
 from corosrv.chat.formats import ToolFormat
 from corosrv.chat.tools import NO_ARGUMENTS, Tool, name_of, parameters_of
+from corosrv.engine.waits import Turns
 from corosrv.structured.gbnf import Rules, char_set, either, literal, sequence
 
 # A model that cannot stop calling would go on until its tokens end, in the middle of a call.
@@ -18,7 +19,12 @@ def json_rules(answer_format: JsonFormat) -> Rules:
     """A JSON answer. Raises Refused for a schema that cannot be used."""
     if answer_format.schema is None:
         return structured.any_object_rules()
-    return structured.fragment(answer_format.schema, answer_format.param, "answer")
+    return structured.fragment(answer_format.schema, answer_format.param, "answer", effort=_effort())
+
+
+def _effort() -> structured.Effort:
+    """Lets others run meanwhile."""
+    return structured.Effort(give_way=Turns().give_way)
 
 
 def call_rules(tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel: bool, schema_param: str) -> Rules:
@@ -28,7 +34,7 @@ def call_rules(tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel:
     """
     bodies: dict[str, str] = {}
     calls = {}
-    effort = structured.Effort()
+    effort = _effort()
     for number, tool in tools:
         arguments = _arguments(tool, number, schema_param, effort)
         bodies |= arguments.bodies

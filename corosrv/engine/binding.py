@@ -11,6 +11,7 @@ import msgspec
 from corosrv import errors
 from corosrv.engine import libllama
 from corosrv.engine.likelihoods import token_infos
+from corosrv.engine.waits import Turns, call_in_thread
 from corosrv.jobs import SAMPLERS, Chunk, Finish, InfillTokens, Sampling, TokenInfo
 from corosrv.stats import DecodeStats, Histogram
 
@@ -24,6 +25,7 @@ FINGERPRINT = bytes(ffi.string(lib.corosrv_llama_fingerprint())).decode()
 libllama.check_fingerprint(FINGERPRINT)
 
 _MESSAGE_BYTES = 512
+_FEW_TASKS = 64  # of a job, that are taken without anybody noticing
 _ERRORS: dict[int, type[errors.CorosrvError]] = {
     lib.COROSRV_INVALID: errors.Refused,
     lib.COROSRV_QUEUE_FULL: errors.QueueFull,
@@ -436,12 +438,17 @@ class NativeEngine:
         return [token for token in range(self.info().n_vocab) if are(handle, token)]
 
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
-        """Queues all tasks or none."""
-        keep: list[Any] = []  # what the C structs point to, until the call returns
-        grammars = {text: ffi.new("char[]", text.encode()) for text in {task.sampling.grammar for task in tasks}}
-        c_tasks = ffi.new("corosrv_task[]", [_c_task(task, grammars[task.sampling.grammar], keep) for task in tasks])
+        """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
+        parts = _TaskParts()  # what the C structs point to, until the call returns
+        c_tasks = ffi.new("corosrv_task[]", len(tasks))
+        turns = Turns()
+        for number, task in enumerate(tasks):
+            c_tasks[number] = parts.task(task)
+            turns.give_way()
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", _MESSAGE_BYTES)
-        _check(lib.corosrv_submit(self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES), message)
+        call = (lib.corosrv_submit, self._open_handle(), c_tasks, len(tasks), reader, message, _MESSAGE_BYTES)
+        takes_long = len(tasks) > _FEW_TASKS or any(map(_takes_long, tasks))
+        _check(call_in_thread(*call) if takes_long else call[0](*call[1:]), message)
         return NativeReader(reader[0])
 
     def ask_slot(self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None) -> NativeErrand:
@@ -474,35 +481,48 @@ class NativeEngine:
             lib.corosrv_engine_close(handle)
 
 
-def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
-    """`grammar`: the task's, as the C string that all tasks with the same share."""
-
-    def kept(c_type: str, value: Any) -> Any:
-        keep.append(ffi.new(c_type, value))
-        return keep[-1]
-
-    def texts(of: Sequence[bytes]) -> Any:
-        return kept("corosrv_text[]", [{"data": kept("char[]", text), "size": len(text)} for text in of])
-
+def _takes_long(task: Task) -> bool:
+    """A grammar is compiled, or breakers are looked for in all of the vocabulary."""
     sampling = task.sampling
-    return {
-        "tokens": kept("int32_t[]", task.tokens),
-        "n_tokens": len(task.tokens),
-        "max_tokens": task.max_tokens,
-        "stops": texts(task.stops),
-        "n_stops": len(task.stops),
-        "share_prefix": task.share_prefix,
-        "kind": task.kind.value,
-        "pools": task.pools,
-        "normalize": task.normalize,
-        "max_ms": task.max_ms,
-        "scores_prompt": task.scores_prompt,
-        "owner": task.owner,
-        "id": task.id,
-        "slot": task.slot + 1,
-        "adapter_scales": kept("float[]", task.adapter_scales) if task.adapter_scales else ffi.NULL,
-        "tells_progress": task.tells_progress,
-        "sampling": {
+    return bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))
+
+
+class _TaskParts:
+    """What C structs of tasks are made of, each made once however many tasks have it. Owns what they point to."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], Any] = {}
+        self._of: list[Any] = []  # kept, so that no other object gets the same id
+
+    def task(self, task: Task) -> dict[str, Any]:
+        return {
+            "tokens": self._array("int32_t[]", task.tokens),
+            "n_tokens": len(task.tokens),
+            "max_tokens": task.max_tokens,
+            "stops": self._texts(task.stops),
+            "n_stops": len(task.stops),
+            "share_prefix": task.share_prefix,
+            "kind": task.kind.value,
+            "pools": task.pools,
+            "normalize": task.normalize,
+            "max_ms": task.max_ms,
+            "scores_prompt": task.scores_prompt,
+            "owner": task.owner,
+            "id": task.id,
+            "slot": task.slot + 1,
+            "adapter_scales": self._array("float[]", task.adapter_scales) if task.adapter_scales else ffi.NULL,
+            "tells_progress": task.tells_progress,
+            "sampling": self._sampling(task.sampling) | {"seed": task.seed},
+        }
+
+    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
+        """All but the seed."""
+        made: dict[str, Any] = self._once("sampling", sampling, self._new_sampling)
+        return made
+
+    def _new_sampling(self, sampling: Sampling) -> dict[str, Any]:
+        grammar = self._once("grammar", sampling.grammar, lambda text: ffi.new("char[]", text.encode()))
+        return {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
@@ -512,12 +532,11 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "repeat_last_n": sampling.repeat_last_n,
-            "seed": task.seed,
             "ignore_eos": sampling.ignore_eos,
-            "biases": kept("corosrv_bias[]", [{"token": token, "bias": bias} for token, bias in sampling.logit_bias]),
+            "biases": self._array("corosrv_bias[]", sampling.logit_bias),
             "n_biases": len(sampling.logit_bias),
             "grammar": {"data": grammar, "size": len(grammar) - 1},  # without the NUL that cffi adds
-            "grammar_triggers": texts([text.encode() for text in sampling.grammar_triggers]),
+            "grammar_triggers": self._texts([text.encode() for text in sampling.grammar_triggers]),
             "n_grammar_triggers": len(sampling.grammar_triggers),
             "top_n_sigma": sampling.top_n_sigma,
             "xtc_probability": sampling.xtc_probability,
@@ -528,7 +547,7 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
             "dry_base": sampling.dry_base,
             "dry_allowed_length": sampling.dry_allowed_length,
             "dry_penalty_last_n": sampling.dry_penalty_last_n,
-            "dry_breakers": texts([text.encode() for text in sampling.dry_sequence_breakers]),
+            "dry_breakers": self._texts([text.encode() for text in sampling.dry_sequence_breakers]),
             "n_dry_breakers": len(sampling.dry_sequence_breakers),
             "mirostat": sampling.mirostat,
             "mirostat_tau": sampling.mirostat_tau,
@@ -536,9 +555,24 @@ def _c_task(task: Task, grammar: Any, keep: list[Any]) -> dict[str, Any]:
             "adaptive_target": sampling.adaptive_target,
             "adaptive_decay": sampling.adaptive_decay,
             "min_keep": sampling.min_keep,
-            "samplers": kept("int32_t[]", [_SAMPLERS[name] for name in sampling.samplers]),
+            "samplers": self._array("int32_t[]", [_SAMPLERS[name] for name in sampling.samplers]),
             "n_samplers": len(sampling.samplers),
             "n_probs": sampling.n_probs,
             "post_sampling_probs": sampling.post_sampling_probs,
-        },
-    }
+        }
+
+    def _array(self, c_type: str, value: Sequence[Any]) -> Any:
+        return self._once(c_type, value, lambda value: ffi.new(c_type, value))
+
+    def _texts(self, of: Sequence[bytes]) -> Any:
+        return self._once("texts", of, self._new_texts)
+
+    def _new_texts(self, of: Sequence[bytes]) -> Any:
+        return ffi.new("corosrv_text[]", [{"data": self._array("char[]", text), "size": len(text)} for text in of])
+
+    def _once(self, kind: str, value: Any, make: Callable[[Any], Any]) -> Any:
+        key = kind, id(value)
+        if key not in self._made:
+            self._of.append(value)
+            self._made[key] = make(value)
+        return self._made[key]

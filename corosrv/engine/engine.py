@@ -37,6 +37,8 @@ from corosrv.stats import DecodeStats
 log = logging.getLogger("corosrv.engine")
 
 MAX_STOP_BYTES = 256
+MAX_BIASED_CHARS = 256
+MAX_BIASES = 2048  # once texts are tokens
 
 
 class Engine:
@@ -253,11 +255,18 @@ class Engine:
         """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
         vocabulary = self.vocabulary(None)
         found: list[tuple[int, float]] = []
+        turns = waits.Turns()
         for key, bias in biases:
+            turns.give_way()
+            if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:
+                raise errors.Refused(f"logit_bias: a text has at most {MAX_BIASED_CHARS} characters", "logit_bias")
             tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
             for token in tokens:
                 vocabulary.check(token, "logit_bias")
                 found.append((token, bias))
+            # Each of them is looked at for each token of each answer.
+            if len(found) > MAX_BIASES:
+                raise errors.Refused(f"logit_bias: its texts have more than {MAX_BIASES} tokens", "logit_bias")
         return tuple(found)
 
     def _check_model(self, model: str | None) -> None:

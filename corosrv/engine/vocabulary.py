@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from corosrv import errors
 from corosrv.engine import waits
@@ -22,6 +22,7 @@ _MAX_BYTES_PER_TOKEN = 16
 _BYTES_PER_TOKEN = 4
 # Texts up to this size are tokenised at once (some 0.2 ms); longer ones in the thread pool.
 _SHORT_BYTES = 4096
+_TOKENS_OF_A_TURN = 256  # that are spelled before the clock is looked at
 
 
 def _param(field: str, number: int, count: int) -> str:
@@ -80,6 +81,14 @@ class EngineVocabulary:
         self.check(token, "tokens")
         return self._native.token_text(token, special=True)
 
+    def spell(self, tokens: Iterable[int]) -> bytes:
+        turns, found = waits.Turns(), []
+        for number, token in enumerate(tokens):
+            found.append(self.piece(token))
+            if number % _TOKENS_OF_A_TURN == 0:
+                turns.give_way()
+        return b"".join(found)
+
     def check(self, token: int, param: str) -> None:
         """Raises Refused for an id that the model does not have."""
         if not 0 <= token < self.size:
@@ -104,16 +113,21 @@ class EngineVocabulary:
 
     def encode_inputs(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
         """Token ids of what is to be embedded: it may fill the context, for nothing is generated. May wait."""
-        params = [_param("input", number, len(prompts)) for number in range(len(prompts))]
-        return [self._fitting(self._encode(*pair), pair[1]) for pair in zip(prompts, params, strict=True)]
+        turns, found = waits.Turns(), []
+        for number, prompt in enumerate(prompts):
+            param = _param("input", number, len(prompts))
+            found.append(self._fitting(self._encode(prompt, param), param))
+            turns.give_way()
+        return found
 
     def encode_pairs(self, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
         """Token ids of the query with each document, joined as the model was trained to see them. May wait."""
-        params = [_param("documents", number, len(documents)) for number in range(len(documents))]
-        return [
-            self._fitting(self._encode_pair(query, document, param), param)
-            for document, param in zip(documents, params, strict=True)
-        ]
+        turns, found = waits.Turns(), []
+        for number, document in enumerate(documents):
+            param = _param("documents", number, len(documents))
+            found.append(self._fitting(self._encode_pair(query, document, param), param))
+            turns.give_way()
+        return found
 
     def _encode_pair(self, query: str, document: str, param: str) -> Sequence[int]:
         info = self._info

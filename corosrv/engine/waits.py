@@ -22,6 +22,8 @@ thread_id: Callable[[], int] = gevent.monkey.get_original("_thread", "get_ident"
 _poll = gevent.monkey.get_original("select", "poll")
 
 
+_TURN = 0.004  # seconds
+
 # Asked whether a wait is over, each time the descriptor was written. May run in the hub: it must not wait.
 Look = Callable[[], bool]
 
@@ -188,6 +190,28 @@ def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedP
     cooperative = get_hub_if_exists() is not None
     run = gevent.subprocess.run if cooperative else subprocess.run
     return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
+
+
+class Turns:
+    """A long computation of a greenlet, in turns of some milliseconds, between which the others run.
+
+    Where there is no hub, or it is the hub itself that computes, there is one turn.
+    """
+
+    __slots__ = ("_began", "_has_others")
+
+    def __init__(self) -> None:
+        hub = get_hub_if_exists()
+        self._has_others = hub is not None and gevent.hub.getcurrent() is not hub
+        self._began = time.monotonic()
+
+    def give_way(self) -> bool:
+        """Lets others run, if this turn was long enough, and says whether it was. May switch greenlets."""
+        if not self._has_others or time.monotonic() - self._began < _TURN:
+            return False
+        gevent.sleep(1e-6)  # with 0, those whose sockets have turned readable would go on waiting
+        self._began = time.monotonic()
+        return True
 
 
 def call_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from corosrv.engine.waits import Turns
 from corosrv.errors import Refused
 from corosrv.http.body import check_text
 from corosrv.jobs import SAMPLERS, Job, Prompt, Sampling
-from corosrv.structured import grammar_of
+from corosrv.structured import Effort, grammar_of
 
 MAX_STOPS = 64
 MAX_BIASES = 1024
@@ -80,7 +81,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
     adaptive_decay: Annotated[float, Meta(ge=0, le=0.99)] | None = None
     min_keep: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    samplers: str | Annotated[list[str], Meta(max_length=64)] | None = None
+    samplers: Annotated[str, Meta(max_length=64)] | Annotated[list[str], Meta(max_length=64)] | None = None
     ignore_eos: bool | None = None
 
     grammar: str | None = None
@@ -144,13 +145,14 @@ def with_tokens(job: Job, n_probs: int, post_sampling: bool = False) -> Job:
 def with_schema(job: Job, schema: dict[str, Any] | bool | None) -> Job:
     """The same job, whose whole text is JSON that is valid for `schema`, if there is one. Raises Refused.
 
-    Computes for a while where the schema is large.
+    Gives way to others where the schema is large.
     """
     if schema is None:
         return job
     if job.sampling.grammar:
         raise Refused("grammar and json_schema contradict each other: send one of them", "json_schema")
-    return replace(job, sampling=replace(job.sampling, grammar=grammar_of(schema, "json_schema")))
+    grammar = grammar_of(schema, "json_schema", effort=Effort(give_way=Turns().give_way))
+    return replace(job, sampling=replace(job.sampling, grammar=grammar))
 
 
 def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:

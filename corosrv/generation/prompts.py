@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from corosrv.engine.waits import Turns
 from corosrv.errors import NotSupported, Refused
 from corosrv.http.body import check_text
 from corosrv.jobs import Prompt, Text, Tokens, Vocabulary
@@ -13,6 +14,7 @@ from corosrv.jobs import Prompt, Text, Tokens, Vocabulary
 PromptField = str | list[Any] | dict[str, Any]
 
 _MEDIA = "multimodal_data"
+_MOST_TEXTS = 1024  # among the token ids of one prompt
 
 
 def prompts(value: PromptField, param: str, most: int, vocabulary: Vocabulary) -> tuple[Prompt, ...]:
@@ -67,10 +69,16 @@ def _part(part: Any, param: str) -> str:
 def _joined(pieces: Sequence[Any], param: str, vocabulary: Vocabulary) -> list[int]:
     """The tokens of ids and texts in a row."""
     tokens: list[int] = []
+    turns = Turns()
+    n_texts = 0
     for place, piece in enumerate(pieces):
+        turns.give_way()
         if type(piece) is int:
             tokens.append(piece)
         elif isinstance(piece, str):
+            n_texts += 1
+            if n_texts > _MOST_TEXTS:
+                raise Refused(f"{param}: at most {_MOST_TEXTS} texts in one prompt", param)
             text = check_text(piece, f"{param}[{place}]")
             tokens += vocabulary.tokenize(text, add_special=place == 0, parse_special=True, param=param)
         else:

@@ -34,7 +34,7 @@ class NativeFields(GenerationFields, kw_only=True):
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
-    response_fields: Annotated[list[str], Meta(max_length=64)] | None = None
+    response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
 
 
 class CompletionBody(NativeFields, kw_only=True):

@@ -40,4 +40,4 @@ def _piece(piece: bytes) -> str | list[int]:
 
 def detokenize(body: schema.DetokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:
     """Raises Refused for ids that the model does not have."""
-    return {"content": b"".join(map(vocabulary.piece, body.tokens)).decode("utf-8", "replace")}
+    return {"content": vocabulary.spell(body.tokens).decode("utf-8", "replace")}

@@ -22,12 +22,14 @@ __all__ = ["Effort", "Limits", "Rules", "any_object", "any_object_rules", "fragm
 _cache = RulesCache()
 
 
-def grammar_of(schema: dict[str, Any] | bool, param: str, limits: Limits = DEFAULT) -> str:
+def grammar_of(
+    schema: dict[str, Any] | bool, param: str, limits: Limits = DEFAULT, effort: Effort | None = None
+) -> str:
     """GBNF whose texts are valid for the schema. Raises InvalidSchema, which names `param` and the place in it.
 
     Takes less than a millisecond for most schemas.
     """
-    rules = fragment(schema, param, "v", limits)
+    rules = fragment(schema, param, "v", limits, effort)
     return grammar(rules.start, rules)
 
 

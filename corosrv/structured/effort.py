@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import thread_time
 
 from corosrv.errors import InvalidSchema
@@ -16,17 +17,21 @@ class Effort:
     thread.
     """
 
-    __slots__ = ("_end", "_seconds")
+    __slots__ = ("_end", "_give_way", "_seconds")
 
-    def __init__(self, limits: Limits = DEFAULT) -> None:
+    def __init__(self, limits: Limits = DEFAULT, give_way: Callable[[], bool] = lambda: False) -> None:
+        """`give_way` is called again and again, may let others run, and says whether it did."""
         self._seconds = limits.seconds
+        self._give_way = give_way
         self._end = 0.0
 
     def check(self, param: str) -> None:
-        """Raises InvalidSchema, which names `param`, when it was long enough."""
+        """Raises InvalidSchema, which names `param`, when it was long enough. Waits where `give_way` does."""
         now = thread_time()
         if not self._end:
             self._end = now + self._seconds
         if now > self._end:
             what = f"takes longer than {1000 * self._seconds:.0f} ms to be understood; ask for simpler values"
             raise InvalidSchema("#", what, param)
+        if self._give_way():
+            self._end += thread_time() - now

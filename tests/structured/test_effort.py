@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import gevent
 import pytest
 
 from corosrv import structured
 from corosrv.chat import answer_grammar
 from corosrv.chat.formats import FORMATS
+from corosrv.engine.waits import Turns
 from corosrv.errors import InvalidSchema
 from corosrv.structured import Effort, Limits
 
@@ -82,3 +84,35 @@ def test_a_value_no_float_step_divides_is_compared_all_the_same() -> None:
     with pytest.raises(InvalidSchema, match="allows none of its values"):
         structured.grammar_of({"enum": [1e308], "multipleOf": 7e-5}, "schema")
     assert "1e+308" in structured.grammar_of({"enum": [1e308, 3], "multipleOf": 2}, "schema")
+
+
+def test_others_run_while_a_schema_is_worked_on() -> None:
+    limits = Limits(seconds=0.1)
+    ticks: list[float] = []
+
+    def tick() -> None:
+        while True:
+            ticks.append(time.monotonic())
+            gevent.sleep(0.001)
+
+    ticking = gevent.spawn(tick)
+    effort = Effort(limits, Turns().give_way)
+    with gevent.Timeout(10), pytest.raises(InvalidSchema, match="takes longer than 100 ms"):
+        structured.grammar_of(LABORIOUS["references in allOf"], "schema", limits, effort)
+    ticking.kill()
+
+    assert len(ticks) > 5
+
+
+def test_what_others_compute_meanwhile_is_no_effort() -> None:
+    limits = Limits(seconds=0.05)
+
+    def others() -> bool:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.04:
+            pass
+        return True
+
+    effort = Effort(limits, others)
+    for _ in range(3):
+        effort.check("schema")

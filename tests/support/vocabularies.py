@@ -1,6 +1,6 @@
 """A vocabulary of bytes, for translations that need to know how a model writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from corosrv.errors import PromptTooLong, Refused
 from corosrv.jobs import InfillTokens, Messages, Prompt, Text, Tokens
@@ -46,6 +46,9 @@ class ByteVocabulary:
         if not 0 <= token < self.size:
             raise Refused(f"tokens: {token} is no token id of this model", "tokens")
         return bytes([token]) if token < BOS else _MARKS[token].encode()
+
+    def spell(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(map(self.piece, tokens))
 
     def render(self, prompt: Messages) -> str:
         return "".join(f"<s>{message['content']}" for message in prompt.messages)

@@ -67,7 +67,7 @@ def _n_tried(body: schema.CompletionBody) -> int:
 
 
 def _echo(prompt: Prompt, vocabulary: Vocabulary) -> Echo:
-    spelled = b"".join(map(vocabulary.piece, vocabulary.encode(prompt))).decode("utf-8", "replace")
+    spelled = vocabulary.spell(vocabulary.encode(prompt)).decode("utf-8", "replace")
     text = prompt.text if isinstance(prompt, Text) else spelled
     return Echo(text, len(text) - len(spelled))
 
