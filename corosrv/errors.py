@@ -26,6 +26,7 @@ CorosrvError
 │   ├── ModelFailed          the model could not be loaded
 │   ├── ShuttingDown
 │   ├── NoDescriptor         no file descriptor is left for another reader
+│   ├── WaitedTooLong        the job got no slot within the time that the operator allows
 │   ├── SlotBusy             its task did not end in time
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
@@ -229,6 +230,12 @@ class ShuttingDown(Unavailable):
 
 class NoDescriptor(Unavailable):
     """The process has no file descriptor left for another reader."""
+
+
+class WaitedTooLong(Unavailable):
+    """A job waited for a slot longer than it may."""
+
+    code = "queue_timeout"
 
 
 class SlotBusy(Unavailable):

@@ -41,6 +41,11 @@ class Settings:
     queue_per_key: int = setting(
         2500, "jobs of one API key that may run and wait; 0: as many as of all", per_model=True
     )
+    queue_timeout_s: float = setting(
+        0.0,
+        "seconds that a job may wait for a slot before it is ended with 503; 0: as long as it takes",
+        per_model=True,
+    )
     threads: int = setting(0, "compute threads; 0: physical cores", per_model=True)
     kernels: str = setting(
         "auto",
@@ -53,6 +58,11 @@ class Settings:
         per_model=True,
     )
     reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused", per_model=True)
+    stall_timeout_s: float = setting(
+        10.0,
+        "seconds that a reader may be at reader_bytes before its job is ended; 0: as long as it is",
+        per_model=True,
+    )
     cache_bytes: int = setting(
         1_073_741_824,
         "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
@@ -125,6 +135,8 @@ class Settings:
         self._check("ctx", 16 <= self.ctx <= MAX_INT32, f"must be from 16 to {MAX_INT32}")
         self._check("queue", 0 <= self.queue <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
         self._check("queue_per_key", 0 <= self.queue_per_key <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
+        for name in ("queue_timeout_s", "stall_timeout_s"):
+            self._check(name, 0 <= getattr(self, name) <= DAY, f"must be from 0 to {DAY}")
         self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
         self._check("kernels", self.kernels in ("auto", "ggml"), "must be 'auto' or 'ggml'")
         self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")

@@ -143,6 +143,8 @@ class Options(msgspec.Struct, frozen=True):
     pooling: str = ""  # "": the model's, else mean
     adapters: tuple[str, ...] = ()  # paths of LoRA adapters
     grammars: GrammarLimits = GrammarLimits()
+    queue_s: float = 0.0
+    stall_s: float = 0.0
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

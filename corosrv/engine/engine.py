@@ -124,6 +124,8 @@ class Engine:
             pooling=settings.pooling,
             adapters=tuple(path for path, _ in settings.adapters),
             kernels=settings.kernels,
+            queue_s=settings.queue_timeout_s,
+            stall_s=settings.stall_timeout_s,
             grammars=GrammarLimits(
                 settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,
                 settings.grammar_repetitions, settings.grammar_elements, settings.grammar_token_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corosrv.errors import JobFailed
+from corosrv.errors import JobFailed, WaitedTooLong
 from corosrv.jobs import Chunk, Finish
 
 
@@ -55,8 +55,13 @@ def _ratio(a: float, b: float) -> float:
 
 
 def check(chunk: Chunk, unsent: bytes = b"") -> None:
-    """Raises JobFailed when the chunk says that its task failed; `unsent` goes out before the error."""
+    """Raises JobFailed when the chunk says that its task failed; `unsent` goes out before the error.
+
+    Raises WaitedTooLong for one that never got a slot.
+    """
     if chunk.finish is Finish.ERROR:
+        if chunk.code == WaitedTooLong.code:
+            raise WaitedTooLong(chunk.text)
         raise JobFailed(chunk.text, unsent, chunk.code or None)
     if chunk.finish is Finish.CANCELLED:
         raise JobFailed("the request was cancelled", unsent)

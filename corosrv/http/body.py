@@ -36,6 +36,7 @@ _FAULTS = {
 }
 # A larger body is looked through in another thread, while the hub serves others.
 _AT_ONCE = 65_536
+_MOST_WORDS = 200  # characters of what is said about a field
 
 T = TypeVar("T")
 
@@ -126,7 +127,8 @@ def _invalid_field(message: str, within: str = "") -> Refused:
     words, _, path = message.partition(" - at `$")
     param = (within + path.rstrip("`")).lstrip(".") or None
     words = words.replace("`", "")
-    words = words[:1].lower() + words[1:]
+    # A value that is none of those that are known is quoted, however long it is.
+    words = words[:1].lower() + (words[1:] if len(words) <= _MOST_WORDS else words[1:_MOST_WORDS] + "...")
     missing = re.match(r"object missing required field (\w+)", words)
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)

@@ -154,6 +154,8 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     Engine::Limits limits;
     limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
                    sampling_threads(*options)};
+    limits.loop.queue_s = options->queue_s;
+    limits.loop.stall_s = options->stall_s;
     limits.queue = static_cast<size_t>(options->queue);
     if (options->tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(options->tasks_of_owner);
     limits.reader_bytes = static_cast<size_t>(options->reader_bytes);

@@ -130,6 +130,8 @@ Status check_options(const corosrv_options& options) {
     return invalid("pooling must be a corosrv_pooling");
   }
   if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
+  if (!(options.queue_s >= 0)) return invalid("queue_s must not be negative");
+  if (!(options.stall_s >= 0)) return invalid("stall_s must not be negative");
   return Status::ok();
 }
 

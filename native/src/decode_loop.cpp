@@ -9,6 +9,8 @@ namespace corosrv {
 
 namespace {
 
+constexpr auto kLookInterval = std::chrono::milliseconds(250);
+
 struct Draw {
   Sequence* sequence;
   float* logits;
@@ -87,9 +89,10 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
 
 void DecodeLoop::run() {
   for (;;) {
-    Inbox::Mail mail = inbox_.take(scheduler_.has_work());
+    Inbox::Mail mail = inbox_.take(scheduler_.has_work(), patience());
     const bool is_closing = mail.is_closing;
     take(std::move(mail));
+    end_overdue();
     step();
     settle();
     run_errands();
@@ -125,6 +128,32 @@ void DecodeLoop::add(Submission submission) {
     count_finish(stats_, Finish::kError);
     inbox_.ended({owner});
   }
+}
+
+// Until something may be overdue, where nothing else would wake the loop.
+Clock::duration DecodeLoop::patience() const {
+  const bool may_be_overdue = (limits_.stall_s > 0 || limits_.queue_s > 0) &&
+                              scheduler_.n_running() + scheduler_.n_parked() + scheduler_.n_waiting() > 0;
+  return may_be_overdue ? kLookInterval : Clock::duration(-1);
+}
+
+// Ends what nobody could begin in time, and what nobody reads.
+void DecodeLoop::end_overdue() {
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + kLookInterval;
+  const auto is_over = [now](double limit_s, Clock::time_point since) {
+    return limit_s > 0 && seconds(now - since) > limit_s;
+  };
+  scheduler_.for_each_waiting([&](Sequence& sequence) {
+    if (sequence.has_had_slot() || !is_over(limits_.queue_s, sequence.submitted())) return;
+    sequence.finish(Finish::kError, "the request waited for a slot for too long; try again later", kQueueTimeout);
+  });
+  scheduler_.for_each_started([&](Sequence& sequence) {
+    if (!sequence.is_paused() || !is_over(limits_.stall_s, sequence.paused())) return;
+    sequence.finish(Finish::kError, "the answer was read too slowly", kClientTooSlow);
+  });
+  settle();
 }
 
 void DecodeLoop::end_all(const std::string& reason, const char* code) {

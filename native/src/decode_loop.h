@@ -28,6 +28,8 @@ class DecodeLoop {
     size_t cache_bytes = 0;    // of saved prefixes, at most; 0 shares none
     int32_t threads = 1;       // that draw tokens
     bool reads_whole = false;  // a prompt is computed in one piece
+    double queue_s = 0;        // that a task may wait for its first slot; 0: as long as it takes
+    double stall_s = 0;        // that a reader may be full; 0: as long as it is
   };
 
   // `inbox` and `backend` outlive the loop.
@@ -47,6 +49,8 @@ class DecodeLoop {
  private:
   void take(Inbox::Mail mail);
   void add(Submission submission);
+  Clock::duration patience() const;
+  void end_overdue();
   void run_errands();
   void step();
   void note_paused();
@@ -75,6 +79,7 @@ class DecodeLoop {
   SlotBoard board_;
   StepBudget budget_;
   std::vector<Row> rows_;
+  Clock::time_point next_look_;   // for what is overdue
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;

@@ -97,9 +97,17 @@ void Inbox::close(const std::string& reason) {
   changed_.notify_one();
 }
 
-Inbox::Mail Inbox::take(bool has_work) {
+Inbox::Mail Inbox::take(bool has_work, Clock::duration patience) {
+  const bool is_patient = patience < Clock::duration::zero();
+  const auto deadline = Clock::now() + (is_patient ? Clock::duration::zero() : patience);
   MutexLock lock(mutex_);
-  while (!is_woken_ && !has_work) changed_.wait(mutex_);
+  while (!is_woken_ && !has_work) {
+    if (is_patient) {
+      changed_.wait(mutex_);
+    } else if (changed_.wait_until(mutex_, deadline) == std::cv_status::timeout) {
+      break;
+    }
+  }
   is_woken_ = false;
   Mail mail = std::move(mail_);
   // Draining and closing are for good; the rest is taken once.

@@ -24,6 +24,9 @@ struct Submission {
 
 // The code of what ends because its server does.
 constexpr const char* kShuttingDown = "server_shutting_down";
+// Of what waited for its first slot longer than it may, and of what was read slower than it may be.
+constexpr const char* kQueueTimeout = "queue_timeout";
+constexpr const char* kClientTooSlow = "client_too_slow";
 
 // The one terminal chunk of a task that never became a sequence.
 Chunk error_chunk(int32_t index, std::string message, const char* code = "");
@@ -63,8 +66,8 @@ class Inbox final : public Reader::Listener {
   void drain(const std::string& reason);
   void close(const std::string& reason);
 
-  // Decode thread. Waits for mail, unless `has_work`.
-  Mail take(bool has_work);
+  // Decode thread. Waits for mail, unless `has_work`; no longer than `patience`, of which negative is any.
+  Mail take(bool has_work, Clock::duration patience = Clock::duration(-1));
   // Decode thread: tasks of these owners have ended, and no longer count against the capacity.
   void ended(const std::vector<uint64_t>& owners);
 

@@ -52,12 +52,19 @@ class Sequence {
   bool scores_prompt() const { return scores_prompt_; }
   Finish finished() const { return finish_; }
 
+  Clock::time_point submitted() const { return submitted_; }
+  bool has_had_slot() const { return last_slot_ >= 0; }
   // When it first got a slot.
   Clock::time_point started() const { return started_; }
 
   // The reader is full: the sequence is left out of the steps.
   bool is_paused() const { return is_paused_; }
-  void set_paused(bool is_paused) { is_paused_ = is_paused; }
+  void set_paused(bool is_paused) {
+    if (is_paused && !is_paused_) paused_ = Clock::now();
+    is_paused_ = is_paused;
+  }
+  // When it was paused last.
+  Clock::time_point paused() const { return paused_; }
 
   // While kStarting: the running sequence that is to compute its first n_led() tokens, or null.
   const Sequence* leader() const { return leader_; }
@@ -150,6 +157,7 @@ class Sequence {
   Clock::time_point started_;
   Clock::time_point first_token_;
   Clock::time_point last_token_;
+  Clock::time_point paused_;
 };
 
 }  // namespace corosrv

@@ -73,3 +73,10 @@ def test_h032_hundreds_of_thousands_of_parts_are_decoded_at_once(attacked: Serve
     answer = post(attacked, {"prompt": [[5]] * 300_000, "max_tokens": 1})
 
     assert (answer.status, answer.error["param"]) == (400, "prompt")
+
+
+def test_h027_a_long_value_is_not_sent_back(attacked: Server) -> None:
+    answer = post(attacked, chat(reasoning_format="x" * 2**20), "/v1/chat/completions")
+
+    assert (answer.status, answer.error["param"]) == (400, "reasoning_format")
+    assert len(answer.body) < 1000
