@@ -1,6 +1,7 @@
 #include "decode_loop.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <iterator>
 #include <utility>

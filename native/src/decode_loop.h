@@ -79,7 +79,7 @@ class DecodeLoop {
   SlotBoard board_;
   StepBudget budget_;
   std::vector<Row> rows_;
-  Clock::time_point next_look_;   // for what is overdue
+  Clock::time_point next_look_;  // for what is overdue
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;
