@@ -109,9 +109,8 @@ typedef struct corosrv_options {
   const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
   size_t n_adapters;
   corosrv_grammar_limits grammars;
-  double
-      queue_s; /* seconds that a task may wait for its first slot; then its error has the code queue_timeout. 0: any */
-  double stall_s; /* seconds that a reader may be full; then its tasks' code is client_too_slow. 0: any */
+  double queue_s; /* that a task may wait for its first slot: then its error has the code queue_timeout; 0: any */
+  double stall_s; /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
 } corosrv_options;
 
 /* What the model is. Strings live as long as the engine. */
