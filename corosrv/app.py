@@ -206,7 +206,11 @@ def _make_application() -> Flask:
         log.warning("%s is no setting of corosrv and is ignored", name)
     try:
         settings, predictor = settings_module.load(), settings_module.load_predictor()
-        worker = front.adopt(connection.Limits(settings.head_timeout_s, settings.body_timeout_s, settings.body_rate))
+        worker = front.adopt(
+            connection.Limits(
+                settings.head_timeout_s, settings.body_timeout_s, settings.body_rate, settings.write_timeout_s
+            )
+        )
         if predictor is not None and worker is not None and worker.cfg.workers > 1:
             raise SettingsError("predictions live in one process: start gunicorn with one worker (-w 1)")
         app = create_app(settings, predictor)

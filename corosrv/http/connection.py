@@ -25,11 +25,12 @@ _BEGINNINGS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a client may take to say what it wants. Seconds; bytes a second."""
+    """How long a client may take to say what it wants, and to accept a piece of an answer. Seconds; bytes a second."""
 
     head: float = 10.0
     body: float = 30.0
     body_rate: float = 1024.0
+    write: float = 30.0
 
     def pace_of_line(self, now: float) -> Pace:
         return Pace(now, min(_FIRST_LINE, self.head))
@@ -49,7 +50,8 @@ class Connection:
         self._limits = limits
         self._idle_seconds = float(cfg.keepalive)
         self._parser = RequestParser(cfg, client, address)
-        self._unreader = self._parser.unreader = PacedUnreader(client)
+        self._unreader = self._parser.unreader = PacedUnreader(client, limits.write)
+        client.settimeout(limits.write)
         self.is_idle = False
 
     def requests(self) -> Iterator[Request]:
@@ -72,6 +74,7 @@ class Connection:
     def _wait(self) -> bool:
         """A request begins; False when none does in time. Raises InvalidRequestLine where none can."""
         if self._unreader.has_buffered:
+            self._unreader.give_way()
             return True
         self.is_idle = True
         self._socket.settimeout(self._idle_seconds or _FIRST_LINE)
@@ -81,7 +84,7 @@ class Connection:
             return False
         finally:
             self.is_idle = False
-            self._socket.settimeout(None)
+            self._socket.settimeout(self._limits.write)
         if begun and begun[0] not in _BEGINNINGS:
             raise InvalidRequestLine("")
         self._unreader.unread(begun)

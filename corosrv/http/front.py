@@ -62,6 +62,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     alive: bool
     worker_connections: int
     limits = Limits()
+    _is_quitting = False
 
     def init_process(self) -> None:
         self.harden()
@@ -106,7 +107,10 @@ class Front(GeventWorker):  # type: ignore[misc]
         self._stopping.set()
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
-        gevent.spawn(self._quit, sig, frame)
+        # Once: a terminal interrupts this process, and so does the master, which the terminal interrupts as well.
+        if not self._is_quitting:
+            self._is_quitting = True
+            gevent.spawn(self._quit, sig, frame)
 
     def _quit(self, sig: int, frame: FrameType | None) -> None:
         for ending in self.endings:
@@ -178,7 +182,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             if not self.alive or not self.cfg.keepalive or self._is_full:
                 answer.force_close()
             self._run(answer, environ, sock)
-            return not answer.should_close()
+            return self.alive and not answer.should_close()
         finally:
             if answer is not None and answer.status is not None:
                 self.log.access(answer, req, access.redacted(environ), datetime.now() - began)

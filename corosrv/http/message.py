@@ -104,10 +104,15 @@ class Answer(Response):  # type: ignore[misc]
     sock: Any
 
     def write(self, arg: bytes) -> None:
-        """A short body that comes whole leaves with its headers: a second send would cost as much as the first."""
+        """A short body that comes whole leaves with its headers: a second send would cost as much as the first.
+
+        Raises TimeoutError for a client that accepts nothing.
+        """
         is_whole = not self.headers_sent and self.response_length == len(arg)
         if not is_whole or len(arg) > _SHORT:
-            super().write(arg)
+            # Each piece has the socket's time-out for itself: who is slow is waited for, who is gone is not.
+            for begin in range(0, len(arg), _SHORT):
+                super().write(arg[begin : begin + _SHORT])
             return
         socket, collected = self.sock, _Collected()
         self.sock = collected

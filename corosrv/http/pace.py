@@ -44,8 +44,10 @@ class Pace:
 class PacedUnreader(SocketUnreader):  # type: ignore[misc]
     """gunicorn's reading end of one connection, with a pace to keep and turns to take. Belongs to one greenlet."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, write_timeout: float | None = None) -> None:
+        """`write_timeout`: what the socket has while nobody reads."""
         super().__init__(source)
+        self._write_timeout = write_timeout
         self._pace: Pace | None = None
         self._behind_line: Pace | None = None  # takes over when the request line has come
         self._n_left = sys.maxsize  # bytes that may still come
@@ -71,12 +73,16 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
         """A next request, or its beginning, is here already."""
         return bool(self.buf.getbuffer().nbytes)
 
+    def give_way(self) -> None:
+        """The turn of all others, if this one was long enough: a client that sends ahead always has more."""
+        if time.monotonic() - self._turn_began > _TURN:
+            let_others()
+            self._turn_began = time.monotonic()
+
     def chunk(self, size_hint: int | None = None) -> bytes:
         """What comes next; waits for it. Raises TooSlow, and LimitRequestHeaders for a head without end."""
+        self.give_way()
         now = time.monotonic()
-        if now - self._turn_began > _TURN:
-            let_others()
-            self._turn_began = now
         pace = self._pace
         if pace is not None and (left := pace.left(now)) > 0:
             self.sock.settimeout(left)
@@ -87,7 +93,7 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
         except TimeoutError:
             raise TooSlow from None
         finally:
-            self.sock.settimeout(None)
+            self.sock.settimeout(self._write_timeout)
         self._count(data)
         return data
 

@@ -72,6 +72,7 @@ class EventStream(Generic[Item]):
         self._ping_interval = ping_interval if ping_interval > 0 else None
         self._watch = ClientWatch(environ, reader.cancel)
         self._socket = environ.get("gunicorn.socket")
+        self._timeout_before = None if self._socket is None else self._socket.gettimeout()
         self._write_timeout = write_timeout
         self._stats = stats
         self._is_closed = False
@@ -122,7 +123,7 @@ class EventStream(Generic[Item]):
         self._watch.close()
         self._reader.close()
         if self._socket is not None:
-            self._socket.settimeout(None)
+            self._socket.settimeout(self._timeout_before)
         self._stats.stream_closed()
 
 

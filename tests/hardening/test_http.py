@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -196,6 +197,19 @@ def test_h012_what_is_pipelined_behind_a_stream_is_answered_behind_it(watched: S
 
         assert events(connection.answer().body)[-1] == "[DONE]"
         assert connection.answer().json["status"] == "ok"
+
+
+def test_h012_a_client_that_sends_thousands_ahead_is_one_among_others(attacked: Server) -> None:
+    """Each of its requests is answered in order, and everybody else has a turn in between."""
+    n = 2000
+    with HealthWatch(attacked) as watch, attacked.connect() as greedy:
+        sending = threading.Thread(target=greedy.send, args=(request("GET", "/health") * n,))
+        sending.start()
+        statuses = {greedy.answer().status for _ in range(n)}
+        sending.join(10)
+
+    assert statuses == {200}
+    assert watch.n_answers > 5
 
 
 def test_h012_garbage_behind_a_stream_does_not_touch_it(watched: Server) -> None:

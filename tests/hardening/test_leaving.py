@@ -200,3 +200,15 @@ def test_h068_who_accepts_nothing_is_dropped_and_the_others_go_on(start: Servers
     eventually(lambda: worker.n_descriptors() <= before, 5, "its connection is gone")
     with stalled, pytest.raises(ConnectionResetError):
         stalled.answer()
+
+
+def test_h068_who_takes_no_plain_answers_is_dropped_too(start: Servers) -> None:
+    """It sends requests ahead, whose answers fill what the system keeps for it."""
+    server = start.start(write_timeout_s=1)
+    worker = server.worker
+    before = worker.n_descriptors()
+    with server.connect(receive_buffer=2048, timeout=1) as stalled:
+        with pytest.raises(TimeoutError):
+            stalled.send(request("GET", "/v1/models") * 200_000)
+
+        eventually(lambda: worker.n_descriptors() <= before, 10, "its connection is gone")

@@ -135,6 +135,26 @@ def test_h096_a_reader_that_stalls_does_not_keep_it(start: Servers) -> None:
     stalled.leave()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_h096_an_interrupt_from_a_terminal_leaves_no_traceback(start: Servers, n: int) -> None:
+    """It reaches the worker twice: from the terminal, and from the master."""
+    server = start.start(*SERVE)
+    with begin(server, 4000):
+        for _ in range(n):
+            os.killpg(server.pid, signal.SIGINT)
+
+        assert server.wait(within=5) == 0
+    assert "Traceback" not in server.log
+
+
+def test_h096_a_connection_whose_stream_was_ended_does_not_keep_it(start: Servers) -> None:
+    server = start.start(*APP, "--keep-alive", "60", drain_s=0)
+    with begin(server, 4000):
+        server.signal(signal.SIGTERM)
+
+        assert server.wait(within=5) == 0
+
+
 def test_h096_clients_that_ask_nothing_do_not_keep_it(start: Servers) -> None:
     server = start.start(*APP, "--keep-alive", "60")
     with server.connect() as idle:
