@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Mapping
 from types import FrameType
@@ -11,6 +12,7 @@ from typing import Any
 from gunicorn.app.base import BaseApplication
 
 from corosrv import settings as settings_module
+from corosrv.http.stops import STOPS, let_stops_through
 from corosrv.prediction_settings import PredictionSettings
 from corosrv.settings import Settings
 
@@ -48,11 +50,31 @@ def when_ready(arbiter: Any) -> None:
             arbiter.signal(signal.SIGINT, frame)
             arbiter.kill_workers(signal.SIGQUIT)  # told here: what arrives along with the first, gunicorn forgets
 
+    _hold_stops_while_forking()
     signal.signal(signal.SIGTERM, stop)
     if predictor is not None:
         signal.signal(signal.SIGINT, stop)
         if predictor.await_explicit_shutdown:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _hold_stops_while_forking() -> None:
+    """A worker has the master's handlers until it has its own, and they forget: a stop that comes in between waits.
+
+    Once, in the master; workers let_stops_through().
+    """
+    master = os.getpid()
+
+    def hold(how: int) -> None:
+        if os.getpid() == master:
+            signal.pthread_sigmask(how, STOPS)
+
+    os.register_at_fork(before=lambda: hold(signal.SIG_BLOCK), after_in_parent=lambda: hold(signal.SIG_UNBLOCK))
+
+
+def post_worker_init(worker: Any) -> None:
+    """gunicorn's hook in the worker, of whatever class it is, when its handlers are there."""
+    let_stops_through()
 
 
 # What corosrv wants of gunicorn, by the names of its settings. Also read by deploy/gunicorn.conf.py.
@@ -67,6 +89,7 @@ OPTIONS: dict[str, Any] = {
     "control_socket_disable": True,
     "proc_name": "corosrv",
     "when_ready": when_ready,
+    "post_worker_init": post_worker_init,
 }
 
 

@@ -31,6 +31,7 @@ from corosrv.http.flood import Flood
 from corosrv.http.message import Answer
 from corosrv.http.pace import TooSlow
 from corosrv.http.refusal import Overloaded
+from corosrv.http.stops import let_stops_through
 
 log = logging.getLogger("corosrv.http")
 
@@ -80,6 +81,10 @@ class Front(GeventWorker):  # type: ignore[misc]
         self.endings: list[Ending] = []
         self._unread = Flood(log, "%d requests could not be read, or not be taken, and were refused")
         self._starved = Flood(log, "no file descriptor was left for a client, %d times")
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        let_stops_through()
 
     def run(self) -> None:
         """Serves until it is told to stop, then until the last answer, at most `graceful_timeout`."""

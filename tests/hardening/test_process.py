@@ -135,6 +135,14 @@ def test_h096_a_reader_that_stalls_does_not_keep_it(start: Servers) -> None:
     stalled.leave()
 
 
+def test_h096_a_stop_while_the_worker_is_being_made_is_not_forgotten(start: Servers) -> None:
+    server = start.start(*SERVE, wait_for=None, drain_s=20)
+
+    server.signal(signal.SIGTERM)
+
+    assert server.wait(within=10) == 0
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_h096_an_interrupt_from_a_terminal_leaves_no_traceback(start: Servers, n: int) -> None:
     """It reaches the worker twice: from the terminal, and from the master."""
