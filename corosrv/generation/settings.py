@@ -16,6 +16,17 @@ _NUMBERS = (
 )  # fmt: skip
 
 
+# What llama-server tells of more than there is here: its clients may count on the members.
+_NEVER: dict[str, Any] = {
+    "backend_sampling": False,
+    "chat_format": "Content-only",
+    "generation_prompt": "",
+    "reasoning_format": "none",
+    "reasoning_in_content": False,
+    "speculative.types": "none",
+}
+
+
 def of_sampling(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
     """Only what says nothing about anybody's text."""
     n_predict = -1 if max_tokens is None else max_tokens
@@ -26,6 +37,7 @@ def of_sampling(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
         "n_predict": n_predict,
         "n_probs": max(sampling.n_probs, 0),
         "samplers": list(sampling.samplers),
+        **_NEVER,
     }
 
 
@@ -43,6 +55,7 @@ def of_job(job: Job, stream: bool, vocabulary: Vocabulary) -> dict[str, Any]:
         "grammar": sampling.grammar,
         "grammar_lazy": bool(sampling.grammar_triggers),
         "grammar_triggers": list(sampling.grammar_triggers),
+        "preserved_tokens": [],
         "cache_prompt": job.share_prefix,
         "id_slot": job.slot,
         "t_max_predict_ms": job.max_ms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,19 +45,16 @@ class Telemetry:
         self._told = told
         self.is_wanted = told.timings or told.progress
 
-    def progress(self, chunk: Chunk) -> dict[str, Any]:
-        """What is told when more of a prompt was read, before anything else of the chunk; nothing otherwise."""
-        if not self._told.progress or chunk.read_tokens <= self._read[chunk.index]:
-            return {}
+    def progress(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """What is told when more of a prompt was read, in events of its own before those of the chunk."""
+        last_told = self._read[chunk.index]
+        if not self._told.progress or chunk.read_tokens <= last_told:
+            return
         self._read[chunk.index] = chunk.read_tokens
-        reading = Tally(chunk.read_tokens, 1, 0, chunk.cached_tokens, chunk.prompt_ms)
-        progress = {
-            "total": chunk.prompt_tokens,
-            "cache": chunk.cached_tokens,
-            "processed": chunk.read_tokens,
-            "time_ms": round(chunk.prompt_ms),
-        }
-        return {"timings": reading.timings(), "prompt_progress": progress}
+        if last_told < 0 and chunk.read_tokens > chunk.cached_tokens:
+            # The chunk that told of the beginning is part of this one: nobody read it before there was more.
+            yield _progress(chunk, chunk.cached_tokens, 0.0)
+        yield _progress(chunk, chunk.read_tokens, chunk.prompt_ms)
 
     def timings(self, chunk: Chunk) -> dict[str, Any]:
         """What is told with the tokens of a chunk; nothing where there are none."""
@@ -66,3 +63,13 @@ class Telemetry:
         tally = self._tallies[chunk.index]
         tally.add(chunk)
         return {"timings": tally.as_of(chunk).timings()} if chunk.tokens else {}
+
+
+def _progress(chunk: Chunk, n_read: int, ms: float) -> dict[str, Any]:
+    progress = {
+        "total": chunk.prompt_tokens,
+        "cache": chunk.cached_tokens,
+        "processed": n_read,
+        "time_ms": round(ms),
+    }
+    return {"timings": Tally(n_read, 1, 0, chunk.cached_tokens, ms).timings(), "prompt_progress": progress}

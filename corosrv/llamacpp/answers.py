@@ -8,6 +8,7 @@ from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation.native import NativeForm, NativeTask
+from corosrv.generation.one_by_one import one_by_one
 from corosrv.generation.tally import check
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.jobs import Chunk
@@ -49,10 +50,10 @@ class NativeAnswer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         sent = b""
-        for chunk in chunks:
+        for chunk in one_by_one(chunks):
             check(chunk, sent)
             task = self._tasks[chunk.index]
-            if progress := self._telemetry.progress(chunk):
+            for progress in self._telemetry.progress(chunk):
                 sent += events.event(task.partial(Chunk(chunk.index, "", 0)) | progress)
             task.add(chunk)
             timings = self._telemetry.timings(chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +46,8 @@ class Beside:
             self._tasks = [NativeTask(index, n_tokens, wanted.form) for index, n_tokens in enumerate(counts)]
         self.is_wanted = self._telemetry.is_wanted or bool(self._tasks)
 
-    def progress(self, chunk: Chunk) -> dict[str, Any]:
-        """Of an event before those of the chunk, which there is only where this is not empty."""
+    def progress(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """Of events of their own, before those of the chunk."""
         return self._telemetry.progress(chunk)
 
     def with_text(self, chunk: Chunk) -> dict[str, Any]:

@@ -226,6 +226,17 @@ def test_each_piece_has_its_tokens_probabilities():
     assert "completion_probabilities" not in end
 
 
+def test_tokens_that_came_together_are_events_of_their_own():
+    merged = Chunk(0, "Hello", 2, tokens=(token(5, b"Hel"), token(6, b"lo")))
+
+    *pieces, _ = events(merged, last(0), n_probs=1)
+
+    assert [(one["content"], one["tokens"], one["tokens_predicted"]) for one in pieces] == [
+        ("Hel", [5], 1), ("lo", [6], 2),
+    ]  # fmt: skip
+    assert [len(one["completion_probabilities"]) for one in pieces] == [1, 1]
+
+
 def test_progress_comes_before_the_text_with_what_it_took():
     reading = [
         Chunk(0, "", 0, read_tokens=n, prompt_tokens=9, cached_tokens=1, prompt_ms=5.0 * n) for n in (1, 5, 9, 9)
@@ -289,6 +300,15 @@ def test_picked_members_are_those_of_the_end():
 
 
 # What a job is generated with.
+
+
+def test_the_settings_have_every_member_that_llama_server_s_have():
+    settings = whole(last(0))["generation_settings"]
+
+    assert (settings["chat_format"], settings["speculative.types"]) == ("Content-only", "none")
+    assert settings.keys() >= {
+        "backend_sampling", "generation_prompt", "preserved_tokens", "reasoning_format", "reasoning_in_content",
+    }  # fmt: skip
 
 
 def test_the_settings_are_those_of_the_job():

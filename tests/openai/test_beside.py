@@ -80,6 +80,23 @@ def test_progress_is_told_before_the_text_with_what_it_took(call):
 
 
 @both
+def test_the_beginning_is_told_also_to_who_reads_late(call):
+    first, second, *_ = events(call(stream=True, return_progress=True), READING[2], piece("Hel"), last())
+
+    assert [event["prompt_progress"]["processed"] for event in (first, second)] == [1, 9]
+    assert (first["timings"]["prompt_n"], first["timings"]["prompt_ms"]) == (0, 0.0)
+
+
+@both
+def test_tokens_that_came_together_are_told_one_by_one(call):
+    merged = Chunk(0, "ab", 2, tokens=piece("a").tokens + piece("b").tokens, **SO_FAR)
+
+    first, second, _ = events(call(stream=True, timings_per_token=True), merged, last())
+
+    assert [event["timings"]["predicted_n"] for event in (first, second)] == [1, 2]
+
+
+@both
 def test_each_piece_may_come_with_the_timings_so_far(call):
     asked = call(stream=True, timings_per_token=True, stream_options={"include_usage": True})
 

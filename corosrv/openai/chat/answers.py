@@ -10,6 +10,7 @@ from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
 from corosrv.errors import CorosrvError, JobFailed
 from corosrv.generation import likelihood
+from corosrv.generation.one_by_one import one_by_one
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
@@ -61,7 +62,7 @@ class ChatAnswer:
         sent: list[bytes] = []
         try:
             if self._beside.is_wanted:
-                for chunk in chunks:
+                for chunk in one_by_one(chunks):
                     self._tell(chunk, sent)
             else:
                 sent += map(self._event, self._parser.parts(chunks))
@@ -72,7 +73,7 @@ class ChatAnswer:
 
     def _tell(self, chunk: Chunk, sent: list[bytes]) -> None:
         """The events of one chunk, with what is told beside them."""
-        if progress := self._beside.progress(chunk):
+        for progress in self._beside.progress(chunk):
             sent.append(self._frame.event(_delta(chunk.index, {}), **progress))
         beside = self._beside.with_text(chunk)
         for part in self._parser.parts((chunk,)):

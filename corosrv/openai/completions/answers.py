@@ -8,6 +8,7 @@ from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
+from corosrv.generation.one_by_one import one_by_one
 from corosrv.generation.tally import Tally, check
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
@@ -110,7 +111,7 @@ class TextAnswer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         sent = b""
-        for chunk in chunks:
+        for chunk in one_by_one(chunks) if self._beside.is_wanted or self._shown.probs else chunks:
             if chunk.finish is not None:
                 check(chunk, sent)
             self._tally.add(chunk)
@@ -128,8 +129,8 @@ class TextAnswer:
     def _told(self, chunk: Chunk) -> bytes:
         """The events of one chunk, with what is told beside them."""
         sent = b""
-        if progress := self._beside.progress(chunk):
-            sent = self._frame.event(_choice(chunk.index, "", None, None), **progress)
+        for progress in self._beside.progress(chunk):
+            sent += self._frame.event(_choice(chunk.index, "", None, None), **progress)
         beside = self._beside.with_text(chunk)
         if self._shown.logprobs:
             return sent + self._piece_with_logprobs(chunk, **beside)
