@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from corosrv.worker.child.child import main
+# -m puts the working directory first, where a module of the author's may be called as one of Python's is.
+_here = sys.path.pop(0)
+
+from corosrv.worker.child.child import main  # noqa: E402 - all that a worker needs comes from elsewhere
+
+sys.path.insert(0, _here)
 
 if __name__ == "__main__":
     main(sys.argv[1:])

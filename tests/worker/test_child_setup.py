@@ -198,6 +198,19 @@ def test_user_code_finds_an_unpatched_interpreter_without_the_server(tmp_path: P
     assert child.setup_logs == "[]\n"
 
 
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+def test_modules_of_the_authors_may_be_called_as_pythons_are(tmp_path: Path, keyword: str) -> None:
+    for name in ("inspect", "logging", "numbers", "queue", "select", "signal", "socket", "string", "token"):
+        write_predictor(tmp_path, "1 / 0", f"{name}.py")
+    write_predictor(tmp_path, "WORD = 'mine'", "helper.py")
+    write_predictor(tmp_path, f"import helper\n{keyword} run() -> str: return helper.WORD\n")
+
+    with ChildProcess("predict.py:run", cwd=tmp_path) as child:
+        child.set_up()
+
+        assert child.predict().chunks == ["mine"]
+
+
 def test_a_server_of_another_protocol_is_refused(tmp_path: Path) -> None:
     path = write_predictor(tmp_path, "def run() -> str: ...")
 
