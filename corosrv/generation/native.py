@@ -114,7 +114,7 @@ class NativeTask:
 
 
 def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:
-    return b"".join(map(vocabulary.piece, vocabulary.encode(prompt))).decode("utf-8", "replace")
+    return vocabulary.spell(vocabulary.encode(prompt)).decode("utf-8", "replace")
 
 
 def _stop_type(chunk: Chunk) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from flask import Request, Response
 
-from corosrv.errors import ClientGone, CorosrvError, ReadTimeout
+from corosrv.errors import ClientGone, CorosrvError, ReadTimeout, Refused
 from corosrv.http.client import ClientWatch
 from corosrv.http.direct import DirectSender, direct_sender
 from corosrv.http.metrics import HttpStats
@@ -22,6 +22,9 @@ PING = b":\n\n"
 # What the system may keep for a client that reads slower than it is sent to. By itself it keeps megabytes, for each of
 # those who stopped reading, while their jobs run on.
 UNSENT_BYTES = 16_384
+
+# Tokens, and the likely ones in their place, that an answer may hold that is not streamed.
+MOST_LISTED = 1_000_000
 
 Item = TypeVar("Item")
 
@@ -151,14 +154,30 @@ def response(stream: EventStream[Any]) -> Response:
     return answer
 
 
+def _n_listed(chunk: Chunk) -> int:
+    return sum(1 + len(info.top) for infos in (chunk.tokens, chunk.prompt_info) for info in infos)
+
+
 def collect(request: Request, reader: Reader) -> list[Chunk]:
-    """All chunks of a job that is not streamed; closes the reader. Raises ClientGone when the client left meanwhile."""
+    """All chunks of a job that is not streamed; closes the reader. Raises ClientGone when the client left meanwhile.
+
+    Raises Refused for an answer that lists more tokens than there is memory for: hundreds of bytes for each.
+    """
     watch = ClientWatch(request.environ, reader.cancel)
     chunks: list[Chunk] = []
+    n_listed = 0
     try:
         with reader:
             while taken := reader.take():
                 chunks += taken
+                n_listed += sum(map(_n_listed, taken))
+                if n_listed > MOST_LISTED:
+                    raise Refused(
+                        f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "
+                        "likely tokens, or for a stream",
+                        "logprobs",
+                        "answer_too_large",
+                    )
                 if watch.is_gone:
                     raise ClientGone("the client left before its answer was ready")
     finally:

@@ -10,11 +10,11 @@ import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.errors import ClientGone, CorosrvError, JobFailed
+from corosrv.errors import ClientGone, CorosrvError, JobFailed, Refused
 from corosrv.http import sse
 from corosrv.http.metrics import HttpStats
 from corosrv.http.sse import PING, EventStream
-from corosrv.jobs import Chunk, Finish
+from corosrv.jobs import Candidate, Chunk, Finish, TokenInfo
 from tests.support.engines import TIMEOUT
 from tests.support.readers import HandDrivenReader
 
@@ -197,4 +197,14 @@ def test_a_failed_read_closes_the_reader(reader):
     with pytest.raises(CorosrvError, match="it broke"):
         sse.collect(request(), reader)
 
+    assert reader.n_closed == 1
+
+
+def test_an_answer_that_lists_more_than_there_is_memory_for_ends(reader):
+    likely = TokenInfo(1, b"a", -0.5, (Candidate(1, b"a", -0.5),) * 999)
+    for _ in range(11):
+        reader.give(Chunk(0, "a" * 100, 100, tokens=(likely,) * 100))
+
+    with pytest.raises(Refused, match="over 1000000 likely tokens"):
+        sse.collect(request(), reader)
     assert reader.n_closed == 1

@@ -36,6 +36,7 @@ TABLE = [
     (errors.ShuttingDown("m"), 503, "unavailable_error", None, None),
     (errors.NoDescriptor("m"), 503, "unavailable_error", None, None),
     (errors.SlotBusy("m"), 503, "unavailable_error", None, None),
+    (errors.WaitedTooLong("m"), 503, "unavailable_error", None, "queue_timeout"),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
 

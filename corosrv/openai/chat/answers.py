@@ -8,6 +8,7 @@ from typing import Any
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
+from corosrv.engine.waits import Turns
 from corosrv.errors import CorosrvError, JobFailed
 from corosrv.generation import likelihood
 from corosrv.generation.one_by_one import one_by_one
@@ -48,7 +49,10 @@ class ChatAnswer:
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        shown = [one.whole(self._logprobs(one.tokens)) for one in choices]
+        turns, shown = Turns(), []
+        for one in choices:
+            shown.append(one.whole(self._logprobs(one.tokens)))
+            turns.give_way()
         answer = self._frame.whole(shown, self._tally, self._parser.reasoning_tokens)
         return answer | self._beside.of_whole(chunks)
 
