@@ -113,21 +113,19 @@ class EngineVocabulary:
 
     def encode_inputs(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
         """Token ids of what is to be embedded: it may fill the context, for nothing is generated. May wait."""
-        turns, found = waits.Turns(), []
-        for number, prompt in enumerate(prompts):
-            param = _param("input", number, len(prompts))
-            found.append(self._fitting(self._encode(prompt, param), param))
-            turns.give_way()
-        return found
+        params = [_param("input", number, len(prompts)) for number in range(len(prompts))]
+        return [
+            self._fitting(self._encode(prompt, param), param)
+            for prompt, param in waits.Turns().among(zip(prompts, params, strict=True))
+        ]
 
     def encode_pairs(self, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
         """Token ids of the query with each document, joined as the model was trained to see them. May wait."""
-        turns, found = waits.Turns(), []
-        for number, document in enumerate(documents):
-            param = _param("documents", number, len(documents))
-            found.append(self._fitting(self._encode_pair(query, document, param), param))
-            turns.give_way()
-        return found
+        params = [_param("documents", number, len(documents)) for number in range(len(documents))]
+        return [
+            self._fitting(self._encode_pair(query, document, param), param)
+            for document, param in waits.Turns().among(zip(documents, params, strict=True))
+        ]
 
     def _encode_pair(self, query: str, document: str, param: str) -> Sequence[int]:
         info = self._info

@@ -6,8 +6,8 @@ import math
 import select
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import gevent.hub
 import gevent.monkey
@@ -23,6 +23,8 @@ _poll = gevent.monkey.get_original("select", "poll")
 
 
 _TURN = 0.004  # seconds
+
+Item = TypeVar("Item")
 
 # Asked whether a wait is over, each time the descriptor was written. May run in the hub: it must not wait.
 Look = Callable[[], bool]
@@ -212,6 +214,12 @@ class Turns:
         gevent.sleep(1e-6)  # with 0, those whose sockets have turned readable would go on waiting
         self._began = time.monotonic()
         return True
+
+    def among(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, with a look at the clock behind each."""
+        for item in items:
+            yield item
+            self.give_way()
 
 
 def call_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from corosrv.engine.waits import Turns
 from corosrv.errors import CorosrvError
 from corosrv.generation.native import NativeForm, NativeTask
 from corosrv.generation.one_by_one import one_by_one
@@ -42,7 +43,7 @@ class NativeAnswer:
             self._tasks[chunk.index].add(chunk)
             if chunk.finish is not None:
                 last[chunk.index] = chunk
-        answers = [self._final(last[index]) for index in range(len(self._tasks))]
+        answers = [self._final(last[index]) for index in Turns().among(range(len(self._tasks)))]
         return answers if self._shown.is_list else answers[0]
 
     def first(self) -> bytes:

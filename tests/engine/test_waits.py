@@ -12,6 +12,7 @@ import gevent
 import pytest
 
 from corosrv.engine import waits
+from corosrv.engine.waits import Turns
 from corosrv.errors import Misuse
 from tests.support.engines import TIMEOUT
 
@@ -289,3 +290,33 @@ def test_with_a_hub_a_call_is_made_elsewhere():
     gevent.get_hub()
 
     assert waits.call_in_thread(waits.thread_id) != waits.thread_id()
+
+
+def test_a_long_computation_in_turns_lets_others_run_between_them():
+    ticks = []
+
+    def tick():
+        for _ in range(3):
+            ticks.append(len(done))
+            gevent.sleep(0)
+
+    done = []
+    others = gevent.spawn(tick)
+    for item in Turns().among(range(20)):
+        done.append(item)
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            pass
+    others.join(5)
+
+    assert done == list(range(20))
+    assert len(ticks) == 3
+    assert ticks[-1] < 20
+
+
+def test_turns_are_nothing_where_there_are_no_others():
+    def compute():
+        return [Turns().give_way() for _ in range(3)], list(Turns().among("abc"))
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(compute).result(5) == ([False] * 3, ["a", "b", "c"])

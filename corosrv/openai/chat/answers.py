@@ -49,10 +49,7 @@ class ChatAnswer:
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        turns, shown = Turns(), []
-        for one in choices:
-            shown.append(one.whole(self._logprobs(one.tokens)))
-            turns.give_way()
+        shown = [one.whole(self._logprobs(one.tokens)) for one in Turns().among(choices)]
         answer = self._frame.whole(shown, self._tally, self._parser.reasoning_tokens)
         return answer | self._beside.of_whole(chunks)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from corosrv.engine.waits import Turns
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
 from corosrv.generation.one_by_one import one_by_one
@@ -81,7 +82,7 @@ class TextAnswer:
             check(chunk)
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
-        choices = [self._whole_choice(index, choice) for index, choice in enumerate(self._best(tried))]
+        choices = [self._whole_choice(index, choice) for index, choice in Turns().among(enumerate(self._best(tried)))]
         return self._frame.whole(choices, self._tally) | self._beside.of_whole(chunks)
 
     def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
