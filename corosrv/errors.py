@@ -123,12 +123,10 @@ class PromptTooLong(Refused):
         is_estimate: bool = False,
         has_answer: bool = True,
     ) -> None:
-        subject, rest = "the prompt", ", of which at least one token is for the answer"
-        if not has_answer:
-            subject, rest = "the input is too large: it", ""
+        subject = "the prompt" if has_answer and not is_estimate else "the input is too large: it"
         super().__init__(
             f"{subject} has {'some ' if is_estimate else ''}{n_tokens} tokens, which exceeds the available context "
-            f"size of {context}{rest}",
+            f"size of {context}{', of which at least one token is for the answer' if has_answer else ''}",
             param,
             "context_length_exceeded",
         )

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from corosrv.stats import DecodeStats, HasModelStats
 
 _PREFIX = "llamacpp:"
+_MOST_TOKENS = f"{_PREFIX}n_tokens_max"
 
 Value = Callable[[DecodeStats], float]
 
@@ -29,6 +30,12 @@ _GAUGES: dict[str, tuple[str, Value]] = {
     "requests_processing": ("Tasks with a slot", lambda stats: stats.running),
     "requests_deferred": ("Tasks that wait for a slot", lambda stats: stats.waiting),
 }
+
+
+def typed_as_there(text: bytes) -> bytes:
+    """An exposition with the most tokens as a counter, as llama-server has it: counters cannot have that name here."""
+    gauge, counter = (f"# TYPE {_MOST_TOKENS} {kind}\n".encode() for kind in ("gauge", "counter"))
+    return text.replace(gauge, counter)
 
 
 class LlamaCollector(Collector):
@@ -69,4 +76,4 @@ def _ratios(loops: list[DecodeStats]) -> Iterable[Metric]:
         ratio(lambda stats: stats.slot_steps, lambda stats: stats.steps),
     )
     longest = max(stats.longest_task for stats in loops)
-    yield GaugeMetricFamily(f"{_PREFIX}n_tokens_max", "Most tokens of one task, its prompt included", longest)
+    yield GaugeMetricFamily(_MOST_TOKENS, "Most tokens of one task, its prompt included", longest)

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from corosrv.http.hub_lag import BLOCKED, HubLag
+from corosrv.http.llamacpp_metrics import typed_as_there
 from corosrv.stats import DecodeStats, HasModelStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -138,4 +139,4 @@ def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
 
 def exposition(stats: HttpStats) -> bytes:
     """Everything in the registry, in Prometheus' text form."""
-    return generate_latest(stats.registry)
+    return typed_as_there(generate_latest(stats.registry))

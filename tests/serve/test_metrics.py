@@ -33,6 +33,11 @@ def test_every_metric_has_its_help_and_its_type(text: str, kind: str, names: lis
         assert re.search(rf"^# HELP {full} \w", text, re.MULTILINE)
 
 
+def test_llama_server_s_metrics_are_of_its_types(text: str) -> None:
+    for name, kind in {"n_tokens_max": "counter", "n_decode_total": "counter", "requests_deferred": "gauge"}.items():
+        assert f"# TYPE llamacpp:{name} {kind}\n" in text
+
+
 def test_histograms_only_rise_and_end_with_all(text: str) -> None:
     for name in HISTOGRAMS:
         counts = [float(n) for n in re.findall(rf"^corosrv_{name}_bucket{{[^}}]*}} (\S+)$", text, re.MULTILINE)]
