@@ -31,7 +31,7 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
     )
     return {
         "default_generation_settings": {
-            "params": settings.of_job(job, True, vocabulary),
+            "params": settings.of_job(job, True, vocabulary) | {"timings_per_token": False},
             "n_ctx": card.meta.get("n_ctx", 0),
         },
         "total_slots": card.slots,
@@ -48,6 +48,9 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
         "endpoint_props": switches.props,
         "endpoint_metrics": switches.metrics,
         "is_sleeping": False,
+        "ui": False,
+        "ui_settings": {},
+        "cors_proxy_enabled": False,
     }
 
 
@@ -59,4 +62,11 @@ def _template_caps(abilities: frozenset[str]) -> dict[str, bool]:
         "supports_tool_calls": "calls" in abilities,
         "supports_tool_results": "results" in abilities,
         "supports_reasoning": "reasoning" in abilities,
+        "supports_preserve_reasoning": "reasoning" in abilities,
+        "supports_object_arguments": "calls" in abilities,
+        "supports_parallel_tool_calls": "calls" in abilities,
+        "supports_reasoning_effort": False,
+        # What a message consists of is put together before a template sees it.
+        "supports_string_content": True,
+        "supports_typed_content": False,
     }

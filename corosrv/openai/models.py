@@ -9,8 +9,9 @@ from corosrv.jobs import ModelCard, Worker
 
 
 def listing(worker: Worker) -> dict[str, Any]:
-    """GET /v1/models."""
-    return {"object": "list", "data": [_describe(card) for card in _cards(worker)]}
+    """GET /v1/models; `models` is for clients of Ollama, as llama-server has it."""
+    cards = _cards(worker)
+    return {"object": "list", "data": list(map(_describe, cards)), "models": list(map(_describe_as_ollama, cards))}
 
 
 def one(worker: Worker, name: str) -> dict[str, Any]:
@@ -38,6 +39,30 @@ def _describe(card: ModelCard) -> dict[str, Any]:
         "tags": list(card.tags),
         "status": _status(card),
         "meta": card.meta,
+    }
+
+
+def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
+    # What is not known, or not told, is there and empty.
+    return {
+        "name": card.id,
+        "model": card.id,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": list(card.tags),
+        "capabilities": sorted(card.capabilities),
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [],
+            "parameter_size": "",
+            "quantization_level": card.meta.get("ftype", ""),
+        },
     }
 
 

@@ -194,10 +194,11 @@ class ListedModel(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """Every model, loaded or not."""
+    """Every model, loaded or not; `models` has them once more, for clients of Ollama."""
 
     object: Literal["list"]
     data: list[ListedModel]
+    models: list[dict[str, Any]]
 
 
 class InputTokens(msgspec.Struct):

@@ -184,4 +184,7 @@ def test_properties_tell_what_the_server_is_and_does():
     assert (shown["endpoint_slots"], shown["endpoint_props"], shown["endpoint_metrics"]) == (True, False, True)
     assert shown["chat_template_caps"]["supports_system_role"] is True
     assert shown["chat_template_caps"]["supports_tools"] is False
+    assert shown["chat_template_caps"]["supports_string_content"] is True
+    assert (shown["ui"], shown["cors_proxy_enabled"]) == (False, False)
+    assert shown["default_generation_settings"]["params"]["timings_per_token"] is False
     assert "secret" not in str(shown)

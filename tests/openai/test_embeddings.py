@@ -144,9 +144,10 @@ def test_an_answer_lists_vectors_and_what_was_read():
 
 
 def test_base64_holds_little_endian_floats():
-    shown = answers.whole(VECTORS, (3, 4), CARD, in_base64=True)["data"][1]["embedding"]
+    one = answers.whole(VECTORS, (3, 4), CARD, in_base64=True)["data"][1]
 
-    assert struct.unpack("<2f", base64.b64decode(shown, validate=True)) == (2.0, 4.0)
+    assert struct.unpack("<2f", base64.b64decode(one["embedding"], validate=True)) == (2.0, 4.0)
+    assert one["encoding_format"] == "base64"
 
 
 def test_llama_server_s_answer_has_a_list_of_vectors_for_each_input():

@@ -20,6 +20,13 @@ def standing(server: Server) -> dict[str, dict[str, Any]]:
     return {model["id"]: model["status"] for model in server.get("/v1/models")[1]["data"]}
 
 
+def test_models_are_listed_for_clients_of_ollama_too(server: Server) -> None:
+    (model,) = server.get("/models")[1]["models"]
+
+    assert (model["name"], model["model"], model["type"]) == ("synthetic", "synthetic", "model")
+    assert {"completion", "chat"} <= set(model["capabilities"])
+
+
 def post(server: Server, path: str, model: str) -> tuple[int, Any]:
     with server.connect() as connection:
         answer = connection.post({"model": model}, path)

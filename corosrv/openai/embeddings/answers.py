@@ -20,8 +20,8 @@ def whole(
     vectors: Sequence[bytes], prompt_tokens: Sequence[int], card: ModelCard, in_base64: bool = False
 ) -> dict[str, Any]:
     """OpenAI's shape; in base64 a vector is its float32, little-endian."""
-    write = _base64 if in_base64 else floats
-    data = [{"object": "embedding", "index": i, "embedding": write(vector)} for i, vector in enumerate(vectors)]
+    write, said = (_base64, {"encoding_format": "base64"}) if in_base64 else (floats, {})
+    data = [{"object": "embedding", "index": i, "embedding": write(vector), **said} for i, vector in enumerate(vectors)]
     return {"object": "list", "model": card.id, "data": data, "usage": usage(prompt_tokens)}
 
 
