@@ -61,13 +61,6 @@ def _operators(content: Blocks, param: str, said: Turns) -> None:
 _ADD = {"assistant": _ours, "user": _theirs, "system": _operators}
 
 
-def _operators(content: Blocks, param: str, said: Turns) -> None:
-    said.say("system", _text(content, param))
-
-
-_ADD = {"assistant": _ours, "user": _theirs, "system": _operators}
-
-
 def _text(content: str | Blocks, param: str) -> str:
     if isinstance(content, str):
         return content
