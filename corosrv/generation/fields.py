@@ -36,6 +36,9 @@ _SYNONYMS = {
     "nucleus": "top_p",
     "top_n_sigma": "top_n_sigma",
 }
+# What editors name for infilling, by word and by letter. It is no sampler here: the others draw, and the answer's
+# settings say which these were.
+_PASSED_OVER = ("infill", "i")
 
 
 class Lora(msgspec.Struct):
@@ -185,13 +188,13 @@ def _sampling(fields: GenerationFields, defaults: Defaults) -> Sampling:
 
 
 def _samplers(names: str | list[str]) -> Iterable[str]:
-    """Names, or a string of letters; each once."""
+    """Names, or a string of letters; each once. Raises Refused for others."""
+    asked = [name for name in names if name not in _PASSED_OVER]
     if isinstance(names, str):
-        unknown = next((letter for letter in names if letter not in _LETTERS), None)
-        found = [_LETTERS.get(letter, "") for letter in names]
+        found = [_LETTERS.get(letter, "") for letter in asked]
     else:
-        found = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in names]
-        unknown = next((name for name, known in zip(names, found, strict=True) if known not in SAMPLERS), None)
+        found = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in asked]
+    unknown = next((name for name, known in zip(asked, found, strict=True) if known not in SAMPLERS), None)
     if unknown is not None:
         raise Refused(
             f"samplers: '{unknown[:40]}' is none of {', '.join(SAMPLERS)}, and no letter of {''.join(_LETTERS)}",

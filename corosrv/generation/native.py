@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from corosrv.generation import likelihood, settings
+from corosrv.generation.indent import Indent
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Finish, Job, ModelCard, Prompt, TokenInfo, Vocabulary
 
@@ -20,6 +23,7 @@ class NativeForm:
     prompts: tuple[str, ...]
     stream: bool = False  # the text is sent by the end, and is not in it once more
     return_tokens: bool = False
+    n_indent: int = 0  # lines that are indented less end the text
 
     @classmethod
     def of(
@@ -51,6 +55,12 @@ class NativeTask:
         self._tokens: list[int] = []
         self._probs: list[TokenInfo] = []
         self._has_new_line = False
+        self._indent = Indent(form.n_indent)
+
+    def clip(self, chunk: Chunk) -> Chunk:
+        """The next chunk, without what comes behind the end of the text."""
+        text = self._indent.take(chunk.text) if self._form.n_indent else chunk.text
+        return msgspec.structs.replace(chunk, text=text, tokens=()) if self._indent.is_over else chunk
 
     def add(self, chunk: Chunk) -> None:
         self.tally.add(chunk)
@@ -94,7 +104,7 @@ class NativeTask:
             "prompt": self._form.prompts[self._index // self._form.job.n],
             "has_new_line": self._has_new_line,
             "truncated": self._is_truncated(chunk, n_prompt + n_predicted),
-            "stop_type": _stop_type(chunk),
+            "stop_type": "limit" if self._indent.is_over else _stop_type(chunk),
             "stopping_word": chunk.stopping_word,
             # The last token was never read by the model.
             "tokens_cached": n_prompt + max(n_predicted - 1, 0),

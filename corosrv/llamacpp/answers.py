@@ -40,7 +40,8 @@ class NativeAnswer:
         last: dict[int, Chunk] = {}
         for chunk in chunks:
             check(chunk)
-            self._tasks[chunk.index].add(chunk)
+            task = self._tasks[chunk.index]
+            task.add(task.clip(chunk))
             if chunk.finish is not None:
                 last[chunk.index] = chunk
         answers = [self._final(last[index]) for index in Turns().among(range(len(self._tasks)))]
@@ -51,9 +52,10 @@ class NativeAnswer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         sent = b""
-        for chunk in one_by_one(chunks):
-            check(chunk, sent)
-            task = self._tasks[chunk.index]
+        for one in one_by_one(chunks):
+            check(one, sent)
+            task = self._tasks[one.index]
+            chunk = task.clip(one)
             for progress in self._telemetry.progress(chunk):
                 sent += events.event(task.partial(Chunk(chunk.index, "", 0)) | progress)
             task.add(chunk)

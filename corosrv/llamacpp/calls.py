@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -65,7 +66,7 @@ def _call(
     job = told.by(_job(body, read, defaults))
     form = NativeForm.of(job, card, vocabulary, stream, bool(body.return_tokens), timings=bool(body.timings_per_token))
     shown = Shown(
-        form,
+        replace(form, n_indent=body.n_indent or 0),
         told,
         is_list=is_list or job.n > 1,
         fields=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),

@@ -18,7 +18,7 @@ MAX_EXTRA = 256
 MAX_TOKENS = 1_048_576
 
 UNSUPPORTED: unsupported.Neutral = {
-    **unsupported.EVERYWHERE,
+    **{name: neutral for name, neutral in unsupported.EVERYWHERE.items() if name != "n_indent"},
     "n_cache_reuse": (0,),
     "sse_ping_interval": (),
 }
@@ -34,6 +34,7 @@ class NativeFields(GenerationFields, kw_only=True):
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
+    n_indent: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
 
 

@@ -130,6 +130,22 @@ def test_the_prompt_is_shown_as_the_model_reads_it():
     assert call(ByteVocabulary(adds_bos=True)).job.prompts == (Tokens((BOS, *b"Hi")),)
 
 
+def test_an_answer_ends_where_a_line_is_indented_too_little():
+    chunks = [chunk(0, token(5, b"a\n")), chunk(0, token(6, b"  b\n")), chunk(0, token(7, b" c")), last(0, Finish.STOP)]
+
+    answer = call(n_indent=2).answer((2,)).whole(chunks)
+    *pieces, end = events(*chunks, n_indent=2)
+
+    assert (answer["content"], answer["stop_type"]) == ("a\n  b\n ", "limit")
+    assert "".join(piece["content"] for piece in pieces) == answer["content"]
+    assert (end["stop_type"], end["tokens_predicted"]) == ("limit", 3)
+
+
+def test_the_sampler_that_editors_name_is_passed_over():
+    for names in (["top_k", "top_p", "infill"], "kpi"):
+        assert job(samplers=names).sampling.samplers == ("top_k", "top_p")
+
+
 def test_a_new_line_anywhere_is_told():
     assert call().answer((2,)).whole([Chunk(0, "a\nb", 2), last(0)])["has_new_line"] is True
 
@@ -366,7 +382,8 @@ def test_biases_name_tokens_or_texts_in_either_form(biases):
         ("prompt", []),
         ("prompt", None),
         ("return_progress", 1),
-        ("n_indent", 2),
+        ("n_indent", -1),
+        ("samplers", ["infill", "nope"]),
         ("json_schema", 5),
     ],
 )
