@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from flask import Blueprint, Flask, Response, current_app, g, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from corosrv import settings as settings_module
 from corosrv.docs import routes as docs
@@ -174,11 +174,20 @@ def _http_error(error: HTTPException) -> Response:
     server: Server = current_app.extensions["corosrv"]
     is_prediction = server.predictor is not None and (server.models is None or server.predictor.has_path(request.path))
     shape = prediction_errors.http_response if is_prediction else errors.http_response
-    answer = shape(error.code or 500, error.description or error.name)
+    answer = shape(error.code or 500, _words(error))
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
             answer.headers[name] = value
     return answer
+
+
+def _words(error: HTTPException) -> str:
+    """What went wrong, and what would go right."""
+    if isinstance(error, NotFound):
+        return f"there is nothing at this path for {request.method}: GET /docs shows what there is"
+    if isinstance(error, MethodNotAllowed):
+        return f"{request.method} is not offered at this path: {', '.join(sorted(error.valid_methods or ()))}"
+    return error.description or error.name
 
 
 def _stop_on_sigterm(server: Server) -> None:

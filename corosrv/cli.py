@@ -89,6 +89,8 @@ def serve(
     """Serve a model, a predictor or both: gunicorn with the gevent worker and good defaults."""
     chosen = _load(config, overrides)
     predictor = _load_predictor(config, overrides)
+    for model in _models_of(chosen):
+        _check_file(model)
     if not is_open and not chosen.keys and not _is_loopback(host):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or say --open if everybody may use this server")
     if predictor is not None and workers > 1:
@@ -139,16 +141,24 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 @setting_options(Settings)
 def models(config: Path | None, **overrides: Any) -> None:
     """Show the models that would be served: their names, files and sizes."""
-    lines = list(map(_describe, _load(config, overrides).models))
-    click.echo("\n".join(lines))
+    lines = list(map(_describe, _models_of(_load(config, overrides))))
+    click.echo("\n".join(lines or ["none: a predictor is served alone"]))
+
+
+def _models_of(chosen: Settings) -> tuple[Settings, ...]:
+    return chosen.models if chosen.has_model else ()
+
+
+def _check_file(model: Settings) -> None:
+    if not model.is_synthetic and not Path(model.model).is_file():
+        _fail(f"the model file {model.model} does not exist: give the path of a GGUF file with --model")
 
 
 def _describe(model: Settings) -> str:
     if model.is_synthetic:
         return f"{model.names[0]}  made up, for load tests  {model.model}"
+    _check_file(model)
     path = Path(model.model)
-    if not path.is_file():
-        _fail(f"the model file {path} does not exist")
     return f"{', '.join(model.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from enum import Enum
 from pathlib import Path
 
 from corosrv.errors import CorosrvError
-from corosrv.settings import Settings
+from corosrv.http import address
+from corosrv.settings import Settings, unknown_variables
 
 Load = Callable[[], Settings]
 
@@ -49,8 +50,8 @@ def examine(load: Load, host: str, port: int) -> list[Finding]:
     except CorosrvError as error:
         findings.append(Finding(Grade.FAIL, "settings", str(error)))
     else:
-        findings.append(Finding(Grade.OK, "settings", "all can be used"))
-        for model in settings.models:
+        findings.append(_settings())
+        for model in settings.models if settings.has_model else ():
             findings += _model(model)
     return [*findings, _descriptors(), _port(host, port)]
 
@@ -108,6 +109,14 @@ def _cpu() -> Finding:
     return Finding(Grade.OK, "processor", text)
 
 
+def _settings() -> Finding:
+    """Those that can be read; whatever else looks like one is somebody's mistake."""
+    if ignored := unknown_variables(os.environ):
+        advice = "look for the name that was meant: corosrv serve --help"
+        return Finding(Grade.WARN, "settings", f"ignored, there are none of the name: {', '.join(ignored)}", advice)
+    return Finding(Grade.OK, "settings", "all can be used")
+
+
 def _model(settings: Settings) -> Iterator[Finding]:
     if settings.is_synthetic:
         yield Finding(
@@ -160,11 +169,6 @@ def _descriptors() -> Finding:
 
 
 def _port(host: str, port: int) -> Finding:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return Finding(Grade.FAIL, "port", f"{host}:{port}: {error.strerror}", "choose another one with --port")
+    if (fault := address.fault(host, port)) is not None:
+        return Finding(Grade.FAIL, "port", f"{host}:{port}: {fault}", "choose another one with --port")
     return Finding(Grade.OK, "port", f"{host}:{port} is free")

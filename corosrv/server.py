@@ -10,14 +10,21 @@ from types import FrameType
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
+from gunicorn.util import parse_address
 
 from corosrv import settings as settings_module
+from corosrv.errors import SettingsError
+from corosrv.http import address
 from corosrv.http.stops import STOPS, let_stops_through
 from corosrv.prediction_settings import PredictionSettings
 from corosrv.settings import Settings
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
 _MARGIN = 5  # seconds
+
+
+# By systemd, or by the process that this one takes over from: a socket that listens already.
+_HANDED_DOWN = {"LISTEN_FDS", "GUNICORN_FD"}
 
 
 class _Gunicorn(BaseApplication):  # type: ignore[misc]
@@ -100,5 +107,12 @@ def options(settings: Settings, predictor: PredictionSettings | None) -> dict[st
 
 
 def run(options: Mapping[str, Any]) -> None:
-    """Serves until told to stop; `options` are gunicorn's settings by name. Does not return."""
+    """Serves until told to stop; `options` are gunicorn's settings by name. Does not return.
+
+    Raises SettingsError where nobody can listen, at once: gunicorn would try for five seconds.
+    """
+    if not _HANDED_DOWN & os.environ.keys():
+        host, port = parse_address(options["bind"])
+        if (fault := address.fault(host, port)) is not None:
+            raise SettingsError(f"{options['bind']} cannot be listened on: {fault}; choose with --host and --port")
     _Gunicorn(options).run()

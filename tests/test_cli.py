@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 from dataclasses import fields
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 
 import corosrv
 from corosrv import cli
+from corosrv.errors import SettingsError
 from corosrv.settings import Settings
 
 FRONT = "corosrv.http.front.Front"
@@ -53,6 +55,17 @@ def test_models_shows_the_made_up_one():
     assert result.output.startswith("tiny  made up")
 
 
+def test_models_shows_that_there_is_none_beside_a_predictor(monkeypatch):
+    monkeypatch.setenv("COROSRV_PREDICTOR", "predict.py:Predictor")
+
+    assert run("models").output.startswith("none")
+
+
+def test_an_address_that_is_taken_is_told_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="Address already in use"):
+        run("serve", "--model", "synthetic:", "--port", str(taken.getsockname()[1]))
+
+
 def test_models_shows_file_and_size(tmp_path):
     model = tmp_path / "small.gguf"
     model.write_bytes(b"x" * 2_000_000)
@@ -67,6 +80,8 @@ def test_models_shows_file_and_size(tmp_path):
         (("models", "--model", "synthetic:", "--slots", "0"), "COROSRV_SLOTS"),
         (("models", "--config", "/no/such.toml"), "cannot be read"),
         (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
+        (("serve", "--model", "/no/such.gguf"), "does not exist"),
+        (("serve", "--model", "a=synthetic:", "--model", "b=/no/such.gguf"), "does not exist"),
     ],
 )
 def test_what_cannot_be_is_a_sentence_and_a_status(arguments, words):

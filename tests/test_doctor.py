@@ -71,6 +71,19 @@ def test_wrong_settings_are_fatal_and_the_rest_is_still_looked_at():
     assert "model" not in found
 
 
+def test_a_variable_that_is_no_setting_is_a_warning(monkeypatch):
+    monkeypatch.setenv("COROSRV_SLOT", "4")
+
+    found = findings()["settings"]
+
+    assert found.grade is Grade.WARN
+    assert "COROSRV_SLOT" in found.text
+
+
+def test_a_predictor_alone_needs_no_model():
+    assert "model" not in findings(Settings(model=""))
+
+
 def test_a_port_in_use_is_fatal():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         found = findings(port=listening.getsockname()[1])["port"]

@@ -69,7 +69,8 @@ class Engine:
             self._open()
         except errors.CorosrvError as error:
             self._failure = str(error)
-            log.error("the model cannot be served: %s", error)
+            # Clients are not told where models lie; whoever reads the log has to be.
+            log.error("the model cannot be served: %s (%s)", error, os.path.abspath(self._settings.model))
             raise errors.ModelFailed(self._failure) from error
         except BaseException as error:
             self._failure = f"the engine could not start: {type(error).__name__}"

@@ -60,6 +60,10 @@ def read(request: Request, limit: int) -> bytes:
     if len(body) > limit:
         raise BodyTooLarge(limit)
     if request.content_length is not None and len(body) != request.content_length:
+        if "form" in vars(request):  # parsed by somebody before us, who has the only copy
+            raise Refused(
+                "the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body"
+            )
         raise Refused(
             f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}",
             None,

@@ -76,6 +76,14 @@ def test_a_body_that_ends_early_is_refused():
     assert refused.value.code == "incomplete_body"
 
 
+def test_a_body_that_the_app_around_read_as_a_form_says_how_to_send_it():
+    sent = request(b'{"x": 1}', "application/x-www-form-urlencoded")
+    assert sent.form  # as a hook of the app may do
+
+    with pytest.raises(Refused, match="Content-Type: application/json"):
+        body.read(sent, limit=100)
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP"])
 def test_a_compressed_body_is_refused(encoding):
     with pytest.raises(UnsupportedMedia, match="compressed"):

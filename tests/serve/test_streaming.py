@@ -247,6 +247,7 @@ def test_a_wrong_verb_is_told_the_right_ones(connection: Connection, method: str
     assert answer.status == 405
     assert allowed in answer.headers["allow"].replace(" ", "").split(",")
     assert answer.error["code"] == "method_not_allowed"
+    assert allowed in answer.error["message"]
 
 
 def test_a_sane_request_id_comes_back(connection: Connection) -> None:

@@ -1,0 +1,17 @@
+"""Addresses to listen on, tried before they are needed."""
+
+from __future__ import annotations
+
+import socket
+
+
+def fault(host: str, port: int) -> str | None:
+    """Why nobody could listen there now; None where one could."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
