@@ -385,14 +385,6 @@ def test_a_refusal_is_something_that_the_assistant_said():
     )
 
 
-def test_a_refusal_is_something_that_the_assistant_said():
-    refusal = [{"type": "refusal", "refusal": "No."}]
-
-    assert prompt(messages=[message("user"), message("assistant", refusal), message("user")]) == prompt(
-        messages=[message("user"), message("assistant", "No."), message("user")]
-    )
-
-
 def test_an_assistant_may_have_said_nothing():
     assert prompt(messages=[message("assistant", None), *HELLO]).messages[0]["content"] == ""
 
