@@ -615,6 +615,11 @@ def test_without_tools_to_call_nothing_is_shown_and_nothing_forced(nothing):
         ({"response_format": {"type": "json_object", "schema": "x"}}, "response_format.schema"),
         ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'}, "grammar"),
         ({"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema"),
+        ({"response_format": {"type": "json_object", "value": {"type": "thing"}}}, "response_format.value"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {"type": "thing"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "structured_outputs.choice"),
         ({"json_schema": {}, "grammar": 'root ::= "x"'}, "grammar"),
         ({"json_schema": {"minLength": 5, "maxLength": 2, "type": "string"}}, "json_schema"),
         ({"logprobs": 1}, "logprobs"),
@@ -711,3 +716,14 @@ def test_what_is_no_object_is_no_body(sent):
 
 def test_a_schema_at_the_top_holds_for_the_whole_answer(call):
     assert "root" in call(json_schema={"type": "integer"}).job.sampling.grammar
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object", "value": {"type": "integer"}}},
+        {"structured_outputs": {"json": {"type": "integer"}}},
+    ],
+)
+def test_a_schema_may_stand_where_other_servers_clients_put_it(form):
+    assert chat(**form).job.sampling.grammar == chat(json_schema={"type": "integer"}).job.sampling.grammar != ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from corosrv.chat import turns
 from corosrv.chat.conversation import Choice, JsonFormat, ToolChoice
-from corosrv.errors import Refused
+from corosrv.errors import NotSupported, Refused
 from corosrv.openai.chat import schema
 
 
@@ -25,17 +25,33 @@ def tool_choice(body: schema.ChatBody) -> ToolChoice:
 
 def answer_format(body: schema.ChatBody) -> JsonFormat | None:
     """Raises Refused for two that contradict each other, and for one without its schema."""
-    form = body.response_format
-    is_json = form is not None and form.type != "text"
-    if body.json_schema is not None:
-        if is_json:
-            raise Refused("json_schema and response_format contradict each other: send one of them", "json_schema")
-        return JsonFormat(body.json_schema, "json_schema")
-    if form is None or not is_json:
+    native = None if body.json_schema is None else JsonFormat(body.json_schema, "json_schema")
+    asked = [found for found in (native, _structured(body), _response_format(body.response_format)) if found]
+    if len(asked) > 1:
+        first, second = (found.param.partition(".")[0] for found in asked[:2])
+        raise Refused(f"{first} and {second} contradict each other: send one of them", first)
+    return asked[0] if asked else None
+
+
+def _response_format(form: schema.ResponseFormat | None) -> JsonFormat | None:
+    if form is None or form.type == "text":
         return None
     if form.type == "json_object":
+        if form.value is not None:
+            return JsonFormat(form.value, "response_format.value")
         return JsonFormat(form.schema, "response_format.schema")
     if form.json_schema is None:
         param = "response_format.json_schema"
         raise Refused(f"{param} is required: the schema, and a name", param, "missing_required_parameter")
     return JsonFormat(form.json_schema.schema, "response_format.json_schema.schema")
+
+
+def _structured(body: schema.ChatBody) -> JsonFormat | None:
+    sent = body.structured_outputs
+    if sent is None:
+        return None
+    for name in ("json_object", "regex", "choice", "grammar", "structural_tag"):
+        if getattr(sent, name) is not None:
+            param = f"structured_outputs.{name}"
+            raise NotSupported(f"{param} is not offered here: a schema or a grammar is", param, "unsupported_parameter")
+    return None if sent.json is None else JsonFormat(sent.json, "structured_outputs.json")

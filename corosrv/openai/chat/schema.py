@@ -19,10 +19,16 @@ JsonSchema = dict[str, Any] | bool
 UNSUPPORTED: unsupported.Neutral = {
     **unsupported.EVERYWHERE,
     "audio": (),
+    "ebnf": (),
     "function_call": ("none",),
     "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
     "modalities": (["text"],),
     "prediction": (),
+    "regex": (),
     "suffix": ("",),
     "web_search_options": (),
 }
@@ -85,6 +91,18 @@ class ResponseFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema: JsonSchema | None = None
+    value: JsonSchema | None = None  # the same, as Hugging Face's clients call it
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's way to ask for a form; only a schema is offered."""
+
+    json: JsonSchema | None = None
+    json_object: Any = None
+    regex: Any = None
+    choice: Any = None
+    grammar: Any = None
+    structural_tag: Any = None
 
 
 class ChatBody(CompletionFields, kw_only=True):
@@ -98,6 +116,7 @@ class ChatBody(CompletionFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     json_schema: JsonSchema | None = None
+    structured_outputs: StructuredOutputs | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     logprobs: bool | None = None
