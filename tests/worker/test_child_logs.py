@@ -98,6 +98,20 @@ def test_threads_belong_to_the_prediction_that_started_them(child: ChildProcess)
     assert "Metric" in names(heard)
 
 
+def test_the_error_that_ends_a_thread_is_in_the_logs(tmp_path: Path) -> None:
+    source = """
+import threading
+def run() -> None:
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+"""
+    with ChildProcess(f"{write_predictor(tmp_path, source)}:run") as child:
+        child.set_up()
+
+        assert "ZeroDivisionError: division by zero" in child.predict().logs
+
+
 def test_what_a_leftover_thread_prints_goes_to_the_servers_log(child: ChildProcess) -> None:
     assert child.predict("one", do="leftover", text="late").logs == ""
 

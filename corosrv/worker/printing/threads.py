@@ -49,6 +49,8 @@ def _part(call: Callable[..., T], thread: threading.Thread | None = None) -> Cal
     def call_as_part(*args: Any, **kwargs: Any) -> T:
         if thread is not None:
             del thread.run  # or it would hold itself for ever
+            enter()  # for good: what is printed of an error that ends the thread is part of it, too
+            return call(*args, **kwargs)
         context = copy_context()
         context.run(enter)
         return context.run(call, *args, **kwargs)
