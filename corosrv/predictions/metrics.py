@@ -18,13 +18,17 @@ class Metrics:
         elif mode == "increment":
             self._values[name] = self._values.get(name, 0) + value
         elif mode == "append":
-            self._values[name] = [*self._listed(name), value]
+            self._append(name, value)
         else:
-            self._values[name] = value
+            # A list of our own: whoever was told of this one must not see it grow.
+            self._values[name] = list(value) if isinstance(value, list) else value
 
-    def _listed(self, name: str) -> list[Any]:
-        value = self._values.get(name, [])
-        return value if isinstance(value, list) else [value]
+    def _append(self, name: str, value: Any) -> None:
+        held = self._values.get(name)
+        if isinstance(held, list):
+            held.append(value)
+        else:
+            self._values[name] = [value] if held is None else [held, value]
 
     def _delete(self, name: str) -> None:
         for known in [known for known in self._values if known == name or known.startswith(name + ".")]:
