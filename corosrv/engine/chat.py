@@ -81,6 +81,8 @@ class ChatTemplate:
             # As llama-server names and writes it; templates that have no strftime_now ask for these.
             "date_string": today.strftime("%d %b %Y"),
             "datetime": today.strftime("%b %d %Y"),
+            # Tools in firefunction's template, which nobody fills there either; what tools there are is written in.
+            "functions": "",
             "enable_thinking": True,
             "add_generation_prompt": False,
             **self._special,

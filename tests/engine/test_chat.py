@@ -641,6 +641,10 @@ def test_dates_are_told_to_templates_that_ask_for_them():
     assert render("{{ date_string }}, {{ datetime }}") == f"{now:%d %b %Y}, {now:%b %d %Y}"
 
 
+def test_a_template_that_counts_on_a_list_of_functions_has_an_empty_one():
+    assert render("{{ 'Functions: ' + functions + '.' }}") == "Functions: ."
+
+
 def test_what_is_marked_for_training_is_rendered():
     assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}!") == "Hi!"
 
