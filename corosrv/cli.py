@@ -63,7 +63,7 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
 
 
 @main.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on, or several with commas")
 @click.option(
     "--port",
     "-p",
@@ -91,7 +91,8 @@ def serve(
     predictor = _load_predictor(config, overrides)
     for model in _models_of(chosen):
         _check_file(model)
-    if not is_open and not chosen.keys and not _is_loopback(host):
+    hosts = [one.strip() for one in host.split(",")]
+    if not is_open and not chosen.keys and not all(map(_is_loopback, hosts)):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or say --open if everybody may use this server")
     if predictor is not None and workers > 1:
         _fail("predictions live in one process: --workers must be 1 where --predictor is given")
@@ -106,7 +107,7 @@ def serve(
     run(
         {
             **options(chosen, predictor),
-            "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "bind": [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts],
             "workers": workers,
             "worker_connections": connections,
         }

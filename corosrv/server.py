@@ -112,7 +112,7 @@ def run(options: Mapping[str, Any]) -> None:
     Raises SettingsError where nobody can listen, at once: gunicorn would try for five seconds.
     """
     if not _HANDED_DOWN & os.environ.keys():
-        host, port = parse_address(options["bind"])
-        if (fault := address.fault(host, port)) is not None:
-            raise SettingsError(f"{options['bind']} cannot be listened on: {fault}; choose with --host and --port")
+        for bind in options["bind"]:
+            if (fault := address.fault(*parse_address(bind))) is not None:
+                raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")
     _Gunicorn(options).run()
