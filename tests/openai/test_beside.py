@@ -166,6 +166,13 @@ def test_a_verbose_stream_has_it_at_the_end_of_each_choice(call):
 
 
 @both
+def test_a_token_without_text_is_no_event_of_a_verbose_stream(call):
+    first, end = events(call(verbose=True, return_tokens=True, stream=True), piece("a"), piece(""), last())
+
+    assert (first["choices"][0]["finish_reason"], end["choices"][0]["finish_reason"]) == (None, "length")
+
+
+@both
 def test_what_is_verbose_of_several_choices_is_the_first(call):
     answer = call(verbose=True, n=2).answer((9,)).whole([piece("b", 1), last(1), piece("a", 0), last(0)])
 

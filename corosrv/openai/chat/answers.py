@@ -78,7 +78,10 @@ class ChatAnswer:
             sent.append(self._frame.event(_delta(chunk.index, {}), **progress))
         beside = self._beside.with_text(chunk)
         for part in self._parser.parts((chunk,)):
-            sent.append(self._event(part, **(self._beside.at_end(chunk) if isinstance(part, End) else beside)))
+            if isinstance(part, End):
+                sent.append(self._event(part, **self._beside.at_end(chunk)))
+            elif beside or self._has_logprobs or not isinstance(part, Text) or part.text:
+                sent.append(self._event(part, **beside))
 
     def _event(self, part: Part, **beside: Any) -> bytes:
         if isinstance(part, Text) and not self._has_logprobs and not beside:

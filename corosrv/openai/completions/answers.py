@@ -135,9 +135,9 @@ class TextAnswer:
         beside = self._beside.with_text(chunk)
         if self._shown.logprobs:
             return sent + self._piece_with_logprobs(chunk, **beside)
-        if not chunk.text and not chunk.tokens:
+        probs = self._probs(chunk.tokens) if self._shown.probs and chunk.tokens else None
+        if not chunk.text and not beside and probs is None:
             return sent
-        probs = self._probs(chunk.tokens) if self._shown.probs else None
         return sent + self._frame.event(_choice(chunk.index, chunk.text, probs, None), **beside)
 
     def _probs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
