@@ -1,0 +1,127 @@
+"""The native engine: opened, asked, and given tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from corosrv import errors
+from corosrv.engine.binding.errand import LentContent, NativeErrand
+from corosrv.engine.binding.library import MESSAGE_BYTES, check, ffi, lib, text_of
+from corosrv.engine.binding.options import POOLINGS, LentOptions
+from corosrv.engine.binding.reader import NativeReader
+from corosrv.engine.binding.tasks import LentTasks, take_long
+from corosrv.engine.binding.values import ModelInfo, Options, Slot, SlotAction, SlotContent, Task
+from corosrv.engine.waits import call_in_thread
+from corosrv.stats import DecodeStats, Histogram
+
+_STATES = {
+    lib.COROSRV_STARTING: "starting",
+    lib.COROSRV_READY: "ready",
+    lib.COROSRV_FAILED: "failed",
+    lib.COROSRV_STOPPED: "stopped",
+}
+_POOLING_NAMES = {number: name for name, number in POOLINGS.items()}
+_INFO_TEXTS = ("ftype", "description", "chat_template", "rerank_template")
+
+
+class NativeEngine:
+    """Handle of a corosrv_engine."""
+
+    def __init__(self, options: Options) -> None:
+        """Starts the decode thread, which loads the model; returns at once."""
+        lent = LentOptions(options)
+        engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", MESSAGE_BYTES)
+        check(lib.corosrv_engine_open(lent.struct, engine, message, MESSAGE_BYTES), message)
+        self._handle = engine[0]
+        self.fd: int = lib.corosrv_engine_fd(self._handle)
+
+    def _open_handle(self) -> Any:
+        if self._handle is None:
+            raise errors.UsedAfterClose("the engine is closed; open another one")
+        return self._handle
+
+    def state(self) -> tuple[str, str]:
+        """starting, ready, failed or stopped; and the reason."""
+        state, message = ffi.new("int *"), ffi.new("char[]", MESSAGE_BYTES)
+        check(lib.corosrv_engine_state(self._open_handle(), state, message, MESSAGE_BYTES), message)
+        return _STATES[state[0]], text_of(message)
+
+    def info(self) -> ModelInfo:
+        info = ffi.new("corosrv_model_info *")
+        check(lib.corosrv_engine_info(self._open_handle(), info))
+        texts = {name: text_of(getattr(info, name)) for name in _INFO_TEXTS}
+        texts["pooling"] = _POOLING_NAMES[info.pooling]
+        return ModelInfo(**{name: getattr(info, name) for name in ModelInfo.__struct_fields__} | texts)
+
+    def stats(self) -> DecodeStats:
+        stats = ffi.new("corosrv_stats *")
+        check(lib.corosrv_engine_stats(self._open_handle(), stats))
+        histograms = {name: _histogram(getattr(stats, name)) for name in ("queue_wait", "ttft", "itl")}
+        return DecodeStats(**{name: getattr(stats, name) for name in DecodeStats.__struct_fields__} | histograms)
+
+    def slots(self, count: int) -> list[Slot]:
+        """The first `count`, which have to be there, as of the last step."""
+        slots = ffi.new("corosrv_slot[]", count)
+        check(lib.corosrv_engine_slots(self._open_handle(), slots, count))
+        return [Slot(**{name: getattr(slot, name) for name in Slot.__struct_fields__}) for slot in slots]
+
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids; takes time in proportion to the text, without the GIL."""
+        n_tokens, n_found = ffi.new("size_t *"), len(text) + 2
+        handle, capacity = self._open_handle(), 0
+        # Nearly every text has at most that many; some vocabularies make several tokens of a byte: those ask twice.
+        while n_found > capacity:
+            capacity = n_found
+            tokens = ffi.new("int32_t[]", capacity)
+            check(lib.corosrv_tokenize(handle, text, len(text), add_special, parse_special, tokens, capacity, n_tokens))
+            n_found = n_tokens[0]
+        return list(ffi.unpack(tokens, n_found)) if n_found else []
+
+    def token_text(self, token: int, special: bool = False) -> bytes:
+        text = ffi.new("corosrv_text *")
+        check(lib.corosrv_token_text(self._open_handle(), token, special, text))
+        return bytes(ffi.buffer(text.data, text.size))
+
+    def control_tokens(self) -> list[int]:
+        return self._tokens_that(lib.corosrv_token_is_control)
+
+    def end_tokens(self) -> list[int]:
+        """Those that end an answer."""
+        return self._tokens_that(lib.corosrv_token_is_end)
+
+    def _tokens_that(self, are: Callable[[Any, int], int]) -> list[int]:
+        handle = self._open_handle()
+        return [token for token in range(self.info().n_vocab) if are(handle, token)]
+
+    def submit(self, tasks: Sequence[Task]) -> NativeReader:
+        """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
+        lent = LentTasks(tasks)
+        reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", MESSAGE_BYTES)
+        call = (lib.corosrv_submit, self._open_handle(), lent.structs, len(tasks), reader, message, MESSAGE_BYTES)
+        check(call_in_thread(*call) if take_long(tasks) else call[0](*call[1:]), message)
+        return NativeReader(reader[0])
+
+    def ask_slot(self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None) -> NativeErrand:
+        """Asks for what `action` says, as soon as the slot is idle. Copies the content, without the GIL."""
+        lent = None if content is None else LentContent(content)
+        struct = ffi.NULL if lent is None else lent.struct
+        errand, message = ffi.new("corosrv_errand **"), ffi.new("char[]", MESSAGE_BYTES)
+        handle = self._open_handle()
+        code = lib.corosrv_slot_ask(handle, action.value, slot, owner, struct, errand, message, MESSAGE_BYTES)
+        check(code, message)
+        return NativeErrand(errand[0])
+
+    def drain(self, message: str) -> None:
+        """Ends every task with an error chunk of this message, and refuses new ones."""
+        check(lib.corosrv_engine_drain(self._open_handle(), message.encode()))
+
+    def close(self) -> None:
+        """Waits for the step in progress. Twice is harmless."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            lib.corosrv_engine_close(handle)
+
+
+def _histogram(c_histogram: Any) -> Histogram:
+    return Histogram(tuple(c_histogram.buckets), c_histogram.sum)

@@ -1,0 +1,47 @@
+"""What is asked of a slot, and the content of slots on its way in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corosrv.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYTES, check, ffi, lib
+from corosrv.engine.binding.values import SlotContent
+
+
+class NativeErrand:
+    """Handle of a corosrv_errand. Closed when dropped."""
+
+    __slots__ = ("_handle", "fd")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.corosrv_errand_close)
+        self.fd: int = lib.corosrv_errand_fd(handle)
+
+    def result(self) -> SlotContent:
+        """Once `fd` is readable. What it points to lives as long as this object. Raises what became of the errand."""
+        content, message = ffi.new("corosrv_slot_content *"), ffi.new("char[]", MESSAGE_BYTES)
+        check(lib.corosrv_errand_result(self._handle, content, message, MESSAGE_BYTES), message)
+        return SlotContent(
+            _view(content.tokens, INT32_BYTES * content.n_tokens),
+            _view(content.adapter_scales, FLOAT_BYTES * content.n_adapter_scales),
+            _view(content.state, content.state_size),
+        )
+
+    def abandon(self) -> None:
+        """What was not begun is not done. After the answer it does nothing."""
+        lib.corosrv_errand_abandon(self._handle)
+
+
+def _view(pointer: Any, size: int) -> memoryview:
+    return memoryview(ffi.buffer(pointer, size)) if size else memoryview(b"")
+
+
+class LentContent:
+    """A content as the C API takes it; `struct` points into the content, and lives as long as this object."""
+
+    def __init__(self, content: SlotContent) -> None:
+        tokens = ffi.from_buffer("int32_t[]", content.tokens)
+        scales = ffi.from_buffer("float[]", content.adapter_scales)
+        state = ffi.from_buffer("uint8_t[]", content.state)
+        self._parts = (tokens, scales, state)
+        self.struct = ffi.new("corosrv_slot_content *", (tokens, len(tokens), scales, len(scales), state, len(state)))

@@ -1,0 +1,40 @@
+"""What an engine is opened with, as the C API takes it."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+
+from corosrv.engine.binding.library import ffi, lib
+from corosrv.engine.binding.values import Options
+
+POOLINGS = {
+    "": lib.COROSRV_POOLING_MODEL,
+    "none": lib.COROSRV_POOLING_NONE,
+    "mean": lib.COROSRV_POOLING_MEAN,
+    "cls": lib.COROSRV_POOLING_CLS,
+    "last": lib.COROSRV_POOLING_LAST,
+    "rank": lib.COROSRV_POOLING_RANK,
+}
+_KERNELS = {"auto": lib.COROSRV_KERNELS_AUTO, "ggml": lib.COROSRV_KERNELS_GGML}
+
+
+class LentOptions:
+    """`struct` is a corosrv_options; it, and what it points to, lives as long as this object."""
+
+    def __init__(self, options: Options) -> None:
+        self._model = ffi.new("char[]", options.model.encode())
+        self._paths = [ffi.new("char[]", path.encode()) for path in options.adapters]
+        self._adapters = ffi.new("char *[]", self._paths)
+        self._synthetic = ffi.NULL
+        if options.synthetic is not None:
+            self._synthetic = ffi.new("corosrv_synthetic *", asdict(options.synthetic))
+        translated = {
+            "model": self._model,
+            "synthetic": self._synthetic,
+            "kernels": _KERNELS[options.kernels],
+            "pooling": POOLINGS[options.pooling],
+            "adapters": self._adapters,
+            "n_adapters": len(self._paths),
+            "grammars": asdict(options.grammars),
+        }
+        self.struct = ffi.new("corosrv_options *", asdict(options) | translated)

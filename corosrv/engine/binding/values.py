@@ -1,0 +1,161 @@
+"""What goes into the native core and comes out of it, as values. The C header says what each field means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+from corosrv.engine.binding.library import INT32_BYTES, lib
+from corosrv.jobs import InfillTokens, Sampling
+
+
+class Synthetic(msgspec.Struct, frozen=True):
+    """Speeds of a made-up model; see corosrv_synthetic in the C header."""
+
+    tokens_per_s: float = 20.0
+    prefill_tokens_per_s: float = 0.0
+    length: int = 0
+
+
+class GrammarLimits(msgspec.Struct, frozen=True):
+    """What a grammar may be; see corosrv_grammar_limits in the C header. 0 of any is corosrv's own choice."""
+
+    bytes: int = 0
+    depth: int = 0
+    rules: int = 0
+    repetitions: int = 0
+    elements: int = 0
+    token_ms: float = 0.0
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How an engine is opened; see corosrv_options in the C header."""
+
+    model: str
+    synthetic: Synthetic | None
+    context: int
+    slots: int
+    queue: int
+    tasks_of_owner: int
+    threads: int
+    step_ms: float
+    reader_bytes: int
+    cache_bytes: int = 0
+    deterministic: bool = False
+    safe_load: bool = False
+    kernels: str = "auto"
+    batch: int = 512
+    pooling: str = ""  # "": the model's, else mean
+    adapters: tuple[str, ...] = ()  # paths of LoRA adapters
+    grammars: GrammarLimits = GrammarLimits()
+    queue_s: float = 0.0
+    stall_s: float = 0.0
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What the model is; see corosrv_model_info in the C header."""
+
+    context: int
+    context_train: int
+    n_vocab: int
+    n_embd: int
+    vocab_type: int
+    add_bos: int
+    bos: int
+    eos: int
+    n_params: int
+    size: int
+    own_kernels: int
+    packed_bytes: int
+    ftype: str
+    description: str
+    chat_template: str
+    generates: int
+    n_vector: int
+    pooling: str
+    add_eos: int
+    add_sep: int
+    sep: int
+    fim_prefix: int
+    fim_suffix: int
+    fim_middle: int
+    fim_repository: int
+    fim_file: int
+    rerank_template: str
+    n_adapters: int
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """None where the model has none."""
+        needed = (self.fim_prefix, self.fim_suffix, self.fim_middle)
+        return None if min(needed) < 0 else InfillTokens(*needed, self.fim_repository, self.fim_file)
+
+    @property
+    def kernels(self) -> str:
+        """Who multiplies matrices and computes attention, in words."""
+        if self.own_kernels:
+            return f"corosrv's kernels ({self.packed_bytes / 1e6:.0f} MB of weights repacked)"
+        return "libllama's kernels alone"
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """What a slot does, or did last; see corosrv_slot in the C header."""
+
+    task: int
+    is_busy: int
+    prompt_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    has_new_line: int
+
+
+class SlotContent(msgspec.Struct, frozen=True):
+    """What a slot's last task left; see corosrv_slot_content in the C header."""
+
+    tokens: bytes | memoryview  # int32
+    adapter_scales: bytes | memoryview  # float32
+    state: bytes | memoryview
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // INT32_BYTES
+
+
+class SlotAction(Enum):
+    """What is to be done with it."""
+
+    SAVE = lib.COROSRV_SLOT_SAVE
+    RESTORE = lib.COROSRV_SLOT_RESTORE
+    ERASE = lib.COROSRV_SLOT_ERASE
+
+
+class Kind(Enum):
+    """What a task comes to."""
+
+    GENERATE = lib.COROSRV_GENERATE
+    EMBED = lib.COROSRV_EMBED
+    RANK = lib.COROSRV_RANK
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One generation, or one prompt to be embedded, ready for the decode loop."""
+
+    tokens: Sequence[int]
+    max_tokens: int = -1  # -1: until the context is full
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    stops: Sequence[bytes] = ()
+    share_prefix: bool = True
+    kind: Kind = Kind.GENERATE
+    pools: bool = True  # of EMBED, as is what follows; see corosrv.jobs.EmbedJob
+    normalize: int = 2
+    max_ms: float = 0.0
+    scores_prompt: bool = False
+    owner: int = 0  # of 64 bits; prefixes are shared among tasks of the same
+    adapter_scales: Sequence[float] = ()  # of each that was loaded; none: nothing of any
+    tells_progress: bool = False
+    id: int = 0  # what slots() shows of it
+    slot: int = -1  # where it has to run; -1: anywhere
