@@ -1,4 +1,4 @@
-"""How the tokens of a generation are drawn; a part of corosrv.jobs, by which everybody knows it."""
+"""How the tokens of a generation are drawn."""
 
 from __future__ import annotations
 

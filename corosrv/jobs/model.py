@@ -1,0 +1,57 @@
+"""What a worker says of a model: its name, its abilities, its adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model that a worker offers, as `/v1/models` lists it."""
+
+    id: str
+    created: int  # Unix time of the load
+    aliases: tuple[str, ...] = ()  # chosen by the operator, the id among them; none where it is the file's
+    tags: tuple[str, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""  # changes when the same seed may give another text
+    capabilities: frozenset[str] = frozenset()  # of completion, chat, tools, infill, embeddings, rerank
+    tool_format: str = ""  # how this model writes a tool call: hermes, llama3, mistral
+    reasoning_tags: tuple[str, str] | None = None  # what stands around its thoughts
+    opens_reasoning: bool = False  # a prompt ends inside the thoughts, unless it is told not to think
+    reasons: bool = True  # whether it thinks where a conversation does not say
+    splits_reasoning: bool = True  # thoughts are told apart from the text
+    status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
+    file: str = ""  # that it was loaded from, without its folders
+    slots: int = 0  # sequences decoded at once
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens that tell a model where a text has its hole. Those of a repository are -1 where there are none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int = -1
+    file: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that was loaded with a model, and how much of it jobs get that do not say."""
+
+    id: int
+    name: str  # of its file, without folders
+    scale: float
+
+
+class HasAdapters(Protocol):
+    """A worker whose models may have LoRA adapters."""
+
+    def adapters(self, model: str | None) -> tuple[Adapter, ...]: ...
+
+    def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
+        """From now on jobs that do not say get these, and nothing of the others. Raises Refused for an unknown id."""

@@ -1,0 +1,45 @@
+"""What takes jobs, as adapters know it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from corosrv.jobs.job import AnyJob
+from corosrv.jobs.model import ModelCard
+from corosrv.jobs.reader import Reader
+from corosrv.jobs.vocabulary import Vocabulary
+
+
+class State(str, Enum):
+    """Where a worker stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    DRAINING = "draining"
+
+
+class Worker(Protocol):
+    """Anything that can run jobs."""
+
+    @property
+    def state(self) -> State: ...
+
+    def check(self) -> None:
+        """Raises the Unavailable that a job would meet now."""
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """All that there are, loaded or not. Never waits."""
+
+    def card(self, model: str | None) -> ModelCard:
+        """The model that a job of this name would get. May wait while it is loaded.
+
+        Raises ModelNotFound or Unavailable.
+        """
+
+    def vocabulary(self, model: str | None) -> Vocabulary:
+        """How that model writes. May wait while it is loaded; raises as `card` does."""
+
+    def submit(self, job: AnyJob) -> Reader:
+        """Checks and queues a job; may wait while a long prompt is read. Raises Refused or Unavailable."""
