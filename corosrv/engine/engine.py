@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from corosrv import errors
-from corosrv.engine import probe, waits
+from corosrv.engine import waits
 from corosrv.engine.adapters import Adapters
-from corosrv.engine.binding import (
-    FINGERPRINT,
-    GrammarLimits,
-    Kind,
-    ModelInfo,
-    NativeEngine,
-    Options,
-    Synthetic,
-    Task,
-)
-from corosrv.engine.cpu import physical_cores
-from corosrv.engine.marks import Piece
+from corosrv.engine.binding import ModelInfo, NativeEngine
+from corosrv.engine.card import model_card
+from corosrv.engine.options import native_options
 from corosrv.engine.reader import Reader
 from corosrv.engine.slot_keeper import SlotKeeper
 from corosrv.engine.slots import TaskNotes
-from corosrv.engine.traits import Traits
+from corosrv.engine.tasks import TaskMaker, owner_of
 from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import Adapter, AnyJob, EmbedJob, Job, ModelCard, Prompt, RerankJob, SlotFile, SlotState, State
+from corosrv.jobs import Adapter, AnyJob, ModelCard, Prompt, SlotFile, SlotState, State
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
 
 log = logging.getLogger("corosrv.engine")
 
-MAX_STOP_BYTES = 256
-MAX_BIASED_CHARS = 256
-MAX_BIASES = 2048  # once texts are tokens
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What there is once the model is ready."""
+
+    native: NativeEngine
+    info: ModelInfo
+    vocabulary: EngineVocabulary
+    card: ModelCard
+    keeper: SlotKeeper
+    maker: TaskMaker
 
 
 class Engine:
@@ -53,11 +50,8 @@ class Engine:
         self._settings = settings
         self._pid = os.getpid()
         self._native: NativeEngine | None = None
-        self._info: ModelInfo | None = None
-        self._vocabulary: EngineVocabulary | None = None
-        self._card: ModelCard | None = None
+        self._loaded: _Loaded | None = None
         self._adapters = Adapters(settings.adapters)
-        self._keeper: SlotKeeper | None = None
         self._notes = TaskNotes(settings.queue + settings.slots)
         self._failure: str | None = None
         self._is_closed = False
@@ -79,10 +73,9 @@ class Engine:
     def _open(self) -> None:
         began = time.monotonic()
         self._check_alive()
-        options = self._options()
+        options = native_options(self._settings)
         self._check_alive()  # closed while libllama was tried
-        native = NativeEngine(options)
-        self._native = native
+        native = self._native = NativeEngine(options)
         # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
         loaded = os.dup(native.fd)
         try:
@@ -92,46 +85,25 @@ class Engine:
         state, reason = native.state()
         if state != "ready":
             raise errors.ModelFailed(reason)
-        info = native.info()
-        settings = self._settings
-        self._vocabulary = EngineVocabulary(native, info, settings.template, settings.reasoning != "off")
-        self._card = _model_card(settings, info, self._vocabulary.traits)
-        self._keeper = SlotKeeper(native, settings, info, self._card.fingerprint)
-        self._info = info
+        self._loaded = self._look_at(native)
         log.info(
             "engine ready in %.1f s, in process %d alone: %s, %d slots of %d tokens, %s",
-            time.monotonic() - began, os.getpid(), self._card.id, self._settings.slots, info.context, info.kernels,
+            time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
+            self._loaded.info.context, self._loaded.info.kernels,
         )  # fmt: skip
 
-    def _options(self) -> Options:
-        settings = self._settings
-        synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
-        is_safe = synthetic is None and os.path.isfile(settings.model) and (
-            probe.verdict(settings.model) is probe.Verdict.SAFE
-        )  # fmt: skip
-        return Options(
-            model=settings.model,
-            synthetic=synthetic,
-            context=settings.ctx,
-            slots=settings.slots,
-            queue=settings.queue,
-            tasks_of_owner=settings.queue_per_key,
-            threads=settings.threads or physical_cores(),
-            step_ms=settings.step_ms,
-            reader_bytes=settings.reader_bytes,
-            cache_bytes=settings.cache_bytes,
-            deterministic=settings.deterministic,
-            safe_load=is_safe,
-            pooling=settings.pooling,
-            adapters=tuple(path for path, _ in settings.adapters),
-            kernels=settings.kernels,
-            queue_s=settings.queue_timeout_s,
-            stall_s=settings.stall_timeout_s,
-            grammars=GrammarLimits(
-                settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,
-                settings.grammar_repetitions, settings.grammar_elements, settings.grammar_token_ms,
-            ),
-        )  # fmt: skip
+    def _look_at(self, native: NativeEngine) -> _Loaded:
+        settings, info = self._settings, native.info()
+        vocabulary = EngineVocabulary(native, info, settings.template, settings.reasoning != "off")
+        card = model_card(settings, info, vocabulary.traits)
+        return _Loaded(
+            native,
+            info,
+            vocabulary,
+            card,
+            SlotKeeper(native, settings, info, card.fingerprint),
+            TaskMaker(vocabulary, self._adapters, self._notes, settings.slots),
+        )
 
     @property
     def state(self) -> State:
@@ -139,7 +111,7 @@ class Engine:
             return State.FAILED
         if self._is_draining or self._is_closed:
             return State.DRAINING
-        return State.READY if self._info is not None else State.STARTING
+        return State.READY if self._loaded is not None else State.STARTING
 
     def check(self) -> None:
         """Raises the Unavailable that a job would meet now."""
@@ -148,8 +120,17 @@ class Engine:
             raise errors.ModelFailed(f"the model could not be loaded: {self._failure}")
         if self._is_draining:
             raise errors.ShuttingDown("the server is shutting down")
-        if self._info is None:
+        if self._loaded is None:
             raise errors.Starting("the model is still loading")
+
+    def _model(self, name: str | None = None) -> _Loaded:
+        """Raises as `check` does, and ModelNotFound when names are strict and this is none of the model's."""
+        self.check()
+        assert self._loaded is not None
+        card = self._loaded.card
+        if self._settings.strict_model and name is not None and name not in (card.id, *card.aliases):
+            raise errors.ModelNotFound(name)
+        return self._loaded
 
     def _check_alive(self) -> None:
         if os.getpid() != self._pid:
@@ -161,121 +142,27 @@ class Engine:
             raise errors.UsedAfterClose("the engine is closed; open another one")
 
     def models(self) -> tuple[ModelCard, ...]:
-        return () if self._card is None else (self._card,)
+        return () if self._loaded is None else (self._loaded.card,)
 
     def card(self, model: str | None) -> ModelCard:
-        """The model. Raises ModelNotFound when names are strict and this is none of its."""
-        self.check()
-        self._check_model(model)
-        assert self._card is not None
-        return self._card
+        return self._model(model).card
 
     def vocabulary(self, model: str | None) -> EngineVocabulary:
-        self.card(model)
-        assert self._vocabulary is not None
-        return self._vocabulary
+        return self._model(model).vocabulary
 
     @property
     def info(self) -> ModelInfo:
         """What the model is. Raises Starting before it is loaded."""
-        self.check()
-        assert self._info is not None
-        return self._info
+        return self._model().info
 
     def submit(self, job: AnyJob) -> Reader:
         """Renders, tokenises and queues; a long prompt is read in the thread pool meanwhile.
 
         Raises Refused for what cannot be served, Unavailable for what cannot be served now.
         """
-        self.card(job.model)
-        if isinstance(job, RerankJob):
-            prompts = self.vocabulary(job.model).encode_pairs(job.query, job.documents)
-            tasks = [
-                Task(tokens, kind=Kind.RANK, adapter_scales=self._adapters.scales(None), id=self._notes.number())
-                for tokens in prompts
-            ]
-            return self._submit(tasks, prompts)
-        if isinstance(job, EmbedJob):
-            prompts = self.vocabulary(job.model).encode_inputs(job.prompts)
-            scales = self._adapters.scales(None)
-            tasks = [
-                Task(
-                    tokens,
-                    kind=Kind.EMBED,
-                    pools=job.pooling,
-                    normalize=job.normalize,
-                    adapter_scales=scales,
-                    id=self._notes.number(),
-                )
-                for tokens in prompts
-            ]
-            return self._submit(tasks, prompts)
-        return self._submit(*self._generations(job))
-
-    def _submit(self, tasks: Sequence[Task], prompts: Sequence[Sequence[int]]) -> Reader:
-        assert self._native is not None
-        return Reader(self._native.submit(tasks), len(tasks), tuple(map(len, prompts)))
-
-    def _generations(self, job: Job) -> tuple[list[Task], list[Sequence[int]]]:
-        """A task for each answer, and the prompts. Raises Refused."""
-        if job.context_shift:
-            raise errors.NotSupported("context_shift: a full context ends an answer here", "context_shift")
-        if not -1 <= job.slot < self._settings.slots:
-            there_are = f"they are numbered from 0 to {self._settings.slots - 1}"
-            raise errors.Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
-        vocabulary = self.vocabulary(job.model)
-        prompts = [vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)]
-        seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
-        stops = [stop.encode() for stop in job.stop]
-        if any(len(stop) > MAX_STOP_BYTES for stop in stops):
-            raise errors.Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
-        max_tokens = -1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1)
-        sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
-        scales = self._adapters.scales(job.lora)
-        noted = replace(job, prompts=())  # nobody's text is kept
-        tasks = [
-            Task(
-                tokens,
-                max_tokens,
-                sampling,
-                (seed + answer) % 2**32,
-                stops,
-                job.share_prefix,
-                max_ms=job.max_ms,
-                scores_prompt=job.scores_prompt,
-                owner=_owner(job.caller),
-                adapter_scales=scales,
-                tells_progress=job.tells_progress,
-                id=self._notes.number(noted),
-                slot=job.slot,
-            )
-            for tokens in prompts
-            for answer in range(job.n)
-        ]
-        return tasks, prompts
-
-    def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
-        """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
-        vocabulary = self.vocabulary(None)
-        found: list[tuple[int, float]] = []
-        turns = waits.Turns()
-        for key, bias in biases:
-            turns.give_way()
-            if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:
-                raise errors.Refused(f"logit_bias: a text has at most {MAX_BIASED_CHARS} characters", "logit_bias")
-            tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
-            for token in tokens:
-                vocabulary.check(token, "logit_bias")
-                found.append((token, bias))
-            # Each of them is looked at for each token of each answer.
-            if len(found) > MAX_BIASES:
-                raise errors.Refused(f"logit_bias: its texts have more than {MAX_BIASES} tokens", "logit_bias")
-        return tuple(found)
-
-    def _check_model(self, model: str | None) -> None:
-        assert self._card is not None
-        if self._settings.strict_model and model is not None and model not in (self._card.id, *self._card.aliases):
-            raise errors.ModelNotFound(model)
+        model = self._model(job.model)
+        tasks, prompts = model.maker.make(job)
+        return Reader(model.native.submit(tasks), len(tasks), tuple(map(len, prompts)))
 
     def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a prompt, checked against the context. May wait while a long text is tokenised."""
@@ -297,26 +184,19 @@ class Engine:
         A slot is a lane of the KV cache while something runs in it. Afterwards it shows its last task, and what that
         left lies in the prefix cache, which all slots share.
         """
-        self.check()
-        assert self._native is not None
-        return self._notes.describe(self._native.slots(self._settings.slots))
+        return self._notes.describe(self._model().native.slots(self._settings.slots))
 
     def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
         """Writes what the slot's last task left; see corosrv.jobs.HasSlots."""
-        return self._slot_keeper().save(slot, path, _owner(caller))
+        return self._model().keeper.save(slot, path, owner_of(caller))
 
     def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
         """Takes it in again, for this slot and the prefix cache."""
-        return self._slot_keeper().restore(slot, path, _owner(caller))
+        return self._model().keeper.restore(slot, path, owner_of(caller))
 
     def erase_slot(self, slot: int, caller: str = "") -> int:
         """Forgets it."""
-        return self._slot_keeper().erase(slot, _owner(caller))
-
-    def _slot_keeper(self) -> SlotKeeper:
-        self.check()
-        assert self._keeper is not None
-        return self._keeper
+        return self._model().keeper.erase(slot, owner_of(caller))
 
     def adapters(self) -> tuple[Adapter, ...]:
         """The LoRA adapters that were loaded with the model."""
@@ -346,59 +226,3 @@ class Engine:
         self._is_closed = True
         if self._native is not None:
             self._native.close()
-
-
-def _owner(caller: str) -> int:
-    """With whom prefixes are shared, as a number."""
-    return int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8], "little") if caller else 0
-
-
-def _model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> ModelCard:
-    """`traits`: of the chat template; None where there is none."""
-    meta = {
-        "vocab_type": info.vocab_type,
-        "n_vocab": info.n_vocab,
-        "n_ctx": info.context,
-        "n_ctx_train": info.context_train,
-        "n_embd": info.n_embd,
-        "n_params": info.n_params,
-        "size": info.size,
-        "ftype": info.ftype,
-        "pooling": info.pooling,
-    }
-    # Other kernels round otherwise: the same seed may then give another text.
-    kernels = "k" if info.own_kernels else ""
-    built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
-    card = ModelCard(
-        settings.names[0],
-        int(time.time()),
-        settings.aliases,
-        settings.labels,
-        meta=meta,
-        fingerprint=f"b{built_with}{kernels}",
-        capabilities=_capabilities(info, traits is not None),
-        file=settings.file,
-        slots=settings.slots,
-    )
-    if traits is None:
-        return card
-    return replace(
-        card,
-        tool_format=traits.tool_format,
-        reasoning_tags=traits.thought_tags,
-        opens_reasoning=traits.opens_thoughts,
-        reasons=settings.reasoning != "off",
-        splits_reasoning=settings.reasoning_format != "none",
-    )
-
-
-def _capabilities(info: ModelInfo, has_template: bool) -> frozenset[str]:
-    found = set()
-    if info.generates:
-        found |= {"completion"} | ({"chat", "tools"} if has_template else set())
-        found |= set() if info.infill is None else {"infill"}
-    if info.pooling == "rank":
-        found.add("rerank")
-    elif info.n_vector:
-        found.add("embeddings")
-    return frozenset(found)

@@ -1,0 +1,66 @@
+"""What an engine says of its model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from corosrv.engine.binding import FINGERPRINT, ModelInfo
+from corosrv.engine.traits import Traits
+from corosrv.jobs import ModelCard
+from corosrv.settings import Settings
+
+
+def model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> ModelCard:
+    """`traits`: of the chat template; None where there is none."""
+    # Other kernels round otherwise: the same seed may then give another text.
+    kernels = "k" if info.own_kernels else ""
+    built_with = "synthetic" if settings.is_synthetic else FINGERPRINT[:10]
+    card = ModelCard(
+        settings.names[0],
+        int(time.time()),
+        settings.aliases,
+        settings.labels,
+        meta=_meta(info),
+        fingerprint=f"b{built_with}{kernels}",
+        capabilities=_capabilities(info, traits is not None),
+        file=settings.file,
+        slots=settings.slots,
+    )
+    if traits is None:
+        return card
+    return replace(
+        card,
+        tool_format=traits.tool_format,
+        reasoning_tags=traits.thought_tags,
+        opens_reasoning=traits.opens_thoughts,
+        reasons=settings.reasoning != "off",
+        splits_reasoning=settings.reasoning_format != "none",
+    )
+
+
+def _meta(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "vocab_type": info.vocab_type,
+        "n_vocab": info.n_vocab,
+        "n_ctx": info.context,
+        "n_ctx_train": info.context_train,
+        "n_embd": info.n_embd,
+        "n_params": info.n_params,
+        "size": info.size,
+        "ftype": info.ftype,
+        "pooling": info.pooling,
+    }
+
+
+def _capabilities(info: ModelInfo, has_template: bool) -> frozenset[str]:
+    found = set()
+    if info.generates:
+        found |= {"completion"} | ({"chat", "tools"} if has_template else set())
+        found |= set() if info.infill is None else {"infill"}
+    if info.pooling == "rank":
+        found.add("rerank")
+    elif info.n_vector:
+        found.add("embeddings")
+    return frozenset(found)

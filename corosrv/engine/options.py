@@ -1,0 +1,41 @@
+"""Settings to what the native engine is opened with."""
+
+from __future__ import annotations
+
+import os
+
+from corosrv.engine import probe
+from corosrv.engine.binding import GrammarLimits, Options, Synthetic
+from corosrv.engine.cpu import physical_cores
+from corosrv.settings import Settings
+
+
+def native_options(settings: Settings) -> Options:
+    """What the native engine is opened with. May wait while libllama is tried; raises ModelFailed."""
+    synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
+    is_safe = synthetic is None and os.path.isfile(settings.model) and (
+        probe.verdict(settings.model) is probe.Verdict.SAFE
+    )  # fmt: skip
+    return Options(
+        model=settings.model,
+        synthetic=synthetic,
+        context=settings.ctx,
+        slots=settings.slots,
+        queue=settings.queue,
+        tasks_of_owner=settings.queue_per_key,
+        threads=settings.threads or physical_cores(),
+        step_ms=settings.step_ms,
+        reader_bytes=settings.reader_bytes,
+        cache_bytes=settings.cache_bytes,
+        deterministic=settings.deterministic,
+        safe_load=is_safe,
+        pooling=settings.pooling,
+        adapters=tuple(path for path, _ in settings.adapters),
+        kernels=settings.kernels,
+        queue_s=settings.queue_timeout_s,
+        stall_s=settings.stall_timeout_s,
+        grammars=GrammarLimits(
+            settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,
+            settings.grammar_repetitions, settings.grammar_elements, settings.grammar_token_ms,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""Jobs to the tasks of the decode loop."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from corosrv.engine import waits
+from corosrv.engine.adapters import Adapters
+from corosrv.engine.binding import Kind, Task
+from corosrv.engine.marks import Piece
+from corosrv.engine.slots import TaskNotes
+from corosrv.engine.vocabulary import EngineVocabulary
+from corosrv.errors import NotSupported, Refused
+from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob
+
+MAX_STOP_BYTES = 256
+MAX_BIASED_CHARS = 256
+MAX_BIASES = 2048  # once texts are tokens
+
+Prompts = list[Sequence[int]]
+
+
+class TaskMaker:
+    """Any thread may call. Prompts are tokenised here, which waits for long ones; all methods raise Refused."""
+
+    def __init__(self, vocabulary: EngineVocabulary, adapters: Adapters, notes: TaskNotes, slots: int) -> None:
+        self._vocabulary = vocabulary
+        self._adapters = adapters
+        self._notes = notes
+        self._slots = slots
+
+    def make(self, job: AnyJob) -> tuple[list[Task], Prompts]:
+        """A task for each answer, and the job's prompts."""
+        if isinstance(job, RerankJob):
+            return self._scores(job)
+        if isinstance(job, EmbedJob):
+            return self._vectors(job)
+        return self._generations(job)
+
+    def _scores(self, job: RerankJob) -> tuple[list[Task], Prompts]:
+        prompts = self._vocabulary.encode_pairs(job.query, job.documents)
+        scales = self._adapters.scales(None)
+        tasks = [Task(tokens, kind=Kind.RANK, adapter_scales=scales, id=self._notes.number()) for tokens in prompts]
+        return tasks, prompts
+
+    def _vectors(self, job: EmbedJob) -> tuple[list[Task], Prompts]:
+        prompts = self._vocabulary.encode_inputs(job.prompts)
+        scales = self._adapters.scales(None)
+        tasks = [
+            Task(
+                tokens,
+                kind=Kind.EMBED,
+                pools=job.pooling,
+                normalize=job.normalize,
+                adapter_scales=scales,
+                id=self._notes.number(),
+            )
+            for tokens in prompts
+        ]
+        return tasks, prompts
+
+    def _generations(self, job: Job) -> tuple[list[Task], Prompts]:
+        self._check(job)
+        prompts = [
+            self._vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)
+        ]
+        stops = _stops(job)
+        seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
+        sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
+        scales = self._adapters.scales(job.lora)
+        noted = replace(job, prompts=())  # nobody's text is kept
+        tasks = [
+            Task(
+                tokens,
+                max_tokens=-1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1),
+                sampling=sampling,
+                seed=(seed + answer) % 2**32,
+                stops=stops,
+                share_prefix=job.share_prefix,
+                max_ms=job.max_ms,
+                scores_prompt=job.scores_prompt,
+                owner=owner_of(job.caller),
+                adapter_scales=scales,
+                tells_progress=job.tells_progress,
+                id=self._notes.number(noted),
+                slot=job.slot,
+            )
+            for tokens in prompts
+            for answer in range(job.n)
+        ]
+        return tasks, prompts
+
+    def _check(self, job: Job) -> None:
+        if job.context_shift:
+            raise NotSupported("context_shift: a full context ends an answer here", "context_shift")
+        if not -1 <= job.slot < self._slots:
+            there_are = f"they are numbered from 0 to {self._slots - 1}"
+            raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
+
+    def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
+        """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
+        vocabulary = self._vocabulary
+        found: list[tuple[int, float]] = []
+        turns = waits.Turns()
+        for key, bias in biases:
+            turns.give_way()
+            if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:
+                raise Refused(f"logit_bias: a text has at most {MAX_BIASED_CHARS} characters", "logit_bias")
+            tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
+            for token in tokens:
+                vocabulary.check(token, "logit_bias")
+                found.append((token, bias))
+            # Each of them is looked at for each token of each answer.
+            if len(found) > MAX_BIASES:
+                raise Refused(f"logit_bias: its texts have more than {MAX_BIASES} tokens", "logit_bias")
+        return tuple(found)
+
+
+def _stops(job: Job) -> list[bytes]:
+    stops = [stop.encode() for stop in job.stop]
+    if any(len(stop) > MAX_STOP_BYTES for stop in stops):
+        raise Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
+    return stops
+
+
+def owner_of(caller: str) -> int:
+    """With whom prefixes are shared, as a number."""
+    return int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8], "little") if caller else 0
