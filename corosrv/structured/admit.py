@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from corosrv.structured.check import is_whole
 from corosrv.structured.limits import Limits
-from corosrv.structured.merge import Impossible, Schema, identity, types_of
+from corosrv.structured.merge import Flat, Impossible, Schema, identity, types_of
 from corosrv.structured.pattern import Check, PatternError, matches
 from corosrv.structured.pattern_text import parse
 
 
 class Undecided(Exception):
     """It depends on a keyword that is not looked at."""
-
-
-# Gives a schema as one without `$ref` and `allOf`.
-Flat = Callable[[Any], Schema]
 
 
 def type_of(value: Any) -> str:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
-from corosrv.structured.merge import Impossible, Schema, identity, types_of
+from corosrv.structured.admit import type_of
+from corosrv.structured.merge import Flat, Impossible, Schema, identity, types_of
+from corosrv.structured.pattern import Check
 
 _DEPTH = 3  # properties of properties that are looked at
 
-Flat = Callable[[Any], Schema]
+
+def overlap(schemas: Sequence[Schema | None], flat: Flat, check: Check) -> tuple[int, int] | None:
+    """Which two may both be valid for a value, if any; those that are None are valid for none. `check` may raise."""
+    for i, j in permutations(range(len(schemas)), 2):
+        check()
+        one, other = schemas[i], schemas[j]
+        if one is not None and other is not None and not excludes(one, other, flat):
+            return i, j
+    return None
 
 
 def excludes(one: Schema, other: Schema, flat: Flat, depth: int = _DEPTH) -> bool:
@@ -44,8 +55,6 @@ def _shared_types(one: Schema, other: Schema) -> list[str]:
 
 
 def _types(schema: Schema) -> list[str]:
-    from corosrv.structured.admit import type_of
-
     return [type_of(value) for value in schema["enum"]] if "enum" in schema else types_of(schema)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from corosrv.structured.check import KEYWORDS, TYPES
 
 Schema = Mapping[str, Any]
+# Gives a schema as one without `$ref` and `allOf`. Raises Impossible.
+Flat = Callable[[Any], Schema]
 
 
 class Impossible(Exception):
