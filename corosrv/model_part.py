@@ -48,7 +48,7 @@ class ModelPart:
 
         Asked a second time, it ends them at once.
         """
-        if self.pool.state.value == "draining":
+        if self.pool.state is State.DRAINING:
             self.pool.drain()
             return
         self.pool.stop_accepting()

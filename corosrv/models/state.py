@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from corosrv.errors import IllegalTransition
+
 
 class ModelState(str, Enum):
     UNLOADED = "unloaded"
@@ -24,11 +26,7 @@ NEXT: dict[ModelState, frozenset[ModelState]] = {
 HOLDING = frozenset({ModelState.LOADING, ModelState.READY, ModelState.UNLOADING})
 
 
-class IllegalMove(AssertionError):
-    """A bug: a model was to go where the table does not let it."""
-
-
 def check_move(now: ModelState, then: ModelState) -> None:
-    """Raises IllegalMove unless the table has it."""
+    """Raises IllegalTransition unless the table has it."""
     if then not in NEXT[now]:
-        raise IllegalMove(f"a model cannot go from {now.value} to {then.value}")
+        raise IllegalTransition("a model", now, then)

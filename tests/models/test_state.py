@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
+from corosrv.errors import IllegalTransition
 from corosrv.models.served import ServedModel
-from corosrv.models.state import NEXT, IllegalMove, ModelState, check_move
+from corosrv.models.state import NEXT, ModelState, check_move
 from corosrv.settings import Settings
 
 ALLOWED = [
@@ -39,12 +40,12 @@ def test_any_other_move_is_refused_and_changes_nothing(now, then):
     model = ServedModel(Settings(model="synthetic:"), lambda: None)
     model.state = ModelState(now)
 
-    with pytest.raises(IllegalMove, match=f"from {now} to {then}"):
+    with pytest.raises(IllegalTransition, match=f"from {now} to {then}"):
         model._enter(ModelState(then))
 
     assert model.state.value == now
 
 
 def test_a_move_is_checked_without_a_model_too():
-    with pytest.raises(IllegalMove):
+    with pytest.raises(IllegalTransition):
         check_move(ModelState.READY, ModelState.FAILED)

@@ -2,7 +2,8 @@ import itertools
 
 import pytest
 
-from corosrv.worker.parent.state import NEXT, IllegalMove, WorkerState, check_move
+from corosrv.errors import IllegalTransition
+from corosrv.worker.parent.state import NEXT, WorkerState, check_move
 
 ALLOWED = {
     ("starting", "ready"),
@@ -18,7 +19,7 @@ def test_a_worker_moves_as_the_table_says_and_in_no_other_way(now: WorkerState, 
     if (now.value, then.value) in ALLOWED:
         check_move(now, then)
     else:
-        with pytest.raises(IllegalMove):
+        with pytest.raises(IllegalTransition):
             check_move(now, then)
 
 

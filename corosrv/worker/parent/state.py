@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from corosrv.errors import IllegalTransition
+
 
 class WorkerState(str, Enum):
     STARTING = "starting"
@@ -22,11 +24,7 @@ NEXT: dict[WorkerState, frozenset[WorkerState]] = {
 }
 
 
-class IllegalMove(AssertionError):
-    """A bug: a worker was to go where the table does not let it."""
-
-
 def check_move(now: WorkerState, then: WorkerState) -> None:
-    """Raises IllegalMove unless the table has it."""
+    """Raises IllegalTransition unless the table has it."""
     if then not in NEXT[now]:
-        raise IllegalMove(f"a worker cannot go from {now.value} to {then.value}")
+        raise IllegalTransition("a worker", now, then)
