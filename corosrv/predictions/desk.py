@@ -1,0 +1,89 @@
+"""A create request over HTTP: parsed, handed to the service, and answered in the way that it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from flask import Response, request
+from gevent.event import Event as Signal
+
+from corosrv.errors import BodyTooLarge, ClientGone, UnsupportedMedia
+from corosrv.http import body as bodies
+from corosrv.http import sse
+from corosrv.http.client import ClientWatch
+from corosrv.http.metrics import HttpStats
+from corosrv.http.reply import json_response
+from corosrv.predictions import calls, events, headers
+from corosrv.predictions.history import Event
+from corosrv.predictions.prediction import Change, Prediction
+from corosrv.predictions.service import Found, PredictionService
+
+_JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Takes the current request. Seconds of silence before a stream's comment, and that a client may accept nothing."""
+
+    service: PredictionService
+    stats: HttpStats
+    ping_interval: float
+    write_timeout: float
+
+    def answer(self, path_id: str | None) -> Response:
+        """`path_id`: the id that the path names. Waits for an answer that is whole; raises as `service.admit` does."""
+        service = self.service
+        call = calls.parse(*self._read(), path_id, request.headers)
+        prediction, found = service.admit(call)
+        if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
+            return self._stream(reader)
+        if found is Found.RUNNING:
+            return json_response(prediction.view(with_input=True), 202)
+        if found is Found.NEW and call.is_async:
+            return json_response(prediction.view(), 202)
+        return json_response(self._whole(prediction))
+
+    def _read(self) -> tuple[Any, int]:
+        """What was sent as JSON, an empty object where nothing was; and how many bytes that were. Waits."""
+        kind, limit = request.headers.get("Content-Type", ""), self.service.settings.max_body
+        if (request.content_length or 0) > limit:
+            raise BodyTooLarge(limit)
+        if kind and not headers.is_json(kind):
+            raise UnsupportedMedia("the body must be JSON: its Content-Type has to be application/json")
+        sent = bodies.read(request, limit)
+        return (bodies.decode(request, sent, _JSON) if sent or kind else {}), len(sent)
+
+    def _whole(self, prediction: Prediction) -> dict[str, Any]:
+        """The prediction once it has ended; canceled when its client goes away before that. Waits."""
+        if prediction.is_finished:
+            return prediction.view()
+        is_over = Signal()
+        watch = ClientWatch(request.environ, is_over.set)
+        prediction.listen(lambda change: is_over.set() if change is Change.COMPLETED else None)
+        try:
+            is_over.wait()
+        finally:
+            watch.close()
+            if not prediction.is_finished:
+                self.service.cancel(prediction.id)
+        if watch.is_gone:
+            raise ClientGone("the client left before its prediction had ended")
+        return prediction.view()
+
+    def _stream(self, reader: events.EventReader) -> Response:
+        answer = sse.response(
+            sse.EventStream(
+                request.environ,
+                reader,
+                b"",
+                events.encode,
+                lambda error: Event("error", {"error": str(error), "skipped": 0}).wire,
+                self.ping_interval,
+                self.write_timeout,
+                self.stats,
+            )
+        )
+        answer.headers["Content-Type"] = "text/event-stream"  # as it is, without a charset
+        return answer
