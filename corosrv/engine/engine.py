@@ -8,8 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from corosrv import errors
-from corosrv.engine import waits
+from corosrv import errors, waits
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.card import model_card

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from corosrv.engine import libllama
 from corosrv.engine.cpu import cpu_identity
-from corosrv.engine.waits import run_process, wait_readable
 from corosrv.errors import ModelFailed
+from corosrv.waits import run_process, wait_readable
 
 log = logging.getLogger("corosrv.engine")
 

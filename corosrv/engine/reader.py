@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from corosrv.engine.binding import NativeReader
-from corosrv.engine.waits import TimedOut, Waiter, thread_id, waiter
 from corosrv.errors import ReadTimeout, UsedAfterClose, WrongThread
 from corosrv.jobs import Chunk, Sink
+from corosrv.waits import TimedOut, Waiter, thread_id, waiter
 
 
 async def _readable(fd: int) -> None:

@@ -11,7 +11,8 @@ from threading import BoundedSemaphore
 
 import msgspec
 
-from corosrv.engine import slot_file, waits
+from corosrv import waits
+from corosrv.engine import slot_file
 from corosrv.engine.binding import ModelInfo, NativeEngine, NativeErrand, SlotAction
 from corosrv.engine.slot_file import Limits, Owner
 from corosrv.errors import QueueFull, Refused, SlotBusy
@@ -41,7 +42,7 @@ class SlotKeeper:
         with self._place():
             errand = self._native.ask_slot(SlotAction.SAVE, slot, caller)
             self._wait(errand, slot)
-            return waits.call_in_thread(self._write, errand, path, caller)  # type: ignore[no-any-return]
+            return waits.call_in_thread(self._write, errand, path, caller)
 
     def restore(self, slot: int, path: str, caller: int) -> SlotFile:
         """Raises NotFound for a file that is not there or another caller's, Refused for what is none of this model."""
@@ -49,7 +50,7 @@ class SlotKeeper:
             errand, file = waits.call_in_thread(self._read, slot, path, caller)
             self._wait(errand, slot)
             _check(errand)
-            return file  # type: ignore[no-any-return]
+            return file
 
     def erase(self, slot: int, caller: int) -> int:
         """How many tokens were forgotten."""

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from corosrv.engine import waits
+from corosrv import waits
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import Kind, Task
 from corosrv.engine.marks import Piece

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from corosrv import errors
-from corosrv.engine import waits
+from corosrv import errors, waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.chat import CHATML, ChatTemplate
 from corosrv.engine.marks import Piece, strings
@@ -191,6 +191,6 @@ class EngineVocabulary:
         self._check_size(size, param)
         tokens: list[int] = []
         for number, (text, parse_special) in enumerate(texts):
-            call = (self._native.tokenize, text, add_special and number == 0, parse_special)
-            tokens += call[0](*call[1:]) if size <= _SHORT_BYTES else waits.call_in_thread(*call)
+            read = partial(self._native.tokenize, text, add_special and number == 0, parse_special)
+            tokens += read() if size <= _SHORT_BYTES else waits.call_in_thread(read)
         return tokens

@@ -16,8 +16,8 @@ from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from corosrv.engine.binding import JsonLimits
-from corosrv.engine.waits import call_in_thread
 from corosrv.errors import BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
+from corosrv.waits import call_in_thread
 
 MAX_DEPTH = 128
 MAX_KEYS = 4096  # of one object

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from corosrv.engine.waits import Turns
 from corosrv.errors import CorosrvError
 from corosrv.generation.native import NativeForm, NativeTask
 from corosrv.generation.one_by_one import one_by_one
@@ -14,6 +13,7 @@ from corosrv.generation.tally import check
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.jobs import Chunk
 from corosrv.openai import events
+from corosrv.waits import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from corosrv.engine.waits import TimedOut, wait_readable
 from corosrv.errors import NoDescriptor
+from corosrv.waits import TimedOut, wait_readable
 
 
 class Bell:

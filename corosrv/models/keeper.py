@@ -11,8 +11,8 @@ import gevent
 import gevent.monkey
 from gevent._hub_local import get_hub_if_exists
 
-from corosrv import errors
-from corosrv.engine import Engine, waits
+from corosrv import errors, waits
+from corosrv.engine import Engine
 from corosrv.models.bell import Bell
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from gevent.pool import Pool
 
-from corosrv.engine.waits import call_in_thread
 from corosrv.errors import OutputFailed
 from corosrv.predictions.upload import Uploads
+from corosrv.waits import call_in_thread
 from corosrv.wire.messages import FileOutput, FileRef, OutputChunk
 
 _LARGE = 1 << 20  # bytes; smaller files are read at once, larger ones in a thread

@@ -10,8 +10,8 @@ import urllib3
 from gevent.monkey import is_module_patched
 
 import corosrv
-from corosrv.engine.waits import call_in_thread
 from corosrv.errors import OutputFailed
+from corosrv.waits import call_in_thread
 
 TIME_LIMIT = 25.0  # seconds for one file
 _MAX_REDIRECTS = 5

@@ -6,10 +6,10 @@ import copy
 import logging
 from typing import Any
 
-from corosrv.engine.waits import call_in_thread
 from corosrv.errors import InvalidInput
 from corosrv.predictions.patterns import Patterns
 from corosrv.predictions.values import Faults, Values
+from corosrv.waits import call_in_thread
 from corosrv.worker.types import STARS
 
 log = logging.getLogger("corosrv.predictions")

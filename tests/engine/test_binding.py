@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from corosrv import errors
-from corosrv.engine import libllama, waits
+from corosrv import errors, waits
+from corosrv.engine import libllama
 from corosrv.engine.binding import FINGERPRINT, NativeEngine, Options, Synthetic, Task
 from corosrv.jobs import Finish, Sampling
 from tests.support.engines import TIMEOUT

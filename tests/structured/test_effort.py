@@ -12,9 +12,9 @@ import pytest
 from corosrv import structured
 from corosrv.chat import answer_grammar
 from corosrv.chat.formats import FORMATS
-from corosrv.engine.waits import Turns
 from corosrv.errors import InvalidSchema
 from corosrv.structured import Effort, Limits
+from corosrv.waits import Turns
 
 LIMITS = Limits(seconds=0.02)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from corosrv import errors
@@ -12,8 +13,8 @@ from corosrv.engine.binding.options import POOLINGS, LentOptions
 from corosrv.engine.binding.reader import NativeReader
 from corosrv.engine.binding.tasks import LentTasks, take_long
 from corosrv.engine.binding.values import ModelInfo, Options, Slot, SlotAction, SlotContent, Task
-from corosrv.engine.waits import call_in_thread
 from corosrv.stats import DecodeStats, Histogram
+from corosrv.waits import call_in_thread
 
 _STATES = {
     lib.COROSRV_STARTING: "starting",
@@ -98,8 +99,9 @@ class NativeEngine:
         """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
         lent = LentTasks(tasks)
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", MESSAGE_BYTES)
-        call = (lib.corosrv_submit, self._open_handle(), lent.structs, len(tasks), reader, message, MESSAGE_BYTES)
-        check(call_in_thread(*call) if take_long(tasks) else call[0](*call[1:]), message)
+        handle, n_tasks = self._open_handle(), len(tasks)
+        submit = partial(lib.corosrv_submit, handle, lent.structs, n_tasks, reader, message, MESSAGE_BYTES)
+        check(call_in_thread(submit) if take_long(tasks) else submit(), message)
         return NativeReader(reader[0])
 
     def ask_slot(self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None) -> NativeErrand:

@@ -8,7 +8,6 @@ from typing import Any
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
-from corosrv.engine.waits import Turns
 from corosrv.errors import CorosrvError, JobFailed
 from corosrv.generation import likelihood
 from corosrv.generation.one_by_one import one_by_one
@@ -16,6 +15,7 @@ from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.beside import Beside, Wanted
+from corosrv.waits import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from corosrv.engine.waits import Turns
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
 from corosrv.generation.one_by_one import one_by_one
@@ -15,6 +14,7 @@ from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.beside import Beside, Wanted
 from corosrv.openai.completions.logprobs import Logprobs
+from corosrv.waits import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import math
 import select
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import gevent.hub
 import gevent.monkey
-import gevent.subprocess
 from gevent._hub_local import get_hub_if_exists
 
-from corosrv.engine.edges import edges_of
 from corosrv.errors import Misuse
+from corosrv.waits.edges import edges_of
 
 # The thread's own identity and clock-free poll, whatever is monkey-patched.
 thread_id: Callable[[], int] = gevent.monkey.get_original("_thread", "get_ident")
 _poll = gevent.monkey.get_original("select", "poll")
 
-
-_TURN = 0.004  # seconds
-
-Item = TypeVar("Item")
 
 # Asked whether a wait is over, each time the descriptor was written. May run in the hub: it must not wait.
 Look = Callable[[], bool]
@@ -185,57 +179,3 @@ def wait_readable(fd: int, timeout: float | None = None) -> None:
         return
     with gevent.Timeout(timeout, TimedOut()), hub.loop.io(fd, 1) as watcher:
         hub.wait(watcher)
-
-
-def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command to its end; other greenlets run meanwhile. Raises subprocess.TimeoutExpired."""
-    cooperative = get_hub_if_exists() is not None
-    run = gevent.subprocess.run if cooperative else subprocess.run
-    return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
-
-
-class Turns:
-    """A long computation of a greenlet, in turns of some milliseconds, between which the others run.
-
-    Where there is no hub, or it is the hub itself that computes, there is one turn.
-    """
-
-    __slots__ = ("_began", "_has_others")
-
-    def __init__(self) -> None:
-        hub = get_hub_if_exists()
-        self._has_others = hub is not None and gevent.hub.getcurrent() is not hub
-        self._began = time.monotonic()
-
-    def give_way(self) -> bool:
-        """Lets others run, if this turn was long enough, and says whether it was. May switch greenlets."""
-        if not self._has_others or time.monotonic() - self._began < _TURN:
-            return False
-        gevent.sleep(1e-6)  # with 0, those whose sockets have turned readable would go on waiting
-        self._began = time.monotonic()
-        return True
-
-    def among(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, with a look at the clock behind each."""
-        for item in items:
-            yield item
-            self.give_way()
-
-
-def call_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls something that computes for long without the GIL; other greenlets run meanwhile."""
-    hub = get_hub_if_exists()
-    if hub is None:
-        return function(*arguments)
-    result, error = hub.threadpool.apply(_outcome, (function, arguments))
-    if error is not None:
-        raise error
-    return result
-
-
-def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-    """What a call returns, or raises: gevent prints what a thread of its pool raises, whoever may expect it."""
-    try:
-        return function(*arguments), None
-    except Exception as error:
-        return None, error

@@ -8,7 +8,7 @@ import gevent
 import greenlet
 import pytest
 
-from corosrv.engine.edges import AT_ONCE, EdgeSet, edges_of
+from corosrv.waits.edges import AT_ONCE, EdgeSet, edges_of
 from tests.support import children
 from tests.support.engines import TIMEOUT
 
@@ -150,7 +150,7 @@ def test_a_hub_after_another_in_its_thread_has_a_set_of_its_own():
 
 FORKING = """
     import gevent, os
-    from corosrv.engine.edges import edges_of
+    from corosrv.waits.edges import edges_of
 
     fd = os.eventfd(0)
     told = []

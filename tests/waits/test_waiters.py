@@ -1,8 +1,6 @@
 """Waiting for a descriptor, through the hub and in a plain thread."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +9,7 @@ from typing import NamedTuple
 import gevent
 import pytest
 
-from corosrv.engine import waits
-from corosrv.engine.waits import Turns
+from corosrv import waits
 from corosrv.errors import Misuse
 from tests.support.engines import TIMEOUT
 
@@ -252,71 +249,3 @@ def test_waiting_once_leaves_nothing_behind(descriptor):
 
     with pytest.raises(waits.TimedOut):
         waits.wait_readable(descriptor.fd, 0.01)
-
-
-def run(program: str, timeout: float) -> "subprocess.CompletedProcess[bytes]":
-    return waits.run_process([sys.executable, "-c", program], timeout)
-
-
-def test_others_run_while_a_process_does():
-    running = gevent.spawn(run, "print('done')", TIMEOUT)
-    gevent.idle()
-    assert not running.ready()
-
-    ended = running.get(timeout=TIMEOUT)
-
-    assert (ended.returncode, ended.stdout) == (0, b"done\n")
-
-
-@pytest.mark.parametrize("call", [lambda *arguments: run(*arguments), lambda *arguments: in_thread(run, *arguments)])
-def test_a_process_that_hangs_is_ended(call):
-    with pytest.raises(subprocess.TimeoutExpired):
-        call("import time; time.sleep(60)", 0.2)
-
-
-def test_a_call_in_a_thread_gives_its_value_and_its_error():
-    gevent.get_hub()
-
-    assert waits.call_in_thread(max, 1, 2) == 2
-    with pytest.raises(ZeroDivisionError):
-        waits.call_in_thread(divmod, 1, 0)
-
-
-def test_without_a_hub_a_call_is_made_at_once():
-    assert in_thread(lambda: waits.call_in_thread(waits.thread_id) == waits.thread_id())
-
-
-def test_with_a_hub_a_call_is_made_elsewhere():
-    gevent.get_hub()
-
-    assert waits.call_in_thread(waits.thread_id) != waits.thread_id()
-
-
-def test_a_long_computation_in_turns_lets_others_run_between_them():
-    ticks = []
-
-    def tick():
-        for _ in range(3):
-            ticks.append(len(done))
-            gevent.sleep(0)
-
-    done = []
-    others = gevent.spawn(tick)
-    for item in Turns().among(range(20)):
-        done.append(item)
-        end = time.thread_time() + 0.005
-        while time.thread_time() < end:
-            pass
-    others.join(5)
-
-    assert done == list(range(20))
-    assert len(ticks) == 3
-    assert ticks[-1] < 20
-
-
-def test_turns_are_nothing_where_there_are_no_others():
-    def compute():
-        return [Turns().give_way() for _ in range(3)], list(Turns().among("abc"))
-
-    with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(compute).result(5) == ([False] * 3, ["a", "b", "c"])

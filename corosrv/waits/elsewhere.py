@@ -1,0 +1,42 @@
+"""What would block the hub: done in a thread or a process of its own, while other greenlets run."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import gevent.subprocess
+from gevent._hub_local import get_hub_if_exists
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command to its end; other greenlets run meanwhile. Raises subprocess.TimeoutExpired."""
+    cooperative = get_hub_if_exists() is not None
+    run = gevent.subprocess.run if cooperative else subprocess.run
+    return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
+
+
+def call_in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Calls something that computes for long without the GIL; other greenlets run meanwhile."""
+    hub = get_hub_if_exists()
+    if hub is None:
+        return function(*arguments, **named)
+    result: T
+    result, error = hub.threadpool.apply(_outcome, (function, arguments, named))
+    if error is not None:
+        raise error
+    return result
+
+
+def _outcome(
+    function: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[T | None, Exception | None]:
+    """What a call returns, or raises: gevent prints what a thread of its pool raises, whoever may expect it."""
+    try:
+        return function(*arguments, **named), None
+    except Exception as error:
+        return None, error
