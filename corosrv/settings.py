@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from corosrv import model_list, sources
+from corosrv.checks import DAY, FOLDER, MAX_INT32, Check, at_least, between, empty_or, of_bytes, one_of, or_else
 from corosrv.errors import SettingsError
 from corosrv.model_list import SYNTHETIC
 from corosrv.prediction_settings import PredictionSettings
-from corosrv.sources import DAY, MAX_INT32, PREFIX, setting
+from corosrv.sources import PREFIX, setting
 
 LLAMA_MAX_SLOTS = 256
-POOLINGS = ("", "none", "mean", "cls", "last", "rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,52 +30,83 @@ class Settings:
     )
     model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
     model_bytes: int = setting(
-        0, "bytes that all loaded models may take; idle ones make room, the least recently used first; 0: no limit"
+        0,
+        "bytes that all loaded models may take; idle ones make room, the least recently used first; 0: no limit",
+        check=of_bytes(0),
     )
-    model_idle_s: float = setting(0.0, "seconds without a job after which a model is unloaded; 0: never")
-    model_wait_s: float = setting(300.0, "seconds that a request waits for its model to be loaded")
-    ctx: int = setting(4096, "tokens of context per slot, at most what the model was trained for", per_model=True)
+    model_idle_s: float = setting(
+        0.0, "seconds without a job after which a model is unloaded; 0: never", check=between(0, DAY)
+    )
+    model_wait_s: float = setting(
+        300.0, "seconds that a request waits for its model to be loaded", check=between(0, DAY)
+    )
+    ctx: int = setting(
+        4096,
+        "tokens of context per slot, at most what the model was trained for",
+        per_model=True,
+        check=between(16, MAX_INT32),
+    )
     slots: int = setting(32, "sequences decoded at once, up to 256", per_model=True)
-    queue: int = setting(10_000, "jobs that may wait for a slot", per_model=True)
+    queue: int = setting(10_000, "jobs that may wait for a slot", per_model=True, check=between(0, MAX_INT32))
     queue_per_key: int = setting(
-        2500, "jobs of one API key that may run and wait; 0: as many as of all", per_model=True
+        2500,
+        "jobs of one API key that may run and wait; 0: as many as of all",
+        per_model=True,
+        check=between(0, MAX_INT32),
     )
     queue_timeout_s: float = setting(
         0.0,
         "seconds that a job may wait for a slot before it is ended with 503; 0: as long as it takes",
         per_model=True,
+        check=between(0, DAY),
     )
-    threads: int = setting(0, "compute threads; 0: physical cores", per_model=True)
+    threads: int = setting(0, "compute threads; 0: physical cores", per_model=True, check=between(0, 1024))
     kernels: str = setting(
         "auto",
         "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone",
         per_model=True,
+        check=one_of("auto", "ggml"),
     )
     step_ms: float = setting(
         60.0,
         "target milliseconds of a step while others stream; up to 4 times that if many prompts wait",
         per_model=True,
+        check=between(1, 60_000),
     )
-    reader_bytes: int = setting(262_144, "unread bytes of one reader at which its sequences are paused", per_model=True)
+    reader_bytes: int = setting(
+        262_144, "unread bytes of one reader at which its sequences are paused", per_model=True, check=of_bytes(1024)
+    )
     stall_timeout_s: float = setting(
         10.0,
         "seconds that a reader may be at reader_bytes before its job is ended; 0: as long as it is",
         per_model=True,
+        check=between(0, DAY),
     )
     cache_bytes: int = setting(
         1_073_741_824,
         "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
         per_model=True,
+        check=of_bytes(0),
     )
-    grammar_bytes: int = setting(65_536, "bytes of a grammar at most", per_model=True)
-    grammar_depth: int = setting(128, "brackets in brackets of a grammar at most", per_model=True)
-    grammar_rules: int = setting(2000, "rules of a grammar at most", per_model=True)
-    grammar_repetitions: int = setting(2000, "repetitions of one item of a grammar at most", per_model=True)
+    grammar_bytes: int = setting(65_536, "bytes of a grammar at most", per_model=True, check=between(1, MAX_INT32))
+    grammar_depth: int = setting(
+        128, "brackets in brackets of a grammar at most", per_model=True, check=between(1, 1000)
+    )
+    grammar_rules: int = setting(2000, "rules of a grammar at most", per_model=True, check=between(1, MAX_INT32))
+    grammar_repetitions: int = setting(
+        2000, "repetitions of one item of a grammar at most", per_model=True, check=between(1, MAX_INT32)
+    )
     grammar_elements: int = setting(
-        65_536, "elements of a grammar at most, with everything written out that is repeated", per_model=True
+        65_536,
+        "elements of a grammar at most, with everything written out that is repeated",
+        per_model=True,
+        check=between(1, MAX_INT32),
     )
     grammar_token_ms: float = setting(
-        20.0, "milliseconds, some, that a grammar may take for one token before its request is ended", per_model=True
+        20.0,
+        "milliseconds, some, that a grammar may take for one token before its request is ended",
+        per_model=True,
+        check=between(1, 60_000),
     )
     deterministic: bool = setting(
         False, "1: a seed's text depends on no neighbour, no shared prefix and no load", per_model=True
@@ -86,31 +116,45 @@ class Settings:
         "", "path of a file with a chat template, instead of the model's own", per_model=True
     )
     reasoning: str = setting(
-        "auto", "on, off: whether a model that can think does; auto: as its template has it", per_model=True
+        "auto",
+        "on, off: whether a model that can think does; auto: as its template has it",
+        per_model=True,
+        check=one_of("on", "off", "auto"),
     )
     reasoning_format: str = setting(
-        "deepseek", "deepseek: thoughts come apart from the text, as reasoning_content; none: as part of it"
+        "deepseek",
+        "deepseek: thoughts come apart from the text, as reasoning_content; none: as part of it",
+        check=one_of("deepseek", "none"),
     )
     pooling: str = setting(
         "",
         "vectors of a text's tokens to one: mean, cls, last, none, or rank for scores; empty: as the model says",
         per_model=True,
+        check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
     )
     context_shift: bool = setting(
-        False, "0: a full context ends the answer; dropping its oldest tokens is not built yet"
+        False,
+        "0: a full context ends the answer; dropping its oldest tokens is not built yet",
+        check=Check(lambda shifts: not shifts, "must be 0: dropping a context's tokens is not built yet"),
     )
     lora: str = setting(
         "", "comma-separated paths of LoRA adapters, each with :SCALE behind it where that is not 1", per_model=True
     )
-    n_predict: int = setting(-1, "tokens of an answer when the request does not say; -1: until the context is full")
-    temp: float = setting(0.8, "temperature when the request does not say")
-    seed: int = setting(-1, "seed when the request does not say; -1: random")
+    n_predict: int = setting(
+        -1,
+        "tokens of an answer when the request does not say; -1: until the context is full",
+        check=or_else(-1, at_least(1)),
+    )
+    temp: float = setting(0.8, "temperature when the request does not say", check=between(0, 100))
+    seed: int = setting(-1, "seed when the request does not say; -1: random", check=between(-1, 2**32 - 1))
     strict_model: bool = setting(
         False, "1: an unknown model is 404, as it is where several are served; 0: the only one answers to every name"
     )
-    max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413")
+    max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
     response_store_bytes: int = setting(
-        67_108_864, "bytes of answers of the Responses API kept to be read again and gone on from; 0: none are"
+        67_108_864,
+        "bytes of answers of the Responses API kept to be read again and gone on from; 0: none are",
+        check=of_bytes(0),
     )
     api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
     cors_origins: str = setting(
@@ -121,67 +165,42 @@ class Settings:
     embeddings: bool = setting(True, "1: embeddings are given; 0: 501")
     slots_endpoint: bool = setting(True, "1: GET /slots answers")
     props: bool = setting(False, "1: POST /props answers")
-    slot_save_path: str = setting("", "folder for what slots hold, on request; empty: none is kept")
-    sse_ping_interval: float = setting(15.0, "seconds of silence in a stream before a comment line; -1: never")
-    write_timeout_s: float = setting(30.0, "seconds a client may accept nothing before its stream is ended")
-    head_timeout_s: float = setting(10.0, "seconds in which the head of a request has to arrive")
-    body_timeout_s: float = setting(30.0, "seconds in which the body of a request has to arrive")
-    body_rate: float = setting(1024.0, "bytes a second that a body has to bring, after 10 seconds")
-    drain_s: float = setting(25.0, "seconds that running streams get to finish after a stop signal")
-    engine: str = setting("inproc", "inproc: the engine lives in this process")
+    slot_save_path: str = setting(
+        "", "folder for what slots hold, on request; empty: none is kept", check=empty_or(FOLDER)
+    )
+    sse_ping_interval: float = setting(
+        15.0, "seconds of silence in a stream before a comment line; -1: never", check=or_else(-1, between(0.1, DAY))
+    )
+    write_timeout_s: float = setting(
+        30.0, "seconds a client may accept nothing before its stream is ended", check=between(1, DAY)
+    )
+    head_timeout_s: float = setting(10.0, "seconds in which the head of a request has to arrive", check=between(1, DAY))
+    body_timeout_s: float = setting(30.0, "seconds in which the body of a request has to arrive", check=between(1, DAY))
+    body_rate: float = setting(
+        1024.0, "bytes a second that a body has to bring, after 10 seconds", check=between(1, 1_000_000_000)
+    )
+    drain_s: float = setting(
+        25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
+    )
+    engine: str = setting(
+        "inproc",
+        "inproc: the engine lives in this process",
+        check=Check(lambda engine: engine == "inproc", "must be 'inproc': a shared engine is not built yet"),
+    )
 
     def __post_init__(self) -> None:
-        self._check("slots", 1 <= self.slots <= self.max_slots, f"must be from 1 to {self.max_slots}")
-        self._check("ctx", 16 <= self.ctx <= MAX_INT32, f"must be from 16 to {MAX_INT32}")
-        self._check("queue", 0 <= self.queue <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
-        self._check("queue_per_key", 0 <= self.queue_per_key <= MAX_INT32, f"must be from 0 to {MAX_INT32}")
-        for name in ("queue_timeout_s", "stall_timeout_s"):
-            self._check(name, 0 <= getattr(self, name) <= DAY, f"must be from 0 to {DAY}")
-        self._check("threads", 0 <= self.threads <= 1024, "must be from 0 to 1024")
-        self._check("kernels", self.kernels in ("auto", "ggml"), "must be 'auto' or 'ggml'")
-        self._check("step_ms", 1 <= self.step_ms <= 60_000, "must be from 1 to 60000")
-        self._check("reader_bytes", 1024 <= self.reader_bytes < 2**63, "must be at least 1024, and below 2**63")
-        for name in ("grammar_bytes", "grammar_rules", "grammar_repetitions", "grammar_elements"):
-            self._check(name, 1 <= getattr(self, name) <= MAX_INT32, f"must be from 1 to {MAX_INT32}")
-        self._check("grammar_depth", 1 <= self.grammar_depth <= 1000, "must be from 1 to 1000")
-        self._check("grammar_token_ms", 1 <= self.grammar_token_ms <= 60_000, "must be from 1 to 60000")
-        self._check("cache_bytes", 0 <= self.cache_bytes < 2**63, "must be at least 0, and below 2**63")
-        is_one = not (self.chat_template and self.chat_template_file)
-        self._check("chat_template_file", is_one, "must be empty where COROSRV_CHAT_TEMPLATE is set")
-        self.template  # noqa: B018  # read here, so that a file that is not there stops the start
-        self._check("reasoning", self.reasoning in ("on", "off", "auto"), "must be 'on', 'off' or 'auto'")
-        self._check("reasoning_format", self.reasoning_format in ("deepseek", "none"), "must be 'deepseek' or 'none'")
-        self._check("pooling", self.pooling in POOLINGS, f"must be one of {', '.join(POOLINGS[1:])}, or empty")
-        self.adapters  # noqa: B018  # checked here, so that a bad scale stops the start
-        self._check("n_predict", self.n_predict == -1 or self.n_predict >= 1, "must be -1 or at least 1")
-        self._check("temp", 0 <= self.temp <= 100, "must be from 0 to 100")
-        self._check("seed", -1 <= self.seed < 2**32, "must be -1 or below 4294967296")
-        self._check("max_body_bytes", self.max_body_bytes >= 1024, "must be at least 1024")
-        ping = self.sse_ping_interval
-        self._check("sse_ping_interval", ping == -1 or 0.1 <= ping <= DAY, f"must be -1, or from 0.1 to {DAY}")
-        store = self.response_store_bytes
-        self._check("response_store_bytes", 0 <= store < 2**63, "must be at least 0, and below 2**63")
-        is_folder = not self.slot_save_path or os.path.isdir(self.slot_save_path)
-        self._check("slot_save_path", is_folder, "must be a folder")
-        self._check("write_timeout_s", 1 <= self.write_timeout_s <= DAY, f"must be from 1 to {DAY}")
-        for name in ("head_timeout_s", "body_timeout_s"):
-            self._check(name, 1 <= getattr(self, name) <= DAY, f"must be from 1 to {DAY}")
-        self._check("body_rate", 1 <= self.body_rate <= 1e9, "must be from 1 to 1e9")
-        self._check("drain_s", 0 <= self.drain_s <= DAY, f"must be from 0 to {DAY}")
-        self._check("context_shift", not self.context_shift, "must be 0: dropping a context's tokens is not built yet")
-        self._check("engine", self.engine == "inproc", "must be 'inproc': a shared engine is not built yet")
-        self._check("model_bytes", 0 <= self.model_bytes < 2**63, "must be at least 0, and below 2**63")
-        self._check("model_idle_s", 0 <= self.model_idle_s <= DAY, f"must be from 0 to {DAY}")
-        self._check("model_wait_s", 0 <= self.model_wait_s <= DAY, f"must be from 0 to {DAY}")
-        # Checked here, so that bad ones stop the start.
+        sources.check(self)
+        if not 1 <= self.slots <= self.max_slots:
+            raise sources.refused("slots", f"must be from 1 to {self.max_slots}", str(self.slots))
+        if self.chat_template and self.chat_template_file:
+            words = "must be empty where COROSRV_CHAT_TEMPLATE is set"
+            raise sources.refused("chat_template_file", words, repr(self.chat_template_file))
+        # Read here, so that what cannot be used stops the start.
+        self.template  # noqa: B018
+        self.adapters  # noqa: B018
         if self.is_synthetic:
             self.synthetic_options  # noqa: B018
         self.models  # noqa: B018
-
-    def _check(self, name: str, is_good: bool, words: str) -> None:
-        # Written so that a NaN, which compares false with everything, is refused too.
-        if not is_good:
-            raise SettingsError(f"{PREFIX}{name.upper()} {words}, not {getattr(self, name)!r}")
 
     @property
     def models(self) -> tuple[Settings, ...]:

@@ -17,19 +17,45 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from corosrv.checks import Check
 from corosrv.errors import SettingsError
 
 PREFIX = "COROSRV_"
-MAX_INT32 = 2**31 - 1
-DAY = 86_400  # seconds
 
 _TYPES: dict[str, type] = {"str": str, "int": int, "int | None": int, "float": float, "bool": bool}
 
 
-def setting(default: Any, help: str, *, per_model: bool = False, also: str = "") -> Any:
-    """A field with its help text, which the command line shows. `per_model`: each model may have its own; `also`: a
-    variable of another server's, which counts where nothing else is said."""
-    return field(default=default, metadata={"help": help, "per_model": per_model, "also": also})
+def setting(
+    default: Any,
+    help: str,
+    *,
+    check: Check | None = None,
+    per_model: bool = False,
+    also: str = "",
+    is_secret: bool = False,
+) -> Any:
+    """A field with its help text, which the command line shows, and what it may be.
+
+    `per_model`: each model may have its own; `also`: a variable of another server's, which counts where nothing else is
+    said; `is_secret`: no error may show it.
+    """
+    return field(
+        default=default,
+        metadata={"help": help, "check": check, "per_model": per_model, "also": also, "is_secret": is_secret},
+    )
+
+
+def check(part: Any) -> None:
+    """Raises SettingsError for the first setting of a part that is not what it may be."""
+    for said in fields(part):
+        may_be: Check | None = said.metadata["check"]
+        value = getattr(part, said.name)
+        if may_be is not None and not may_be.is_good(value):
+            raise refused(said.name, may_be.words, "this value" if said.metadata["is_secret"] else repr(value))
+
+
+def refused(name: str, words: str, shown: str) -> SettingsError:
+    return SettingsError(f"{PREFIX}{name.upper()} {words}, not {shown}")
 
 
 def kinds(part: type) -> dict[str, type]:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("errors", "model_list", "stats"),
+    ("checks", "errors", "model_list", "stats"),
     ("dispatch", "jobs", "sources", "structured", "waits", "wire"),
     ("prediction_settings", "whole", "worker"),
     ("settings",),

@@ -1,0 +1,55 @@
+"""What a setting may be, as a check and in words."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+MAX_INT32 = 2**31 - 1
+DAY = 86_400  # seconds
+
+
+class Check(NamedTuple):
+    """`words` go on after a setting's name. A NaN, which compares false with everything, is never good."""
+
+    is_good: Callable[[Any], bool]
+    words: str
+
+
+def between(least: float, most: float) -> Check:
+    return Check(lambda value: least <= value <= most, f"must be from {least} to {most}")
+
+
+def at_least(least: float) -> Check:
+    return Check(lambda value: least <= value < math.inf, f"must be at least {least}")
+
+
+def of_bytes(least: int) -> Check:
+    """A number that the native core keeps in 64 bits."""
+    return Check(lambda value: least <= value < 2**63, f"must be at least {least}, and below 2**63")
+
+
+def one_of(*words: str) -> Check:
+    *others, last = map(repr, words)
+    return Check(lambda value: value in words, f"must be {', '.join(others)} or {last}")
+
+
+def empty_or(check: Check) -> Check:
+    return Check(lambda value: not value or check.is_good(value), f"{check.words}, or empty")
+
+
+def unsaid_or(check: Check) -> Check:
+    return Check(lambda value: value is None or check.is_good(value), check.words)
+
+
+def or_else(value: float, check: Check) -> Check:
+    """What the check allows, and one value that stands for something else."""
+    words = check.words.removeprefix("must be ")
+    return Check(lambda given: given == value or check.is_good(given), f"must be {value} or {words}")
+
+
+FOLDER = Check(os.path.isdir, "must be a folder")
+URL = Check(lambda text: text.startswith(("http://", "https://")), "must be an http or https URL")
+PLAIN = Check(lambda text: text.isascii() and text.isprintable(), "must be printable ASCII")
