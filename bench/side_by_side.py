@@ -24,7 +24,7 @@ from bench.servers import Running, Setup
 from corosrv.bench import page, plots, report
 from corosrv.bench.machine import look
 from corosrv.bench.report import Section
-from corosrv.settings import packaged_model
+from corosrv.model_list import packaged_model
 
 FOLDER = Path(__file__).parent
 BATCHES = (1, 8, 32)  # of llama-batched-bench

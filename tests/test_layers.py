@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("checks", "errors", "model_list", "stats"),
-    ("dispatch", "jobs", "sources", "structured", "waits", "wire"),
+    ("checks", "errors", "stats"),
+    ("dispatch", "jobs", "model_list", "sources", "structured", "waits", "wire"),
     ("prediction_settings", "whole", "worker"),
     ("settings",),
     ("engine",),

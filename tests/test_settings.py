@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv import settings
+from corosrv import model_list, settings
 from corosrv.errors import SettingsError
 from corosrv.settings import Settings
 
@@ -204,7 +204,7 @@ def test_the_words_for_a_missing_model_say_how_to_get_one(monkeypatch):
 
 @pytest.mark.model
 def test_without_a_model_the_packaged_one_is_taken():
-    assert settings.load(environ={}).model == settings.packaged_model()
+    assert settings.load(environ={}).model == model_list.packaged_model()
 
 
 def test_settings_cannot_be_changed():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from corosrv import settings
+from corosrv import model_list
 from tests.serve.server import SERVE, Server, Servers, eventually
 from tests.serve.wire import request
 
@@ -109,7 +109,7 @@ def test_the_command_line_names_several(start: Servers) -> None:
 
 @pytest.mark.model
 def test_two_real_models_answer_at_once(start: Servers) -> None:
-    path = settings.packaged_model()
+    path = model_list.packaged_model()
     server = start.start(model=f"left={path}?slots=4,right={path}?slots=2", ctx=256, threads=1)
 
     def ask(name: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
-from corosrv import settings
+from corosrv import model_list
 from corosrv.engine import Chunk, Engine, Reader
 from corosrv.errors import SettingsError
 from corosrv.jobs import Job, Sampling, Text
@@ -23,7 +23,7 @@ TIMEOUT = 20.0  # seconds until a wait in a test is a failure
 def packaged_model() -> str:
     """Path of SmolLM2; skips the test where it is not installed."""
     try:
-        return settings.packaged_model()
+        return model_list.packaged_model()
     except SettingsError as error:
         pytest.skip(str(error))
 
