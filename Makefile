@@ -11,7 +11,7 @@ LIBLLAMA := $(VENV)/.libllama
 NATIVE   := $(wildcard native/src/*) native/include/corosrv.h native/build_native.py
 CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
-             tests/native/ggml/*.cpp tests/native/fuzz/*.cpp tests/native/fuzz/*.h)
+             tests/native/*/*.cpp tests/native/*/*.h)
 
 .PHONY: install run test lint format load bench fuzz clean
 

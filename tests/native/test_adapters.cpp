@@ -3,7 +3,9 @@
 
 #include "check.h"
 #include "decode_loop.h"
-#include "fakes.h"
+#include "fakes/running_loop.h"
+#include "fakes/tasks.h"
+#include "fakes/waiting.h"
 
 namespace corosrv {
 namespace {

@@ -3,7 +3,11 @@
 
 #include "check.h"
 #include "decode_loop.h"
-#include "fakes.h"
+#include "fakes/client.h"
+#include "fakes/running_loop.h"
+#include "fakes/scripted_backend.h"
+#include "fakes/tasks.h"
+#include "fakes/waiting.h"
 
 namespace corosrv {
 namespace {

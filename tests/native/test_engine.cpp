@@ -7,7 +7,11 @@
 
 #include "check.h"
 #include "engine.h"
-#include "fakes.h"
+#include "fakes/client.h"
+#include "fakes/gate.h"
+#include "fakes/scripted_backend.h"
+#include "fakes/tasks.h"
+#include "fakes/waiting.h"
 
 namespace corosrv {
 namespace {

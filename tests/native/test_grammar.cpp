@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/byte_vocabulary.h"
 #include "grammar_compiler.h"
 #include "grammars.h"
 

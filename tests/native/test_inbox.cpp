@@ -1,7 +1,8 @@
 #include <thread>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/client.h"
+#include "fakes/tasks.h"
 #include "inbox.h"
 
 namespace corosrv {

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/byte_vocabulary.h"
 #include "likelihood.h"
 #include "random.h"
 

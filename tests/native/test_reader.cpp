@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/client.h"
+#include "fakes/waiting.h"
 #include "foreign.h"
 #include "reader.h"
 

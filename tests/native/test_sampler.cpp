@@ -3,7 +3,8 @@
 #include <set>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/byte_vocabulary.h"
+#include "fakes/tasks.h"
 #include "grammars.h"
 #include "sampler.h"
 

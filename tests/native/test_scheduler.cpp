@@ -4,7 +4,9 @@
 #include <set>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/byte_vocabulary.h"
+#include "fakes/client.h"
+#include "fakes/tasks.h"
 #include "scheduler.h"
 
 namespace corosrv {

@@ -8,7 +8,9 @@
 #include <thread>
 
 #include "check.h"
-#include "fakes.h"
+#include "fakes/byte_vocabulary.h"
+#include "fakes/client.h"
+#include "fakes/tasks.h"
 #include "grammars.h"
 #include "sequence.h"
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../fakes.h"
+#include "../fakes/byte_vocabulary.h"
 #include "fuzz.h"
 #include "sampler.h"
 

@@ -1,0 +1,64 @@
+// A decode loop in its thread, around a scripted model.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client.h"
+#include "decode_loop.h"
+#include "inbox.h"
+#include "scripted_backend.h"
+#include "tasks.h"
+
+namespace corosrv {
+
+// A decode loop in its thread, around a scripted model that the test may set up before start().
+class RunningLoop {
+ public:
+  explicit RunningLoop(DecodeLoop::Limits limits = {4, 64, 60}, size_t queue = 1000, int32_t context = 4096,
+                       std::vector<std::string> words = {})
+      : inbox(std::make_shared<Inbox>(queue + static_cast<size_t>(limits.slots))),
+        backend(context, std::move(words)),
+        limits_(limits) {}
+  ~RunningLoop() { close("the test is over"); }
+
+  void start() {
+    loop_ = std::make_unique<DecodeLoop>(limits_, *inbox, backend);
+    thread_ = std::thread([this] { loop_->run(); });
+  }
+
+  // Submits; null when refused, and `refusal` says why.
+  std::unique_ptr<Client> submit(std::vector<Task> tasks, size_t limit_bytes = 1 << 20) {
+    const size_t n_tasks = tasks.size();
+    for (size_t i = 0; i < n_tasks; ++i) tasks[i].index = static_cast<int32_t>(i);
+    auto reader = std::make_shared<Reader>(limit_bytes, inbox);
+    refusal = inbox->submit(std::move(tasks), reader);
+    return refusal.is_ok() ? std::make_unique<Client>(std::move(reader), n_tasks) : nullptr;
+  }
+  std::unique_ptr<Client> submit(Task task, size_t limit_bytes = 1 << 20) {
+    return submit(std::vector<Task>{std::move(task)}, limit_bytes);
+  }
+
+  corosrv_stats stats() { return loop_->snapshot(); }
+  std::vector<corosrv_slot> slots() { return loop_->slots(); }
+
+  void close(const std::string& reason) {
+    inbox->close(reason);  // before another step is taken
+    backend.gate.open();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  const std::shared_ptr<Inbox> inbox;
+  ScriptedBackend backend;
+  Status refusal = Status::ok();
+
+ private:
+  const DecodeLoop::Limits limits_;
+  std::unique_ptr<DecodeLoop> loop_;
+  std::thread thread_;
+};
+
+}  // namespace corosrv

@@ -1,0 +1,239 @@
+// A model that says what a test wrote.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend.h"
+#include "byte_vocabulary.h"
+#include "gate.h"
+
+namespace corosrv {
+
+// A model whose sequences are told apart by the first token of their prompt, their *name*. What comes next is the
+// name's script, then the end token; without a script it is made up from all tokens of the sequence, so that a lost or
+// foreign token shows in the text. Notes as a fault whatever breaks the contract of Backend.
+class ScriptedBackend final : public Backend {
+ public:
+  using Rows = std::vector<Row>;
+
+  static constexpr int32_t kVectorSize = 2;
+
+  explicit ScriptedBackend(int32_t context = 4096, std::vector<std::string> words = {}) : vocabulary_(words) {
+    info_.context = info_.context_train = context;
+    info_.eos = ByteVocabulary::kEnd;
+  }
+
+  // Behaviour, to be set before the loop starts. `before_decode` may block, throw or fail; `spoil` may change logits;
+  // `on_forget` and `on_info` may throw; the loop asks for the info when it takes a task up.
+  std::map<Token, std::string> scripts;
+  std::function<Status(const ScriptedBackend&, const Rows&)> before_decode;
+  std::function<void(Token name, int32_t position, float* logits, size_t size)> spoil;
+  std::function<void(int32_t slot)> on_forget;
+  std::function<void()> on_info;
+  bool can_save = true;
+  bool fails_to_load = false;
+  std::atomic<int> n_saves{0};
+  Gate gate;  // every decode() passes it
+
+  // Any thread.
+  std::vector<Adapters> adapters() const {  // of each batch
+    std::lock_guard<std::mutex> lock(mutex_);
+    return adapters_;
+  }
+  std::vector<Rows> batches() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return batches_;
+  }
+  std::vector<std::string> faults() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return faults_;
+  }
+  // Names in the batches from `first` on.
+  std::vector<Token> names_since(size_t first) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Token> names;
+    for (size_t i = first; i < names_.size(); ++i) names.insert(names.end(), names_[i].begin(), names_[i].end());
+    return names;
+  }
+
+  // Decode thread.
+  Token name(const Row& row) const {
+    if (row.position == 0) return row.token;
+    const auto held = held_.find(row.slot);
+    return held == held_.end() || held->second.empty() ? -1 : held->second[0];
+  }
+  bool has(const Rows& rows, Token wanted) const {
+    for (const Row& row : rows) {
+      if (name(row) == wanted) return true;
+    }
+    return false;
+  }
+
+  const Vocabulary& vocabulary() const override { return vocabulary_; }
+  const ModelInfo& info() const override {
+    if (on_info) on_info();
+    return info_;
+  }
+
+  void use(const Adapters& adapters) override { used_ = adapters; }
+
+  Status decode(const Rows& rows) override {
+    note(rows);
+    gate.pass();
+    const Status status = before_decode ? judge(rows) : Status::ok();
+    if (!status.is_ok()) return status;
+    const auto size = static_cast<size_t>(vocabulary_.size());
+    logits_.assign(rows.size() * size, 0.0f);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      hold(rows[i]);
+      if (rows[i].wants_logits) fill(rows[i], &logits_[i * size], size);
+    }
+    return Status::ok();
+  }
+
+  float* logits(size_t row) override { return &logits_[row * static_cast<size_t>(vocabulary_.size())]; }
+
+  // A token's vector is its number and its position.
+  Status embed(const Rows& rows) override {
+    note(rows);
+    gate.pass();
+    const Status status = before_decode ? judge(rows) : Status::ok();
+    if (!status.is_ok()) return status;
+    vectors_.clear();
+    for (const Row& row : rows) {
+      hold(row);
+      vectors_.insert(vectors_.end(), {static_cast<float>(row.token), static_cast<float>(row.position)});
+    }
+    return Status::ok();
+  }
+
+  const float* vector(size_t row) override { return &vectors_[row * kVectorSize]; }
+
+  void forget(int32_t slot, int32_t position) override {
+    if (on_forget) on_forget(slot);
+    if (position == 0) prompt_end_.erase(slot);
+    auto& held = held_[slot];
+    if (held.size() > static_cast<size_t>(position)) held.resize(static_cast<size_t>(position));
+  }
+
+  bool has_snapshots() const override { return can_save; }
+
+  Snapshot save(int32_t slot, size_t limit_bytes) override {
+    const std::vector<Token>& held = held_[slot];
+    Snapshot snapshot;
+    snapshot.size = held.size() * sizeof(Token);
+    if (snapshot.size > limit_bytes) return {};
+    snapshot.bytes.reset(new uint8_t[snapshot.size]);
+    std::copy_n(reinterpret_cast<const uint8_t*>(held.data()), snapshot.size, snapshot.bytes.get());
+    ++n_saves;
+    return snapshot;
+  }
+
+  bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
+    std::vector<Token>& held = held_[slot];
+    if (!held.empty()) fault("slot " + std::to_string(slot) + " got a snapshot while it held something");
+    if (fails_to_load) return false;
+    held.resize(snapshot.size / sizeof(Token));
+    std::memcpy(held.data(), snapshot.bytes.get(), snapshot.size);
+    if (static_cast<size_t>(n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
+    held.resize(static_cast<size_t>(n_tokens));
+    return true;
+  }
+
+ private:
+  // A failed batch is half computed: its caller has to forget that half.
+  Status judge(const Rows& rows) {
+    const auto hold_half = [&] {
+      for (size_t i = 0; i < (rows.size() + 1) / 2; ++i) hold(rows[i]);
+    };
+    try {
+      Status status = before_decode(*this, rows);
+      if (!status.is_ok()) hold_half();
+      return status;
+    } catch (...) {
+      hold_half();
+      throw;
+    }
+  }
+
+  void note(const Rows& rows) {
+    std::vector<Token> names;
+    for (const Row& row : rows) names.push_back(name(row));
+    std::lock_guard<std::mutex> lock(mutex_);
+    batches_.push_back(rows);
+    adapters_.push_back(used_);
+    names_.push_back(names);
+  }
+
+  void fault(const std::string& what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    faults_.push_back(what);
+  }
+
+  void hold(const Row& row) {
+    auto& held = held_[row.slot];
+    if (row.position != static_cast<int32_t>(held.size())) {
+      fault("slot " + std::to_string(row.slot) + " holds " + std::to_string(held.size()) + " tokens and got position " +
+            std::to_string(row.position));
+    }
+    held.push_back(row.token);
+  }
+
+  void fill(const Row& row, float* logits, size_t size) {
+    const auto& held = held_[row.slot];
+    const auto script = scripts.find(held[0]);
+    if (script == scripts.end()) {
+      make_up(held, logits, size);
+    } else {
+      const size_t said = n_generated_before(row);
+      const bool is_over = said >= script->second.size();
+      const Token next = is_over ? ByteVocabulary::kEnd : static_cast<uint8_t>(script->second[said]);
+      logits[next] = 10.0f;
+    }
+    if (spoil) spoil(held[0], row.position, logits, size);
+  }
+
+  // The prompt ends where logits were wanted first.
+  size_t n_generated_before(const Row& row) {
+    return static_cast<size_t>(row.position - prompt_end_.try_emplace(row.slot, row.position).first->second);
+  }
+
+  // Letters only, so that the text can be read; several are likely, so that a draw depends on its seed.
+  static void make_up(const std::vector<Token>& held, float* logits, size_t size) {
+    uint32_t hash = 2166136261u;
+    for (const Token token : held) hash = (hash ^ static_cast<uint32_t>(token)) * 16777619u;
+    for (size_t token = 0; token < size; ++token) {
+      logits[token] = token >= 'a' && token <= 'z' ? 0.0f : -std::numeric_limits<float>::infinity();
+    }
+    for (int i = 0; i < 4; ++i) {
+      hash = hash * 1664525u + 1013904223u;
+      logits['a' + (hash >> 16) % 26] += 1.0f + static_cast<float>((hash >> 8) % 256) / 256.0f;
+    }
+  }
+
+  const ByteVocabulary vocabulary_;
+  ModelInfo info_;
+  std::map<int32_t, std::vector<Token>> held_;  // by slot
+  std::map<int32_t, int32_t> prompt_end_;       // by slot: position of the prompt's last token
+  std::vector<float> logits_;
+  std::vector<float> vectors_;
+  Adapters used_;
+
+  mutable std::mutex mutex_;
+  std::vector<Rows> batches_;
+  std::vector<Adapters> adapters_;
+  std::vector<std::vector<Token>> names_;  // of each batch's rows
+  std::vector<std::string> faults_;
+};
+
+}  // namespace corosrv
