@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from corosrv import errors, waits
@@ -18,7 +18,7 @@ from corosrv.engine.slot_keeper import SlotKeeper
 from corosrv.engine.slots import TaskNotes
 from corosrv.engine.tasks import TaskMaker, owner_of
 from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import Adapter, AnyJob, ModelCard, Prompt, SlotFile, SlotState, State
+from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
 from corosrv.settings import Settings
 from corosrv.stats import DecodeStats
 
@@ -162,14 +162,6 @@ class Engine:
         model = self._model(job.model)
         tasks, prompts = model.maker.make(job)
         return Reader(model.native.submit(tasks), len(tasks), tuple(map(len, prompts)))
-
-    def encode(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a prompt, checked against the context. May wait while a long text is tokenised."""
-        return self.vocabulary(None).encode(prompt)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, control tokens spelled out."""
-        return b"".join(map(self.vocabulary(None).piece, tokens)).decode("utf-8", "replace")
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None before the engine is open and after it is closed."""

@@ -90,9 +90,6 @@ class Prediction:
         """Calls it at each change from now on, in the order in which listeners came; it must not wait."""
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Listener) -> None:
-        self._listeners.remove(listener)
-
     # What happens to it
 
     def begin(self, now: datetime) -> None:

@@ -17,7 +17,7 @@ from corosrv.structured.effort import Effort
 from corosrv.structured.gbnf import Rules, grammar
 from corosrv.structured.limits import DEFAULT, Limits
 
-__all__ = ["Effort", "Limits", "Rules", "any_object", "any_object_rules", "fragment", "grammar", "grammar_of"]
+__all__ = ["Effort", "Limits", "Rules", "any_object_rules", "fragment", "grammar", "grammar_of"]
 
 _cache = RulesCache()
 
@@ -51,9 +51,3 @@ def any_object_rules(limits: Limits = DEFAULT) -> Rules:
     """Any JSON object."""
     book = RuleBook("json", "", limits)
     return book.rules_from(Anything(book, limits).object())
-
-
-def any_object(limits: Limits = DEFAULT) -> str:
-    """GBNF for any JSON object."""
-    rules = any_object_rules(limits)
-    return grammar(rules.start, rules)

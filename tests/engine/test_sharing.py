@@ -38,7 +38,7 @@ def answers(engine: Engine, prompts: list[str], **chosen) -> list[tuple[str, int
 
 
 def test_a_prompt_that_begins_like_an_earlier_one_reads_the_rest_only(smollm2):
-    shared = len(smollm2.encode(Text(SYSTEM)))
+    shared = smollm2.vocabulary(None).count(Text(SYSTEM))
     _, cold = answer(smollm2, SYSTEM + "First:")
     _, warm = answer(smollm2, SYSTEM + "Second:")
 
@@ -81,7 +81,7 @@ def test_a_prompt_longer_than_the_first_cache_waits_for_the_whole_one():
     with opened(model=packaged_model(), slots=4, ctx=2048, threads=1) as engine:
         short = answer(engine, QUESTIONS[0], tokens=30)[0]
         long = answer(engine, prompt, tokens=4)[0]
-        assert len(engine.encode(Text(prompt))) > 256
+        assert engine.vocabulary(None).count(Text(prompt)) > 256
         again = answer(engine, QUESTIONS[0], tokens=30, share=False)[0]
 
     assert long

@@ -19,7 +19,6 @@ class Stream:
     tail: bytes = b""
     n_events: int = 0
     first_event: float | None = None  # seconds since it was sent
-    is_done: bool = False
     sent: float = field(default_factory=time.monotonic)
 
 

@@ -34,7 +34,7 @@ def with_settings(options: argparse.Namespace, is_deterministic: bool) -> None:
     engine.open()
     try:
         prompts = [prompt(options.sentences, number) for number in range(options.requests)]
-        n_shared = len(engine.encode(prompt(options.sentences, 0)))
+        n_shared = engine.vocabulary(None).count(prompt(options.sentences, 0))
         unshared, shared = [], []
         for _ in range(options.rounds):
             alone, seconds = answers(engine, prompts, options.tokens, share=False)

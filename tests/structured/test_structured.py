@@ -176,7 +176,8 @@ def test_a_pretty_and_a_dense_text_belong_to_the_same_grammar(judge: Oracle) -> 
 
 
 def test_any_object_is_an_object_of_any_values(judge: Oracle) -> None:
-    grammar = structured.any_object()
+    rules = structured.any_object_rules()
+    grammar = structured.grammar(rules.start, rules)
     values = [{}, {"a": [1, "x", None, {"b": {"c": True}}]}, {"\u00e9": -1.5e-7}]
 
     assert judge.verdicts(grammar, [json.dumps(value, ensure_ascii=False) for value in values]) == "yyy"

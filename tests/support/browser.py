@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -101,9 +100,6 @@ class Page:
                     return value
             assert time.monotonic() < deadline, f"not true in time: {script}\n{self.logged}"
             time.sleep(0.05)
-
-    def picture(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
 
 @contextmanager
