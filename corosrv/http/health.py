@@ -9,6 +9,7 @@ from flask import Blueprint, Response
 
 from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.http.operation import operation, without_key
+from corosrv.http.reply import json_response
 from corosrv.jobs import State
 from corosrv.stats import DecodeStats, HasDecodeStats
 
@@ -58,7 +59,7 @@ def blueprint(worker: HealthWorker) -> Blueprint:
             worker.check()
         except CorosrvError as error:
             return _unavailable(worker.state, error)
-        return _json({"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"}, 200)
+        return json_response({"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"})
 
     return routes
 
@@ -70,11 +71,7 @@ def _is_busy(stats: DecodeStats | None) -> bool:
 
 def _unavailable(state: State, error: CorosrvError) -> Response:
     members = {"message": str(error), "type": "unavailable_error", "param": None, "code": None}
-    answer = _json({"status": state.value, "state": state.value, "error": members}, 503)
+    answer = json_response({"status": state.value, "state": state.value, "error": members}, 503)
     if not isinstance(error, ModelFailed):
         answer.headers["Retry-After"] = "1"
     return answer
-
-
-def _json(value: object, status: int) -> Response:
-    return Response(msgspec.json.encode(value), status, mimetype="application/json")
