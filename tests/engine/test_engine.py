@@ -1,7 +1,5 @@
-"""The engine: what it takes, what it refuses, how it starts and ends."""
+"""The engine: what it takes, what it refuses, how it begins and ends."""
 
-import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,10 +16,10 @@ from tests.support.engines import (
     SLOW,
     TIMEOUT,
     answer,
+    endless,
     is_idle,
     job,
     opened,
-    packaged_model,
     read_all,
     text_of,
     wait_until,
@@ -35,15 +33,8 @@ def slow():
         yield engine
 
 
-def endless(**chosen) -> Job:
-    return job(max_tokens=None, **chosen)
-
-
 def wait_for_slots(engine: Engine, n_running: int) -> None:
     wait_until(lambda: engine.stats().running == n_running)
-
-
-# What is taken.
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
@@ -126,72 +117,6 @@ def test_a_job_knows_how_long_it_took(engine):
     assert last.prompt_tokens == 5
     assert last.prompt_ms > 0
     assert last.decode_ms > 0
-
-
-# Seeds and biases.
-
-
-def hot(seed: int | None) -> Sampling:
-    """Every token is about as likely as every other."""
-    return Sampling(temperature=100, seed=seed, top_k=0, top_p=1, min_p=0)
-
-
-def test_a_seed_says_the_same_again(engine):
-    sampled = job(sampling=hot(7))
-
-    assert answer(engine, sampled) == answer(engine, sampled)
-
-
-def test_other_seeds_say_other_things(engine):
-    texts = {answer(engine, job(sampling=hot(seed))) for seed in range(8)}
-
-    assert len(texts) > 1
-
-
-@pytest.mark.parametrize("seed", [None, 7, 2**32 - 1])
-def test_answers_of_one_job_differ(engine, seed):
-    chunks = read_all(engine.submit(job(n=4, sampling=hot(seed))))
-
-    assert len({text_of(chunks, index) for index in range(4)}) > 1
-
-
-def biased(*biases) -> Job:
-    return job(sampling=Sampling(temperature=0, logit_bias=biases))
-
-
-def test_a_bias_by_id_changes_what_is_said(engine):
-    assert answer(engine, biased((ord("x"), 100.0))) == "x" * 8
-
-
-def test_a_bias_by_text_is_for_all_its_tokens(engine):
-    assert set(answer(engine, biased(("ab", 100.0)))) <= {"a", "b"}
-
-
-def test_a_ban_is_kept(engine):
-    alone = answer(engine, job())
-
-    banned = answer(engine, biased(*((token, -math.inf) for token in range(256, 272))))
-
-    assert banned != alone
-
-
-def test_a_model_that_may_say_nothing_ends_its_own_job_only(engine):
-    everything = biased(*((token, -math.inf) for token in range(engine.info.n_vocab)))
-
-    last = read_all(engine.submit(everything))[-1]
-
-    assert last.finish is Finish.ERROR
-    assert "no token can be drawn" in last.text
-    assert answer(engine, job())
-
-
-@pytest.mark.parametrize("token", [-1, 273, 2**31])
-def test_a_bias_for_an_unknown_token_is_refused(engine, token):
-    with pytest.raises(errors.Refused, match=rf"logit_bias: {token}\b"):
-        engine.submit(biased((token, 1.0)))
-
-
-# What is refused.
 
 
 def test_a_prompt_of_too_many_tokens_is_refused_with_both_numbers(engine):
@@ -284,9 +209,6 @@ def test_any_thread_may_submit(engine):
     assert set(answers) == {answer(engine, job())}
 
 
-# Beginning and ending.
-
-
 def test_before_it_is_open_it_is_starting():
     engine = Engine(Settings(model=FAST))
 
@@ -370,104 +292,6 @@ def test_the_number_of_threads_does_not_depend_on_the_number_of_streams(slow):
 
     with slow.submit(endless(n=2)), slow.submit(endless(n=2)):
         assert len(threads()) <= before
-
-
-# Models that cannot be served.
-
-
-def write_gguf(path: Path, size: int) -> None:
-    with open(packaged_model(), "rb") as model:
-        path.write_bytes(model.read(size))
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "not a GGUF file"),
-        (lambda path: path.write_bytes(b""), "not a GGUF file"),
-        (lambda path: path.write_bytes(b"not a model at all"), "not a GGUF file"),
-        (lambda path: path.write_bytes(b"GGUF"), "cannot load"),
-        (lambda path: path.write_bytes(b"GGUF" + b"\xff" * 1000), "cannot load"),
-        (lambda path: path.write_bytes(b"GGUF\x03\0\0\0" + b"\0" * 16), "cannot load"),
-    ],
-    ids=["missing", "folder", "empty", "text", "magic", "garbage", "hollow"],
-)
-def test_what_is_no_model_is_refused_in_one_sentence(tmp_path, make, words):
-    path = tmp_path / "model.gguf"
-    make(path)
-
-    assert words in failure(path)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("size", [100, 1_000_000, 50_000_000])
-def test_half_a_model_is_refused_in_one_sentence(tmp_path, size):
-    path = tmp_path / "model.gguf"
-    write_gguf(path, size)
-
-    assert "cannot load" in failure(path)
-
-
-def failure(path: Path) -> str:
-    """What an engine says that was opened with a bad model, to whoever opened it and to every job."""
-    engine = Engine(Settings(model=str(path)))
-    with pytest.raises(errors.ModelFailed) as failed:
-        engine.open()
-    with pytest.raises(errors.ModelFailed, match="could not be loaded"):
-        engine.submit(job())
-    engine.close()
-
-    message = str(failed.value)
-    assert engine.state is State.FAILED
-    assert "model.gguf" in message
-    assert "\n" not in message
-    return message
-
-
-@pytest.mark.model
-def test_memory_that_is_not_there_is_refused_with_the_settings_to_lower():
-    engine = Engine(Settings(model=packaged_model(), slots=256, ctx=8192, threads=1))
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if available > 90e9:
-        pytest.skip("this machine has the memory")
-
-    with pytest.raises(errors.ModelFailed, match=r"GB of KV cache.*COROSRV_SLOTS or COROSRV_CTX"):
-        engine.open()
-
-
-# The real model.
-
-
-@pytest.mark.model
-def test_a_real_model_loads_while_greenlets_run():
-    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
-    loading = gevent.spawn(engine.open)
-
-    longest = 0.0
-    hub = gevent.get_hub()
-    while not loading.ready():
-        before = hub.loop.now()
-        gevent.sleep(0.001)
-        hub.loop.update_now()
-        longest = max(longest, hub.loop.now() - before)
-
-    loading.get()
-    assert answer(engine, job(max_tokens=1))
-    engine.close()
-    assert longest < 0.25  # the load itself takes seconds without a core to spare
-
-
-@pytest.mark.model
-def test_closing_while_a_model_loads_ends_the_load():
-    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
-    loading = gevent.spawn(engine.open)
-    wait_until(lambda: engine.stats() is not None)
-
-    engine.close()
-
-    with pytest.raises(errors.ModelFailed, match="closed"):
-        loading.get(timeout=TIMEOUT)
 
 
 PROMPTS = [

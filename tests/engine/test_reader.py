@@ -1,38 +1,21 @@
-"""Readers: greenlets, threads and asyncio wait for chunks; leaving early gives everything back."""
+"""Readers: greenlets, threads and asyncio wait for chunks, and take them."""
 
 import asyncio
 import contextlib
-import gc
 import select
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import gevent
-import gevent.event
 import pytest
 from gevent._hub_local import get_hub_if_exists
 
 from corosrv.engine import Chunk, Engine, Reader
-from corosrv.errors import Misuse, ReadTimeout, UsedAfterClose, WrongThread
+from corosrv.errors import ReadTimeout
 from corosrv.jobs import Finish, Job
 from tests.support import children
-from tests.support.descriptors import n_descriptors
-from tests.support.engines import SLOW, TIMEOUT, is_idle, job, opened, read_all, text_of, wait_until
-
-
-@pytest.fixture
-def slow():
-    """Says a word every 50 ms, in four slots."""
-    gevent.get_hub()  # opens descriptors of its own, once
-    with opened(model=SLOW) as engine:
-        yield engine
-
-
-def endless(text: str = "Hello", **chosen: Any) -> Job:
-    return job(text, max_tokens=None, **chosen)
+from tests.support.engines import TIMEOUT, endless, job, read_all, text_of, wait_until
 
 
 @contextmanager
@@ -43,9 +26,6 @@ def queued(engine: Engine, job: Job) -> Iterator[tuple[Reader, Callable[[], None
             running.enter_context(engine.submit(endless()))
         with engine.submit(job) as reader:
             yield reader, running.close
-
-
-# Three ways to read.
 
 
 def in_greenlet(engine: Engine, job: Job) -> list[Chunk]:
@@ -162,9 +142,6 @@ def test_a_pile_of_chunks_is_one_wake(engine):
         wait_until(lambda: engine.stats().tasks_length == 2)
 
     assert engine.stats().eventfd_writes - before == 1
-
-
-# What a reader says about itself.
 
 
 def test_prompt_tokens_are_known_before_the_first_chunk(engine):
@@ -296,285 +273,6 @@ def test_timeouts_one_after_the_other_are_each_their_own(slow):
                 taken += sum(chunk.n_tokens for chunk in reader.take(0.02))
 
     assert taken == 4
-
-
-# Ending early.
-
-
-def test_cancelling_ends_with_a_terminal_chunk(slow):
-    with slow.submit(endless()) as reader:
-        reader.take(TIMEOUT)
-        reader.cancel()
-
-        assert list(reader)[-1].finish is Finish.CANCELLED
-
-
-def test_any_thread_may_cancel(slow):
-    with slow.submit(endless()) as reader:
-        threading.Thread(target=reader.cancel).start()
-
-        assert list(reader)[-1].finish is Finish.CANCELLED
-
-
-def test_cancelling_what_has_ended_changes_nothing(engine):
-    with engine.submit(job()) as reader:
-        list(reader)
-        reader.cancel()
-
-        assert reader.take(TIMEOUT) == []
-
-
-def leave_while_queued(engine: Engine) -> None:
-    blocking = [engine.submit(endless()) for _ in range(4)]
-    with engine.submit(endless()):
-        pass
-    for reader in blocking:
-        reader.close()
-
-
-def leave_before_the_first_chunk(engine: Engine) -> None:
-    with engine.submit(endless("x" * 500)):
-        pass
-
-
-def leave_in_the_middle(engine: Engine) -> None:
-    with engine.submit(endless()) as reader:
-        for _ in reader:
-            break
-
-
-def leave_by_an_error(engine: Engine) -> None:
-    with pytest.raises(ZeroDivisionError), engine.submit(endless()) as reader:
-        assert 1 / len(reader.take(TIMEOUT)[0].text[:0])
-
-
-def leave_without_closing(engine: Engine) -> None:
-    engine.submit(endless()).take(TIMEOUT)
-    gc.collect()
-
-
-def leave_killed(engine: Engine) -> None:
-    has_begun = gevent.event.Event()
-
-    def read() -> None:
-        with engine.submit(endless()) as reader:
-            while reader.take(TIMEOUT):
-                has_begun.set()
-
-    reading = gevent.spawn(read)
-    assert has_begun.wait(TIMEOUT)
-    reading.kill(timeout=TIMEOUT)
-
-
-def leave_killed_in_the_queue(engine: Engine) -> None:
-    blocking = [engine.submit(endless()) for _ in range(4)]
-    reading = gevent.spawn(lambda: read_all(engine.submit(endless())))
-    gevent.idle()
-    reading.kill(timeout=TIMEOUT)
-    for reader in blocking:
-        reader.close()
-
-
-def leave_timed_out(engine: Engine) -> None:
-    with pytest.raises(gevent.Timeout), gevent.Timeout(0.02):
-        read_all(engine.submit(endless()))
-
-
-def leave_asyncio(engine: Engine) -> None:
-    async def read() -> None:
-        with engine.submit(endless()) as reader:
-            async for _ in reader:
-                break
-
-    asyncio.run(asyncio.wait_for(read(), TIMEOUT))
-
-
-def leave_asyncio_cancelled(engine: Engine) -> None:
-    async def read() -> None:
-        with engine.submit(endless()) as reader:
-            async for _ in reader:
-                pass
-
-    async def cancel() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(read(), 0.1)
-
-    asyncio.run(cancel())
-
-
-@pytest.mark.parametrize(
-    "leave",
-    [
-        leave_while_queued,
-        leave_before_the_first_chunk,
-        leave_in_the_middle,
-        leave_by_an_error,
-        leave_without_closing,
-        leave_killed,
-        leave_killed_in_the_queue,
-        leave_timed_out,
-        leave_asyncio,
-        leave_asyncio_cancelled,
-    ],
-)
-def test_leaving_early_gives_back_slot_and_descriptor(slow: Engine, leave: Callable[[Engine], None]):
-    before = n_descriptors()
-
-    for _ in range(3):
-        leave(slow)
-
-    wait_until(lambda: is_idle(slow))
-    wait_until(lambda: n_descriptors() <= before)
-    assert slow.stats().tasks_cancelled >= 3
-
-
-DROPPED = """
-    import os, threading, time
-    import gevent
-    from tests.support.engines import SLOW, job, opened
-
-    loop = gevent.get_hub().loop
-    with opened(model=SLOW) as engine:
-        reader = engine.submit(job(max_tokens=None))
-        reader.take(20)  # its watcher runs from now on
-        fd = reader.fileno()
-        if {in_thread}:
-            box = [reader]
-            del reader
-            dropping = threading.Thread(target=box.clear)
-            dropping.start()
-            dropping.join()
-            gevent.sleep(0.01)
-        else:
-            del reader
-        while os.path.exists(f"/proc/self/fd/{{fd}}"):
-            time.sleep(0.001)
-        other = os.eventfd(0)
-        assert other == fd
-        # A watcher that is left on the descriptor would be registered again here, and libev aborts for that.
-        watcher = loop.io(other, 1)
-        watcher.start(print)
-        watcher.stop()
-        watcher.close()
-        os.close(other)
-        gevent.sleep(0.01)
-    print("alive")
-"""
-
-
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_reader_that_is_dropped_leaves_no_watcher_behind(in_thread):
-    assert children.output(DROPPED.format(in_thread=in_thread)) == "alive"
-
-
-def test_leaving_the_block_closes_the_reader(slow):
-    with slow.submit(endless()) as reader:
-        pass
-
-    with pytest.raises(UsedAfterClose):
-        reader.fileno()
-
-
-def test_a_reader_hears_nothing_of_one_that_had_its_descriptor_before(engine):
-    gevent.get_hub()
-    with engine.submit(job()) as first:
-        list(first)
-        fd = first.fileno()
-
-    with engine.submit(job()) as second:
-        assert second.fileno() == fd
-        assert second.take(TIMEOUT)
-    assert first.is_finished  # and is still held
-
-
-def test_an_asyncio_reader_hears_nothing_of_one_that_had_its_descriptor_before(engine):
-    async def read() -> list[int]:
-        fds = []
-        for _ in range(2):
-            with engine.submit(job()) as reader:
-                fds.append(reader.fileno())
-                assert [chunk async for chunk in reader]
-        return fds
-
-    first, second = asyncio.run(asyncio.wait_for(read(), TIMEOUT))
-    assert first == second
-
-
-def test_a_finished_reader_leaves_no_descriptor_behind(engine):
-    read_all(engine.submit(job()))
-    before = n_descriptors()
-
-    for _ in range(20):
-        read_all(engine.submit(job()))
-
-    assert n_descriptors() <= before
-
-
-# Misuse.
-
-
-def test_another_thread_is_told_so(engine):
-    with engine.submit(job()) as reader, ThreadPoolExecutor(1) as pool:
-        for call in (lambda: reader.take(TIMEOUT), reader.take_nowait, lambda: list(reader)):
-            with pytest.raises(WrongThread, match="thread that reads"):
-                pool.submit(call).result(TIMEOUT)
-
-        assert sum(chunk.n_tokens for chunk in reader) == 8
-
-
-def test_a_closed_reader_is_told_so(engine):
-    reader = engine.submit(job())
-    reader.close()
-    reader.close()
-    reader.cancel()
-
-    for call in (lambda: reader.take(TIMEOUT), reader.take_nowait, reader.fileno, lambda: list(reader)):
-        with pytest.raises(UsedAfterClose):
-            call()
-
-
-def test_two_greenlets_on_one_reader_are_told_so(slow):
-    with slow.submit(job()) as reader:
-        first = gevent.spawn(list, reader)
-        gevent.idle()
-
-        with pytest.raises(Misuse, match="a reader of its own"):
-            reader.take(TIMEOUT)
-
-        assert sum(chunk.n_tokens for chunk in first.get(timeout=TIMEOUT)) == 8
-
-
-FORKING = """
-    import os, sys
-    from corosrv.engine import Engine
-    from corosrv.errors import UsedAfterFork
-    from tests.support.engines import SLOW, job, opened, read_all
-
-    with opened(model=SLOW) as engine:
-        reader = engine.submit(job(max_tokens=4))
-        fd = reader.fileno()
-        child = os.fork()
-        if child == 0:
-            for call in (reader.take_nowait, lambda: reader.take(5), reader.cancel, lambda: engine.submit(job())):
-                try:
-                    call()
-                except UsedAfterFork as error:
-                    assert "--preload" in str(error)
-                else:
-                    os._exit(1)
-            reader.close()
-            engine.close()
-            os._exit(0 if not os.path.exists(f"/proc/self/fd/{fd}") else 2)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), sum(chunk.n_tokens for chunk in read_all(reader)))
-"""
-
-
-def test_a_child_is_told_so_and_does_not_disturb_its_parent():
-    assert children.output(FORKING) == "0 4"
-
-
-# Descriptors.
 
 
 SCARCE = """

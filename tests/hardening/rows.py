@@ -92,7 +92,7 @@ ROWS: dict[int, str] = {
 
 # Where a row is tested beside what it protects, and not in this folder: file and test.
 ELSEWHERE: dict[int, tuple[str, str]] = {
-    35: ("tests/engine/test_chat.py", "HOSTILE"),
+    35: ("tests/engine/test_sandbox.py", "HOSTILE"),
     63: ("tests/native/test_sequence.cpp", "a character across tokens comes with its last one"),
     67: ("tests/serve/test_disconnect.py", "test_little_is_kept_for_a_client_that_stops_reading"),
     69: ("tests/serve/test_limits.py", "test_a_key_takes_its_share_of_queue_and_slots_and_leaves_others_theirs"),

@@ -44,6 +44,11 @@ def job(text: str = "Hello", **chosen: Any) -> Job:
     return dataclasses.replace(Job((Text(text),), max_tokens=8, sampling=GREEDY), **chosen)
 
 
+def endless(text: str = "Hello", **chosen: Any) -> Job:
+    """A job that goes on until the context is full."""
+    return job(text, max_tokens=None, **chosen)
+
+
 def read_all(reader: Reader) -> list[Chunk]:
     """Every chunk to the end, each wait bounded."""
     chunks: list[Chunk] = []

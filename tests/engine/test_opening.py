@@ -1,0 +1,111 @@
+"""Models that are loaded, and those that cannot be."""
+
+import os
+from pathlib import Path
+
+import gevent
+import pytest
+
+from corosrv import errors
+from corosrv.engine import Engine
+from corosrv.jobs import State
+from corosrv.settings import Settings
+from tests.support.engines import (
+    TIMEOUT,
+    answer,
+    job,
+    packaged_model,
+    wait_until,
+)
+
+
+def write_gguf(path: Path, size: int) -> None:
+    with open(packaged_model(), "rb") as model:
+        path.write_bytes(model.read(size))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "not a GGUF file"),
+        (lambda path: path.write_bytes(b""), "not a GGUF file"),
+        (lambda path: path.write_bytes(b"not a model at all"), "not a GGUF file"),
+        (lambda path: path.write_bytes(b"GGUF"), "cannot load"),
+        (lambda path: path.write_bytes(b"GGUF" + b"\xff" * 1000), "cannot load"),
+        (lambda path: path.write_bytes(b"GGUF\x03\0\0\0" + b"\0" * 16), "cannot load"),
+    ],
+    ids=["missing", "folder", "empty", "text", "magic", "garbage", "hollow"],
+)
+def test_what_is_no_model_is_refused_in_one_sentence(tmp_path, make, words):
+    path = tmp_path / "model.gguf"
+    make(path)
+
+    assert words in failure(path)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("size", [100, 1_000_000, 50_000_000])
+def test_half_a_model_is_refused_in_one_sentence(tmp_path, size):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, size)
+
+    assert "cannot load" in failure(path)
+
+
+def failure(path: Path) -> str:
+    """What an engine says that was opened with a bad model, to whoever opened it and to every job."""
+    engine = Engine(Settings(model=str(path)))
+    with pytest.raises(errors.ModelFailed) as failed:
+        engine.open()
+    with pytest.raises(errors.ModelFailed, match="could not be loaded"):
+        engine.submit(job())
+    engine.close()
+
+    message = str(failed.value)
+    assert engine.state is State.FAILED
+    assert "model.gguf" in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.model
+def test_memory_that_is_not_there_is_refused_with_the_settings_to_lower():
+    engine = Engine(Settings(model=packaged_model(), slots=256, ctx=8192, threads=1))
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if available > 90e9:
+        pytest.skip("this machine has the memory")
+
+    with pytest.raises(errors.ModelFailed, match=r"GB of KV cache.*COROSRV_SLOTS or COROSRV_CTX"):
+        engine.open()
+
+
+@pytest.mark.model
+def test_a_real_model_loads_while_greenlets_run():
+    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
+    loading = gevent.spawn(engine.open)
+
+    longest = 0.0
+    hub = gevent.get_hub()
+    while not loading.ready():
+        before = hub.loop.now()
+        gevent.sleep(0.001)
+        hub.loop.update_now()
+        longest = max(longest, hub.loop.now() - before)
+
+    loading.get()
+    assert answer(engine, job(max_tokens=1))
+    engine.close()
+    assert longest < 0.25  # the load itself takes seconds without a core to spare
+
+
+@pytest.mark.model
+def test_closing_while_a_model_loads_ends_the_load():
+    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
+    loading = gevent.spawn(engine.open)
+    wait_until(lambda: engine.stats() is not None)
+
+    engine.close()
+
+    with pytest.raises(errors.ModelFailed, match="closed"):
+        loading.get(timeout=TIMEOUT)

@@ -1,0 +1,115 @@
+"""A hostile template ends itself only, and soon."""
+
+import time
+
+import pytest
+
+from corosrv.engine.marks import Piece
+from corosrv.errors import Refused
+from tests.support.templates import CHATML, conversation, render, template
+
+NINES = "999999999"
+
+
+def grow(step: str, first: str = "'x'") -> str:
+    """A template in which n.s becomes `step` again and again, and is printed."""
+    loop = "{% for a in range(99) %}{% set n.s = " + step + " %}{% endfor %}"
+    return "{% set n = namespace(s=" + first + ") %}" + loop + "{{ n.s }}"
+
+
+HOSTILE = {
+    "nested loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+    "a huge range": "{% for a in range(10000000000) %}{% endfor %}",
+    "endless output": "{% for a in range(90000) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+    "much output": "{% set s = 'x' ~ '" + "x" * 1000 + "' %}{% for a in range(90000) %}{{ s }}{% endfor %}",
+    "doubling by ~": grow("n.s ~ n.s"),
+    "doubling by +": grow("n.s + n.s"),
+    "doubling lists": grow("n.s + n.s", first="[1]"),
+    "doubling by join": grow("[n.s, n.s]|join"),
+    "doubling by join()": grow("''.join([n.s, n.s])"),
+    "squaring by replace": grow("n.s|replace('x', n.s)", first="'xx'"),
+    "squaring by replace()": grow("n.s.replace('x', n.s)", first="'xx'"),
+    "doubling by format": grow("'%s%s'|format(n.s, n.s)"),
+    "doubling by %": grow("'%s%s' % (n.s, n.s)"),
+    "doubling by format()": grow("'{0}{0}'.format(n.s)"),
+    "doubling by a macro": "{% macro m(s) %}{{ s }}{{ s }}{% endmacro %}" + grow("m(n.s)"),
+    "doubling by a block": grow("n.s %}{% set t %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s = t"),
+    "* of a string": "{{ 'x' * 999999999 }}",
+    "* of a list": "{{ [1] * 999999999 }}",
+    "a power": "{{ 9 ** 9 ** 9 }}",
+    "a width by %": f"{{{{ '%{NINES}d' % 1 }}}}",
+    "a width by format": f"{{{{ '%{NINES}d'|format(1) }}}}",
+    "a width by format()": "{{ '{:" + NINES + "}'.format(1) }}",
+    "center": f"{{{{ 'x'|center({NINES}) }}}}",
+    "center()": f"{{{{ 'x'.center({NINES}) }}}}",
+    "ljust()": f"{{{{ 'x'.ljust({NINES}) }}}}",
+    "zfill()": f"{{{{ 'x'.zfill({NINES}) }}}}",
+    "expandtabs()": "{{ '\t'.expandtabs(" + NINES + ") }}",
+    "indent": f"{{{{ 'x\ny'|indent({NINES}) }}}}",
+    "tojson(indent)": f"{{{{ [1]|tojson(indent={NINES}) }}}}",
+    "batch": f"{{{{ [1]|batch({NINES}, 'x')|list }}}}",
+    "slice": f"{{{{ [1]|slice({NINES})|list }}}}",
+    "lipsum": "{{ lipsum(90000) }}",
+    "a sum of lists": "{{ [[1], [2]]|sum(start=[]) }}",
+    "nested lists": grow("[n.s, n.s]", first="[1]"),
+    "nested dicts": grow("dict(a=n.s, b=n.s)", first="1"),
+    "nested namespaces": grow("namespace(a=n.s, b=n.s)", first="1"),
+    "a text in a block": "{% set s %}{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}{% endset %}",
+    "another counter": "{% set counted = range %}{% set _counted = range %}"
+    "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+    "endless macros": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "macros that branch": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "a recursive loop": "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "a long sum": "{{ range(99999)|sum }}" * 400,
+    "a class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a class by attr": "{{ (''|attr('__class__')).__mro__ }}",
+    "a class by format": "{{ '{0.__class__.__mro__}'.format('') }}{{ 1 / 0 }}",
+    "globals of lipsum": "{{ lipsum.__globals__['os'].popen('true').read() }}",
+    "self": "{{ self.__init__.__globals__ }}",
+    "the counter": "{{ _counted.__self__._limits }}",
+    "changing the messages": "{{ messages.append(1) }}",
+    "changing a message": "{{ messages[0].update({'content': 'x'}) }}",
+    "an import": "{% import 'os' as os %}",
+    "an include": "{% include '/etc/passwd' %}",
+    "a division by zero": "{{ 1 // 0 }}",
+    "a wrong type": "{{ messages[0].content + 5 }}",
+    "a missing key": "{{ messages[0].nothing.more }}",
+    "a bad date": "{{ strftime_now(5) }}",
+    "a number of many digits": "{{ 1e308 * 1e308 | int }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_template_is_refused_quickly(source):
+    began = time.thread_time()
+
+    with pytest.raises(Refused, match="template") as refused:
+        render(source)
+
+    assert time.thread_time() - began < 1.5  # reading it, with a look at what it can do, and one rendering
+    assert refused.value.code == "invalid_template"
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception.__globals__ }}", "{{ ''.__class__ }}", "{{ messages.append }}"])
+def test_what_is_private_or_changes_things_is_nothing(source):
+    assert render(source) == ""
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{", "{% for %}", "{% nothing %}", "{{ x | nothing }}", "{%" * 1000])
+def test_a_template_that_is_none_is_refused_when_it_is_read(source):
+    with pytest.raises(Refused, match="cannot be used"):
+        template(source)
+
+
+def test_a_refused_rendering_leaves_the_template_usable():
+    loops = "{% for a in range(99999) %}{% for b in range(9) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'x' %}" + loops + "{% endif %}ok"
+    used = template(source)
+    with pytest.raises(Refused):
+        used.render(conversation("x"))
+
+    assert used.render(conversation("y")) == [Piece("ok", is_text=False)]
+
+
+def test_a_long_conversation_is_within_the_limits():
+    assert len(render(CHATML, *["word " * 2000] * 500)) > 5_000_000
