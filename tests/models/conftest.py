@@ -55,6 +55,12 @@ def workshop() -> Workshop:
 
 
 @pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are to fail do so in silence."""
+    monkeypatch.setattr(gevent.get_hub(), "handle_error", lambda *arguments: None)
+
+
+@pytest.fixture
 def open_pool(workshop: Workshop) -> Iterator[Callable[..., ModelPool]]:
     """Starts pools, their first model loaded unless told otherwise, and closes them at the end."""
     gevent.get_hub()

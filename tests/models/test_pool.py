@@ -1,8 +1,7 @@
-"""Several models behind one Worker: routed, loaded, unloaded, and what happens in between."""
+"""Several models behind one Worker: routed, loaded and unloaded by hand, failing apart, ended together."""
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 
@@ -11,42 +10,14 @@ import pytest
 
 from corosrv import errors
 from corosrv.engine import Engine
-from corosrv.jobs import State, Text
+from corosrv.jobs import State
 from corosrv.models import ModelPool, served
 from corosrv.settings import Settings
 from tests.models.conftest import MODEL_BYTES, THREE, TWO
-from tests.support.descriptors import n_descriptors
+from tests.models.requests import asking, failure, status, wait_status
 from tests.support.engines import TIMEOUT, answer, job, read_all, wait_until
 
-
-def status(pool: ModelPool) -> dict[str, str]:
-    return {card.id: card.status for card in pool.models()}
-
-
-def wait_status(pool: ModelPool, **wanted: str) -> None:
-    wait_until(lambda: wanted.items() <= status(pool).items())
-
-
-def asking(pool: ModelPool, model: str) -> gevent.Greenlet:
-    """A request under way, seen by the pool."""
-    request = gevent.spawn(answer, pool, job(model=model))
-    gevent.idle()
-    return request
-
-
-def failure(request: gevent.Greenlet) -> BaseException:
-    request.join(TIMEOUT)
-    assert request.exception is not None
-    return request.exception
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    """Requests that are to fail do so in silence."""
-    monkeypatch.setattr(gevent.get_hub(), "handle_error", lambda *arguments: None)
-
-
-# Routes
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_the_first_is_loaded_at_start_and_the_others_are_not(open_pool, workshop):
@@ -89,228 +60,6 @@ def test_a_card_s_time_does_not_move_when_the_model_is_loaded_again(open_pool):
     created = {card.id: card.created for card in pool.models()}
 
     assert pool.card("b").created == created["b"]
-
-
-# Waiting for a model that loads
-
-
-def test_two_requests_for_one_model_load_it_once_and_both_are_answered(open_pool, workshop):
-    pool = open_pool()
-    workshop.may_open.clear()
-    requests = [asking(pool, "b"), asking(pool, "b")]
-    assert status(pool)["b"] == "loading"
-
-    workshop.may_open.set()
-
-    assert len({request.get(timeout=TIMEOUT) for request in requests}) == 1
-    assert workshop.names() == ["a", "b"]
-
-
-def test_a_request_for_another_model_does_not_wait(open_pool, workshop):
-    pool = open_pool()
-    workshop.may_open.clear()
-    asking(pool, "b")
-
-    assert answer(pool, job(model="a"))
-
-
-def test_a_waiter_that_leaves_takes_nothing_with_it(open_pool, workshop):
-    pool = open_pool()
-    workshop.may_open.clear()
-    leaving, staying = asking(pool, "b"), asking(pool, "b")
-
-    leaving.kill(timeout=TIMEOUT)
-    workshop.may_open.set()
-
-    assert staying.get(timeout=TIMEOUT)
-
-
-def test_a_load_goes_on_when_its_only_waiter_left(open_pool, workshop):
-    pool = open_pool()
-    workshop.may_open.clear()
-    asking(pool, "b").kill(timeout=TIMEOUT)
-
-    workshop.may_open.set()
-
-    wait_status(pool, b="loaded")
-
-
-class Client:
-    """Leaves when it is told to."""
-
-    is_gone = False
-    is_closed = False
-
-    def watch(self, on_gone):
-        self._on_gone = on_gone
-        return self
-
-    def leave(self) -> None:
-        self.is_gone = True
-        self._on_gone()
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def test_a_client_that_leaves_ends_its_waiting(open_pool, workshop):
-    client = Client()
-    pool = open_pool(watch=client.watch)
-    workshop.may_open.clear()
-    request = asking(pool, "b")
-
-    client.leave()
-
-    assert isinstance(failure(request), errors.ClientGone)
-    assert client.is_closed
-
-
-def test_waiting_has_an_end(open_pool, workshop):
-    pool = open_pool(model_wait_s=0.05)
-    workshop.may_open.clear()
-
-    refused = failure(asking(pool, "b"))
-
-    assert isinstance(refused, errors.Starting)
-    assert "'b' was not loaded within 0.05 s" in str(refused)
-
-
-def test_waiters_leave_no_descriptor_behind(open_pool, workshop):
-    pool = open_pool()
-    workshop.may_open.clear()
-    requests = [asking(pool, "b") for _ in range(5)]
-    waiting = n_descriptors("eventfd")
-
-    for request in requests:
-        request.kill(timeout=TIMEOUT)
-
-    assert n_descriptors("eventfd") <= waiting - 5
-
-
-# Room
-
-
-def test_the_least_recently_used_makes_room(open_pool):
-    pool = open_pool(THREE, model_bytes=2 * MODEL_BYTES)
-    for name in ("a", "b", "a"):
-        answer(pool, job(model=name))
-
-    answer(pool, job(model="c"))
-
-    assert status(pool) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
-
-
-def test_a_model_with_a_job_is_not_unloaded_and_the_request_waits_for_its_end(open_pool):
-    pool = open_pool(model_bytes=MODEL_BYTES)
-    reader = pool.submit(job(model="a"))
-    request = asking(pool, "b")
-    assert status(pool) == {"a": "loaded", "b": "unloaded"}
-
-    read_all(reader)
-    del reader
-
-    assert request.get(timeout=TIMEOUT)
-    assert status(pool) == {"a": "unloaded", "b": "loaded"}
-
-
-def test_a_reader_that_is_dropped_unread_frees_its_model(open_pool):
-    pool = open_pool(model_bytes=MODEL_BYTES)
-    reader = pool.submit(job(model="a"))
-    request = asking(pool, "b")
-
-    del reader
-    gc.collect()
-
-    assert request.get(timeout=TIMEOUT)
-
-
-def test_a_vocabulary_in_use_keeps_its_model(open_pool):
-    pool = open_pool(model_bytes=MODEL_BYTES)
-    vocabulary = pool.vocabulary("a")
-    request = asking(pool, "b")
-
-    assert vocabulary.count(Text("Hello")) == 5
-    assert status(pool)["a"] == "loaded"
-    del vocabulary
-
-    assert request.get(timeout=TIMEOUT)
-
-
-def test_who_waits_for_room_in_vain_is_told_so(open_pool):
-    pool = open_pool(model_bytes=MODEL_BYTES, model_wait_s=0.05)
-
-    with pool.submit(job(model="a")):
-        refused = failure(asking(pool, "b"))
-
-    assert isinstance(refused, errors.Starting)
-    assert refused.retry_after
-
-
-def test_who_leaves_before_there_is_room_wants_it_no_longer(open_pool):
-    pool = open_pool(model_bytes=MODEL_BYTES)
-    reader = pool.submit(job(model="a"))
-    asking(pool, "b").kill(timeout=TIMEOUT)
-
-    del reader
-    gevent.idle()
-
-    assert status(pool) == {"a": "loaded", "b": "unloaded"}
-
-
-def test_a_model_that_can_never_fit_fails_with_both_numbers(open_pool):
-    pool = open_pool("a=synthetic:?slots=1,big=synthetic:?slots=5", model_bytes=MODEL_BYTES)
-
-    with pytest.raises(errors.ModelFailed, match=rf"{5 * 512 * 4} bytes, and COROSRV_MODEL_BYTES allows {MODEL_BYTES}"):
-        pool.card("big")
-    assert answer(pool, job(model="a"))
-
-
-def test_an_idle_model_is_unloaded_after_its_time_and_comes_back(open_pool):
-    pool = open_pool("synthetic:", model_idle_s=0.05)
-
-    wait_status(pool, synthetic="unloaded")
-
-    assert pool.state is State.READY
-    pool.check()
-    assert answer(pool, job())
-
-
-def test_a_model_in_use_is_not_idle(open_pool):
-    pool = open_pool(model_idle_s=0.05)
-    with pool.submit(job(model="b")):
-        wait_status(pool, a="unloaded")
-        gevent.sleep(0.1)
-        assert status(pool)["b"] == "loaded"
-
-    wait_status(pool, b="unloaded")
-
-
-def test_closing_an_engine_does_not_stop_the_others(open_pool, workshop):
-    pool = open_pool()
-    answer(pool, job(model="b"))
-    workshop.may_close.clear()
-    pool.unload("b")
-    gevent.idle()
-
-    assert status(pool)["b"] == "unloaded"
-    assert pool.model_states()["b"] == "unloading"
-    assert answer(pool, job(model="a"))
-
-
-def test_a_request_during_unloading_waits_and_loads_it_again(open_pool, workshop):
-    pool = open_pool()
-    answer(pool, job(model="b"))
-    workshop.may_close.clear()
-    pool.unload("b")
-    request = asking(pool, "b")
-
-    workshop.may_close.set()
-
-    assert request.get(timeout=TIMEOUT)
-    assert workshop.names() == ["a", "b", "b"]
-
-
-# What cannot be loaded
 
 
 def is_closed(engine: Engine) -> bool:
@@ -361,9 +110,6 @@ def test_a_first_model_that_fails_is_the_server_s_failure(open_pool):
     assert answer(pool, job(model="b"))
 
 
-# By hand
-
-
 def test_a_model_is_loaded_and_unloaded_by_hand(open_pool):
     pool = open_pool()
 
@@ -400,9 +146,6 @@ def test_a_load_is_given_up_by_hand(open_pool, workshop):
 
     assert pool.model_states()["b"] == "unloaded"
     assert workshop.made[1].stats() is None
-
-
-# Ends
 
 
 def test_stopping_ends_the_waiting_at_once_and_no_job(open_pool, workshop):
