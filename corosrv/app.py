@@ -24,6 +24,7 @@ from corosrv import settings as settings_module
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import access, connection, front, health, metrics, operation
+from corosrv.llamacpp.metrics import typed_as_there
 from corosrv.model_part import ModelPart
 from corosrv.openai import errors, shapes
 from corosrv.prediction_settings import PredictionSettings
@@ -93,7 +94,7 @@ class Server:
         def exposition() -> Response:
             if not self.settings.metrics:
                 return errors.http_response(501, "metrics are switched off (COROSRV_METRICS=0)")
-            answer = Response(metrics.exposition(self._stats), content_type=metrics.CONTENT_TYPE)
+            answer = Response(typed_as_there(metrics.exposition(self._stats)), content_type=metrics.CONTENT_TYPE)
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 

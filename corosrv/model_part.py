@@ -14,11 +14,12 @@ from prometheus_client.registry import Collector
 from corosrv.anthropic import routes as anthropic
 from corosrv.generation.exchange import Desk, Limits
 from corosrv.generation.fields import Defaults
-from corosrv.http import loading, metrics
+from corosrv.http import metrics
 from corosrv.http.client import ClientWatch
-from corosrv.http.llamacpp_metrics import LlamaCollector
 from corosrv.jobs import State
+from corosrv.llamacpp import loading
 from corosrv.llamacpp import routes as llamacpp_routes
+from corosrv.llamacpp.metrics import LlamaCollector
 from corosrv.llamacpp.props import Switches
 from corosrv.models import ModelPool
 from corosrv.openai import routes

@@ -1,4 +1,4 @@
-"""Counters and histograms that parts keep about themselves. Parts return them; only /metrics knows Prometheus."""
+"""Counters and histograms that parts keep about themselves and return; collectors give them Prometheus' form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every part's numbers as Prometheus text; the only place that knows what Prometheus is."""
+"""HTTP's own numbers and the decode loops', and the text in which Prometheus reads them and every other part's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from corosrv.http.hub_lag import BLOCKED, HubLag
-from corosrv.http.llamacpp_metrics import typed_as_there
 from corosrv.stats import DecodeStats, HasModelStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -139,4 +138,4 @@ def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
 
 def exposition(stats: HttpStats) -> bytes:
     """Everything in the registry, in Prometheus' text form."""
-    return typed_as_there(generate_latest(stats.registry))
+    return generate_latest(stats.registry)

@@ -1,4 +1,4 @@
-"""llama-server's own surface: its completion, its tokens, and what it tells about slots, adapters and settings.
+"""llama-server's own surface: completions, tokens, slots, adapters, settings, metrics, models loaded by hand.
 
 Errors have OpenAI's shape, as llama-server's nearly do.
 """

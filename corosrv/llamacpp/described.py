@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation.fields import Lora
-from corosrv.http.loading import Success
 from corosrv.http.operation import GENERATES, NEEDS_MODEL, READS, operation
 from corosrv.llamacpp import schema, shapes
+from corosrv.llamacpp.loading import Success
 from corosrv.openai.chat.schema import ChatBody
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from corosrv.anthropic import shapes as message_shapes
-from corosrv.http import loading
+from corosrv.llamacpp import loading
 from corosrv.llamacpp import shapes as native_shapes
 from corosrv.openai import shapes
 from corosrv.openai.responses import shapes as response_shapes
