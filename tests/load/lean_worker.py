@@ -4,8 +4,8 @@ import argparse
 import selectors
 
 from corosrv.wire import messages
-from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
+from corosrv.wire.thread_channel import ThreadChannel
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from corosrv.wire import messages as m
-from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
+from corosrv.wire.thread_channel import ThreadChannel
 
 COMMAND = (sys.executable, "-m", "tests.support.hostile_worker")
 

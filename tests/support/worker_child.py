@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
 from corosrv.wire.messages import (
     PROTOCOL,
@@ -38,6 +37,7 @@ from corosrv.wire.messages import (
     SlotToServer,
     SlotToWorker,
 )
+from corosrv.wire.thread_channel import ThreadChannel
 
 TIMEOUT = 20  # seconds that anything may take
 

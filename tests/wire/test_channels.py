@@ -14,10 +14,10 @@ import pytest
 
 from corosrv.errors import BadFrame, ChannelClosed, FrameTooLarge
 from corosrv.wire import messages
-from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
 from corosrv.wire.frame import Frames, encode
 from corosrv.wire.gevent_channel import GeventChannel
+from corosrv.wire.thread_channel import ThreadChannel
 from tests.support.descriptors import n_descriptors
 
 TIMEOUT = 10.0  # seconds

@@ -11,9 +11,9 @@ from queue import SimpleQueue
 from typing import NoReturn, Protocol
 
 from corosrv.errors import BadFrame
-from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
 from corosrv.wire.messages import Cancel, ControlToServer, ControlToWorker, DroppedLogs, Fatal, HealthCheck, Init
+from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
 
 

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 
 from corosrv.errors import BadFrame
-from corosrv.wire.channel import ThreadChannel
 from corosrv.wire.codec import JsonCodec
 from corosrv.wire.frame import Frames
 from corosrv.wire.messages import Predict, SlotToServer, SlotToWorker
+from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
 
 _READ_SIZE = 256 << 10  # bytes
