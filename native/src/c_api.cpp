@@ -1,19 +1,15 @@
-// The C API: check, convert, catch; no logic.
+// The C API: check, convert, catch; no logic. Here the engine and its model; jobs and slots have files of their own.
+#include <unistd.h>
+
 #include <algorithm>
-#include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "c_check.h"
 #include "c_convert.h"
-#include "corosrv.h"
-#include "dry.h"
-#include "engine.h"
-#include "fork_guard.h"
+#include "c_handles.h"
 #include "json_limits.h"
 #ifndef COROSRV_WITHOUT_LLAMA
 #include "llama_backend.h"
@@ -26,73 +22,7 @@
 
 using namespace corosrv;
 
-struct corosrv_engine {
-  ForkGuard fork_guard;
-  std::unique_ptr<Engine> engine;
-};
-
-struct corosrv_reader {
-  ForkGuard fork_guard;
-  std::shared_ptr<Reader> reader;
-  std::vector<Chunk> taken;
-  std::vector<corosrv_chunk> chunks;  // what `taken` looks like from C
-};
-
-struct corosrv_errand {
-  ForkGuard fork_guard;
-  std::shared_ptr<SlotErrand> errand;
-};
-
 namespace {
-
-Status forked() {
-  return Status(COROSRV_FORKED,
-                "this engine was opened before a fork() and serves the parent process only; open one in each process "
-                "after forking (gunicorn: do not use --preload)");
-}
-
-int report(const Status& status, char* message, size_t message_size) {
-  if (!status.is_ok() && message != nullptr && message_size > 0) {
-    const size_t size = std::min(status.message().size(), message_size - 1);
-    std::memcpy(message, status.message().data(), size);
-    message[size] = '\0';
-  }
-  return status.code();
-}
-
-// Nothing throws past the C API.
-template <typename Call>
-int guarded(char* message, size_t message_size, Call call) {
-  try {
-    return report(call(), message, message_size);
-  } catch (const std::exception& error) {
-    return report(Status(COROSRV_INTERNAL, error.what()), message, message_size);
-  }
-}
-
-// Compiles what grammars there are; tasks in a row that point to the same text share one.
-Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const corosrv_text& text = from[i].sampling.grammar;
-    if (text.size == 0) continue;
-    if (i > 0 && from[i - 1].sampling.grammar.data == text.data && from[i - 1].sampling.grammar.size == text.size) {
-      tasks[i].sampling.grammar = tasks[i - 1].sampling.grammar;
-      continue;
-    }
-    const Status status = engine.compile({text.data, text.size}, tasks[i].sampling.grammar);
-    if (!status.is_ok()) return status;
-  }
-  return Status::ok();
-}
-
-// Turns breakers into tokens where DRY asks for them; tasks of one job mostly have the same, which are made once.
-void compile_breakers(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const corosrv_sampling& sampling = from[i].sampling;
-    if (sampling.n_dry_breakers == 0 || !Dry::is_on(tasks[i].sampling)) continue;
-    tasks[i].sampling.dry_breakers = engine.breakers(to_strings(sampling.dry_breakers, sampling.n_dry_breakers));
-  }
-}
 
 // As many as compute the model anyway: the synthetic one needs none.
 int32_t sampling_threads(const corosrv_options& options) {
@@ -121,17 +51,6 @@ BackendFactory backend_factory(const corosrv_options& options) {
     return make_llama_backend(mine, adapters, status);
   };
 #endif
-}
-
-// The engine's model, or null and the reason why there is none.
-const Backend* ready_backend(corosrv_engine* engine, Status& status) {
-  if (!engine->fork_guard.is_same_process()) {
-    status = forked();
-    return nullptr;
-  }
-  const Backend* backend = engine->engine->backend();
-  if (backend == nullptr) status = Status(COROSRV_NOT_READY, "the model is not loaded yet");
-  return backend;
 }
 
 // The model's vocabulary, or null where it has no such token.
@@ -220,69 +139,6 @@ int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
   return COROSRV_OK;
 }
 
-int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t capacity) {
-  return guarded(nullptr, 0, [&] {
-    Status status = Status::ok();
-    if (ready_backend(engine, status) == nullptr) return status;
-    const std::vector<corosrv_slot> found = engine->engine->slots();
-    std::copy_n(found.begin(), std::min(found.size(), capacity), slots);
-    return Status::ok();
-  });
-}
-
-int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
-                     const corosrv_slot_content* content, corosrv_errand** errand, char* message, size_t message_size) {
-  return guarded(message, message_size, [&] {
-    Status status = Status::ok();
-    const Backend* backend = ready_backend(engine, status);
-    if (backend == nullptr) return status;
-    if (action < COROSRV_SLOT_SAVE || action > COROSRV_SLOT_ERASE) return invalid("a slot knows no such action");
-    SlotContent converted;
-    if (action == COROSRV_SLOT_RESTORE) {
-      status = content == nullptr ? invalid("there is nothing to restore") : check_content(*content, *backend);
-      if (!status.is_ok()) return status;
-      converted = to_slot_content(*content);
-    }
-    auto opened = std::make_unique<corosrv_errand>();
-    opened->errand = std::make_shared<SlotErrand>(to_action(action), slot, owner, std::move(converted));
-    status = engine->engine->ask(opened->errand);
-    if (status.is_ok()) *errand = opened.release();
-    return status;
-  });
-}
-
-int corosrv_errand_fd(corosrv_errand* errand) { return errand->errand->fd(); }
-
-int corosrv_errand_result(corosrv_errand* errand, corosrv_slot_content* content, char* message, size_t message_size) {
-  if (!errand->fork_guard.is_same_process()) return report(forked(), message, message_size);
-  return guarded(message, message_size, [&] {
-    const SlotErrand& asked = *errand->errand;
-    if (!asked.is_answered()) return Status(COROSRV_NOT_READY, "the slot is still busy");
-    const SlotContent& found = asked.content();
-    *content = {found.tokens.data(),
-                found.tokens.size(),
-                found.adapters.data(),
-                found.adapters.size(),
-                found.snapshot ? found.snapshot->bytes.get() : nullptr,
-                found.snapshot ? found.snapshot->size : 0};
-    return asked.status();
-  });
-}
-
-void corosrv_errand_abandon(corosrv_errand* errand) {
-  if (errand->fork_guard.is_same_process()) errand->errand->abandon();
-}
-
-void corosrv_errand_close(corosrv_errand* errand) {
-  if (errand == nullptr) return;
-  if (!errand->fork_guard.is_same_process()) {
-    ::close(errand->errand->fd());  // the child's copy; the rest stays as the fork left it
-    return;
-  }
-  errand->errand->abandon();
-  delete errand;
-}
-
 int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
                      int32_t* tokens, size_t capacity, size_t* n_tokens) {
   return guarded(nullptr, 0, [&] {
@@ -318,29 +174,6 @@ int corosrv_token_is_end(corosrv_engine* engine, int32_t token) {
   return vocabulary != nullptr && vocabulary->is_end_of_generation(token) ? 1 : 0;
 }
 
-int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
-                   char* message, size_t message_size) {
-  return guarded(message, message_size, [&] {
-    Status status = Status::ok();
-    const Backend* backend = ready_backend(engine, status);
-    if (backend == nullptr) return status;
-    if (n_tasks == 0) return invalid("a job needs at least one task");
-    std::vector<Task> converted;
-    for (size_t i = 0; i < n_tasks; ++i) {
-      status = check_task(tasks[i], *backend);
-      if (!status.is_ok()) return status;
-      converted.push_back(to_task(tasks[i], i, backend->info()));
-    }
-    status = compile_grammars(*engine->engine, tasks, converted);
-    if (!status.is_ok()) return status;
-    compile_breakers(*engine->engine, tasks, converted);
-    auto opened = std::make_unique<corosrv_reader>();
-    status = engine->engine->submit(std::move(converted), opened->reader);
-    if (status.is_ok()) *reader = opened.release();
-    return status;
-  });
-}
-
 int corosrv_engine_drain(corosrv_engine* engine, const char* message) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
   if (message == nullptr) return COROSRV_INVALID;
@@ -358,37 +191,6 @@ void corosrv_engine_close(corosrv_engine* engine) {
     return;
   }
   delete engine;
-}
-
-int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
-
-int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch) {
-  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
-  return guarded(nullptr, 0, [&] {
-    reader->reader->take(reader->taken, clear != 0);
-    reader->chunks.clear();
-    for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
-    *batch = {reader->chunks.data(), reader->chunks.size()};
-    return Status::ok();
-  });
-}
-
-int corosrv_reader_cancel(corosrv_reader* reader) {
-  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
-  return guarded(nullptr, 0, [&] {
-    reader->reader->cancel();
-    return Status::ok();
-  });
-}
-
-void corosrv_reader_close(corosrv_reader* reader) {
-  if (reader == nullptr) return;
-  if (!reader->fork_guard.is_same_process()) {
-    ::close(reader->reader->fd());  // the child's copy; the rest stays as the fork left it
-    return;
-  }
-  reader->reader->cancel();
-  delete reader;
 }
 
 int corosrv_check_json(const char* text, size_t text_size, const corosrv_json_limits* limits, int* fault, size_t* at) {
