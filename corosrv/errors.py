@@ -26,7 +26,6 @@ CorosrvError
 │   ├── ModelFailed          the model could not be loaded
 │   ├── ShuttingDown
 │   ├── NoDescriptor         no file descriptor is left for another reader
-│   ├── WaitedTooLong        the job got no slot within the time that the operator allows
 │   ├── SlotBusy             its task did not end in time
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
@@ -36,6 +35,8 @@ CorosrvError
 ├── InputFailed              an input could not be fetched or decoded; the prediction fails
 ├── OutputFailed             an output could not be sent; the prediction fails
 ├── JobFailed                a job that was taken ended in an error
+│   ├── JobRefused           which lies in what was asked for; a Refused, too
+│   └── JobPutOff            which another moment may not have; an Unavailable, too
 ├── ReadTimeout              nothing to read within the time given
 ├── WireError                what went wrong between two processes
 │   ├── BadFrame             what arrived is no message
@@ -230,12 +231,6 @@ class NoDescriptor(Unavailable):
     """The process has no file descriptor left for another reader."""
 
 
-class WaitedTooLong(Unavailable):
-    """A job waited for a slot longer than it may."""
-
-    code = "queue_timeout"
-
-
 class SlotBusy(Unavailable):
     """A slot whose content is wanted has a task, which did not end in time."""
 
@@ -283,6 +278,16 @@ class JobFailed(CorosrvError):
         super().__init__(message)
         self.unsent = unsent
         self.code = code
+
+
+class JobRefused(JobFailed, Refused):
+    """What was asked for has no answer: a grammar that no token goes on with, a bias that bans them all."""
+
+    param = None
+
+
+class JobPutOff(JobFailed, Unavailable):
+    """The server ended the job, for reasons of its own: it is stopping, or had no slot for too long."""
 
 
 class ReadTimeout(CorosrvError):

@@ -192,6 +192,8 @@ def test_h048_a_dead_end_ends_its_own_request(connection, stream):
 
     error = events(answer.body)[-1]["error"] if stream else answer.error
     assert error["code"] == "grammar_dead_end"
+    assert error["type"] == "invalid_request_error"
+    assert answer.status == (200 if stream else 400)  # whoever asks the same again gets the same
     assert connection.post(chat(max_tokens=1)).status == 200
 
 

@@ -36,7 +36,8 @@ TABLE = [
     (errors.ShuttingDown("m"), 503, "unavailable_error", None, None),
     (errors.NoDescriptor("m"), 503, "unavailable_error", None, None),
     (errors.SlotBusy("m"), 503, "unavailable_error", None, None),
-    (errors.WaitedTooLong("m"), 503, "unavailable_error", None, "queue_timeout"),
+    (errors.JobRefused("m", code="grammar_dead_end"), 400, "invalid_request_error", None, "grammar_dead_end"),
+    (errors.JobPutOff("m", code="queue_timeout"), 503, "unavailable_error", None, "queue_timeout"),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
 
