@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from flask import Request, Response
 from corosrv.errors import ClientGone, CorosrvError, ReadTimeout, Refused
 from corosrv.http.client import ClientWatch
 from corosrv.http.direct import DirectSender, direct_sender
+from corosrv.http.flood import Flood, line
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs import Chunk, Reader
 
 log = logging.getLogger("corosrv.http")
+_failed = Flood(log, "%d more streams ended in an error")
 
 PING = b":\n\n"
 # What the system may keep for a client that reads slower than it is sent to. By itself it keeps megabytes, for each of
@@ -108,7 +111,7 @@ class EventStream(Generic[Item]):
             except ReadTimeout:
                 yield PING
             except CorosrvError as error:
-                log.info("a stream ended in an error: %s", error)
+                _failed.count(functools.partial(log.warning, "a stream ended in an error: %s", line(str(error))))
                 yield getattr(error, "unsent", b"") + self._encode_error(error)
                 return
 

@@ -208,3 +208,13 @@ def test_an_answer_that_lists_more_than_there_is_memory_for_ends(reader):
     with pytest.raises(Refused, match="over 1000000 likely tokens"):
         sse.collect(request(), reader)
     assert reader.n_closed == 1
+
+
+def test_many_streams_that_fail_at_once_are_few_lines_of_log(stats, caplog):
+    for number in range(50):
+        reader = HandDrivenReader()
+        reader.fail(CorosrvError(f"failed\nwith number {number}"))
+        assert list(stream(reader, stats))[-1].startswith(b"error: failed")
+
+    assert len(caplog.records) <= 2
+    assert all("\n" not in record.getMessage() for record in caplog.records)

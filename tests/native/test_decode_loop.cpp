@@ -595,5 +595,41 @@ TEST("what ends because the server does says so in its code") {
   CHECK_EQ(client->answer().code, "server_shutting_down");
 }
 
+TEST("what gets no slot in time ends, and who has one keeps it, also when nothing else wakes the loop") {
+  DecodeLoop::Limits limits{2, 8, 60};
+  limits.queue_s = 0.01;
+  RunningLoop loop(limits);
+  loop.start();
+  const auto holding = loop.submit(make_task('h', 1, 100), 8);
+  REQUIRE(eventually([&] { return loop.stats().paused == 1; }));
+  Task task = make_task('w');
+  task.slot = 0;  // of which the one above has not let go
+
+  const auto waiting = loop.submit(std::move(task));
+
+  REQUIRE(waiting->finish());
+  CHECK_EQ(waiting->answer().code, "queue_timeout");
+  CHECK_EQ(loop.stats().running, 1);
+  REQUIRE(holding->finish());
+  CHECK_EQ(holding->answer().finish, Finish::kLength);
+}
+
+TEST("a reader that stays full ends its own task after what it had coming, and nobody else's (I4)") {
+  DecodeLoop::Limits limits{2, 8, 60};
+  limits.stall_s = 0.01;
+  RunningLoop loop(limits);
+  loop.start();
+  const auto unread = loop.submit(make_task('u', 1, 100), 8);
+
+  REQUIRE(eventually([&] { return loop.stats().tasks_error == 1; }));
+  const auto other = loop.submit(make_task('o', 1, 20));
+
+  REQUIRE(unread->finish());
+  CHECK_EQ(unread->answer().code, "client_too_slow");
+  CHECK_EQ(unread->answer().n_tokens, 8);
+  REQUIRE(other->finish());
+  CHECK_EQ(other->answer().finish, Finish::kLength);
+}
+
 }  // namespace
 }  // namespace corosrv
