@@ -83,9 +83,11 @@ ROWS: dict[int, str] = {
     75: "the hub waits on descriptors alone",
     76: "a blocked hub is noticed and told",
     80: "a step that fails fails its own sequences",
+    94: "a disk that cannot be written; few lines of log, each its own",
     95: "no descriptors left: accepting pauses, and comes back",
     96: "signals: streams may end, a second one is quick",
     97: "SIGHUP: no stream is cut",
+    98: "who is killed is replaced, and leaves nobody behind",
     99: "an engine is not used across a fork",
     100: "deadlines follow the monotonic clock",
 }
@@ -106,5 +108,6 @@ ELSEWHERE: dict[int, tuple[str, str]] = {
         "tests/native/test_decode_loop.cpp",
         "when every step fails every task ends with its error, and the loop goes on",
     ),
+    98: ("tests/serve/test_shutdown.py", "test_a_killed_worker_is_replaced"),
     99: ("tests/serve/test_workers.py", "test_an_engine_opened_before_the_fork_is_refused_in_words"),
 }

@@ -135,6 +135,34 @@ def test_h096_a_reader_that_stalls_does_not_keep_it(start: Servers) -> None:
     stalled.leave()
 
 
+def test_h094_what_clients_write_stays_in_its_line_of_few_lines(start: Servers, tmp_path: Path) -> None:
+    server = start.start(model=str(tmp_path / "none.gguf"), wait_for="failed")
+    before = server.log.count("\n")
+    with server.connect() as connection:
+        for _ in range(300):
+            assert connection.ask("GET", "/v1/models/a%0d2026-01-01%20[INFO]%20forged%1b[31m").status == 503
+
+    written = server.log_file.read_bytes()
+    assert b"forged" in written
+    assert not set(written) & set(b"\r\x1b")
+    assert server.log.count("\n") - before < 30
+
+
+@pytest.mark.model
+def test_h094_a_folder_that_cannot_be_written_is_told_and_harms_nobody(start: Servers, tmp_path: Path) -> None:
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    server = start.start(model="", ctx=256, slots=1, threads=1, slot_save_path=folder)
+    with server.connect() as connection:
+        assert connection.post({"prompt": "word " * 40, "n_predict": 2}, "/completion").status == 200
+        folder.rmdir()
+        answer = connection.post({"filename": "kept"}, "/slots/0?action=save")
+
+        assert (answer.status, answer.error["type"]) == (503, "unavailable_error"), answer.body
+        assert str(tmp_path) not in answer.error["message"]
+        assert connection.post(chat(max_tokens=1)).status == 200
+
+
 def test_h096_a_stop_while_the_worker_is_being_made_is_not_forgotten(start: Servers) -> None:
     server = start.start(*SERVE, wait_for=None, drain_s=20)
 
