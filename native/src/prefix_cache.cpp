@@ -8,11 +8,15 @@ namespace corosrv {
 namespace {
 
 // A snapshot is copied whole, and what is too much is cut off. Copying a token costs some microseconds, computing one
-// some hundreds and more, so a match of one in so many tokens pays.
+// some hundreds and more, so a match of one in so many tokens pays. A short match saves little beside what a copy costs
+// whatever its size: it pays where the snapshot is short as well, as that of a prompt that comes again.
+constexpr size_t kShortMatch = 16;
 constexpr size_t kCopiedPerComputed = 64;
+constexpr size_t kCopiedPerComputedOfShort = 16;
 
 bool is_worth(size_t n_matched, size_t n_copied) {
-  return n_matched >= std::max(PrefixCache::kLeastTokens, n_copied / kCopiedPerComputed);
+  const size_t n_payed = n_matched * (n_matched < kShortMatch ? kCopiedPerComputedOfShort : kCopiedPerComputed);
+  return n_matched >= PrefixCache::kLeastTokens && n_copied <= n_payed;
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class PrefixCache {
   size_t size() const { return entries_.size(); }
 
   // A prefix shorter than this is computed again: copying costs about as much.
-  static constexpr size_t kLeastTokens = 16;
+  static constexpr size_t kLeastTokens = 4;
 
  private:
   struct Entry {

@@ -46,6 +46,14 @@ def test_a_prompt_that_begins_like_an_earlier_one_reads_the_rest_only(smollm2):
     assert shared - 1 <= warm <= shared
 
 
+def test_a_short_prompt_that_comes_again_is_known_too(smollm2):
+    prompt = "Nine ports, two ships."
+    n_tokens = len(smollm2.encode(Text(prompt)))
+
+    assert n_tokens < 16
+    assert [answer(smollm2, prompt)[1] for _ in range(2)] == [0, n_tokens - 1]
+
+
 def test_who_opts_out_reads_everything_and_leaves_nothing(smollm2):
     prompt = "Opted out. " + SYSTEM
     assert answer(smollm2, prompt, share=False)[1] == 0

@@ -95,6 +95,15 @@ TEST("a match that saves less than its copying costs is none") {
   CHECK_EQ(cache.find(tokens(100, 2)).n_tokens, size_t{0});
 }
 
+TEST("a short match is worth a short snapshot, and no long one") {
+  PrefixCache cache(kLots);
+  cache.keep(tokens(10) + tokens(150, 1), snapshot(1));
+  cache.keep(tokens(10, 2) + tokens(151, 3), snapshot(2));
+
+  CHECK_EQ(cache.find(tokens(10) + tokens(10, 5)).n_tokens, size_t{10});
+  CHECK_EQ(cache.find(tokens(10, 2) + tokens(10, 5)).n_tokens, size_t{0});
+}
+
 TEST("what was not used longest makes room") {
   PrefixCache cache(4 * (100 + 20 * sizeof(Token)));
   for (Token kind = 0; kind < 4; ++kind) cache.keep(tokens(20, 1000 * kind), snapshot(100));
