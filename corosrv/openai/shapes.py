@@ -148,10 +148,13 @@ class ChatChunk(msgspec.Struct):
 
 
 class TextLogprobs(msgspec.Struct):
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
+    """As OpenAI has them where `logprobs` asked; `content` alone, as in chats, where `n_probs` did."""
+
+    tokens: list[str] | msgspec.UnsetType = msgspec.UNSET
+    token_logprobs: list[float | None] | msgspec.UnsetType = msgspec.UNSET
+    top_logprobs: list[dict[str, float] | None] | msgspec.UnsetType | None = msgspec.UNSET
+    text_offset: list[int] | msgspec.UnsetType = msgspec.UNSET
+    content: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextChoice(msgspec.Struct):

@@ -138,6 +138,19 @@ def test_an_answer_parsed_as_a_model(client: anthropic.Anthropic) -> None:
     assert isinstance(client.messages.parse(**fields, output_format=Person).parsed_output, Person)
 
 
+def test_what_agents_send_beside_their_words_does_not_stop_them(client: anthropic.Anthropic) -> None:
+    keeps = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    turns: Any = [*ASK["messages"], {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"},
+                                                                     {"type": "text", "text": "Four."}]},
+                  {"role": "system", "content": "Be brief."}, {"role": "user", "content": "And 3+3?"}]  # fmt: skip
+
+    message = client.messages.create(
+        **{**ASK, "messages": turns}, extra_body={"context_management": keeps, "thinking": {"type": "adaptive"}}
+    )
+
+    assert says_something(words(message))
+
+
 def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     fields: Any = {"model": MODEL, "messages": ASK["messages"], "system": "Be brief.", "tools": [TOOL]}
 

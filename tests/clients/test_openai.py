@@ -202,6 +202,31 @@ def test_a_tool_called_by_a_response(client: openai.OpenAI) -> None:
     assert says_something(second.output_text)
 
 
+def test_what_agents_offer_and_include_unasked_does_not_stop_them(client: openai.OpenAI) -> None:
+    space: Any = {"type": "namespace", "name": "sky", "description": "Looks up.", "tools": [FLAT]}
+    asked: Any = {"model": MODEL, "max_output_tokens": 60, "store": False, "include": ["reasoning.encrypted_content"],
+                  "reasoning": {"summary": "auto"}, "tools": [{"type": "web_search"}, space]}  # fmt: skip
+    with client.responses.stream(**asked, input="Weather in Oslo, in C?", tool_choice="required") as stream:
+        call = next(event.item for event in stream if event.type == "response.output_item.done")
+    assert call.type == "function_call"
+    assert (call.namespace, call.name) == ("sky", "weather")
+
+    items: Any = [{"role": "user", "content": "?"}, call.to_dict(),
+                  {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]  # fmt: skip
+    assert says_something(client.responses.create(**{**asked, "tools": [space]}, input=items).output_text)
+
+
+def test_an_item_that_is_stored_is_referred_to(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="My name is Ann.", max_output_tokens=12)
+    said: Any = [{"role": "user", "content": "My name is Ann."}, {"type": "item_reference", "id": first.output[0].id},
+                 {"role": "user", "content": "What is my name?"}]  # fmt: skip
+    whole: Any = [said[0], first.output[0].to_dict(), said[2]]
+
+    counted = [client.responses.input_tokens.count(model=MODEL, input=items).input_tokens for items in (said, whole)]
+
+    assert counted[0] == counted[1]
+
+
 def test_the_tokens_of_a_response_are_counted(client: openai.OpenAI) -> None:
     counted = client.responses.input_tokens.count(model=MODEL, input=QUESTION)
     response = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=1)

@@ -72,6 +72,8 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         ("/v1/chat/completions", chat(temperature=-1), shapes.ErrorAnswer),
         ("/v1/chat/completions/input_tokens", chat(), shapes.InputTokens),
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, shapes.TextCompletion),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "logprobs": 2}, shapes.TextCompletion),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n_probs": 2}, shapes.TextCompletion),
         ("/v1/responses", INPUT, response_shapes.ResponseAnswer),
         ("/v1/responses/input_tokens", INPUT, shapes.InputTokens),
         ("/v1/responses", {"input": 5}, shapes.ErrorAnswer),
