@@ -90,7 +90,7 @@ def serve(
     chosen = _load(config, overrides)
     predictor = _load_predictor(config, overrides)
     for model in _models_of(chosen):
-        _check_file(model)
+        _check_files(model)
     hosts = [one.strip() for one in host.split(",")]
     if not is_open and not chosen.keys and not all(map(_is_loopback, hosts)):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or say --open if everybody may use this server")
@@ -150,15 +150,18 @@ def _models_of(chosen: Settings) -> tuple[Settings, ...]:
     return chosen.models if chosen.has_model else ()
 
 
-def _check_file(model: Settings) -> None:
+def _check_files(model: Settings) -> None:
     if not model.is_synthetic and not Path(model.model).is_file():
         _fail(f"the model file {model.model} does not exist: give the path of a GGUF file with --model")
+    for path, _ in model.adapters:
+        if not Path(path).is_file():
+            _fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")
 
 
 def _describe(model: Settings) -> str:
     if model.is_synthetic:
         return f"{model.names[0]}  made up, for load tests  {model.model}"
-    _check_file(model)
+    _check_files(model)
     path = Path(model.model)
     return f"{', '.join(model.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}"
 

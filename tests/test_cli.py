@@ -81,6 +81,7 @@ def test_models_shows_file_and_size(tmp_path):
         (("models", "--config", "/no/such.toml"), "cannot be read"),
         (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
         (("serve", "--model", "/no/such.gguf"), "does not exist"),
+        (("serve", "--model", "synthetic:", "--lora", "/no/style.gguf:0.5"), "adapter /no/style.gguf does not exist"),
         (("serve", "--model", "a=synthetic:", "--model", "b=/no/such.gguf"), "does not exist"),
     ],
 )
