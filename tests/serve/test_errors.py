@@ -316,7 +316,6 @@ def truncated(folder: Path) -> Path:
     ("make", "command"),
     [
         (missing, APP),
-        (missing, SERVE),
         (not_a_gguf, APP),
         (empty, APP),
         pytest.param(truncated, APP, marks=pytest.mark.model),
