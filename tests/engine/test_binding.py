@@ -158,6 +158,17 @@ def test_a_closed_engine_says_so():
             call()
 
 
+class Newer(Options):
+    """What Python code hands over that was updated without the extension."""
+
+    later: int = 1
+
+
+def test_an_extension_older_than_the_code_says_what_to_do():
+    with pytest.raises(errors.LibllamaError, match=r"'later'.*make install"):
+        NativeEngine(Newer(**msgspec.structs.asdict(OPTIONS)))
+
+
 def test_the_extension_knows_the_header_it_was_built_with():
     libllama.check_fingerprint(FINGERPRINT)
 

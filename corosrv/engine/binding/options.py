@@ -6,6 +6,8 @@ from msgspec.structs import asdict
 
 from corosrv.engine.binding.library import ffi, lib
 from corosrv.engine.binding.values import Options
+from corosrv.engine.libllama import REBUILD
+from corosrv.errors import LibllamaError
 
 POOLINGS = {
     "": lib.COROSRV_POOLING_MODEL,
@@ -37,4 +39,7 @@ class LentOptions:
             "n_adapters": len(self._paths),
             "grammars": asdict(options.grammars),
         }
-        self.struct = ffi.new("corosrv_options *", asdict(options) | translated)
+        try:
+            self.struct = ffi.new("corosrv_options *", asdict(options) | translated)
+        except KeyError as error:  # sources were updated, and the extension was not
+            raise LibllamaError(f"corosrv's extension is older than its Python code ({error}); {REBUILD}") from None
