@@ -131,7 +131,7 @@ class Prediction:
         now: datetime,
         error: str | None = None,
         predict_time: float = 0.0,
-        is_list: bool = False,
+        is_list: bool | None = None,
     ) -> bool:
         """Its terminal state, unless it has one: the first counts. False where this is not the first."""
         if self.is_finished:
@@ -140,8 +140,8 @@ class Prediction:
         self._times["completed_at"] = now
         self._error = error
         self._predict_time = predict_time
-        if is_list:
-            self.become_list()
+        if is_list is not None:
+            self._is_list = is_list
         if self.history is not None:
             self.history.append("completed", self.view(), is_last=True)
         self._tell(Change.COMPLETED)

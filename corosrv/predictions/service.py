@@ -28,6 +28,7 @@ from corosrv.predictions.supervisor import Supervisor
 from corosrv.predictions.times import now
 from corosrv.predictions.validation import InputSchema
 from corosrv.predictions.webhooks import Deliveries, Webhooks
+from corosrv.wire.messages import Done
 from corosrv.worker.parent.setup import Setup
 from corosrv.worker.parent.state import WorkerState
 
@@ -191,7 +192,8 @@ class PredictionService:
         if terminal is None:
             prediction.end(status, now(), error)
         else:
-            prediction.end(status, now(), error, terminal.predict_time, terminal.is_stream)
+            is_list = terminal.is_stream or (False if isinstance(terminal, Done) else None)  # None: it could not say
+            prediction.end(status, now(), error, terminal.predict_time, is_list)
         self._drain.ended(run)
 
     def _forget_later(self) -> None:

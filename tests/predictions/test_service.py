@@ -28,7 +28,7 @@ from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.prediction import Change, Prediction, Status
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target
-from corosrv.wire.messages import Cancelled, Done, FileOutput, FileRef, Metric, OutputChunk
+from corosrv.wire.messages import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk, SlotToServer
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
 from corosrv.worker.parent.state import WorkerState
 from corosrv.worker.values.private import make_private
@@ -414,6 +414,27 @@ def test_outputs_keep_their_order_however_long_each_takes(
     slow.set()
 
     assert wait(prediction)["output"] == ["first", "slow", "fast", "last"]
+
+
+@pytest.mark.parametrize(
+    ("end", "output"),
+    [
+        (Done("p", 0.1, is_stream=True), ["a"]),
+        (Done("p", 0.1), "a"),
+        (Failed("p", 0.1, "the worker crashed"), ["a"]),
+        (Cancelled("p", 0.1, is_stream=True), ["a"]),
+    ],
+)
+def test_the_end_says_whether_a_promised_list_was_one_unless_the_worker_could_not(
+    followed: PredictionService, speaker: HandWorker, end: SlotToServer, output: Any
+):
+    prediction = start(followed, id="p")
+    speaker.running[0].output("a")
+    assert prediction.view()["output"] == ["a"]
+
+    speaker.running[0].end(end)
+
+    assert wait(prediction)["output"] == output
 
 
 def test_a_chunk_may_say_that_it_is_a_member_of_a_list(service: PredictionService, worker: HandWorker):

@@ -108,6 +108,46 @@ def unsaid():
     assert output in heard.end.error if isinstance(output, str) else heard.chunks == output
 
 
+@pytest.mark.parametrize(
+    ("name", "heard"),
+    [
+        ("joined", (["ab"], False)),
+        ("text", (["hello"], False)),
+        ("members", (["a", "b"], True)),
+        ("model", ([{}], False)),
+    ],
+)
+def test_an_iterator_may_be_promised_and_something_else_be_given(
+    tmp_path: Path, name: str, heard: tuple[list[Any], bool]
+) -> None:
+    path = write_predictor(
+        tmp_path,
+        """
+import functools
+from typing import Iterator
+class Model:
+    def dict(self): return {}
+    def __iter__(self): return iter("fields")
+def join(function):
+    @functools.wraps(function)
+    def inner(): return "".join(function())
+    return inner
+@join
+def joined() -> str:
+    yield "a"
+    yield "b"
+def text() -> Iterator[str]: return "hello"
+def members() -> Iterator[str]: return ["a", "b"]
+def model() -> Iterator[str]: return Model()
+""",
+    )
+    with ChildProcess(f"{path}:{name}") as child:
+        child.set_up()
+        said = child.predict()
+
+    assert (said.chunks, said.end.is_stream) == heard
+
+
 def test_a_chunk_is_sent_before_the_generator_goes_on(tmp_path: Path) -> None:
     """One that takes the process down with it, right behind its `yield`."""
     path = write_predictor(

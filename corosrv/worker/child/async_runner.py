@@ -8,7 +8,6 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
 from corosrv.errors import BadFrame
@@ -118,8 +117,7 @@ class AsyncRunner:
         result = self._predictor.call(**arguments)
         if inspect.isawaitable(result):
             result = await user.wait(result)
-        if not run.is_stream and isinstance(result, AsyncGeneratorType | GeneratorType):
-            run.stream_after_all()
+        run.see(result)
         if not run.is_stream:
             run.stop_clock()
             run.keep_value(await self._message(run.draft(result)))

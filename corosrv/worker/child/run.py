@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from corosrv.worker.metrics import Metrics
 from corosrv.worker.printing.capture import Capture
 from corosrv.worker.printing.printed import Printed, place
 from corosrv.worker.scope import Scope, scope
+from corosrv.worker.values import outputs
 from corosrv.worker.values.outputs import Draft
 
 MAX_ERROR = 100_000  # characters of a message, and of a traceback
@@ -95,9 +97,12 @@ class Run:
         """The first time counts."""
         self._ended = self._ended or time.monotonic()
 
-    def stream_after_all(self) -> None:
-        """Its chunks are members of a list, which the annotation does not say: so they have to."""
-        self.is_stream, self._is_foreseen = True, False
+    def see(self, result: Any) -> None:
+        """What it gives, whatever was foreseen: chunks that are members of a list, or one value."""
+        if not self.is_stream and isinstance(result, GeneratorType | AsyncGeneratorType):
+            self.is_stream, self._is_foreseen = True, False  # so its chunks have to say it
+        elif self.is_stream and not outputs.is_many(result):
+            self.is_stream = False
 
     def draft(self, value: Any) -> Draft:
         """Of the next chunk, or of all that it gives. Raises OutputFailed."""

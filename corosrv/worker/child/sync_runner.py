@@ -65,10 +65,9 @@ class SyncRunner:
         user = _UserCode(run, self._interrupts)
         run.start_clock()
         result = user.call(self._predictor.call, **arguments)
-        if isinstance(result, GeneratorType) and not run.is_stream:
-            run.stream_after_all()
-        elif isinstance(result, CoroutineType | AsyncGeneratorType):
+        if isinstance(result, CoroutineType | AsyncGeneratorType):
             raise OutputFailed(_UNAWAITED.format(type(result).__name__))
+        run.see(result)
         if not run.is_stream:
             run.stop_clock()
             run.keep_value(run.draft(result).message())

@@ -31,13 +31,13 @@ class OutputType:
     is_concatenated: bool = False
 
 
-def output_type(annotation: Any, functions: Sequence[AnyFunction]) -> OutputType:
-    """`functions`: the author's own, and what decorators made of it. Raises SignatureError.
+def output_type(annotation: Any, function: AnyFunction) -> OutputType:
+    """`function`: as decorators left it, since these may join what the author's own yields. Raises SignatureError.
 
     One with `yield` in it gives many values, also where the annotation is of each, of a list of them, or missing.
     """
     output = _annotated(_awaited(annotation))
-    if output.is_iterator or not _is_generator(functions):
+    if output.is_iterator or not _is_generator(function):
         return output
     item = output.shape.item if isinstance(output.shape, ListOf) else output.shape
     return replace(output, shape=item, is_iterator=True)
@@ -49,11 +49,12 @@ def is_async(annotation: Any, functions: Sequence[AnyFunction]) -> bool:
         return True
     origin = _origin(annotation)
     is_promised = origin in (*_AWAITED, *_ASYNC_ITERATORS) or _concatenates(origin) == "AsyncConcatenateIterator"
-    return is_promised and not _is_generator(functions)
+    return is_promised and not any(map(_is_generator, functions))
 
 
-def _is_generator(functions: Sequence[AnyFunction]) -> bool:
-    return any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in map(_called, functions))
+def _is_generator(function: AnyFunction) -> bool:
+    called = _called(function)
+    return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
 
 
 def _called(function: AnyFunction) -> AnyFunction:

@@ -66,7 +66,7 @@ def read(target: type | Callable[..., Any]) -> Signature:
     return Signature(
         method=method,
         inputs=tuple(_input(parameter, hints, says) for parameter in parameters),
-        output=output_type(returned, functions),
+        output=output_type(returned, function),
         is_async=is_async(returned, functions),
         is_streaming=is_streaming(*functions),
         concurrency=concurrency(*functions),

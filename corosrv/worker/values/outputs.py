@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
 from corosrv.worker.values.jsonable import Place, is_file, jsonable
+from corosrv.worker.values.models import dump_of
 from corosrv.worker.values.output_files import OutputFiles
 
 _SMALL = MAX_VALUE // 6  # characters: as JSON, a character takes six bytes at most
@@ -48,6 +50,17 @@ class Draft:
             return OutputChunk(self._output, self._index, refs)
         name = files.write("output.json", self._encoded)
         return FileOutput(name, "oversized", "application/json", self._index, refs)
+
+
+def is_many(value: Any) -> bool:
+    """Whether what was to be an iterator is one, or something whose members can be handed out like one's."""
+    if (
+        isinstance(value, str | bytes | bytearray | memoryview | Mapping)
+        or is_file(value)
+        or dump_of(value) is not None
+    ):
+        return False
+    return hasattr(value, "__iter__") or hasattr(value, "__aiter__") or hasattr(value, "__anext__")
 
 
 def encode(value: Any, index: int, directory: str) -> OutputChunk | FileOutput:
