@@ -111,7 +111,7 @@ class Answer(Response):  # type: ignore[misc]
         is_whole = not self.headers_sent and self.response_length == len(arg)
         if not is_whole or len(arg) > _SHORT:
             # Each piece has the socket's time-out for itself: who is slow is waited for, who is gone is not.
-            for begin in range(0, len(arg), _SHORT):
+            for begin in range(0, len(arg) or 1, _SHORT):  # an empty piece sends the head
                 super().write(arg[begin : begin + _SHORT])
             return
         socket, collected = self.sock, _Collected()

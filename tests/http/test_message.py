@@ -109,3 +109,15 @@ def test_a_short_body_that_comes_whole_leaves_with_its_headers(fields, pieces, n
     assert body == (b"".join(pieces) if fields else b"5\r\nhello\r\n0\r\n\r\n")
     assert client.n_sends == n_sends
     assert answer.headers_sent
+
+
+def test_an_empty_first_piece_of_a_stream_sends_the_head():
+    request, _ = prepared("")
+    client = Sent()
+    answer = Answer(request, client, Config())
+    answer.start_response("200 OK", [("Content-Type", "text/event-stream")])
+
+    answer.write(b"")
+
+    assert client.data.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert client.data.endswith(b"\r\n\r\n")
