@@ -45,6 +45,7 @@ def main() -> None:
         "CTX": "1000000",
         "STEP_MS": "60000",
         "READER_BYTES": "1024",
+        "STALL_TIMEOUT_S": "3600",
         "WRITE_TIMEOUT_S": "3600",
     }
     with serving(settings) as server:
