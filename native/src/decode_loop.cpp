@@ -10,7 +10,13 @@ namespace corosrv {
 
 namespace {
 
-constexpr auto kLookInterval = std::chrono::milliseconds(250);
+constexpr auto kLookInterval = std::chrono::milliseconds(250);  // at the soonest, for what is overdue
+
+// Never, where the limit is 0.
+Clock::time_point after(Clock::time_point since, double limit_s) {
+  if (limit_s <= 0) return Clock::time_point::max();
+  return since + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+}
 
 struct Draw {
   Sequence* sequence;
@@ -90,7 +96,8 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
 
 void DecodeLoop::run() {
   for (;;) {
-    Inbox::Mail mail = inbox_.take(scheduler_.has_work(), patience());
+    const bool has_work = scheduler_.has_work();
+    Inbox::Mail mail = inbox_.take(has_work, has_work ? Clock::duration::zero() : patience());
     const bool is_closing = mail.is_closing;
     take(std::move(mail));
     end_overdue();
@@ -131,28 +138,32 @@ void DecodeLoop::add(Submission submission) {
   }
 }
 
-// Until something may be overdue, where nothing else would wake the loop.
-Clock::duration DecodeLoop::patience() const {
-  const bool may_be_overdue = (limits_.stall_s > 0 || limits_.queue_s > 0) &&
-                              scheduler_.n_running() + scheduler_.n_parked() + scheduler_.n_waiting() > 0;
-  return may_be_overdue ? kLookInterval : Clock::duration(-1);
+// When somebody has waited too long: for a first slot, or for a reader that nobody reads.
+Clock::time_point DecodeLoop::due(const Sequence& sequence) const {
+  if (sequence.is_paused()) return after(sequence.paused(), limits_.stall_s);
+  if (!sequence.has_had_slot()) return after(sequence.submitted(), limits_.queue_s);
+  return Clock::time_point::max();
 }
 
-// Ends what nobody could begin in time, and what nobody reads.
+// Until the first of them is due, where nothing else would wake the loop; negative where none ever is.
+Clock::duration DecodeLoop::patience() {
+  auto first = Clock::time_point::max();
+  scheduler_.for_each([&](const Sequence& sequence) { first = std::min(first, due(sequence)); });
+  if (first == Clock::time_point::max()) return Clock::duration(-1);
+  return std::max(std::max(first, next_look_) - Clock::now(), Clock::duration::zero());
+}
+
 void DecodeLoop::end_overdue() {
   const auto now = Clock::now();
   if (now < next_look_) return;
   next_look_ = now + kLookInterval;
-  const auto is_over = [now](double limit_s, Clock::time_point since) {
-    return limit_s > 0 && seconds(now - since) > limit_s;
-  };
-  scheduler_.for_each_waiting([&](Sequence& sequence) {
-    if (sequence.has_had_slot() || !is_over(limits_.queue_s, sequence.submitted())) return;
-    sequence.finish(Finish::kError, "the request waited for a slot for too long; try again later", kQueueTimeout);
-  });
-  scheduler_.for_each_started([&](Sequence& sequence) {
-    if (!sequence.is_paused() || !is_over(limits_.stall_s, sequence.paused())) return;
-    sequence.finish(Finish::kError, "the answer was read too slowly", kClientTooSlow);
+  scheduler_.for_each([&](Sequence& sequence) {
+    if (now < due(sequence)) return;
+    if (sequence.is_paused()) {
+      sequence.finish(Finish::kError, "the answer was read too slowly", kClientTooSlow);
+    } else {
+      sequence.finish(Finish::kError, "the request waited for a slot for too long; try again later", kQueueTimeout);
+    }
   });
   settle();
 }

@@ -49,7 +49,8 @@ class DecodeLoop {
  private:
   void take(Inbox::Mail mail);
   void add(Submission submission);
-  Clock::duration patience() const;
+  Clock::time_point due(const Sequence& sequence) const;
+  Clock::duration patience();
   void end_overdue();
   void run_errands();
   void step();

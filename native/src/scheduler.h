@@ -77,11 +77,6 @@ class Scheduler {
   template <typename Visit>
   void for_each(Visit visit) {
     for_each_started(visit);
-    for_each_waiting(visit);
-  }
-
-  template <typename Visit>
-  void for_each_waiting(Visit visit) {
     for (auto& sequence : waiting_) visit(*sequence);
   }
 
