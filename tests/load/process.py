@@ -61,11 +61,12 @@ class Server:
             return bytes(answer.read())
 
     def metric(self, name: str) -> float:
-        """The value of one line of /metrics, labels included in the name."""
-        for line in self.get("/metrics").decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.rpartition(" ")[2])
-        raise KeyError(name)
+        """The sum of a metric's samples; of one, where the name has labels."""
+        samples = (line.rpartition(" ") for line in self.get("/metrics").decode().splitlines())
+        values = [float(value) for sample, _, value in samples if name in (sample, sample.partition("{")[0])]
+        if not values:
+            raise KeyError(name)
+        return sum(values)
 
 
 def free_port() -> int:
