@@ -78,11 +78,11 @@ def test_events_begin_the_silence_anew(history: History):
     reading, seen = reader(history), list[int]()
 
     def pump() -> None:
-        reading.pump(lambda events: bool(seen.extend(indexes(events)) or True), 0.1)
+        reading.pump(lambda events: bool(seen.extend(indexes(events)) or True), 0.5)
 
     pumping = gevent.spawn(pump)
     for index in range(4):
-        gevent.sleep(0.05)
+        gevent.sleep(0.2)
         append(history, index)
     append(history, 4, is_last=True)
     pumping.get(timeout=TIMEOUT)

@@ -313,9 +313,9 @@ def test_finished_predictions_are_forgotten_without_being_asked_for():
         worker.running[0].done()
         assert service.find("a") is not None
 
-        gevent.sleep(0.1)
-
-        assert service._supervisor.forget(0) is None
+        with gevent.Timeout(TIMEOUT):
+            while service._supervisor.forget(0) is not None:
+                gevent.sleep(0.01)
 
 
 # Cancels

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import gevent
 import pytest
 
 from tests.support.descriptors import n_descriptors
+from tests.support.worker_child import ChildProcess
+
+PREDICTORS = Path(__file__).parent.parent / "predictors"
 
 
 @pytest.fixture
@@ -20,3 +24,17 @@ def leaves_nothing() -> Iterator[None]:
     if len(os.listdir("/proc/self/fd")) != before:  # somebody's garbage, maybe, which takes its time to collect
         gevent.get_hub().threadpool.join()
         assert n_descriptors() == before
+
+
+@pytest.fixture(scope="module")
+def sync_child() -> Iterator[ChildProcess]:
+    with ChildProcess(f"{PREDICTORS / 'sync_basics.py'}:Predictor") as child:
+        child.set_up()
+        yield child
+
+
+@pytest.fixture(scope="module")
+def async_child() -> Iterator[ChildProcess]:
+    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8, n_channels=8) as child:
+        child.set_up()
+        yield child

@@ -6,7 +6,6 @@ import fcntl
 import random
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,20 +14,6 @@ from corosrv.wire.messages import Cancelled, Done, Failed
 from tests.support.worker_child import ChildProcess, names
 
 PREDICTORS = Path(__file__).parent.parent / "predictors"
-
-
-@pytest.fixture(scope="module")
-def sync_child() -> Iterator[ChildProcess]:
-    with ChildProcess(f"{PREDICTORS / 'sync_basics.py'}:Predictor") as child:
-        child.set_up()
-        yield child
-
-
-@pytest.fixture(scope="module")
-def async_child() -> Iterator[ChildProcess]:
-    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8, n_channels=8) as child:
-        child.set_up()
-        yield child
 
 
 @pytest.fixture(params=["sync", "async"])

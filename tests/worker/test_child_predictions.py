@@ -16,18 +16,9 @@ from tests.support.worker_child import ChildProcess, names, write_predictor
 PREDICTORS = Path(__file__).parent.parent / "predictors"
 
 
-@pytest.fixture(scope="module")
-def child() -> Iterator[ChildProcess]:
-    with ChildProcess(f"{PREDICTORS / 'sync_basics.py'}:Predictor") as child:
-        child.set_up()
-        yield child
-
-
-@pytest.fixture(scope="module")
-def async_child() -> Iterator[ChildProcess]:
-    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8, n_channels=8) as child:
-        child.set_up()
-        yield child
+@pytest.fixture
+def child(sync_child: ChildProcess) -> ChildProcess:
+    return sync_child
 
 
 @pytest.fixture(scope="module")
