@@ -8,9 +8,9 @@ BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
-NATIVE   := $(wildcard native/src/*) native/include/corosrv.h native/build_native.py
+NATIVE   := $(wildcard native/src/*/*) native/include/corosrv.h native/build_native.py
 CLANGFMT := $(BIN)/clang-format
-CXXFILES := $(wildcard native/src/*.cpp native/src/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
+CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/*/*.cpp tests/native/*/*.h)
 
 .PHONY: install run test lint format load bench fuzz clean

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "reader.h"
+#include "handover/reader.h"
 #include "waiting.h"
 
 namespace corosrv {

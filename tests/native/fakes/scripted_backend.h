@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend.h"
+#include "model/backend.h"
 #include "byte_vocabulary.h"
 #include "gate.h"
 

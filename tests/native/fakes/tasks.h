@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "scripted_backend.h"
-#include "types.h"
+#include "model/types.h"
 
 namespace corosrv {
 

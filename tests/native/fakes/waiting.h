@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "types.h"
+#include "model/types.h"
 
 namespace corosrv {
 

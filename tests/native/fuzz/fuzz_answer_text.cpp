@@ -1,7 +1,7 @@
 // Any tokens, any stop strings: what leaves is UTF-8, has no stop string in it, and is what its tokens say.
-#include "answer_text.h"
+#include "text/answer_text.h"
 #include "fuzz.h"
-#include "utf8.h"
+#include "base/utf8.h"
 
 namespace corosrv {
 namespace {

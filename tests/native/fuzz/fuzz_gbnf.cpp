@@ -1,7 +1,7 @@
 // Any text as a grammar: refused in words, or followed in bounded work.
 #include "fuzz.h"
-#include "gbnf.h"
-#include "recognizer.h"
+#include "grammar/gbnf.h"
+#include "grammar/recognizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace corosrv;

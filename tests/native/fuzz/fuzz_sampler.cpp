@@ -5,7 +5,7 @@
 
 #include "../fakes/byte_vocabulary.h"
 #include "fuzz.h"
-#include "sampler.h"
+#include "sampling/sampler.h"
 
 namespace corosrv {
 namespace {

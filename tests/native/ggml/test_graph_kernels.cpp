@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "graph_kernels.h"
+#include "kernels/graph_kernels.h"
 
 namespace corosrv {
 namespace {

@@ -7,13 +7,13 @@
 #include <memory>
 
 #include "check.h"
-#include "chooser.h"
-#include "cutoffs.h"
-#include "dry.h"
-#include "penalties.h"
-#include "random.h"
-#include "temperature.h"
-#include "xtc.h"
+#include "sampling/chooser.h"
+#include "sampling/cutoffs.h"
+#include "sampling/dry.h"
+#include "sampling/penalties.h"
+#include "sampling/random.h"
+#include "sampling/temperature.h"
+#include "sampling/xtc.h"
 
 namespace corosrv {
 namespace {

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "gbnf.h"
-#include "recognizer.h"
+#include "grammar/gbnf.h"
+#include "grammar/recognizer.h"
 
 namespace corosrv {
 namespace {

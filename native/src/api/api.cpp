@@ -1,0 +1,203 @@
+// The C API: check, convert, catch; no logic. Here the engine and its model; jobs and slots have files of their own.
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/check.h"
+#include "api/convert.h"
+#include "api/handles.h"
+#include "api/json_limits.h"
+#ifndef COROSRV_WITHOUT_LLAMA
+#include "llama/backend.h"
+#endif
+#include "model/synthetic_backend.h"
+
+#ifndef COROSRV_LLAMA_FINGERPRINT
+#define COROSRV_LLAMA_FINGERPRINT ""
+#endif
+
+using namespace corosrv;
+
+namespace {
+
+// As many as compute the model anyway: the synthetic one needs none.
+int32_t sampling_threads(const corosrv_options& options) {
+  return options.synthetic == nullptr ? std::max(options.threads, 1) : 1;
+}
+
+BackendFactory backend_factory(const corosrv_options& options) {
+  if (options.synthetic != nullptr) {
+    return [synthetic = *options.synthetic, context = options.context, slots = options.slots](Status&) {
+      return make_synthetic_backend(synthetic, context, slots);
+    };
+  }
+#ifdef COROSRV_WITHOUT_LLAMA
+  return [](Status& status) -> std::unique_ptr<Backend> {
+    status = Status(COROSRV_INVALID, "this build has no libllama");
+    return nullptr;
+  };
+#else
+  // The caller's texts are gone when the model is loaded.
+  const std::string model = options.model == nullptr ? "" : options.model;
+  const std::vector<std::string> adapters(options.adapters, options.adapters + options.n_adapters);
+  return [model, adapters, copied = options](Status& status) {
+    corosrv_options mine = copied;
+    mine.model = model.c_str();
+    mine.adapters = nullptr;
+    return make_llama_backend(mine, adapters, status);
+  };
+#endif
+}
+
+// The model's vocabulary, or null where it has no such token.
+const Vocabulary* vocabulary_with(corosrv_engine* engine, Token token) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  const bool is_known = backend != nullptr && token >= 0 && token < backend->vocabulary().size();
+  return is_known ? &backend->vocabulary() : nullptr;
+}
+
+}  // namespace
+
+const char* corosrv_llama_fingerprint(void) { return COROSRV_LLAMA_FINGERPRINT; }
+
+int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine, char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    Status status = check_options(*options);
+    if (status.is_ok()) status = check_grammar_limits(options->grammars);
+    if (!status.is_ok()) return status;
+    Engine::Limits limits;
+    limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
+                   sampling_threads(*options)};
+    limits.loop.queue_s = options->queue_s;
+    limits.loop.stall_s = options->stall_s;
+    limits.queue = static_cast<size_t>(options->queue);
+    if (options->tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(options->tasks_of_owner);
+    limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
+    limits.grammars = to_grammar_limits(options->grammars);
+    auto opened = std::make_unique<corosrv_engine>();
+    opened->engine = std::make_unique<Engine>(limits, backend_factory(*options));
+    if (opened->engine->fd() < 0) return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for the engine");
+    *engine = opened.release();
+    return Status::ok();
+  });
+}
+
+int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size_t message_size) {
+  if (!engine->fork_guard.is_same_process()) return report(forked(), message, message_size);
+  std::string reason;
+  *state = engine->engine->state(reason);
+  report(Status(COROSRV_INTERNAL, reason), message, message_size);
+  return COROSRV_OK;
+}
+
+int corosrv_engine_fd(corosrv_engine* engine) { return engine->engine->fd(); }
+
+int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  if (backend == nullptr) return status.code();
+  const ModelInfo& from = backend->info();
+  *info = {from.context,
+           from.context_train,
+           backend->vocabulary().size(),
+           from.n_embd,
+           from.vocab_type,
+           from.add_bos,
+           from.bos,
+           from.eos,
+           from.n_params,
+           from.size,
+           from.own_kernels,
+           from.packed_bytes,
+           from.ftype.c_str(),
+           from.description.c_str(),
+           from.chat_template.c_str(),
+           from.can_generate,
+           from.n_vector,
+           static_cast<int32_t>(from.pooling),
+           from.add_eos,
+           from.add_sep,
+           from.sep,
+           from.fim_prefix,
+           from.fim_suffix,
+           from.fim_middle,
+           from.fim_repository,
+           from.fim_file,
+           from.rerank_template.c_str(),
+           from.n_adapters};
+  return COROSRV_OK;
+}
+
+int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
+  if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
+  *stats = engine->engine->stats();
+  return COROSRV_OK;
+}
+
+int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
+                     int32_t* tokens, size_t capacity, size_t* n_tokens) {
+  return guarded(nullptr, 0, [&] {
+    Status status = Status::ok();
+    const Backend* backend = ready_backend(engine, status);
+    if (backend == nullptr) return status;
+    const std::vector<Token> found =
+        backend->vocabulary().tokenize({text, text_size}, add_special != 0, parse_special != 0);
+    *n_tokens = found.size();
+    std::copy_n(found.begin(), std::min(found.size(), capacity), tokens);
+    return Status::ok();
+  });
+}
+
+int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text) {
+  Status status = Status::ok();
+  const Backend* backend = ready_backend(engine, status);
+  if (backend == nullptr) return status.code();
+  const Vocabulary& vocabulary = backend->vocabulary();
+  if (token < 0 || token >= vocabulary.size()) return COROSRV_INVALID;
+  const std::string_view found = special != 0 ? vocabulary.special_text(token) : vocabulary.text(token);
+  *text = {found.data(), found.size()};
+  return COROSRV_OK;
+}
+
+int corosrv_token_is_control(corosrv_engine* engine, int32_t token) {
+  const Vocabulary* vocabulary = vocabulary_with(engine, token);
+  return vocabulary != nullptr && vocabulary->is_control(token) ? 1 : 0;
+}
+
+int corosrv_token_is_end(corosrv_engine* engine, int32_t token) {
+  const Vocabulary* vocabulary = vocabulary_with(engine, token);
+  return vocabulary != nullptr && vocabulary->is_end_of_generation(token) ? 1 : 0;
+}
+
+int corosrv_engine_drain(corosrv_engine* engine, const char* message) {
+  if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
+  if (message == nullptr) return COROSRV_INVALID;
+  return guarded(nullptr, 0, [&] {
+    engine->engine->drain(message);
+    return Status::ok();
+  });
+}
+
+void corosrv_engine_close(corosrv_engine* engine) {
+  if (engine == nullptr) return;
+  if (!engine->fork_guard.is_same_process()) {
+    // The thread that is to be joined does not exist here, and the locks may be held for ever.
+    ::close(engine->engine->fd());  // the child's copy
+    return;
+  }
+  delete engine;
+}
+
+int corosrv_check_json(const char* text, size_t text_size, const corosrv_json_limits* limits, int* fault, size_t* at) {
+  return guarded(nullptr, 0, [&] {
+    const JsonFault found = find_json_fault({text, text_size}, *limits);
+    *fault = found.kind;
+    *at = found.at;
+    return Status::ok();
+  });
+}

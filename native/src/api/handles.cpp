@@ -1,0 +1,33 @@
+#include "api/handles.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace corosrv {
+
+Status forked() {
+  return Status(COROSRV_FORKED,
+                "this engine was opened before a fork() and serves the parent process only; open one in each process "
+                "after forking (gunicorn: do not use --preload)");
+}
+
+int report(const Status& status, char* message, size_t message_size) {
+  if (!status.is_ok() && message != nullptr && message_size > 0) {
+    const size_t size = std::min(status.message().size(), message_size - 1);
+    std::memcpy(message, status.message().data(), size);
+    message[size] = '\0';
+  }
+  return status.code();
+}
+
+const Backend* ready_backend(corosrv_engine* engine, Status& status) {
+  if (!engine->fork_guard.is_same_process()) {
+    status = forked();
+    return nullptr;
+  }
+  const Backend* backend = engine->engine->backend();
+  if (backend == nullptr) status = Status(COROSRV_NOT_READY, "the model is not loaded yet");
+  return backend;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,54 @@
+// What stands behind the handles of the C API, and how its calls end.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "model/backend.h"
+#include "corosrv.h"
+#include "loop/engine.h"
+#include "api/fork_guard.h"
+#include "handover/reader.h"
+#include "handover/slot_request.h"
+#include "base/status.h"
+
+struct corosrv_engine {
+  corosrv::ForkGuard fork_guard;
+  std::unique_ptr<corosrv::Engine> engine;
+};
+
+struct corosrv_reader {
+  corosrv::ForkGuard fork_guard;
+  std::shared_ptr<corosrv::Reader> reader;
+  std::vector<corosrv::Chunk> taken;
+  std::vector<corosrv_chunk> chunks;  // what `taken` looks like from C
+};
+
+struct corosrv_errand {
+  corosrv::ForkGuard fork_guard;
+  std::shared_ptr<corosrv::SlotErrand> errand;
+};
+
+namespace corosrv {
+
+// The answer to a child that uses what its parent has opened.
+Status forked();
+
+// The code of a status; its words go into `message`, which may be null.
+int report(const Status& status, char* message, size_t message_size);
+
+// Nothing throws past the C API.
+template <typename Call>
+int guarded(char* message, size_t message_size, Call call) {
+  try {
+    return report(call(), message, message_size);
+  } catch (const std::exception& error) {
+    return report(Status(COROSRV_INTERNAL, error.what()), message, message_size);
+  }
+}
+
+// The engine's model, or null and the reason why there is none.
+const Backend* ready_backend(corosrv_engine* engine, Status& status);
+
+}  // namespace corosrv

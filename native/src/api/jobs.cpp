@@ -1,0 +1,95 @@
+// The C API of jobs: tasks are submitted, and their reader gives chunks.
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "api/check.h"
+#include "api/convert.h"
+#include "api/handles.h"
+#include "sampling/dry.h"
+
+using namespace corosrv;
+
+namespace {
+
+// Compiles what grammars there are; tasks in a row that point to the same text share one.
+Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const corosrv_text& text = from[i].sampling.grammar;
+    if (text.size == 0) continue;
+    if (i > 0 && from[i - 1].sampling.grammar.data == text.data && from[i - 1].sampling.grammar.size == text.size) {
+      tasks[i].sampling.grammar = tasks[i - 1].sampling.grammar;
+      continue;
+    }
+    const Status status = engine.compile({text.data, text.size}, tasks[i].sampling.grammar);
+    if (!status.is_ok()) return status;
+  }
+  return Status::ok();
+}
+
+// Turns breakers into tokens where DRY asks for them; tasks of one job mostly have the same, which are made once.
+void compile_breakers(Engine& engine, const corosrv_task* from, std::vector<Task>& tasks) {
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const corosrv_sampling& sampling = from[i].sampling;
+    if (sampling.n_dry_breakers == 0 || !Dry::is_on(tasks[i].sampling)) continue;
+    tasks[i].sampling.dry_breakers = engine.breakers(to_strings(sampling.dry_breakers, sampling.n_dry_breakers));
+  }
+}
+
+}  // namespace
+
+int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
+                   char* message, size_t message_size) {
+  return guarded(message, message_size, [&] {
+    Status status = Status::ok();
+    const Backend* backend = ready_backend(engine, status);
+    if (backend == nullptr) return status;
+    if (n_tasks == 0) return invalid("a job needs at least one task");
+    std::vector<Task> converted;
+    for (size_t i = 0; i < n_tasks; ++i) {
+      status = check_task(tasks[i], *backend);
+      if (!status.is_ok()) return status;
+      converted.push_back(to_task(tasks[i], i, backend->info()));
+    }
+    status = compile_grammars(*engine->engine, tasks, converted);
+    if (!status.is_ok()) return status;
+    compile_breakers(*engine->engine, tasks, converted);
+    auto opened = std::make_unique<corosrv_reader>();
+    status = engine->engine->submit(std::move(converted), opened->reader);
+    if (status.is_ok()) *reader = opened.release();
+    return status;
+  });
+}
+
+int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
+
+int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch) {
+  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
+  return guarded(nullptr, 0, [&] {
+    reader->reader->take(reader->taken, clear != 0);
+    reader->chunks.clear();
+    for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
+    *batch = {reader->chunks.data(), reader->chunks.size()};
+    return Status::ok();
+  });
+}
+
+int corosrv_reader_cancel(corosrv_reader* reader) {
+  if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
+  return guarded(nullptr, 0, [&] {
+    reader->reader->cancel();
+    return Status::ok();
+  });
+}
+
+void corosrv_reader_close(corosrv_reader* reader) {
+  if (reader == nullptr) return;
+  if (!reader->fork_guard.is_same_process()) {
+    ::close(reader->reader->fd());  // the child's copy; the rest stays as the fork left it
+    return;
+  }
+  reader->reader->cancel();
+  delete reader;
+}

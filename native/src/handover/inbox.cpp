@@ -1,0 +1,140 @@
+#include "handover/inbox.h"
+
+#include <utility>
+
+namespace corosrv {
+
+Chunk error_chunk(int32_t index, std::string message, const char* code) {
+  Chunk chunk;
+  chunk.index = index;
+  chunk.finish = Finish::kError;
+  chunk.text = std::move(message);
+  chunk.code = code;
+  return chunk;
+}
+
+Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader) {
+  {
+    MutexLock lock(mutex_);
+    if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
+    const uint64_t owner = tasks.empty() ? 0 : tasks.front().kin.owner;
+    if (Status status = room_for(tasks.size(), owner); !status.is_ok()) {
+      refused_ += tasks.size();
+      return status;
+    }
+    const auto now = Clock::now();
+    in_flight_ += tasks.size();
+    if (owner != 0) in_flight_of_[owner] += tasks.size();
+    for (Task& task : tasks) mail_.submissions.push_back({std::move(task), reader, now});
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+  return Status::ok();
+}
+
+Status Inbox::room_for(size_t count, uint64_t owner) {
+  if (in_flight_ + count > capacity_) {
+    return Status(COROSRV_QUEUE_FULL, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
+                                          " tasks run or wait for a slot; try again later");
+  }
+  const auto found = in_flight_of_.find(owner);
+  const size_t n_owned = found == in_flight_of_.end() ? 0 : found->second;
+  if (owner == 0 || n_owned + count <= of_one_) return Status::ok();
+  return Status(COROSRV_QUEUE_FULL, std::to_string(n_owned) + " of at most " + std::to_string(of_one_) +
+                                        " tasks of this API key run or wait for a slot; try again later");
+}
+
+Status Inbox::ask(std::shared_ptr<SlotErrand> errand) {
+  {
+    MutexLock lock(mutex_);
+    if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
+    mail_.errands.push_back(std::move(errand));
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+  return Status::ok();
+}
+
+void Inbox::refuse(size_t count) {
+  MutexLock lock(mutex_);
+  refused_ += count;
+}
+
+void Inbox::on_cancel() {
+  {
+    MutexLock lock(mutex_);
+    mail_.has_cancellations = true;
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Inbox::on_room() {
+  {
+    MutexLock lock(mutex_);
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Inbox::drain(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (!mail_.is_draining) mail_.reason = reason;
+    mail_.is_draining = true;
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+void Inbox::close(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (!mail_.is_draining) mail_.reason = reason;
+    mail_.is_draining = mail_.is_closing = true;
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+Inbox::Mail Inbox::take(bool has_work, Clock::duration patience) {
+  const bool is_patient = patience < Clock::duration::zero();
+  const auto deadline = Clock::now() + (is_patient ? Clock::duration::zero() : patience);
+  MutexLock lock(mutex_);
+  while (!is_woken_ && !has_work) {
+    if (is_patient) {
+      changed_.wait(mutex_);
+    } else if (changed_.wait_until(mutex_, deadline) == std::cv_status::timeout) {
+      break;
+    }
+  }
+  is_woken_ = false;
+  Mail mail = std::move(mail_);
+  // Draining and closing are for good; the rest is taken once.
+  mail_ = Mail();
+  mail_.is_draining = mail.is_draining;
+  mail_.is_closing = mail.is_closing;
+  mail_.reason = mail.reason;
+  return mail;
+}
+
+void Inbox::ended(const std::vector<uint64_t>& owners) {
+  MutexLock lock(mutex_);
+  in_flight_ -= owners.size();
+  for (const uint64_t owner : owners) {
+    const auto found = in_flight_of_.find(owner);
+    if (found != in_flight_of_.end() && --found->second == 0) in_flight_of_.erase(found);
+  }
+}
+
+size_t Inbox::in_flight() {
+  MutexLock lock(mutex_);
+  return in_flight_;
+}
+
+uint64_t Inbox::refused() {
+  MutexLock lock(mutex_);
+  return refused_;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,93 @@
+// What other threads want of the decode thread: new tasks, cancellations, errands, an end.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "handover/reader.h"
+#include "handover/slot_request.h"
+#include "base/status.h"
+#include "base/thread_annotations.h"
+#include "model/types.h"
+
+namespace corosrv {
+
+// A task on its way to the loop, with the reader that waits for it.
+struct Submission {
+  Task task;
+  std::shared_ptr<Reader> reader;
+  Clock::time_point submitted;
+};
+
+// The code of what ends because its server does.
+constexpr const char* kShuttingDown = "server_shutting_down";
+// Of what waited for its first slot longer than it may, and of what was read slower than it may be.
+constexpr const char* kQueueTimeout = "queue_timeout";
+constexpr const char* kClientTooSlow = "client_too_slow";
+
+// The one terminal chunk of a task that never became a sequence.
+Chunk error_chunk(int32_t index, std::string message, const char* code = "");
+
+// Bounded: all tasks that were taken and have not ended are counted, wherever they are. The decode thread sleeps here
+// when it has nothing to do, and only here.
+class Inbox final : public Reader::Listener {
+ public:
+  // What the loop finds when it looks.
+  struct Mail {
+    std::vector<Submission> submissions;
+    std::vector<std::shared_ptr<SlotErrand>> errands;
+    bool has_cancellations = false;  // some reader's is_cancelled() has turned true
+    bool is_draining = false;        // end everything with `reason`
+    bool is_closing = false;         // and then leave
+    std::string reason;
+  };
+
+  static constexpr size_t kNoLimit = SIZE_MAX;
+
+  // `capacity`: tasks that may run and wait, together; `of_one`: those of one owner among them, but of owner 0, who is
+  // anybody.
+  explicit Inbox(size_t capacity, size_t of_one = kNoLimit) : capacity_(capacity), of_one_(of_one) {}
+  Inbox(const Inbox&) = delete;
+  Inbox& operator=(const Inbox&) = delete;
+
+  // Any thread: all of `tasks`, which are one owner's, or none.
+  Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
+  // Any thread: how many there may be at once is the caller's to see to.
+  Status ask(std::shared_ptr<SlotErrand> errand);
+  // Any thread: counts tasks that were refused before they got here.
+  void refuse(size_t count);
+  // Any thread: the loop looks again, at cancelled readers too.
+  void on_cancel() override;
+  void on_room() override;
+  // Any thread: refuses what comes later and ends what is there, with these words.
+  void drain(const std::string& reason);
+  void close(const std::string& reason);
+
+  // Decode thread. Waits for mail, unless `has_work`; no longer than `patience`, of which negative is any.
+  Mail take(bool has_work, Clock::duration patience = Clock::duration(-1));
+  // Decode thread: tasks of these owners have ended, and no longer count against the capacity.
+  void ended(const std::vector<uint64_t>& owners);
+
+  // Any thread.
+  size_t in_flight();
+  uint64_t refused();
+
+ private:
+  // What keeps a submission out, or ok.
+  Status room_for(size_t count, uint64_t owner) REQUIRES(mutex_);
+
+  const size_t capacity_;
+  const size_t of_one_;
+  std::condition_variable_any changed_;
+  Mutex mutex_;
+  Mail mail_ GUARDED_BY(mutex_);
+  bool is_woken_ GUARDED_BY(mutex_) = false;
+  size_t in_flight_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uint64_t, size_t> in_flight_of_ GUARDED_BY(mutex_);  // by owner, none of them 0
+  uint64_t refused_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace corosrv

@@ -1,0 +1,216 @@
+#include "kernels/graph_kernels.h"
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <optional>
+
+#include "kernels/attention.h"
+
+namespace corosrv {
+
+namespace {
+
+std::optional<BlockFormat> format_of(const ggml_tensor& weight) {
+  if (weight.type == GGML_TYPE_Q4_1) return BlockFormat::kQ4_1;
+  if (weight.type == GGML_TYPE_Q8_0) return BlockFormat::kQ8_0;
+  return std::nullopt;
+}
+
+bool is_plain_matrix(const ggml_tensor& tensor) {
+  return tensor.ne[2] == 1 && tensor.ne[3] == 1 && ggml_is_contiguous(&tensor);
+}
+
+// Whether the bytes are those of the file: constant, readable, and not rearranged for other kernels (buffers of such
+// weights do not call themselves host).
+bool is_untouched_weight(const ggml_tensor& tensor) {
+  return tensor.op == GGML_OP_NONE && tensor.buffer != nullptr &&
+         ggml_backend_buffer_get_usage(tensor.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
+         ggml_backend_buffer_is_host(tensor.buffer);
+}
+
+size_t extent(const ggml_tensor& tensor, int dimension) { return static_cast<size_t>(tensor.ne[dimension]); }
+
+// The `part`-th of `n_parts` nearly equal parts of `total` things begins here.
+size_t part_begin(size_t total, int part, int n_parts) {
+  return total * static_cast<size_t>(part) / static_cast<size_t>(n_parts);
+}
+
+// What a node of attention keeps among its parameters, as floats; a custom operation uses the first six places, and
+// the scale is moved behind them.
+enum AttentionParam { kScale = 0, kMaxBias = 1, kSoftcap = 2, kKeptScale = 8 };
+
+float* attention_params(ggml_tensor& node) { return reinterpret_cast<float*>(node.op_params); }
+
+bool has_cells_of_halves(const ggml_tensor& cache, const ggml_tensor& queries) {
+  return cache.type == GGML_TYPE_F16 && cache.nb[0] == 2 && cache.ne[0] == queries.ne[0] &&
+         cache.ne[3] == queries.ne[3];
+}
+
+// Whether a node is attention as attend() knows it: no bias by distance, no cap, no sinks, a cache of 16-bit floats.
+bool is_plain_attention(ggml_tensor& node) {
+  const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2];
+  const ggml_tensor* mask = node.src[3];
+  return queries.type == GGML_TYPE_F32 && queries.nb[0] == 4 && queries.ne[0] % kHeadStep == 0 &&
+         has_cells_of_halves(keys, queries) && has_cells_of_halves(values, queries) && keys.ne[2] == values.ne[2] &&
+         queries.ne[2] % keys.ne[2] == 0 && mask != nullptr && mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 &&
+         mask->ne[2] == 1 && mask->ne[3] == queries.ne[3] && node.src[4] == nullptr &&
+         attention_params(node)[kMaxBias] == 0 && attention_params(node)[kSoftcap] == 0;
+}
+
+const uint8_t* at(const ggml_tensor& tensor, size_t i1, size_t i2, size_t i3) {
+  return static_cast<const uint8_t*>(tensor.data) + i1 * tensor.nb[1] + i2 * tensor.nb[2] + i3 * tensor.nb[3];
+}
+
+// The part of a node that belongs to one token of one stream and one key head.
+Attention attention_of(ggml_tensor& node, size_t token, size_t key_head, size_t stream) {
+  const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2], &mask = *node.src[3];
+  Attention a;
+  a.head_size = extent(queries, 0);
+  a.n_heads = extent(queries, 2) / extent(keys, 2);
+  a.queries = reinterpret_cast<const float*>(at(queries, token, key_head * a.n_heads, stream));
+  a.query_stride = queries.nb[2];
+  a.n_cells = extent(keys, 1);
+  a.mask = reinterpret_cast<const uint16_t*>(at(mask, token, 0, stream));
+  a.keys = at(keys, 0, key_head, stream);
+  a.key_stride = keys.nb[1];
+  a.values = at(values, 0, key_head, stream);
+  a.value_stride = values.nb[1];
+  a.scale = attention_params(node)[kKeptScale];
+  const size_t row = (stream * extent(queries, 1) + token) * extent(queries, 2) + key_head * a.n_heads;
+  a.output = static_cast<float*>(node.data) + row * a.head_size;
+  return a;
+}
+
+bool is_cpu_alone() {
+  for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+    if (ggml_backend_dev_type(ggml_backend_dev_get(i)) != GGML_BACKEND_DEVICE_TYPE_CPU) return false;
+  }
+  return true;
+}
+
+// ggml does not say how a custom operation is written down, but makes one for whoever asks.
+std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
+  std::array<char, 64> params;
+  static_assert(sizeof params == GGML_MAX_OP_PARAMS);
+  ggml_context* context = ggml_init({4 * ggml_tensor_overhead(), nullptr, true});
+  if (context == nullptr) throw std::bad_alloc();
+  ggml_tensor* argument = ggml_new_tensor_1d(context, GGML_TYPE_F32, 1);
+  const ggml_tensor* prototype =
+      ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, &argument, 1, function, GGML_N_TASKS_MAX, user_data);
+  std::memcpy(params.data(), prototype->op_params, params.size());
+  ggml_free(context);
+  return params;
+}
+
+}  // namespace
+
+std::unique_ptr<GraphKernels> GraphKernels::make(size_t max_bytes) {
+  return (PackedMatrix::is_supported() || can_attend()) && is_cpu_alone() ? std::make_unique<GraphKernels>(max_bytes)
+                                                                          : nullptr;
+}
+
+GraphKernels::GraphKernels(size_t max_bytes)
+    : max_bytes_(max_bytes), attend_(op_params_of(&GraphKernels::attend, nullptr)) {}
+
+GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml_tensor& tensor)
+    : kernels(owner),
+      matrix(format, tensor.data, extent(tensor, 1), extent(tensor, 0)),
+      quantize_and_multiply(op_params_of(&GraphKernels::quantize_and_multiply, this)),
+      multiply_only(op_params_of(&GraphKernels::multiply, this)) {}
+
+bool GraphKernels::on_node(ggml_tensor* node, bool, void* kernels) {
+  try {
+    static_cast<GraphKernels*>(kernels)->replace(node);
+  } catch (const std::bad_alloc&) {
+    // No room for a copy or for activations: the node stays ggml's.
+  }
+  return false;
+}
+
+void GraphKernels::replace(ggml_tensor* node) {
+  // Values computed anew are no longer those that were quantised.
+  if (node == quantized_) quantized_ = nullptr;
+  if (node->op == GGML_OP_MUL_MAT) replace_product(node);
+  if (node->op == GGML_OP_FLASH_ATTN_EXT && can_attend() && is_plain_attention(*node)) replace_attention(node);
+}
+
+void GraphKernels::replace_product(ggml_tensor* node) {
+  const ggml_tensor* input = node->src[1];
+  if (input->type != GGML_TYPE_F32 || !is_plain_matrix(*input)) return;
+  const Weight* weight = find(node->src[0]);
+  if (weight == nullptr) return;
+  const size_t n_blocks = extent(*input, 1) * weight->matrix.n_blocks();
+  if (activations_.size() < n_blocks) activations_.resize(n_blocks);
+
+  become_custom(node, input == quantized_ ? weight->multiply_only : weight->quantize_and_multiply);
+  // What no node computes may change between two graphs without being shown.
+  quantized_ = input->op == GGML_OP_NONE ? nullptr : input;
+}
+
+void GraphKernels::replace_attention(ggml_tensor* node) {
+  const float scale = attention_params(*node)[kScale];
+  become_custom(node, attend_);
+  attention_params(*node)[kKeptScale] = scale;
+}
+
+void GraphKernels::become_custom(ggml_tensor* node, const OpParams& params) {
+  node->op = GGML_OP_CUSTOM;
+  std::memcpy(node->op_params, params.data(), params.size());
+  is_used_ = true;
+}
+
+GraphKernels::Weight* GraphKernels::find(const ggml_tensor* tensor) {
+  const auto known = weights_.find(tensor);
+  if (known != weights_.end()) return known->second.get();
+  if (!is_untouched_weight(*tensor)) return nullptr;
+  return weights_.emplace(tensor, pack(tensor)).first->second.get();
+}
+
+std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tensor) {
+  const std::optional<BlockFormat> format = format_of(*tensor);
+  if (!PackedMatrix::is_supported() || !format || !is_plain_matrix(*tensor) ||
+      !PackedMatrix::fits(extent(*tensor, 1), extent(*tensor, 0)) ||
+      ggml_nbytes(tensor) > max_bytes_ - std::min(bytes_, max_bytes_)) {
+    return nullptr;
+  }
+  auto weight = std::make_unique<Weight>(*this, *format, *tensor);
+  bytes_ += weight->matrix.bytes();
+  return weight;
+}
+
+void GraphKernels::quantize_share(const ggml_tensor* activations, int thread, int n_threads) {
+  const size_t n_blocks = extent(*activations, 0) / kBlockValues * extent(*activations, 1);
+  const size_t from = part_begin(n_blocks, thread, n_threads);
+  const size_t to = part_begin(n_blocks, thread + 1, n_threads);
+  quantize(static_cast<const float*>(activations->data) + from * kBlockValues, to - from, activations_.data() + from);
+}
+
+void GraphKernels::quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
+  GraphKernels& kernels = static_cast<Weight*>(weight)->kernels;
+  kernels.quantize_share(node->src[1], thread, n_threads);
+  kernels.barrier_.wait(n_threads);
+  multiply(node, thread, n_threads, weight);
+}
+
+void GraphKernels::multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
+  const PackedMatrix& matrix = static_cast<Weight*>(weight)->matrix;
+  matrix.multiply(static_cast<Weight*>(weight)->kernels.activations_.data(), extent(*node, 1),
+                  part_begin(matrix.n_groups(), thread, n_threads),
+                  part_begin(matrix.n_groups(), thread + 1, n_threads), static_cast<float*>(node->data));
+}
+
+void GraphKernels::attend(ggml_tensor* node, int thread, int n_threads, void*) {
+  const size_t n_tokens = extent(*node->src[0], 1), n_key_heads = extent(*node->src[1], 2);
+  const size_t n_parts = n_tokens * n_key_heads * extent(*node->src[0], 3);
+  // In turn: later tokens of a prompt look at more cells.
+  for (size_t part = static_cast<size_t>(thread); part < n_parts; part += static_cast<size_t>(n_threads)) {
+    const size_t row = part / n_key_heads;
+    corosrv::attend(attention_of(*node, row % n_tokens, part % n_key_heads, row / n_tokens));
+  }
+}
+
+}  // namespace corosrv

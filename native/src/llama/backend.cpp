@@ -1,0 +1,312 @@
+#include "llama/backend.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <limits>
+#include <stdexcept>
+
+#include "kernels/graph_kernels.h"
+#include "llama/context.h"
+#include "llama/handles.h"
+#include "llama/log.h"
+#include "llama/model.h"
+#include "llama/vocabulary.h"
+
+namespace corosrv {
+
+namespace {
+
+// Makes the context that a backend is to have in the end. Touching gigabytes of KV cache takes seconds.
+using MakeContext = std::function<Context()>;
+
+int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
+
+Status to_status(int32_t code) {
+  if (code == 0) return Status::ok();
+  if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
+  const std::string reason = last_reason();
+  return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
+                                      (reason.empty() ? ")" : ", " + reason + ")"));
+}
+
+// While it lives, the context makes the vectors of all tokens that it decodes.
+class VectorMode {
+ public:
+  VectorMode(llama_context* context, bool is_always_on) : context_(is_always_on ? nullptr : context) {
+    if (context_ != nullptr) llama_set_embeddings(context_, true);
+  }
+  ~VectorMode() {
+    if (context_ != nullptr) llama_set_embeddings(context_, false);
+  }
+  VectorMode(const VectorMode&) = delete;
+  VectorMode& operator=(const VectorMode&) = delete;
+
+ private:
+  llama_context* const context_;
+};
+
+class LlamaBackend final : public Backend {
+ public:
+  // `first` may have room for less than `info.context` tokens in each slot, until start_to_grow() has made one that
+  // has.
+  LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info,
+               std::vector<llama_adapter_lora*> adapters, int32_t slots, int32_t rows)
+      : model_(std::move(model)),
+        adapters_(std::move(adapters)),
+        kernels_(std::move(kernels)),
+        context_(std::move(first)),
+        capacity_(tokens_per_slot(context_)),
+        slots_(slots),
+        memory_(llama_get_memory(context_.get())),
+        batch_(rows),
+        vocabulary_(llama_model_get_vocab(model_.get())),
+        info_(std::move(info)),
+        has_snapshots_(memory_ != nullptr && can_copy_memory(model_.get())) {}
+
+  const Vocabulary& vocabulary() const override { return vocabulary_; }
+  const ModelInfo& info() const override { return info_; }
+
+  void use(const Adapters& scales) override {
+    if (scales == used_) return;
+    used_ = scales;
+    apply_adapters();
+  }
+
+  Status decode(const std::vector<Row>& rows) override {
+    if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
+    return to_status(llama_decode(context_.get(), batch_.fill(rows)));
+  }
+
+  Status embed(const std::vector<Row>& rows) override {
+    if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
+    const VectorMode mode(context_.get(), info_.reads_whole);
+    vectors_.resize(rows.size() * vector_size());
+    for (size_t first = 0, n_rows; first < rows.size(); first += n_rows) {
+      n_rows = piece_size(rows, first);
+      const int32_t code = llama_decode(context_.get(), batch_.fill(&rows[first], n_rows));
+      if (code != 0) return to_status(code);
+      for (size_t i = 0; i < n_rows; ++i) keep_vector(first + i, static_cast<int32_t>(i), rows[first + i].slot);
+    }
+    return Status::ok();
+  }
+
+  const float* vector(size_t row) override { return &vectors_[row * vector_size()]; }
+
+  float* logits(size_t row) override { return llama_get_logits_ith(context_.get(), static_cast<int32_t>(row)); }
+
+  void forget(int32_t slot, int32_t position) override {
+    if (memory_ == nullptr) return;
+    // Recurrent memory cannot be cut in the middle: it is then dropped whole.
+    if (!llama_memory_seq_rm(memory_, slot, position, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
+  }
+
+  bool has_snapshots() const override { return has_snapshots_; }
+
+  Snapshot save(int32_t slot, size_t limit_bytes) override {
+    Snapshot snapshot;
+    snapshot.size = llama_state_seq_get_size(context_.get(), slot);
+    if (snapshot.size > limit_bytes) return {};
+    snapshot.bytes.reset(new uint8_t[snapshot.size]);  // not zeroed: all of it is written
+    const size_t n_written = llama_state_seq_get_data(context_.get(), snapshot.bytes.get(), snapshot.size, slot);
+    return n_written == snapshot.size ? std::move(snapshot) : Snapshot();
+  }
+
+  bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
+    if (!grow(n_tokens).is_ok()) return false;
+    // What was kept in a file may be anything: it has to come to positions from the first to the last one.
+    const bool is_whole = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
+                          llama_memory_seq_pos_min(memory_, slot) == 0 &&
+                          llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
+    if (!is_whole) wipe(slot);
+    return is_whole;
+  }
+
+  // Touches the weights, packs those that want it and lets libllama reserve its buffers, so that the first request
+  // does not wait for it.
+  Status warm_up() {
+    const Token token = info_.bos >= 0 ? info_.bos : 0;
+    const std::vector<Row> row{{token, 0, 0, true}};
+    Status status = info_.can_generate ? decode(row) : embed(row);
+    forget(0, 0);
+    if (kernels_) {
+      info_.own_kernels = kernels_->is_used();
+      info_.packed_bytes = kernels_->bytes();
+    }
+    return status;
+  }
+
+  // Makes the full context beside the first one, which serves meanwhile.
+  void start_to_grow(MakeContext make_full) {
+    if (capacity_ < info_.context) full_ = std::async(std::launch::async, make_in_background, std::move(make_full));
+  }
+
+ private:
+  // Tells the context; libllama then plans its graphs anew, and does nothing where it has them already.
+  void apply_adapters() {
+    std::vector<llama_adapter_lora*> adapters = adapters_;
+    llama_set_adapters_lora(context_.get(), adapters.data(), used_.size(), used_.data());
+  }
+
+  size_t vector_size() const { return info_.pooling == Pooling::kRank ? 1 : static_cast<size_t>(info_.n_vector); }
+
+  // How many of the rows from `first` on may be computed together. Whoever sees all tokens of a sequence needs them in
+  // one piece, and libllama cuts what lies in a KV cache where sequences differ in length; without a cache it cuts
+  // nothing.
+  size_t piece_size(const std::vector<Row>& rows, size_t first) const {
+    const size_t n_left = rows.size() - first;
+    if (!info_.reads_whole) return std::min(n_left, static_cast<size_t>(kVectorRows));
+    if (memory_ == nullptr) return n_left;
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto end = std::find_if(begin, rows.end(), [&](const Row& row) { return row.slot != begin->slot; });
+    return static_cast<size_t>(end - begin);
+  }
+
+  void keep_vector(size_t row, int32_t row_of_batch, int32_t slot) {
+    const float* found = info_.pooling == Pooling::kRank ? llama_get_embeddings_seq(context_.get(), slot)
+                                                         : llama_get_embeddings_ith(context_.get(), row_of_batch);
+    if (found == nullptr) throw std::runtime_error("libllama made no vector of a token");
+    std::copy_n(found, vector_size(), &vectors_[row * vector_size()]);
+  }
+
+  static Context make_in_background(const MakeContext& make) {
+    // Whoever is served meanwhile goes first.
+    const sched_param none{};
+    ::sched_setscheduler(::gettid(), SCHED_IDLE, &none);
+    return make();
+  }
+
+  static bool read(llama_context* context, int32_t slot, const Snapshot& snapshot) {
+    if (llama_state_seq_set_data(context, snapshot.bytes.get(), snapshot.size, slot) == snapshot.size) return true;
+    llama_memory_seq_rm(llama_get_memory(context), slot, -1, -1);
+    return false;
+  }
+
+  // How many tokens the fullest slot holds once the rows are computed.
+  static int32_t tokens_of(const std::vector<Row>& rows) {
+    int32_t most = 0;
+    for (const Row& row : rows) most = std::max(most, row.position + 1);
+    return most;
+  }
+
+  // Goes over to the full context once it is there, and waits for it where a slot is to hold `n_tokens`.
+  Status grow(int32_t n_tokens) {
+    if (full_.valid()) {
+      const bool needs_full = n_tokens > capacity_;
+      if (!needs_full && full_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return Status::ok();
+      take_full();
+    }
+    if (n_tokens <= capacity_) return Status::ok();
+    return Status(COROSRV_INTERNAL, "the KV cache could not grow beyond " + std::to_string(capacity_) +
+                                        " tokens in each slot: too little memory was left");
+  }
+
+  // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with
+  // llama_memory_seq_rm(). The other slots' content is taken out meanwhile.
+  void wipe(int32_t slot) {
+    std::vector<Snapshot> held(static_cast<size_t>(slots_));
+    for (int32_t other = 0; other < slots_; ++other) {
+      const bool is_kept = other != slot && llama_memory_seq_pos_max(memory_, other) >= 0;
+      if (is_kept) held[static_cast<size_t>(other)] = save(other, std::numeric_limits<size_t>::max());
+    }
+    llama_memory_clear(memory_, false);
+    for (int32_t other = 0; other < slots_; ++other) {
+      const Snapshot& snapshot = held[static_cast<size_t>(other)];
+      if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
+        throw std::runtime_error("the KV cache could not be put back");
+      }
+    }
+  }
+
+  // Whatever goes wrong, the first context serves on with what room it has.
+  void take_full() {
+    try {
+      if (Context full = full_.get()) move_to(std::move(full));
+    } catch (const std::exception&) {
+    }
+  }
+
+  void move_to(Context full) {
+    for (int32_t slot = 0; slot < slots_; ++slot) {
+      if (llama_memory_seq_pos_max(memory_, slot) < 0) continue;
+      // Both contexts are alike but for their size, so there is no reason for this to fail.
+      const Snapshot held = save(slot, std::numeric_limits<size_t>::max());
+      if (!held.bytes || !read(full.get(), slot, held)) throw std::runtime_error("the KV cache could not be moved");
+    }
+    context_ = std::move(full);
+    capacity_ = tokens_per_slot(context_);
+    memory_ = llama_get_memory(context_.get());
+    if (!used_.empty()) apply_adapters();
+  }
+
+  const Model model_;
+  const std::vector<llama_adapter_lora*> adapters_;  // the model frees them
+  const std::unique_ptr<GraphKernels> kernels_;      // null: libllama's alone
+  Context context_;
+  int32_t capacity_;  // tokens that a slot of context_ holds
+  const int32_t slots_;
+  llama_memory_t memory_;
+  LlamaBatch batch_;
+  const LlamaVocabulary vocabulary_;
+  ModelInfo info_;  // constant once warm
+  const bool has_snapshots_;
+  Adapters used_;               // what the context computes with
+  std::vector<float> vectors_;  // of the last embed()
+  std::future<Context> full_;   // last: it uses the model, and is waited for first
+};
+
+// Of each slot: what a server starts with, where the whole KV cache would keep it waiting.
+constexpr int32_t kFirstTokens = 256;
+
+}  // namespace
+
+std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, const std::vector<std::string>& adapters,
+                                            Status& status) {
+  const std::string path = options.model == nullptr ? "" : options.model;
+  Model model = load_model(path, options.safe_load != 0, status);
+  if (!model) return nullptr;
+  const int32_t trained = llama_model_n_ctx_train(model.get());
+  const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
+  std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), adapters, status);
+  if (!status.is_ok()) return nullptr;
+  ContextWish wish{context};
+  status = find_pooling(model.get(), path, options.pooling, wish.pooling);
+  if (!status.is_ok()) return nullptr;
+
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context);
+  wish.kernels = kernels.get();
+  const auto make_context = [options, raw_model = model.get()](ContextWish wanted, int32_t tokens) {
+    wanted.tokens = tokens;  // for a start fewer than there are to be
+    return Context(llama_init_from_model(raw_model, context_params(options, wanted)));
+  };
+  Context first = make_context(wish, can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
+  // What libllama knows of a model it tells of a context.
+  if (first && !llama_get_causal_attn(first.get())) {
+    wish.reads_whole = true;
+    first = make_context(wish, context);
+  }
+  if (!first) {
+    status = failure("libllama cannot make a context for", path);
+    return nullptr;
+  }
+  if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options.slots, context);
+  if (!status.is_ok()) return nullptr;
+
+  ModelInfo info = describe(model.get(), wish.reads_whole ? context : std::max(context, tokens_per_slot(first)));
+  info.n_adapters = static_cast<int32_t>(loaded.size());
+  info.pooling = wish.pooling;
+  info.reads_whole = wish.reads_whole;
+  info.can_generate = !wish.reads_whole;
+  auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
+                                                std::move(loaded), options.slots, rows_of_step(options, wish));
+  status = backend->warm_up();
+  if (!status.is_ok()) return nullptr;
+  backend->start_to_grow([=] { return make_context(wish, context); });
+  return backend;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,49 @@
+// The only include of llama.h, and owners of what libllama hands out. For the llama_*.cpp files alone.
+#pragma once
+
+#include <llama.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "model/backend.h"
+
+namespace corosrv {
+
+struct FreeModel {
+  void operator()(llama_model* model) const { llama_model_free(model); }
+};
+struct FreeContext {
+  void operator()(llama_context* context) const { llama_free(context); }
+};
+using Model = std::unique_ptr<llama_model, FreeModel>;
+using Context = std::unique_ptr<llama_context, FreeContext>;
+
+// Owner of a llama_batch of a fixed capacity.
+class LlamaBatch {
+ public:
+  explicit LlamaBatch(int32_t capacity) : batch_(llama_batch_init(capacity, 0, 1)) {}
+  ~LlamaBatch() { llama_batch_free(batch_); }
+  LlamaBatch(const LlamaBatch&) = delete;
+  LlamaBatch& operator=(const LlamaBatch&) = delete;
+
+  const llama_batch& fill(const std::vector<Row>& rows) { return fill(rows.data(), rows.size()); }
+
+  const llama_batch& fill(const Row* rows, size_t n_rows) {
+    batch_.n_tokens = static_cast<int32_t>(n_rows);
+    for (size_t i = 0; i < n_rows; ++i) {
+      batch_.token[i] = rows[i].token;
+      batch_.pos[i] = rows[i].position;
+      batch_.n_seq_id[i] = 1;
+      batch_.seq_id[i][0] = rows[i].slot;
+      batch_.logits[i] = rows[i].wants_logits;
+    }
+    return batch_;
+  }
+
+ private:
+  llama_batch batch_;
+};
+
+}  // namespace corosrv

@@ -1,0 +1,147 @@
+#include "llama/model.h"
+
+#include <gguf.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "llama/log.h"
+
+namespace corosrv {
+
+namespace {
+
+std::string file_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+// What can be told without libllama, which answers these with a null pointer and its log.
+Status check_file(const std::string& path) {
+  const std::string name = "'" + file_name(path) + "'";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Status(COROSRV_INVALID, "the model file " + name + " does not exist or cannot be read");
+  char magic[4] = {};
+  file.read(magic, sizeof magic);
+  if (std::string(magic, sizeof magic) != "GGUF") {
+    return Status(COROSRV_INVALID, name + " is not a GGUF file (it does not begin with 'GGUF')");
+  }
+  return Status::ok();
+}
+
+std::string metadata(const llama_model* model, const std::string& key) {
+  char value[128] = {};
+  return llama_model_meta_val_str(model, key.c_str(), value, sizeof value) < 0 ? "" : value;
+}
+
+std::string template_of(const llama_model* model, const char* name) {
+  const char* found = llama_model_chat_template(model, name);
+  return found == nullptr ? "" : found;
+}
+
+// The model's own, or the mean: that a file names none is no reason to give a vector for every token.
+Pooling own_pooling(const llama_model* model) {
+  const int type = std::atoi(metadata(model, metadata(model, "general.architecture") + ".pooling_type").c_str());
+  const bool is_known = type > COROSRV_POOLING_NONE && type <= COROSRV_POOLING_RANK;
+  return is_known ? static_cast<Pooling>(type) : Pooling::kMean;
+}
+
+// libllama does not tell whether a model has one, and without it takes a score from the wrong place.
+bool has_classification_head(const std::string& path) {
+  gguf_context* file = gguf_init_from_file(path.c_str(), {true, nullptr});
+  if (file == nullptr) return false;
+  const bool has_head = gguf_find_tensor(file, "cls.weight") >= 0 || gguf_find_tensor(file, "cls.output.weight") >= 0;
+  gguf_free(file);
+  return has_head;
+}
+
+}  // namespace
+
+Model load_model(const std::string& path, bool safe, Status& status) {
+  status = check_file(path);
+  if (!status.is_ok()) return nullptr;
+  keep_llama_errors();
+
+  llama_model_params params = llama_model_default_params();
+  params.use_extra_bufts = !safe;
+  Model model(llama_model_load_from_file(path.c_str(), params));
+  if (!model) {
+    status = failure("libllama cannot load", path);
+    return nullptr;
+  }
+  if (llama_model_has_decoder(model.get()) && llama_model_has_encoder(model.get())) {
+    status = Status(COROSRV_INVALID, "'" + file_name(path) +
+                                         "' has an encoder in front of its decoder; such models "
+                                         "are not served");
+    return nullptr;
+  }
+  return model;
+}
+
+std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
+                                               Status& status) {
+  std::vector<llama_adapter_lora*> adapters;
+  for (const std::string& path : paths) {
+    status = check_file(path);
+    if (!status.is_ok()) return {};
+    llama_adapter_lora* adapter = llama_adapter_lora_init(model, path.c_str());
+    if (adapter == nullptr) {
+      status = failure("libllama cannot load the adapter", path);
+      return {};
+    }
+    if (llama_adapter_get_alora_n_invocation_tokens(adapter) > 0) {
+      status = Status(COROSRV_INVALID, "the adapter '" + file_name(path) +
+                                           "' waits for tokens that invoke it; such "
+                                           "adapters are not served");
+      return {};
+    }
+    adapters.push_back(adapter);
+  }
+  return adapters;
+}
+
+Status find_pooling(const llama_model* model, const std::string& path, int32_t wanted, Pooling& pooling) {
+  pooling = wanted == COROSRV_POOLING_MODEL ? own_pooling(model) : static_cast<Pooling>(wanted);
+  if (pooling != Pooling::kRank || has_classification_head(path)) return Status::ok();
+  return Status(COROSRV_INVALID, "'" + file_name(path) +
+                                     "' has no classification head to score texts with: set COROSRV_POOLING to mean, "
+                                     "cls or last");
+}
+
+Status failure(const std::string& what, const std::string& path) {
+  const std::string reason = last_reason();
+  return Status(COROSRV_INVALID, what + " '" + file_name(path) + "'" + (reason.empty() ? "" : ": " + reason));
+}
+
+bool can_copy_memory(const llama_model* model) {
+  return !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+}
+
+ModelInfo describe(const llama_model* model, int32_t context) {
+  const llama_vocab* vocab = llama_model_get_vocab(model);
+  ModelInfo info;
+  info.context = context;
+  info.context_train = llama_model_n_ctx_train(model);
+  info.n_embd = llama_model_n_embd(model);
+  info.n_vector = llama_model_n_embd_out(model);
+  info.vocab_type = llama_vocab_type(vocab);
+  info.add_bos = llama_vocab_get_add_bos(vocab);
+  info.bos = llama_vocab_bos(vocab);
+  info.eos = llama_vocab_eos(vocab);
+  info.n_params = llama_model_n_params(model);
+  info.size = llama_model_size(model);
+  info.ftype = llama_ftype_name(llama_model_ftype(model));
+  char description[128] = {};
+  llama_model_desc(model, description, sizeof description);
+  info.description = description;
+  info.chat_template = template_of(model, nullptr);
+  info.add_eos = llama_vocab_get_add_eos(vocab);
+  info.add_sep = llama_vocab_get_add_sep(vocab);
+  info.sep = llama_vocab_sep(vocab);
+  info.rerank_template = template_of(model, "rerank");
+  info.fim_prefix = llama_vocab_fim_pre(vocab);
+  info.fim_suffix = llama_vocab_fim_suf(vocab);
+  info.fim_middle = llama_vocab_fim_mid(vocab);
+  info.fim_repository = llama_vocab_fim_rep(vocab);
+  info.fim_file = llama_vocab_fim_sep(vocab);
+  return info;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,35 @@
+// The tokens of a model that libllama has loaded.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/backend.h"
+#include "llama/handles.h"
+
+namespace corosrv {
+
+// Reads all texts once, so that they can be handed out as views.
+class LlamaVocabulary final : public Vocabulary {
+ public:
+  explicit LlamaVocabulary(const llama_vocab* vocab);
+
+  int32_t size() const override { return static_cast<int32_t>(texts_.size()); }
+  std::string_view text(Token token) const override { return texts_[static_cast<size_t>(token)]; }
+  std::string_view special_text(Token token) const override { return special_texts_[static_cast<size_t>(token)]; }
+  bool is_end_of_generation(Token token) const override { return llama_vocab_is_eog(vocab_, token); }
+  bool is_control(Token token) const override { return llama_vocab_is_control(vocab_, token); }
+  const std::vector<Token>& end_tokens() const override { return end_tokens_; }
+  std::vector<Token> tokenize(std::string_view text, bool add_special, bool parse_special) const override;
+
+ private:
+  std::string piece(Token token, bool special) const;
+
+  const llama_vocab* const vocab_;
+  std::vector<std::string> texts_;
+  std::vector<std::string> special_texts_;
+  std::vector<Token> end_tokens_;
+};
+
+}  // namespace corosrv

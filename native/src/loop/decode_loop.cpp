@@ -1,0 +1,370 @@
+#include "loop/decode_loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <iterator>
+#include <utility>
+
+namespace corosrv {
+
+namespace {
+
+constexpr auto kLookInterval = std::chrono::milliseconds(250);  // at the soonest, for what is overdue
+
+// Never, where the limit is 0.
+Clock::time_point after(Clock::time_point since, double limit_s) {
+  if (limit_s <= 0) return Clock::time_point::max();
+  return since + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
+}
+
+struct Draw {
+  Sequence* sequence;
+  float* logits;
+};
+
+// A token of a prompt, and what is found out about it.
+struct Scoring {
+  Sequence* sequence;
+  int32_t position;  // of the token before it
+  const float* logits;
+  TokenList told;
+  std::string failure;
+
+  void score() {
+    try {
+      told = sequence->score(position, logits);
+    } catch (const std::exception& error) {
+      failure = std::string("the prompt could not be scored: ") + error.what();
+    }
+  }
+};
+
+// Calls `work`, which throws nothing, with each item. OpenMP, because libllama computes with it: the same threads,
+// which still spin from the step's last matrix, and none besides.
+template <typename Item, typename Work>
+void side_by_side(std::vector<Item>& items, [[maybe_unused]] int32_t threads, Work work) {
+  const auto n_items = static_cast<int32_t>(items.size());
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (n_items > 1)
+#endif
+  for (int32_t i = 0; i < n_items; ++i) work(items[static_cast<size_t>(i)]);
+}
+
+// libllama computes slots that stand in a row, each one's rows together, in one go.
+std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
+  std::sort(items.begin(), items.end(),
+            [](const Plan::Item& a, const Plan::Item& b) { return a.sequence->slot() < b.sequence->slot(); });
+  return items;
+}
+
+bool may_share_batch(const Sequence& a, const Sequence& b) {
+  return a.wants_vectors() == b.wants_vectors() && a.kin().adapters == b.kin().adapters;
+}
+
+// Generations and what is to become vectors are computed apart, and so are different adapters: each such part of a plan
+// is a batch of every step, so that none waits for another. In each the items stay in order.
+std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
+  std::vector<std::vector<Plan::Item>> batches;
+  for (const Plan::Item& item : items) {
+    const auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) {
+      return may_share_batch(*other.front().sequence, *item.sequence);
+    });
+    if (batch == batches.end()) {
+      batches.push_back({item});
+    } else {
+      batch->push_back(item);
+    }
+  }
+  return batches;
+}
+
+}  // namespace
+
+DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
+    : limits_(limits),
+      inbox_(inbox),
+      backend_(backend),
+      scheduler_(limits.slots, limits.rows, limits.reads_whole),
+      sharing_(backend, limits.cache_bytes),
+      memory_(backend, sharing_.cache(), limits.slots),
+      board_(limits.slots),
+      budget_(limits.step_ms / 1000, limits.rows) {
+  stats_.slots = limits.slots;
+  publish();
+}
+
+void DecodeLoop::run() {
+  for (;;) {
+    const bool has_work = scheduler_.has_work();
+    Inbox::Mail mail = inbox_.take(has_work, has_work ? Clock::duration::zero() : patience());
+    const bool is_closing = mail.is_closing;
+    take(std::move(mail));
+    end_overdue();
+    step();
+    settle();
+    run_errands();
+    publish();
+    if (is_closing) return;
+  }
+}
+
+void DecodeLoop::take(Inbox::Mail mail) {
+  for (Submission& submission : mail.submissions) add(std::move(submission));
+  std::move(mail.errands.begin(), mail.errands.end(), std::back_inserter(errands_));
+  if (mail.is_draining) {
+    end_all(mail.reason, kShuttingDown);
+    settle();
+  } else if (mail.has_cancellations) {
+    scheduler_.for_each([](Sequence& sequence) {
+      if (sequence.reader().is_cancelled()) sequence.finish(Finish::kCancelled);
+    });
+    settle();
+  }
+}
+
+// What cannot be made, for want of memory, ends; the loop goes on.
+void DecodeLoop::add(Submission submission) {
+  const std::shared_ptr<Reader> reader = submission.reader;
+  const int32_t index = submission.task.index;
+  const uint64_t owner = submission.task.kin.owner;
+  try {
+    scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
+                                              signals_, stats_));
+  } catch (const std::exception& error) {
+    signals_.push(reader, error_chunk(index, std::string("the request could not be taken up: ") + error.what()));
+    count_finish(stats_, Finish::kError);
+    inbox_.ended({owner});
+  }
+}
+
+// When somebody has waited too long: for a first slot, or for a reader that nobody reads.
+Clock::time_point DecodeLoop::due(const Sequence& sequence) const {
+  if (sequence.is_paused()) return after(sequence.paused(), limits_.stall_s);
+  if (!sequence.has_had_slot()) return after(sequence.submitted(), limits_.queue_s);
+  return Clock::time_point::max();
+}
+
+// Until the first of them is due, where nothing else would wake the loop; negative where none ever is.
+Clock::duration DecodeLoop::patience() {
+  auto first = Clock::time_point::max();
+  scheduler_.for_each([&](const Sequence& sequence) { first = std::min(first, due(sequence)); });
+  if (first == Clock::time_point::max()) return Clock::duration(-1);
+  return std::max(std::max(first, next_look_) - Clock::now(), Clock::duration::zero());
+}
+
+void DecodeLoop::end_overdue() {
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + kLookInterval;
+  scheduler_.for_each([&](Sequence& sequence) {
+    if (now < due(sequence)) return;
+    if (sequence.is_paused()) {
+      sequence.finish(Finish::kError, "the answer was read too slowly", kClientTooSlow);
+    } else {
+      sequence.finish(Finish::kError, "the request waited for a slot for too long; try again later", kQueueTimeout);
+    }
+  });
+  settle();
+}
+
+void DecodeLoop::end_all(const std::string& reason, const char* code) {
+  scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason, code); });
+  for (const auto& errand : std::exchange(errands_, {})) errand->answer(Status(COROSRV_CLOSED, reason));
+  signal();
+}
+
+// Frees what has ended, then lets the readers hear of the step: whoever comes back at once finds room. What an answer
+// computed stays for the next one that begins like it, unless it ended for a reason that may lie in the numbers; nobody
+// has to wait for the copying.
+void DecodeLoop::settle() {
+  const Scheduler::Swept swept = scheduler_.sweep();
+  std::vector<uint64_t> owners;
+  for (const auto& sequence : swept.from_slots) owners.push_back(sequence->kin().owner);
+  for (const auto& sequence : swept.others) owners.push_back(sequence->kin().owner);
+  for (const auto& sequence : swept.from_slots) board_.show_end(*sequence);
+  if (!owners.empty()) {
+    publish();  // whoever hears of an end finds it counted, and shown
+    inbox_.ended(owners);
+  }
+  signal();
+  for (const auto& sequence : swept.from_slots) {
+    if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
+    memory_.note(*sequence);
+    backend_.forget(sequence->slot(), 0);
+  }
+}
+
+// Between the end of a slot's sequence and the next one's begin, so that each finds its slot idle some time.
+void DecodeLoop::run_errands() {
+  const auto is_over = [this](const std::shared_ptr<SlotErrand>& errand) {
+    if (errand->is_abandoned()) return true;
+    if (scheduler_.is_in_use(errand->slot())) return false;
+    memory_.run(*errand);
+    return true;
+  };
+  errands_.erase(std::remove_if(errands_.begin(), errands_.end(), is_over), errands_.end());
+}
+
+void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
+
+void DecodeLoop::step() {
+  const auto begin = Clock::now();
+  note_paused();
+  lend_slots();
+  scheduler_.admit(begin);
+  sharing_.close_gaps(scheduler_);
+  sharing_.begin(scheduler_);
+  signal();  // whoever wants to hear of it hears that its prompt is about to be read
+
+  const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
+  if (plan.items.empty()) return;
+  for (const auto& batch : in_batches(in_order_of_slots(plan.items))) compute(batch);
+  if (std::exchange(is_out_of_room_, false)) make_room();
+
+  const double step_s = seconds(Clock::now() - begin);
+  budget_.observe(plan.n_decode, plan.n_prompt, step_s);
+  ++stats_.steps;
+  stats_.slot_steps += scheduler_.n_running();
+  stats_.step_s += step_s;
+}
+
+void DecodeLoop::note_paused() {
+  scheduler_.for_each_started([](Sequence& sequence) { sequence.set_paused(sequence.reader().is_full()); });
+  scheduler_.unpark();
+}
+
+// A reader that nobody reads holds no slot that others wait for.
+void DecodeLoop::lend_slots() {
+  while (Sequence* holder = scheduler_.idle_holder()) preempt(*holder);
+}
+
+void DecodeLoop::preempt(Sequence& sequence) {
+  sharing_.keep(sequence);  // so that it need not compute everything again
+  const int32_t slot = sequence.slot();
+  scheduler_.preempt(sequence);
+  backend_.forget(slot, 0);
+}
+
+// Decodes and draws. When a batch fails, each half is tried by itself, down to the sequence that is to blame: only
+// that one ends (I10).
+void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
+  rows_.clear();
+  for (const auto& [sequence, n_tokens] : items) {
+    const int32_t first = sequence->n_computed();
+    for (int32_t i = 0; i < n_tokens; ++i) {
+      const int32_t position = first + i;
+      rows_.push_back({sequence->token(position), position, sequence->slot(), sequence->wants_logits(position),
+                       sequence->is_scored(position)});
+    }
+  }
+
+  const Status status = run(items);
+  if (status.is_ok()) {
+    advance(items);
+  } else {
+    fail(items, status);
+  }
+}
+
+Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
+  const Sequence& first = *items.front().sequence;
+  try {
+    backend_.use(first.kin().adapters);
+    return first.wants_vectors() ? backend_.embed(rows_) : backend_.decode(rows_);
+  } catch (const std::exception& error) {
+    return Status(COROSRV_INTERNAL, std::string("the model failed: ") + error.what());
+  }
+}
+
+// The rows were computed: those that have all their logits draw, side by side, and what they drew goes out in order.
+void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
+  score(items);
+  std::vector<Draw> draws;
+  size_t row = 0;
+  for (const auto& [sequence, n_tokens] : items) {
+    row += static_cast<size_t>(n_tokens);
+    const bool has_logits = n_tokens == sequence->n_pending();
+    if (sequence->wants_vectors()) collect(*sequence, row - static_cast<size_t>(n_tokens), n_tokens);
+    sequence->computed(n_tokens);
+    if (has_logits && !sequence->wants_vectors()) draws.push_back({sequence, backend_.logits(row - 1)});
+  }
+  // Sequences share nothing while they choose.
+  side_by_side(draws, limits_.threads, [](const Draw& draw) { draw.sequence->choose(draw.logits); });
+  const auto now = Clock::now();
+  for (const Draw& draw : draws) draw.sequence->take(now);
+}
+
+void DecodeLoop::collect(Sequence& sequence, size_t first_row, int32_t n_tokens) {
+  for (size_t row = first_row; row < first_row + static_cast<size_t>(n_tokens); ++row) {
+    sequence.collect(backend_.vector(row));
+  }
+}
+
+// Prompts that are to be scored: each of their rows says how likely the next token was.
+void DecodeLoop::score(const std::vector<Plan::Item>& items) {
+  std::vector<Scoring> scorings;
+  size_t row = 0;
+  for (const auto& [sequence, n_tokens] : items) {
+    for (int32_t i = 0; i < n_tokens; ++i, ++row) {
+      const int32_t position = sequence->n_computed() + i;
+      if (sequence->is_scored(position)) scorings.push_back({sequence, position, backend_.logits(row), {}, {}});
+    }
+  }
+  side_by_side(scorings, limits_.threads, [](Scoring& scoring) { scoring.score(); });
+  for (const Scoring& scoring : scorings) {
+    if (scoring.failure.empty()) {
+      scoring.sequence->tell_score(scoring.told);
+    } else {
+      scoring.sequence->finish(Finish::kError, scoring.failure);
+    }
+  }
+}
+
+void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status) {
+  // Part of a failed batch may have been computed; whoever is tried again begins where it began.
+  for (const auto& item : items) backend_.forget(item.sequence->slot(), item.sequence->n_computed());
+  const bool is_alone = items.size() == 1;
+  if (status.code() == COROSRV_NO_ROOM && !(is_alone && scheduler_.n_running() == 1)) {
+    is_out_of_room_ = true;
+  } else if (is_alone) {
+    items[0].sequence->finish(Finish::kError, status.message());
+  } else {
+    const auto half = items.begin() + static_cast<std::ptrdiff_t>(items.size() / 2);
+    compute({items.begin(), half});
+    compute({half, items.end()});
+  }
+}
+
+// The KV cache is full: the sequence that started last goes on when another has ended.
+void DecodeLoop::make_room() {
+  if (scheduler_.n_running() < 2) return;
+  preempt(*scheduler_.youngest());
+  scheduler_.hold_admission();
+}
+
+void DecodeLoop::publish() {
+  stats_.paused = 0;
+  scheduler_.for_each_started([this](const Sequence& sequence) { stats_.paused += sequence.is_paused() ? 1 : 0; });
+  stats_.running = static_cast<int32_t>(scheduler_.n_running());
+  stats_.cache_entries = static_cast<int32_t>(sharing_.cache().size());
+  stats_.cache_bytes = sharing_.cache().bytes();
+  board_.show(scheduler_);
+  MutexLock lock(mutex_);
+  published_ = stats_;
+}
+
+corosrv_stats DecodeLoop::snapshot() {
+  corosrv_stats stats;
+  {
+    MutexLock lock(mutex_);
+    stats = published_;
+  }
+  // Two readings, of which the second may have moved on.
+  stats.waiting = std::max(0, static_cast<int32_t>(inbox_.in_flight()) - stats.running);
+  stats.tasks_refused = inbox_.refused();
+  stats.readers = Reader::alive();
+  return stats;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,90 @@
+// The decode thread's work: take, plan, decode, sample, emit.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/backend.h"
+#include "handover/inbox.h"
+#include "loop/prefix_sharing.h"
+#include "loop/scheduler.h"
+#include "handover/signals.h"
+#include "loop/slot_board.h"
+#include "handover/slot_request.h"
+#include "loop/slot_memory.h"
+#include "loop/step_budget.h"
+#include "base/thread_annotations.h"
+
+namespace corosrv {
+
+// Runs in one thread, which owns the backend. Others reach it through the inbox, their readers and snapshot().
+class DecodeLoop {
+ public:
+  struct Limits {
+    int32_t slots;
+    int32_t rows;              // of one step, at most
+    double step_ms;            // target while sequences decode
+    size_t cache_bytes = 0;    // of saved prefixes, at most; 0 shares none
+    int32_t threads = 1;       // that draw tokens
+    bool reads_whole = false;  // a prompt is computed in one piece
+    double queue_s = 0;        // that a task may wait for its first slot; 0: as long as it takes
+    double stall_s = 0;        // that a reader may be full; 0: as long as it is
+  };
+
+  // `inbox` and `backend` outlive the loop.
+  DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend);
+
+  // Serves until the inbox closes; every sequence has had its terminal chunk then. Throws nothing that a request
+  // caused.
+  void run();
+
+  // Ends every sequence with an error chunk, and every errand; the decode thread, after run() has thrown.
+  void end_all(const std::string& reason, const char* code = "");
+
+  // Any thread: counters as of the last step.
+  corosrv_stats snapshot();
+  std::vector<corosrv_slot> slots() { return board_.read(); }
+
+ private:
+  void take(Inbox::Mail mail);
+  void add(Submission submission);
+  Clock::time_point due(const Sequence& sequence) const;
+  Clock::duration patience();
+  void end_overdue();
+  void run_errands();
+  void step();
+  void note_paused();
+  void lend_slots();
+  void compute(const std::vector<Plan::Item>& items);
+  Status run(const std::vector<Plan::Item>& items);
+  void advance(const std::vector<Plan::Item>& items);
+  void score(const std::vector<Plan::Item>& items);
+  void fail(const std::vector<Plan::Item>& items, const Status& status);
+  void make_room();
+  void collect(Sequence& sequence, size_t first_row, int32_t n_tokens);
+  void preempt(Sequence& sequence);
+  void settle();
+  void signal();
+  void publish();
+
+  const Limits limits_;
+  Inbox& inbox_;
+  Backend& backend_;
+  corosrv_stats stats_{};  // the decode thread's own; outlives the sequences below, which count in it
+  Signals signals_;        // outlives them as well
+  Scheduler scheduler_;
+  PrefixSharing sharing_;
+  SlotMemory memory_;
+  std::vector<std::shared_ptr<SlotErrand>> errands_;  // that wait until their slot is idle
+  SlotBoard board_;
+  StepBudget budget_;
+  std::vector<Row> rows_;
+  Clock::time_point next_look_;  // for what is overdue
+  bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
+
+  Mutex mutex_;
+  corosrv_stats published_ GUARDED_BY(mutex_){};
+};
+
+}  // namespace corosrv

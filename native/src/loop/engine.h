@@ -1,0 +1,94 @@
+// The decode thread and what other threads see of it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "model/backend.h"
+#include "sampling/breaker_cache.h"
+#include "loop/decode_loop.h"
+#include "base/event_fd.h"
+#include "grammar/grammar_compiler.h"
+#include "handover/inbox.h"
+#include "base/thread_annotations.h"
+
+namespace corosrv {
+
+// Makes the model; called on the decode thread. Null, and a status with the reason, when it cannot.
+using BackendFactory = std::function<std::unique_ptr<Backend>(Status&)>;
+
+// Starts its thread when constructed and joins it in stop(). All public methods may be called from any thread.
+class Engine {
+ public:
+  struct Limits {
+    DecodeLoop::Limits loop;
+    size_t queue;
+    size_t reader_bytes;
+    size_t tasks_of_owner = Inbox::kNoLimit;
+    GrammarLimits grammars = {};
+  };
+
+  Engine(const Limits& limits, BackendFactory make_backend);
+  ~Engine() { stop(); }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  corosrv_state state(std::string& message);
+  // Readable once the state is no longer COROSRV_STARTING.
+  int fd() const { return settled_.get(); }
+
+  // Null until the model is loaded; lives as long as the engine.
+  const Backend* backend() const { return ready_backend_.load(std::memory_order_acquire); }
+
+  // A grammar of the model's tokens, for a task; takes milliseconds.
+  Status compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar);
+
+  // DRY's breakers in the model's tokens, for a task. After backend() was there.
+  std::shared_ptr<const DryBreakers> breakers(const std::vector<std::string>& texts) {
+    return breakers_.get(texts, backend()->vocabulary());
+  }
+
+  // Checks and queues `tasks`; `reader` is where their chunks come out.
+  Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
+  // Checks and queues; the errand is answered in the end, whatever happens to the engine.
+  Status ask(const std::shared_ptr<SlotErrand>& errand);
+  void drain(const std::string& reason) { inbox_->drain(reason); }
+  corosrv_stats stats();
+  // Every slot; none before the model is loaded.
+  std::vector<corosrv_slot> slots();
+
+  // Ends everything and waits for the thread: one step, or the rest of a load. Twice is harmless.
+  void stop();
+
+ private:
+  void run(const BackendFactory& make_backend);
+  DecodeLoop::Limits loop_limits() const;
+  Status check_slot(int32_t slot) const;
+  void settle(corosrv_state state, const std::string& message);
+  void end_submissions(const std::string& message);
+
+  const Limits limits_;
+  const std::shared_ptr<Inbox> inbox_;  // shared with the readers, which may outlive the engine
+  const EventFd settled_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DecodeLoop> loop_;
+  // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model
+  // and the loop.
+  std::atomic<const Backend*> ready_backend_{nullptr};
+
+  GrammarCompiler grammars_;
+  BreakerCache breakers_;
+
+  Mutex mutex_;
+  corosrv_state state_ GUARDED_BY(mutex_) = COROSRV_STARTING;
+  std::string message_ GUARDED_BY(mutex_);
+
+  std::thread thread_;  // last: starts when all else is there
+};
+
+}  // namespace corosrv

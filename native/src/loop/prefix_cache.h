@@ -1,0 +1,80 @@
+// What was computed before: token sequences and the KV cache they left, up to a limit of bytes.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "model/backend.h"
+#include "model/types.h"
+
+namespace corosrv {
+
+// How many tokens two sequences begin with alike.
+size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b);
+
+// Every entry is found by its own kin only. Entries in order of use; the one that was not used longest goes first when
+// room is needed. Pure bookkeeping: it knows no slot and no model. Used by the decode thread alone.
+//
+// A match is a scan over all entries. Most differ within a few tokens, and there are hundreds and not millions of them,
+// each worth milliseconds of prefill: next to a step the scan does not show (test_prefix_cache.cpp has a bound).
+class PrefixCache {
+ public:
+  // 0 keeps nothing.
+  explicit PrefixCache(size_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  struct Match {
+    const Snapshot* snapshot = nullptr;  // until the next keep()
+    size_t n_tokens = 0;
+  };
+  // The kin's entry that begins with most of `tokens`, the shortest of several; null where none is worth its copying.
+  // It counts as used.
+  Match find(const std::vector<Token>& tokens, const Kin& kin = {});
+
+  // Whether some entry of the kin's begins with all of `tokens`; it then counts as used.
+  bool covers(const std::vector<Token>& tokens, const Kin& kin = {});
+
+  // Takes in what `tokens` left, in place of the kin's entries that are a beginning of it, and lets go of the oldest,
+  // whoever's, until all fit. Nothing happens when it is over the limit by itself.
+  void keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const Kin& kin = {});
+  void keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin = {}) {
+    keep(std::move(tokens), std::make_shared<const Snapshot>(std::move(snapshot)), kin);
+  }
+
+  // The shortest of the kin's entries that begin with all of `tokens`, which may go on behind them; null where there is
+  // none.
+  std::shared_ptr<const Snapshot> holding(const std::vector<Token>& tokens, const Kin& kin) const;
+
+  // Drops the kin's entries that begin with all of `tokens`; false where there were none.
+  bool forget(const std::vector<Token>& tokens, const Kin& kin);
+
+  size_t limit_bytes() const { return limit_bytes_; }
+  size_t bytes() const { return bytes_; }
+  size_t size() const { return entries_.size(); }
+
+  // A prefix shorter than this is computed again: copying costs about as much.
+  static constexpr size_t kLeastTokens = 4;
+
+ private:
+  struct Entry {
+    std::vector<Token> tokens;
+    Kin kin;
+    std::shared_ptr<const Snapshot> snapshot;  // whoever copies it out shares it for a while
+    size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot->size; }
+    bool holds(const std::vector<Token>& wanted, const Kin& by) const {
+      return kin == by && common_prefix(tokens, wanted) == wanted.size();
+    }
+  };
+  using Entries = std::list<Entry>;
+
+  void touch(Entries::iterator entry) { entries_.splice(entries_.begin(), entries_, entry); }
+  void drop(Entries::iterator entry);
+
+  const size_t limit_bytes_;
+  size_t bytes_ = 0;
+  Entries entries_;  // the one used last comes first
+};
+
+}  // namespace corosrv

@@ -1,0 +1,77 @@
+#include "loop/prefix_sharing.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace corosrv {
+
+namespace {
+
+constexpr size_t kAnySize = std::numeric_limits<size_t>::max();
+
+// What the sequence can take from others: all but its last token, whose logits it needs.
+size_t most_shared(const Sequence& sequence) { return sequence.tokens().size() - 1; }
+
+std::vector<Token> computed_tokens(const Sequence& sequence) {
+  return {sequence.tokens().begin(), sequence.tokens().begin() + sequence.n_computed()};
+}
+
+}  // namespace
+
+PrefixSharing::PrefixSharing(Backend& backend, size_t limit_bytes)
+    : backend_(backend), cache_(backend.has_snapshots() ? limit_bytes : 0) {}
+
+bool PrefixSharing::may_share(const Sequence& sequence) const {
+  return cache_.limit_bytes() > 0 && sequence.shares_prefix();
+}
+
+void PrefixSharing::begin(Scheduler& scheduler) {
+  scheduler.for_each_running([&](Sequence& sequence) {
+    if (sequence.state() != Sequence::State::kStarting) return;
+    if (sequence.leader() != nullptr && sequence.leader()->is_paused()) sequence.follow(nullptr, 0);
+    if (sequence.leader() == nullptr && may_share(sequence)) find_leader(scheduler, sequence);
+    if (sequence.leader() != nullptr) {
+      if (sequence.leader()->n_computed() < sequence.n_led()) return;
+      keep(*sequence.leader());
+    }
+    begin(sequence);
+  });
+}
+
+void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) {
+  const Scheduler::Leader found = scheduler.leader_of(sequence);
+  const size_t n_led = std::min(found.n_tokens, most_shared(sequence));
+  if (n_led < PrefixCache::kLeastTokens) return;  // and no need to ask the cache
+  if (n_led < cache_.find(sequence.tokens(), sequence.kin()).n_tokens + PrefixCache::kLeastTokens) return;
+  sequence.follow(found.sequence, static_cast<int32_t>(n_led));
+}
+
+void PrefixSharing::begin(Sequence& sequence) {
+  const PrefixCache::Match match =
+      may_share(sequence) ? cache_.find(sequence.tokens(), sequence.kin()) : PrefixCache::Match();
+  const auto n_tokens = static_cast<int32_t>(std::min(match.n_tokens, most_shared(sequence)));
+  const bool is_held = n_tokens > 0 && backend_.load(sequence.slot(), *match.snapshot, n_tokens);
+  sequence.begin(is_held ? n_tokens : 0);
+}
+
+void PrefixSharing::keep(const Sequence& sequence) {
+  if (!may_share(sequence) || static_cast<size_t>(sequence.n_computed()) < PrefixCache::kLeastTokens) return;
+  std::vector<Token> tokens = computed_tokens(sequence);
+  if (cache_.covers(tokens, sequence.kin())) return;
+  Snapshot snapshot = backend_.save(sequence.slot(), cache_.limit_bytes());
+  if (snapshot.bytes) cache_.keep(std::move(tokens), std::move(snapshot), sequence.kin());
+}
+
+void PrefixSharing::close_gaps(Scheduler& scheduler) {
+  if (!backend_.has_snapshots()) return;
+  while (Sequence* sequence = scheduler.above_gap()) {
+    const Snapshot snapshot = backend_.save(sequence->slot(), kAnySize);
+    const int32_t slot = scheduler.lowest_free_slot();
+    if (!snapshot.bytes || !backend_.load(slot, snapshot, sequence->n_computed())) return;
+    backend_.forget(sequence->slot(), 0);
+    scheduler.move(*sequence, slot);
+  }
+}
+
+}  // namespace corosrv

@@ -1,0 +1,288 @@
+#include "loop/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+#include <iterator>
+#include <unordered_map>
+#include <utility>
+
+#include "loop/prefix_cache.h"
+
+namespace corosrv {
+
+namespace {
+
+using State = Sequence::State;
+
+// Plans with the same slots in use before gaps are worth closing: a slot that was just freed is often taken again.
+constexpr int32_t kCalm = 2;
+
+bool is_in(const Sequence& sequence, State state) { return sequence.state() == state && !sequence.is_paused(); }
+
+// Knows where it begins, or whom it follows there: so the older never waits for the younger of two that start together.
+bool may_lead(const Sequence& sequence) {
+  const bool is_undecided = sequence.state() == State::kStarting && sequence.leader() == nullptr;
+  return !is_undecided && !sequence.is_paused() && sequence.shares_prefix();
+}
+
+// Whether it waits, perhaps by way of others, for `leader`.
+bool follows(const Sequence& sequence, const Sequence& leader) {
+  const Sequence* other = sequence.leader();
+  while (other != nullptr && other != &leader) other = other->leader();
+  return other == &leader;
+}
+
+bool is_done(const std::unique_ptr<Sequence>& sequence) { return sequence->state() == State::kDone; }
+
+// Keeps the order of both.
+template <typename Sequences>
+void move_done(Sequences& sequences, std::vector<std::unique_ptr<Sequence>>& ended) {
+  const auto done = std::stable_partition(sequences.begin(), sequences.end(), std::not_fn(is_done));
+  std::move(done, sequences.end(), std::back_inserter(ended));
+  sequences.erase(done, sequences.end());
+}
+
+}  // namespace
+
+Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole)
+    : slots_(slots), rows_(rows), reads_whole_(reads_whole), capacity_(slots) {
+  for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+}
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+
+size_t Scheduler::admit(Clock::time_point now) {
+  size_t started = 0;
+  for (auto next = next_to_start(); next != waiting_.end(); next = next_to_start()) {
+    const auto place = waiting_.begin() + (next - waiting_.begin());
+    std::unique_ptr<Sequence> sequence = std::move(*place);
+    waiting_.erase(place);
+    if (sequence->reader().is_full()) {
+      sequence->set_paused(true);
+      parked_.push_back(std::move(sequence));
+      continue;
+    }
+    sequence->start(take_slot(*sequence), now);
+    running_.push_back(std::move(sequence));
+    ++started;
+  }
+  if (started > 0) n_calm_ = 0;
+  return started;
+}
+
+bool Scheduler::may_start(const Sequence& sequence) const {
+  const int32_t wanted = sequence.wanted_slot();
+  return wanted < 0 || std::find(free_slots_.begin(), free_slots_.end(), wanted) != free_slots_.end();
+}
+
+Scheduler::Queue::const_iterator Scheduler::next_to_start() const {
+  if (!has_free_slot()) return waiting_.end();
+  std::unordered_map<uint64_t, int32_t> running_of;
+  auto best = waiting_.end();
+  int32_t fewest = slots_ + 1;
+  for (auto next = waiting_.begin(); next != waiting_.end() && fewest > 0; ++next) {
+    const uint64_t owner = (*next)->kin().owner;
+    const auto [known, is_new] = running_of.try_emplace(owner, 0);
+    if (is_new) known->second = n_running_of(owner);
+    if (known->second >= fewest || !may_start(**next)) continue;
+    fewest = known->second;
+    best = next;
+  }
+  return best;
+}
+
+int32_t Scheduler::n_running_of(uint64_t owner) const {
+  return static_cast<int32_t>(
+      std::count_if(running_.begin(), running_.end(), [owner](const auto& one) { return one->kin().owner == owner; }));
+}
+
+int32_t Scheduler::take_slot(const Sequence& sequence) {
+  const auto wanted = std::find(free_slots_.begin(), free_slots_.end(), sequence.wanted_slot());
+  const auto taken = wanted == free_slots_.end() ? std::prev(wanted) : wanted;
+  const int32_t slot = *taken;
+  free_slots_.erase(taken);
+  return slot;
+}
+
+int32_t Scheduler::n_decoding() const {
+  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
+                                            [](const auto& sequence) { return is_in(*sequence, State::kDecoding); }));
+}
+
+int32_t Scheduler::n_prefilling() const {
+  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
+                                            [](const auto& sequence) { return is_in(*sequence, State::kPrefilling); }));
+}
+
+bool Scheduler::has_work() const {
+  if (next_to_start() != waiting_.end() || idle_holder() != nullptr) return true;
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const auto& sequence) { return !sequence->is_paused() && sequence->state() != State::kDone; });
+}
+
+Plan Scheduler::plan(int32_t prompt_tokens) {
+  ++n_calm_;
+  Plan plan;
+  plan_decodes(plan, n_prefilling() > 0 ? rows_ - std::min(prompt_tokens, rows_ / 4) : rows_);
+  plan_prompts(plan, std::min(prompt_tokens, rows_ - plan.n_decode));
+  return plan;
+}
+
+void Scheduler::plan_decodes(Plan& plan, int32_t rows) {
+  auto first_left_out = running_.end();
+  for (auto sequence = running_.begin(); sequence != running_.end(); ++sequence) {
+    if (!is_in(**sequence, State::kDecoding)) continue;
+    if (plan.n_decode == rows) {
+      first_left_out = sequence;
+      break;
+    }
+    plan.items.push_back({sequence->get(), 1});
+    ++plan.n_decode;
+  }
+  if (first_left_out != running_.end()) std::rotate(running_.begin(), first_left_out, running_.end());
+}
+
+void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
+  std::vector<Reading> reading = all_reading();
+  if (reading.empty() || prompt_tokens <= 0) return;
+
+  const auto oldest = std::min_element(reading.begin(), reading.end(), [](const Reading& a, const Reading& b) {
+    return a.sequence->started() < b.sequence->started();
+  });
+  Sequence* const first = oldest->sequence;
+  std::swap(*oldest, reading.back());
+  reading.pop_back();
+
+  const int32_t reserved = std::min(reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2, first->n_pending());
+  const int32_t reserved_to_score = first->scores_prompt() ? std::min(reserved, kMostScoredRows) : 0;
+  int32_t left_to_score = kMostScoredRows - reserved_to_score;
+  const auto take = [&](Sequence* sequence, int32_t most) {
+    int32_t n_tokens = std::min(most, sequence->n_pending());
+    if (sequence->scores_prompt()) {
+      n_tokens = std::min(n_tokens, left_to_score);
+      left_to_score -= n_tokens;
+    }
+    if (n_tokens > 0) plan.items.push_back({sequence, n_tokens});
+    plan.n_prompt += n_tokens;
+    return n_tokens;
+  };
+  int32_t left = prompt_tokens - reserved;
+  // A heap and no sorted list: of thousands that wait, few fit into a step.
+  std::make_heap(reading.begin(), reading.end());
+  for (auto end = reading.end(); end != reading.begin() && left > 0; --end) {
+    std::pop_heap(reading.begin(), end);
+    Sequence* const next = std::prev(end)->sequence;
+    if (reads_whole_ && next->n_pending() > left) break;  // those behind it have as much to read, or more
+    left -= take(next, left);
+  }
+  left_to_score += reserved_to_score;
+  take(first, reserved + left);
+}
+
+std::vector<Scheduler::Reading> Scheduler::all_reading() const {
+  std::unordered_map<const Sequence*, int32_t> led;  // tokens until the first follower can go on
+  std::vector<Reading> reading;
+  for (const auto& sequence : running_) {
+    if (const Sequence* leader = sequence->leader()) {
+      const int32_t n_tokens = sequence->n_led() - leader->n_computed();
+      const auto [known, is_new] = led.try_emplace(leader, n_tokens);
+      if (!is_new) known->second = std::min(known->second, n_tokens);
+    } else if (is_in(*sequence, State::kPrefilling)) {
+      reading.push_back({sequence.get(), sequence->n_pending()});
+    }
+  }
+  for (Reading& one : reading) {
+    const auto known = led.find(one.sequence);
+    if (known != led.end()) one.n_awaited = std::min(one.n_awaited, known->second);
+  }
+  return reading;
+}
+
+Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
+  Leader leader;
+  for (const auto& other : running_) {
+    if (other.get() == &sequence || !may_lead(*other) || follows(*other, sequence)) continue;
+    if (other->kin() != sequence.kin()) continue;
+    const size_t n_tokens = common_prefix(other->tokens(), sequence.tokens());
+    if (n_tokens > leader.n_tokens) leader = {other.get(), n_tokens};
+  }
+  return leader;
+}
+
+void Scheduler::preempt(Sequence& sequence) {
+  const auto found =
+      std::find_if(running_.begin(), running_.end(), [&](const auto& running) { return running.get() == &sequence; });
+  assert(found != running_.end());
+  release_followers(sequence);
+  free_slot(sequence.slot());
+  sequence.preempt();
+  (sequence.is_paused() ? parked_ : waiting_).push_front(std::move(*found));
+  running_.erase(found);
+}
+
+void Scheduler::unpark() {
+  const auto ready =
+      std::stable_partition(parked_.begin(), parked_.end(), [](const auto& sequence) { return sequence->is_paused(); });
+  waiting_.insert(waiting_.begin(), std::make_move_iterator(ready), std::make_move_iterator(parked_.end()));
+  parked_.erase(ready, parked_.end());
+}
+
+Sequence* Scheduler::idle_holder() const {
+  if (waiting_.empty() || has_free_slot()) return nullptr;
+  const auto idle =
+      std::find_if(running_.begin(), running_.end(), [](const auto& sequence) { return sequence->is_paused(); });
+  return idle == running_.end() ? nullptr : idle->get();
+}
+
+Sequence* Scheduler::youngest() const {
+  const auto found = std::max_element(running_.begin(), running_.end(),
+                                      [](const auto& a, const auto& b) { return a->started() < b->started(); });
+  return found == running_.end() ? nullptr : found->get();
+}
+
+bool Scheduler::is_in_use(int32_t slot) const {
+  return std::any_of(running_.begin(), running_.end(), [slot](const auto& one) { return one->slot() == slot; });
+}
+
+Sequence* Scheduler::above_gap() const {
+  if (n_calm_ < kCalm || free_slots_.empty() || running_.empty()) return nullptr;
+  const auto highest = std::max_element(running_.begin(), running_.end(),
+                                        [](const auto& a, const auto& b) { return a->slot() < b->slot(); });
+  const bool may_move = (*highest)->wanted_slot() < 0;
+  return may_move && (*highest)->slot() > lowest_free_slot() ? highest->get() : nullptr;
+}
+
+void Scheduler::move(Sequence& sequence, int32_t slot) {
+  assert(slot == lowest_free_slot());
+  free_slots_.pop_back();
+  const int32_t left = sequence.slot();
+  sequence.move(slot);
+  free_slots_.insert(std::upper_bound(free_slots_.begin(), free_slots_.end(), left, std::greater<int32_t>()), left);
+}
+
+void Scheduler::free_slot(int32_t slot) {
+  n_calm_ = 0;
+  free_slots_.insert(std::upper_bound(free_slots_.begin(), free_slots_.end(), slot, std::greater<int32_t>()), slot);
+}
+
+void Scheduler::release_followers(const Sequence& leader) {
+  for (auto& sequence : running_) {
+    if (sequence->leader() == &leader) sequence->follow(nullptr, 0);
+  }
+}
+
+Scheduler::Swept Scheduler::sweep() {
+  Swept swept;
+  move_done(running_, swept.from_slots);
+  for (const auto& sequence : swept.from_slots) {
+    release_followers(*sequence);
+    free_slot(sequence->slot());
+  }
+  move_done(waiting_, swept.others);
+  move_done(parked_, swept.others);
+  capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(swept.from_slots.size()));
+  return swept;
+}
+
+}  // namespace corosrv

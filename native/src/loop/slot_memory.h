@@ -1,0 +1,43 @@
+// What the last sequence of each slot left: it lies in the prefix cache, and is found again by its tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/backend.h"
+#include "loop/prefix_cache.h"
+#include "loop/sequence.h"
+#include "handover/slot_request.h"
+
+namespace corosrv {
+
+// Used by the decode thread alone. Nothing is copied but tokens: snapshots are shared with the cache, which may let go
+// of them at any time; a slot then holds nothing.
+class SlotMemory {
+ public:
+  // `backend` and `cache` outlive this.
+  SlotMemory(Backend& backend, PrefixCache& cache, int32_t slots);
+
+  // The end of one that had a slot, after the cache has taken in what it left, if anything.
+  void note(const Sequence& sequence);
+
+  // Does it, and answers. The errand's slot is one that there is, and nothing runs in it.
+  void run(SlotErrand& errand);
+
+ private:
+  struct Left {
+    std::vector<Token> tokens;
+    Kin kin;
+  };
+
+  Status act(SlotErrand& errand);
+  Status save(SlotErrand& errand, const Left& left);
+  Status restore(SlotErrand& errand, Left& left);
+  Status erase(SlotErrand& errand, Left& left);
+
+  Backend& backend_;
+  PrefixCache& cache_;
+  std::vector<Left> left_;  // by slot
+};
+
+}  // namespace corosrv

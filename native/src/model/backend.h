@@ -1,0 +1,115 @@
+// What a model must offer to the decode loop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "model/types.h"
+
+namespace corosrv {
+
+// The tokens of a model. All methods are const and may be called from any thread.
+class Vocabulary {
+ public:
+  virtual ~Vocabulary() = default;
+  virtual int32_t size() const = 0;
+  // The bytes that a token adds to the text; control tokens add none. May end inside a UTF-8 character.
+  virtual std::string_view text(Token token) const = 0;
+  // The same with control tokens spelled out.
+  virtual std::string_view special_text(Token token) const = 0;
+  virtual bool is_end_of_generation(Token token) const = 0;
+  virtual bool is_control(Token token) const = 0;
+  virtual const std::vector<Token>& end_tokens() const = 0;
+  // Tokens of `text`; `add_special` puts the beginning-of-sequence token in front where the model wants it.
+  virtual std::vector<Token> tokenize(std::string_view text, bool add_special, bool parse_special) const = 0;
+};
+
+struct ModelInfo {
+  int32_t context = 0;        // tokens per slot
+  int32_t context_train = 0;  // tokens
+  int32_t n_embd = 0;
+  int32_t vocab_type = 0;
+  bool add_bos = false;
+  Token bos = -1;
+  Token eos = -1;
+  uint64_t n_params = 0;
+  uint64_t size = 0;         // bytes
+  bool can_generate = true;  // text, and not vectors alone
+  bool reads_whole = false;  // every token sees all others: a sequence has to be computed in one piece
+  int32_t n_adapters = 0;    // that were loaded with it
+  int32_t n_vector = 0;      // numbers in a token's vector; 0: there are none
+  Pooling pooling = Pooling::kMean;
+  bool own_kernels = false;   // ours compute a part of the model
+  uint64_t packed_bytes = 0;  // of weights that our own kernels hold a copy of
+  std::string ftype;
+  std::string description;
+  std::string chat_template;
+  // How the two texts of a pair stand together.
+  bool add_eos = false;
+  bool add_sep = false;
+  Token sep = -1;
+  std::string rerank_template;
+  // What marks the parts of a text with a gap.
+  Token fim_prefix = -1;
+  Token fim_suffix = -1;
+  Token fim_middle = -1;
+  Token fim_repository = -1;
+  Token fim_file = -1;
+};
+
+// One row of a step: a token at a position of a slot.
+struct Row {
+  Token token;
+  int32_t position;
+  int32_t slot;
+  bool wants_logits;
+  bool is_scored = false;  // for the likelihood of the prompt's next token: nothing is drawn from them
+};
+
+// Rows of one step that are scored, at most: each takes room for the logits of a whole vocabulary.
+constexpr int32_t kMostScoredRows = 32;
+
+// What the KV cache holds of one sequence, copied out of a slot.
+struct Snapshot {
+  std::unique_ptr<uint8_t[]> bytes;
+  size_t size = 0;
+};
+
+// Used by the decode thread alone, vocabulary() and info() excepted.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const Vocabulary& vocabulary() const = 0;
+  virtual const ModelInfo& info() const = 0;
+  // From now on rows are computed with these adapters.
+  virtual void use(const Adapters&) {}
+  // Computes the rows; those of one slot are contiguous and in order of position. After a failure the caller
+  // forgets what may have been computed of them. COROSRV_NO_ROOM: it could be done with fewer slots in use.
+  virtual Status decode(const std::vector<Row>& rows) = 0;
+  // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
+  // next one.
+  virtual float* logits(size_t row) = 0;
+  // Computes the rows as decode() does, and has the model's vector of each one. A model that reads_whole gets whole
+  // sequences. Those without vectors need neither of these.
+  virtual Status embed(const std::vector<Row>&) { return Status(COROSRV_UNSUPPORTED, "this model makes no vectors"); }
+  // The vector of row `row` of the last embed(), until the next one: info().n_vector numbers. With Pooling::kRank one
+  // number: the score of its sequence up to what embed() was given.
+  virtual const float* vector(size_t) { return nullptr; }
+  // Drops what `slot` holds from `position` on.
+  virtual void forget(int32_t slot, int32_t position) = 0;
+
+  // Whether what a slot holds can be copied, and cut at any position: recurrent memories cannot.
+  virtual bool has_snapshots() const = 0;
+  // A copy of all that `slot` holds; null bytes where it cannot be had, or would be larger than `limit_bytes`.
+  virtual Snapshot save(int32_t slot, size_t limit_bytes) = 0;
+  // Makes `slot`, which holds nothing, hold the first `n_tokens` tokens of a snapshot of any slot. Upon failure it
+  // still holds nothing.
+  virtual bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) = 0;
+};
+
+}  // namespace corosrv

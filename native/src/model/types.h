@@ -1,0 +1,131 @@
+// Plain values that the parts of the decode loop hand to each other.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/token_list.h"
+
+namespace corosrv {
+
+class DryBreakers;
+class Grammar;
+
+using Token = int32_t;
+using Clock = std::chrono::steady_clock;
+
+inline double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// How one sequence's tokens are drawn; ranges are checked at the C API.
+struct Sampling {
+  float temperature = 0.8f;  // 0 is greedy
+  int32_t top_k = 40;        // 0 keeps all
+  float top_p = 0.95f;
+  float min_p = 0.05f;
+  float typical_p = 1.0f;
+  float repeat_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  int32_t repeat_last_n = 64;  // -1 is the whole context
+  uint32_t seed = 0;
+  bool ignore_eos = false;
+  std::vector<std::pair<Token, float>> biases;
+  std::shared_ptr<const Grammar> grammar;  // at its beginning; each sequence follows a copy. Null: any text
+  int32_t n_probs = -1;              // likeliest tokens that are told of with each that is drawn; -1: none is told of
+  bool post_sampling_probs = false;  // of the distribution that was drawn from, not of the model's own
+  std::vector<std::string> grammar_triggers;  // the grammar begins with the first of them in the text; none: at once
+  float top_n_sigma = -1.0f;                  // -1 is off
+  float xtc_probability = 0.0f;
+  float xtc_threshold = 0.1f;
+  float dynatemp_range = 0.0f;
+  float dynatemp_exponent = 1.0f;
+  float dry_multiplier = 0.0f;
+  float dry_base = 1.75f;
+  int32_t dry_allowed_length = 2;
+  int32_t dry_penalty_last_n = 64;                  // -1 is the whole context
+  std::shared_ptr<const DryBreakers> dry_breakers;  // null: none
+  int32_t mirostat = 0;
+  float mirostat_tau = 5.0f;
+  float mirostat_eta = 0.1f;
+  float adaptive_target = -1.0f;  // -1 is off
+  float adaptive_decay = 0.9f;
+  int32_t min_keep = 0;
+  std::vector<corosrv_sampler> samplers = {
+      COROSRV_SAMPLER_PENALTIES,   COROSRV_SAMPLER_DRY,       COROSRV_SAMPLER_TOP_N_SIGMA, COROSRV_SAMPLER_TOP_K,
+      COROSRV_SAMPLER_TYPICAL_P,   COROSRV_SAMPLER_TOP_P,     COROSRV_SAMPLER_MIN_P,       COROSRV_SAMPLER_XTC,
+      COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_ADAPTIVE_P};
+};
+
+// How much of each LoRA adapter a sequence gets, by the adapter's number; empty: nothing of any.
+using Adapters = std::vector<float>;
+
+// With whom a sequence may share a prefix: those of the same owner, who compute with the same adapters. How soon an
+// answer begins tells what a cache holds, and so what others of the same kin have asked.
+struct Kin {
+  uint64_t owner = 0;
+  Adapters adapters;
+
+  bool operator==(const Kin& other) const { return owner == other.owner && adapters == other.adapters; }
+  bool operator!=(const Kin& other) const { return !(*this == other); }
+};
+
+// What becomes of the vectors that a model makes of a sequence's tokens. kRank: its own head makes a score of them.
+enum class Pooling { kNone, kMean, kCls, kLast, kRank };
+
+// What a task wants of its tokens' vectors.
+struct VectorWish {
+  Pooling pooling = Pooling::kMean;
+  int32_t size = 0;       // numbers of one
+  int32_t normalize = 2;  // -1: as it is; 0: the largest number is 32760; p: the p-norm is 1. None with kNone
+};
+
+// One generation, or one prompt to be embedded, as it was submitted.
+struct Task {
+  int32_t index = 0;  // among the tasks of its reader
+  std::vector<Token> prompt;
+  int32_t max_tokens = -1;  // -1: until the context is full
+  Sampling sampling;
+  std::vector<std::string> stops;
+  bool share_prefix = true;           // begin from what was computed before, and leave behind what is computed now
+  std::optional<VectorWish> vectors;  // wants these, and no text
+  double max_ms = 0;                  // of generating, from the first token on; 0: no limit
+  bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
+  Kin kin;                            // with whom it may share
+  bool tells_progress = false;        // of reading the prompt, in chunks without text
+  int64_t id = 0;                     // the caller's name for it
+  int32_t slot = -1;                  // where it has to run; -1: anywhere
+};
+
+enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };
+
+// What a reader yields. Chunks of one task that nobody has read yet are merged into one.
+struct Chunk {
+  int32_t index = 0;
+  int32_t n_tokens = 0;
+  Finish finish = Finish::kUnfinished;
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;
+  int32_t read_tokens = -1;  // of the prompt; -1: not told
+  double prompt_ms = 0;
+  double decode_ms = 0;
+  std::string text;
+  std::vector<float> vector;
+  std::string stopping_word;
+  const char* code = "";  // of an error, for programs
+  int32_t slot = -1;
+  std::unique_ptr<TokenList> tokens;       // that the text is made of; null: none are told of
+  std::unique_ptr<TokenList> prompt_info;  // tokens of the prompt; null: none are told of
+
+  // What may not pile up unread.
+  size_t bytes() const {
+    return text.size() + vector.size() * sizeof(float) + (tokens ? tokens->bytes() : 0) +
+           (prompt_info ? prompt_info->bytes() : 0);
+  }
+};
+
+}  // namespace corosrv

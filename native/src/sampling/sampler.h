@@ -1,0 +1,84 @@
+// Logits to token: bias, stages, grammar, draw.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/backend.h"
+#include "sampling/chooser.h"
+#include "grammar/grammar.h"
+#include "sampling/random.h"
+#include "sampling/sampling_order.h"
+#include "sampling/stage.h"
+#include "model/token_list.h"
+#include "sampling/trigger.h"
+#include "model/types.h"
+
+namespace corosrv {
+
+// Draws one sequence's tokens. The same seed and the same logits give the same tokens, whatever else is decoded. Used
+// by one thread at a time.
+//
+// The full vocabulary is turned into candidates only where the first cut in the order leaves it whole; everything else
+// works on the k best, which come straight from the logits. A grammar filters those k, and the vocabulary only where
+// it refuses all of them, before the k best are chosen again: what is drawn is the model's own choice wherever the
+// grammar allows one of its k best tokens. Greedy, it is the best token that the grammar allows in either case.
+//
+// A grammar may begin late, with the first of some texts (triggers) in what is drawn. The token that completes a
+// trigger has to leave the grammar at a place where it can go on: it is fed the trigger and whatever the token has
+// behind it, and where it refuses that, the token is banned and the draw repeated. Until then any text goes, and the
+// grammar costs nothing.
+class Sampler {
+ public:
+  // `vocabulary` outlives the sampler.
+  Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t context);
+
+  // Takes a token into account that is in the sequence: of the prompt, or drawn.
+  void accept(Token token);
+
+  // Draws the next token, and the grammar goes on with it; -1 when no token can be drawn. Changes `logits`. Fills in
+  // `told` where the request asks for likelihoods.
+  Token draw(float* logits, TokenList* told = nullptr);
+
+  // Why draw() found no token.
+  enum class Lack {
+    kChoice,        // all are banned
+    kNumber,        // the logits are not numbers
+    kContinuation,  // the text is complete, and nothing may follow
+    kAllowed,       // the text is not complete, and no token goes on as the grammar wants
+    kTime,          // the grammar takes too long to follow
+  };
+  Lack lack() const { return lack_; }
+
+ private:
+  // What a draw leaves behind to be told of; one for all sequences of a thread: it may take kilobytes.
+  struct Workspace {
+    Candidates candidates;
+    std::vector<float> weights;
+    std::vector<float> own;  // logits as the model gave them
+  };
+  bool tells() const { return sampling_.n_probs >= 0; }
+  void apply_biases(float* logits) const;
+  bool is_argmax() const { return order_.is_best_of_row && !grammar_; }
+  Token choose(float* logits, Workspace& now);
+  bool follow(Token token);
+  bool begin_grammar(Token token);
+  Token lacking(Lack lack);
+  Lack lack_of_choice(const float* logits) const;
+  void select(const float* logits, Candidates& candidates) const;
+  void select_allowed(float* logits, Candidates& candidates);
+  void select_best_allowed(float* logits, Candidates& candidates);
+  size_t n_candidates() const;
+  TokenList likelihood(Token token, const Workspace& now) const;
+
+  const Sampling sampling_;
+  const Vocabulary& vocabulary_;
+  Random random_;
+  const SamplingOrder order_;
+  const std::unique_ptr<Chooser> chooser_;
+  std::unique_ptr<Grammar> grammar_;  // null: any text
+  Trigger trigger_;
+  Lack lack_ = Lack::kChoice;
+};
+
+}  // namespace corosrv

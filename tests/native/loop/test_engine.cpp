@@ -1,0 +1,270 @@
+#include <sys/resource.h>
+
+#include <atomic>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+#include "check.h"
+#include "loop/engine.h"
+#include "fakes/client.h"
+#include "fakes/gate.h"
+#include "fakes/scripted_backend.h"
+#include "fakes/tasks.h"
+#include "fakes/waiting.h"
+
+namespace corosrv {
+namespace {
+
+const Engine::Limits kLimits = {{4, 64, 60}, 1000, 1 << 20};
+
+// An engine around a scripted model, and the model while the engine lives.
+class ScriptedEngine {
+ public:
+  explicit ScriptedEngine(const std::function<void(ScriptedBackend&)>& set_up = {},
+                          const Engine::Limits& limits = kLimits)
+      : engine_(std::make_unique<Engine>(limits, [this, set_up](Status&) {
+          auto backend = std::make_unique<ScriptedBackend>(100);
+          if (set_up) set_up(*backend);
+          model = backend.get();
+          return backend;
+        })) {
+    REQUIRE(is_readable(engine_->fd(), kPatience));
+  }
+  ~ScriptedEngine() {
+    if (ScriptedBackend* backend = model) backend->gate.open();
+  }
+
+  Engine* operator->() { return engine_.get(); }
+
+  std::unique_ptr<Client> submit(std::vector<Task> tasks) {
+    const size_t n_tasks = tasks.size();
+    for (size_t i = 0; i < n_tasks; ++i) tasks[i].index = static_cast<int32_t>(i);
+    std::shared_ptr<Reader> reader;
+    refusal = engine_->submit(std::move(tasks), reader);
+    return refusal.is_ok() ? std::make_unique<Client>(std::move(reader), n_tasks) : nullptr;
+  }
+  std::unique_ptr<Client> submit(Task task) { return submit(std::vector<Task>{std::move(task)}); }
+
+  std::atomic<ScriptedBackend*> model{nullptr};
+  Status refusal = Status::ok();
+
+ private:
+  std::unique_ptr<Engine> engine_;
+};
+
+corosrv_state state_of(Engine& engine, std::string* message = nullptr) {
+  std::string words;
+  const corosrv_state state = engine.state(words);
+  if (message != nullptr) *message = words;
+  return state;
+}
+
+TEST("an engine is starting while its model loads, refuses work, and its descriptor turns readable after") {
+  Gate gate;
+  gate.shut();
+  Engine engine(kLimits, [&gate](Status&) {
+    gate.pass();
+    return std::make_unique<ScriptedBackend>();
+  });
+  std::shared_ptr<Reader> reader;
+
+  CHECK(gate.wait_until_held());
+  CHECK_EQ(state_of(engine), COROSRV_STARTING);
+  CHECK(!is_readable(engine.fd(), 0));
+  CHECK(engine.backend() == nullptr);
+  CHECK_EQ(engine.submit({make_task('a')}, reader).code(), COROSRV_NOT_READY);
+  CHECK_EQ(engine.stats().slots, 4);
+
+  gate.open();
+  CHECK(is_readable(engine.fd(), kPatience));
+  CHECK(is_readable(engine.fd(), 0));
+  CHECK_EQ(state_of(engine), COROSRV_READY);
+  CHECK(engine.submit({make_task('a', 1, 1)}, reader).is_ok());
+}
+
+TEST("a model that cannot be loaded is a failed engine that says why") {
+  Engine refused(kLimits, [](Status& status) -> std::unique_ptr<Backend> {
+    status = Status(COROSRV_INVALID, "no such file");
+    return nullptr;
+  });
+  Engine threw(kLimits, [](Status&) -> std::unique_ptr<Backend> { throw std::runtime_error("out of memory"); });
+  std::string message;
+  std::shared_ptr<Reader> reader;
+
+  CHECK(is_readable(refused.fd(), kPatience));
+  CHECK_EQ(state_of(refused, &message), COROSRV_FAILED);
+  CHECK_EQ(message, "no such file");
+  CHECK_EQ(refused.submit({make_task('a')}, reader).code(), COROSRV_NOT_READY);
+  CHECK(is_readable(threw.fd(), kPatience));
+  CHECK_EQ(state_of(threw, &message), COROSRV_FAILED);
+  CHECK(message.find("out of memory") != std::string::npos);
+}
+
+TEST("a prompt that fills the context is refused with both numbers") {
+  ScriptedEngine engine;
+
+  CHECK(engine.submit({make_task('a', 10, 1), make_task('b', 100, 1)}) == nullptr);
+  CHECK_EQ(engine.refusal.code(), COROSRV_TOO_LONG);
+  CHECK(engine.refusal.message().find("has 100 tokens") != std::string::npos);
+  const auto client = engine.submit(make_task('a', 99));
+
+  CHECK(client->finish());
+  CHECK_EQ(client->answer().finish, Finish::kLength);
+  CHECK_EQ(client->answer().n_tokens, 1);
+}
+
+TEST("without a descriptor left a submit is refused and takes nothing") {
+  ScriptedEngine engine;
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const auto client = engine.submit(make_task('a'));
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+
+  CHECK(client == nullptr);
+  CHECK_EQ(engine.refusal.code(), COROSRV_NO_DESCRIPTOR);
+  CHECK_EQ(engine->stats().waiting, 0);
+  CHECK(engine.submit(make_task('a', 1, 1))->finish());
+}
+
+// Whoever has a reader gets one terminal chunk, an error with these words in it.
+void check_ended(Client& client, size_t n_tasks, const std::string& words) {
+  CHECK(client.finish());
+  for (size_t i = 0; i < n_tasks; ++i) {
+    CHECK_EQ(client.answer(i).n_terminal, 1);
+    CHECK_EQ(client.answer(i).finish, Finish::kError);
+    CHECK(client.answer(i).message.find(words) != std::string::npos);
+  }
+  CHECK(!is_readable(client.reader().fd(), 0));
+}
+
+TEST("closing an engine ends what runs, what waits and what was just submitted (I4)") {
+  ScriptedEngine engine([](ScriptedBackend& backend) { backend.gate.shut(); }, {{1, 8, 60}, 1000, 1 << 20});
+  const auto running = engine.submit(make_task('r'));
+  REQUIRE(engine.model.load()->gate.wait_until_held());
+  const auto waiting = engine.submit({make_task('w'), make_task('w')});
+  std::thread closing([&engine] { engine->stop(); });
+  // Until the close is seen, submissions are taken: the last one that was is as new as can be.
+  std::vector<std::unique_ptr<Client>> just_submitted;
+  while (auto client = engine.submit(make_task('j'))) {
+    just_submitted.push_back(std::move(client));
+    if (just_submitted.size() == 500) break;
+  }
+  engine.model.load()->gate.open();
+  closing.join();
+
+  check_ended(*running, 1, "shutting down");
+  check_ended(*waiting, 2, "shutting down");
+  for (const auto& client : just_submitted) check_ended(*client, 1, "shutting down");
+  CHECK(engine.submit(make_task('x')) == nullptr);
+  CHECK_EQ(engine.refusal.code(), COROSRV_CLOSED);
+  CHECK_EQ(engine->stats().tasks_error, uint64_t{3} + just_submitted.size());
+}
+
+TEST("an engine that dies ends what runs, what waits and what was just submitted, and refuses what comes (I4)") {
+  ScriptedEngine engine(
+      [](ScriptedBackend& backend) {
+        backend.gate.shut();
+        backend.on_forget = [](int32_t) { throw std::runtime_error("the device fell off the bus"); };
+      },
+      {{2, 8, 60}, 1000, 1 << 20});
+  // The first ends with its first token, and its slot is the engine's death; the second runs then, the third waits.
+  const auto ending = engine.submit({make_task('e', 1, 1), make_task('r'), make_task('w')});
+  REQUIRE(engine.model.load()->gate.wait_until_held());
+  std::vector<std::unique_ptr<Client>> just_submitted;
+  for (int i = 0; i < 10; ++i) just_submitted.push_back(engine.submit({make_task('o'), make_task('p')}));
+  engine.model.load()->gate.open();
+
+  REQUIRE(ending->finish());
+  CHECK_EQ(ending->answer(0).finish, Finish::kLength);
+  for (const size_t i : {1u, 2u}) {
+    CHECK_EQ(ending->answer(i).n_terminal, 1);
+    CHECK(ending->answer(i).message.find("fell off the bus") != std::string::npos);
+  }
+  for (const auto& client : just_submitted) check_ended(*client, 2, "fell off the bus");
+  CHECK(engine.submit(make_task('x')) == nullptr);
+  CHECK_EQ(engine.refusal.code(), COROSRV_CLOSED);
+  std::string message;
+  CHECK_EQ(engine->state(message), COROSRV_FAILED);
+  CHECK(message.find("fell off the bus") != std::string::npos);
+}
+
+TEST("readers outlive their engine, with what they had not read") {
+  std::unique_ptr<Client> client;
+  {
+    ScriptedEngine engine([](ScriptedBackend& backend) { backend.scripts['a'] = "unread"; });
+    client = engine.submit(make_task('a'));
+    CHECK(eventually([&] { return engine->stats().tasks_stop == 1; }));
+  }
+
+  client->reader().cancel();
+  CHECK(client->finish());
+  CHECK_EQ(client->text(), "unread");
+}
+
+TEST("stopping twice is harmless, and a stopped engine says that it is") {
+  ScriptedEngine engine;
+
+  engine->stop();
+  engine->stop();
+
+  std::string message;
+  CHECK_EQ(engine->state(message), COROSRV_STOPPED);
+}
+
+// What one client of the storm does: submits and then reads to the end, cancels early or late, or goes away.
+void live_for_a_while(Engine& engine, uint32_t seed, const std::atomic<bool>& is_over, std::atomic<int>& n_ended) {
+  std::mt19937 random(seed);
+  while (!is_over) {
+    std::vector<Task> tasks;
+    for (auto i = 0; i < static_cast<int>(1 + random() % 3); ++i) {
+      tasks.push_back(make_task('a', 1 + random() % 40, static_cast<int32_t>(random() % 30)));
+      tasks.back().index = i;
+    }
+    const size_t n_tasks = tasks.size();
+    std::shared_ptr<Reader> reader;
+    const Status status = engine.submit(std::move(tasks), reader);
+    if (status.code() == COROSRV_CLOSED) return;
+    if (!status.is_ok()) continue;
+    Client client(reader, n_tasks);
+    reader.reset();
+    const auto fate = random() % 4;
+    if (fate == 1) CHECK(client.wait());
+    if (fate != 0) client.reader().cancel();
+    if (fate == 3) continue;  // goes away, as corosrv_reader_close does
+    CHECK(client.finish());
+    for (size_t i = 0; i < n_tasks; ++i) CHECK_EQ(client.answer(i).n_terminal + client.answer(i).n_late, 1);
+    ++n_ended;
+  }
+}
+
+TEST("a storm of clients, drained and closed at any moment, gives each its one end (I4)") {
+  std::mt19937 random(7);
+  const int alive_before = Reader::alive();
+  for (int round = 0; round < 12; ++round) {
+    std::atomic<bool> is_over{false};
+    std::atomic<int> n_ended{0};
+    {
+      ScriptedEngine engine({}, {{3, 16, 60}, 8, 32});
+      Engine& inner = *engine.operator->();
+      std::vector<std::thread> clients;
+      for (uint32_t i = 0; i < 4; ++i) {
+        const auto seed = static_cast<uint32_t>(random());
+        clients.emplace_back([&inner, seed, &is_over, &n_ended] { live_for_a_while(inner, seed, is_over, n_ended); });
+      }
+      const auto moment = static_cast<int>(random() % 60);
+      CHECK(eventually([&] { return n_ended >= moment; }));
+      if (round % 3 == 0) engine->drain("draining");
+      if (round % 3 != 2) engine->stop();
+      is_over = round % 3 == 2;
+      for (std::thread& client : clients) client.join();
+    }
+    CHECK_EQ(Reader::alive(), alive_before);
+  }
+}
+
+}  // namespace
+}  // namespace corosrv

@@ -1,0 +1,395 @@
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "check.h"
+#include "loop/decode_loop.h"
+#include "fakes/client.h"
+#include "fakes/running_loop.h"
+#include "fakes/scripted_backend.h"
+#include "fakes/tasks.h"
+#include "fakes/waiting.h"
+
+// The scripted model makes its text up from all tokens of the sequence: a token that was lost, or came from a foreign
+// sequence, shows in the answer. So every test compares with what the same task is told alone and unshared.
+
+namespace corosrv {
+namespace {
+
+using Rows = ScriptedBackend::Rows;
+
+DecodeLoop::Limits sharing(int32_t slots, int32_t rows = 64, size_t cache_bytes = 1 << 20) {
+  return {slots, rows, 60, cache_bytes, 1};
+}
+
+// A prompt of `n_shared` tokens that all have and `own`.
+Task task_with(size_t n_shared, const std::string& own, int32_t max_tokens = 8) {
+  Task task = make_task('s', 1, max_tokens);
+  task.prompt.assign(n_shared, 's');
+  task.prompt.insert(task.prompt.end(), own.begin(), own.end());
+  return task;
+}
+
+std::string said_alone(const Task& task) {
+  RunningLoop loop({1, 64, 60});
+  loop.start();
+  const auto client = loop.submit(task);
+  CHECK(client->finish());
+  return client->text();
+}
+
+int64_t n_rows(const ScriptedBackend& backend) {
+  int64_t n = 0;
+  for (const Rows& rows : backend.batches()) n += static_cast<int64_t>(rows.size());
+  return n;
+}
+
+// Submits, waits for the end, and checks the answer against the one that is said alone.
+const Answer check_answer(RunningLoop& loop, const Task& task) {
+  const auto client = loop.submit(task);
+  CHECK(client->finish());
+  CHECK_EQ(client->text(), said_alone(task));
+  return client->answer();
+}
+
+TEST("a prompt begins where an earlier one that ended began like it") {
+  RunningLoop loop(sharing(2));
+  loop.start();
+  CHECK_EQ(check_answer(loop, task_with(100, "one")).cached_tokens, 0);
+
+  const Answer answer = check_answer(loop, task_with(100, "two"));
+
+  CHECK_EQ(answer.cached_tokens, 100);
+  CHECK_EQ(answer.prompt_tokens, 103);
+  CHECK_EQ(loop.stats().cached_tokens, uint64_t{100});
+  CHECK_EQ(loop.stats().prompt_tokens, uint64_t{103 + 3});
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("nothing is shared between owners, neither what was kept nor what is being computed") {
+  Task mine = task_with(100, "one");
+  Task theirs = task_with(100, "two");
+  mine.kin.owner = 1;
+  theirs.kin.owner = 2;
+
+  RunningLoop one_by_one(sharing(2));
+  one_by_one.start();
+  CHECK_EQ(check_answer(one_by_one, mine).cached_tokens, 0);
+  CHECK_EQ(check_answer(one_by_one, theirs).cached_tokens, 0);
+  CHECK_EQ(check_answer(one_by_one, mine).cached_tokens, 102);
+
+  RunningLoop together(sharing(2));
+  const auto first = together.submit(mine);
+  const auto second = together.submit(theirs);
+  together.start();
+  CHECK(first->finish());
+  CHECK(second->finish());
+  CHECK_EQ(together.stats().cached_tokens, uint64_t{0});
+}
+
+TEST("an answer is part of what the next prompt may begin with") {
+  RunningLoop loop(sharing(1));
+  loop.start();
+  Task first = task_with(40, "question");
+  const Answer said = check_answer(loop, first);
+  first.prompt.insert(first.prompt.end(), said.text.begin(), said.text.end());
+  first.prompt.push_back('?');
+
+  // All of it but the last token drawn, which nobody has computed.
+  CHECK_EQ(check_answer(loop, first).cached_tokens, 40 + 8 + static_cast<int32_t>(said.text.size()) - 1);
+}
+
+TEST("the same prompt again computes its last token, whose logits it needs") {
+  RunningLoop loop(sharing(1));
+  loop.start();
+  check_answer(loop, task_with(50, "same"));
+  const int64_t n_before = n_rows(loop.backend);
+
+  CHECK_EQ(check_answer(loop, task_with(50, "same", 1)).cached_tokens, 53);
+  CHECK_EQ(n_rows(loop.backend), n_before + 1);
+}
+
+TEST("sequences that come together compute what they share once, while it is computed") {
+  RunningLoop loop(sharing(8, 16));
+  loop.backend.gate.shut();
+  loop.start();
+  std::vector<Task> tasks;
+  std::vector<std::unique_ptr<Client>> clients;
+  clients.push_back(loop.submit(make_task('x', 1, 1)));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  for (char own = 'a'; own < 'h'; ++own) {
+    tasks.push_back(task_with(200, std::string(3, own)));
+    clients.push_back(loop.submit(tasks.back()));
+  }
+  loop.backend.gate.open();
+
+  CHECK(clients[0]->finish());
+  int32_t n_cached = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    CHECK(clients[i + 1]->finish());
+    CHECK_EQ(clients[i + 1]->text(), said_alone(tasks[i]));
+    n_cached += clients[i + 1]->answer().cached_tokens;
+  }
+  CHECK_EQ(n_cached, 6 * 200);
+  CHECK_EQ(loop.stats().prompt_tokens, uint64_t{1 + 200 + 7 * 3});
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("who waits for a prefix goes on when the sequence that computes it is cancelled") {
+  RunningLoop loop(sharing(2, 16));
+  loop.backend.gate.shut_after(2);
+  loop.start();
+  const auto leader = loop.submit(task_with(200, "leader"));
+  const Task task = task_with(200, "follower");
+  const auto follower = loop.submit(task);
+  REQUIRE(loop.backend.gate.wait_until_held());
+  leader->reader().cancel();
+  loop.backend.gate.open();
+
+  CHECK(follower->finish());
+  CHECK_EQ(follower->text(), said_alone(task));
+  CHECK(follower->answer().cached_tokens > 0);  // what the other had computed is not lost
+  CHECK(leader->finish());
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("who waits for a prefix goes on when the reader of the sequence that computes it is full") {
+  RunningLoop loop(sharing(3, 16));
+  loop.backend.gate.shut();
+  loop.start();
+  const auto blocker = loop.submit(make_task('x', 1, 1));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  // One reader, nobody reads it: the first task fills it while the second reads its prompt.
+  const auto stalled = loop.submit({make_task('t', 1, 500), task_with(4000, "leader")}, 64);
+  const Task task = task_with(4000, "follower");
+  const auto follower = loop.submit(task);
+  loop.backend.gate.open();
+
+  CHECK(follower->finish());
+  CHECK_EQ(follower->text(), said_alone(task));
+  CHECK(stalled->finish());
+  CHECK(blocker->finish());
+}
+
+TEST("a task that shares no prefix neither takes nor leaves one") {
+  RunningLoop loop(sharing(2));
+  loop.start();
+  Task secret = task_with(100, "secret");
+  secret.share_prefix = false;
+  check_answer(loop, secret);
+  CHECK_EQ(check_answer(loop, task_with(100, "secret")).cached_tokens, 0);
+
+  CHECK_EQ(check_answer(loop, secret).cached_tokens, 0);
+}
+
+TEST("nothing is shared where the limit is 0, or the model's memory cannot be copied") {
+  for (const bool can_save : {true, false}) {
+    RunningLoop loop(sharing(2, 64, can_save ? 0 : 1 << 20));
+    loop.backend.can_save = can_save;
+    loop.start();
+    check_answer(loop, task_with(100, "one"));
+
+    CHECK_EQ(check_answer(loop, task_with(100, "two")).cached_tokens, 0);
+    CHECK_EQ(loop.backend.n_saves, 0);
+  }
+}
+
+TEST("a snapshot that cannot be loaded costs a prefill and nothing else") {
+  RunningLoop loop(sharing(2));
+  loop.backend.fails_to_load = true;
+  loop.start();
+  check_answer(loop, task_with(100, "one"));
+
+  CHECK_EQ(check_answer(loop, task_with(100, "two")).cached_tokens, 0);
+}
+
+TEST("an answer that ended in an error leaves nothing behind") {
+  RunningLoop loop(sharing(1));
+  loop.backend.spoil = [](Token name, int32_t position, float* logits, size_t size) {
+    if (name == 's' && position == 105) {
+      std::fill_n(logits, size, std::numeric_limits<float>::quiet_NaN());
+    }
+  };
+  loop.start();
+  const auto client = loop.submit(task_with(100, "bad"));
+  CHECK(client->finish());
+  CHECK_EQ(client->answer().finish, Finish::kError);
+
+  const auto next = loop.submit(task_with(100, "ok", 1));
+  CHECK(next->finish());
+  CHECK_EQ(next->answer().cached_tokens, 0);
+}
+
+TEST("a gap that stays between the slots in use is closed, and the text goes on") {
+  RunningLoop loop(sharing(4));
+  loop.backend.gate.shut_after(1);
+  loop.start();
+  const auto first = loop.submit(make_task('1', 3, 5));
+  const auto second = loop.submit(make_task('2', 4, 1000));
+  const Task task = make_task('3', 5, 1000);
+  const auto third = loop.submit(task);
+  REQUIRE(loop.backend.gate.wait_until_held());
+  first->reader().cancel();
+  loop.backend.gate.open();
+
+  CHECK(third->finish());
+  CHECK_EQ(third->text(), said_alone(task));
+  CHECK(second->finish());
+  // With the first one gone, the last one takes its place.
+  const std::vector<Rows> batches = loop.backend.batches();
+  const bool is_moved = std::any_of(batches.begin(), batches.end(), [](const Rows& rows) {
+    return rows.size() == 2 && rows[0].slot == 0 && rows[1].slot == 1 && rows[0].position > 5;
+  });
+  CHECK(is_moved);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("rows stand in the order of their slots, whoever came first") {
+  RunningLoop loop(sharing(4));
+  loop.start();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int round = 0; round < 10; ++round) {
+    for (Token name = 'a'; name < 'e'; ++name) clients.push_back(loop.submit(make_task(name, 5, 3 + name % 7)));
+  }
+  for (const auto& client : clients) CHECK(client->finish());
+
+  for (const Rows& rows : loop.backend.batches()) {
+    CHECK(std::is_sorted(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.slot < b.slot; }));
+  }
+}
+
+// I6: a reader that nobody reads holds no slot that others wait for, and loses nothing.
+TEST("stalled readers lend their slots, and say all they have to say once they are read") {
+  RunningLoop loop(sharing(2));
+  loop.start();
+  std::vector<Task> tasks;
+  std::vector<std::unique_ptr<Client>> stalled;
+  for (Token name = 'a'; name < 'a' + 6; ++name) {
+    tasks.push_back(make_task(name, 20, 300));
+    stalled.push_back(loop.submit(tasks.back(), 50));
+  }
+  CHECK(eventually([&] { return loop.stats().paused == 6; }));
+
+  const Task task = make_task('x', 3, 100);
+  const auto lively = loop.submit(task);
+  CHECK(lively->finish());
+  CHECK_EQ(lively->text(), said_alone(task));
+
+  CHECK(loop.stats().preempted >= 5);
+  for (size_t i = 0; i < stalled.size(); ++i) {
+    CHECK(stalled[i]->finish());
+    CHECK_EQ(stalled[i]->text(), said_alone(tasks[i]));
+    CHECK_EQ(stalled[i]->answer().n_terminal, 1);
+  }
+  CHECK(eventually([&] { return loop.stats().running == 0 && loop.stats().waiting == 0; }));
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("a stalled reader that is cancelled while parked ends (I5)") {
+  RunningLoop loop(sharing(1));
+  loop.start();
+  const auto stalled = loop.submit(make_task('a', 20, 300), 50);
+  CHECK(eventually([&] { return loop.stats().paused == 1; }));
+  const auto lively = loop.submit(make_task('x', 3, 10));
+  CHECK(lively->finish());
+
+  stalled->reader().cancel();
+
+  CHECK(stalled->finish());
+  CHECK_EQ(stalled->answer().finish, Finish::kCancelled);
+  CHECK_EQ(stalled->answer().n_terminal, 1);
+}
+
+// A model whose memory holds `n_cells` tokens of all sequences together.
+void limit_memory(ScriptedBackend& backend, size_t n_cells) {
+  backend.before_decode = [n_cells, held = std::map<int32_t, int32_t>()](const ScriptedBackend&,
+                                                                         const Rows& rows) mutable {
+    std::map<int32_t, int32_t> after;
+    for (const Row& row : rows) after[row.slot] = std::max(after[row.slot], row.position + 1);
+    size_t n_wanted = 0;
+    for (const auto& [slot, n] : after) n_wanted += static_cast<size_t>(n);
+    if (n_wanted <= n_cells) return Status::ok();
+    return Status(COROSRV_NO_ROOM, "full");
+  };
+}
+
+TEST("when the memory is full sequences wait for each other, and none fails") {
+  for (const size_t cache_bytes : {size_t{0}, size_t{1} << 20}) {
+    RunningLoop loop(sharing(4, 64, cache_bytes));
+    limit_memory(loop.backend, 120);
+    loop.start();
+    std::vector<Task> tasks;
+    std::vector<std::unique_ptr<Client>> clients;
+    for (Token name = 'a'; name < 'a' + 10; ++name) {
+      tasks.push_back(make_task(name, 20, 60));
+      clients.push_back(loop.submit(tasks.back()));
+    }
+
+    for (size_t i = 0; i < clients.size(); ++i) {
+      CHECK(clients[i]->finish());
+      CHECK_EQ(clients[i]->answer().finish, Finish::kLength);
+      CHECK_EQ(clients[i]->text(), said_alone(tasks[i]));
+    }
+    CHECK(loop.stats().preempted > 0);
+    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+  }
+}
+
+TEST("a sequence that the memory cannot hold even alone ends with an error, the others go on") {
+  RunningLoop loop(sharing(2));
+  limit_memory(loop.backend, 50);
+  loop.start();
+  const auto huge = loop.submit(make_task('h', 80, 5));
+  const Task task = make_task('t', 10, 20);
+  const auto other = loop.submit(task);
+
+  CHECK(other->finish());
+  CHECK_EQ(other->text(), said_alone(task));
+  CHECK(huge->finish());
+  CHECK_EQ(huge->answer().finish, Finish::kError);
+}
+
+// Everything at once: shared prefixes, cancellations, stalled readers, little memory and a small cache.
+void check_random_load(uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto below = [&random](size_t bound) { return static_cast<size_t>(random()) % bound; };
+  RunningLoop loop(sharing(static_cast<int32_t>(1 + below(5)), static_cast<int32_t>(8 + below(60)), below(4) * 2000));
+  if (below(2) == 0) limit_memory(loop.backend, 200);
+  loop.start();
+  std::vector<Task> tasks;
+  std::vector<std::unique_ptr<Client>> clients;
+  std::set<size_t> cancelled;
+  for (size_t i = 0; i < 25; ++i) {
+    Task task =
+        task_with(below(2) * (20 + below(3) * 40), std::string(1 + below(30), static_cast<char>('a' + below(4))),
+                  static_cast<int32_t>(1 + below(30)));
+    task.share_prefix = below(5) > 0;
+    tasks.push_back(task);
+    clients.push_back(loop.submit(task, below(3) == 0 ? 5 : 1 << 20));
+    if (below(6) == 0) {
+      clients.back()->reader().cancel();
+      cancelled.insert(i);
+    }
+  }
+  for (size_t i = 0; i < clients.size(); ++i) {
+    CHECK(clients[i]->finish());
+    CHECK_EQ(clients[i]->answer().n_terminal, 1);
+    CHECK_EQ(clients[i]->answer().n_late, 0);
+    const std::string alone = said_alone(tasks[i]);
+    if (cancelled.count(i) == 0) {
+      CHECK_EQ(clients[i]->text(), alone);
+    } else {
+      CHECK_EQ(alone.compare(0, clients[i]->text().size(), clients[i]->text()), 0);
+    }
+  }
+  CHECK(eventually([&] { return loop.stats().running == 0 && loop.stats().waiting == 0; }));
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("under any load each answer is what it is alone, and everyone ends (I4, I9)") {
+  for (uint32_t seed = 1; seed <= 30; ++seed) check_random_load(seed);
+}
+
+}  // namespace
+}  // namespace corosrv

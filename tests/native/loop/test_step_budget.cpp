@@ -1,0 +1,75 @@
+#include "check.h"
+#include "loop/step_budget.h"
+
+namespace corosrv {
+namespace {
+
+TEST("when nobody streams a step takes all the prompt tokens it has rows for") {
+  StepBudget budget(0.060, 512);
+  CHECK_EQ(budget.prompt_tokens(0), 512);
+
+  budget.observe(0, 512, 10.0);
+  CHECK_EQ(budget.prompt_tokens(0), 512);
+}
+
+TEST("before anything is known a streaming step takes a modest piece of prompt") {
+  CHECK_EQ(StepBudget(0.060, 512).prompt_tokens(4), 64);
+  CHECK_EQ(StepBudget(0.060, 32).prompt_tokens(4), 32);
+}
+
+TEST("the piece grows and shrinks with the time that rows were seen to take") {
+  StepBudget fast(0.060, 512);
+  fast.observe(4, 0, 0.004);    // 1 ms a row
+  fast.observe(0, 100, 0.050);  // half a millisecond a prompt token
+  StepBudget slow(0.060, 512);
+  slow.observe(4, 0, 0.004);
+  slow.observe(0, 100, 0.200);
+
+  CHECK(fast.prompt_tokens(10) >= 99 && fast.prompt_tokens(10) <= 100);  // (60 - 10) / 0.5
+  CHECK(slow.prompt_tokens(10) >= 24 && slow.prompt_tokens(10) <= 25);   // (60 - 10) / 2
+}
+
+TEST("a prompt advances however slow the machine is") {
+  StepBudget budget(0.060, 512);
+  budget.observe(4, 0, 4.0);
+  budget.observe(0, 100, 100.0);
+
+  CHECK_EQ(budget.prompt_tokens(4), 16);
+}
+
+TEST("the piece is never larger than a step, nor less than the least, however many sequences decode") {
+  for (const int32_t rows : {16, 100, 512}) {
+    StepBudget budget(0.060, rows);
+    budget.observe(4, 0, 0.008);
+    for (const double step_s : {1e-6, 0.1, 100.0}) {
+      budget.observe(0, 64, step_s);
+      for (int32_t n_decode = 0; n_decode <= 2 * rows; ++n_decode) {
+        CHECK(budget.prompt_tokens(n_decode) >= 16 && budget.prompt_tokens(n_decode) <= rows);
+      }
+    }
+  }
+}
+
+TEST("the budget follows a machine whose speed changes") {
+  StepBudget budget(0.060, 4096);
+  for (int i = 0; i < 50; ++i) budget.observe(0, 100, 0.010);
+  CHECK(budget.prompt_tokens(1) > 550);
+
+  for (int i = 0; i < 50; ++i) budget.observe(0, 100, 0.100);
+  CHECK(budget.prompt_tokens(1) < 65);
+}
+
+TEST("many prompts and few streams make a step longer, up to four times") {
+  StepBudget budget(0.06, 512);
+  budget.observe(10, 0, 0.01);
+  budget.observe(0, 100, 0.1);
+
+  const int32_t alone = budget.prompt_tokens(10);
+
+  CHECK(alone >= 49 && alone <= 50);
+  CHECK(budget.prompt_tokens(10, 10) >= 2 * alone);
+  CHECK(budget.prompt_tokens(10, 1000) >= 4 * alone && budget.prompt_tokens(10, 1000) <= 5 * alone);
+}
+
+}  // namespace
+}  // namespace corosrv
