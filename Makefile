@@ -24,14 +24,14 @@ test: $(INSTALLED) $(CLIENTS)
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(INSTALLED)
-	$(BIN)/ruff format --check corosrv native bench tests setup.py
-	$(BIN)/ruff check corosrv native bench tests setup.py
+	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py
+	$(BIN)/ruff check corosrv native benchmarks tests setup.py
 	$(BIN)/mypy
 	$(CLANGFMT) --dry-run --Werror $(CXXFILES)
 
 format: $(INSTALLED)
-	$(BIN)/ruff check --fix-only --quiet corosrv native bench tests setup.py
-	$(BIN)/ruff format corosrv native bench tests setup.py
+	$(BIN)/ruff check --fix-only --quiet corosrv native benchmarks tests setup.py
+	$(BIN)/ruff format corosrv native benchmarks tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
 # Figures of the README: open streams and stalled ones on the synthetic model,
@@ -44,9 +44,9 @@ load: $(INSTALLED)
 	$(BIN)/python -m tests.load.predictions
 	$(BIN)/python -m tests.load.predictor_faults
 
-# Side by side with llama-server: the tables and plots in bench/. ROUNDS=1 QUICK=1 for a first look.
+# Side by side with llama-server: the tables and plots in benchmarks/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(INSTALLED)
-	$(BIN)/python -m bench.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 
 # Other people's clients, for the tests, where they cannot share an environment with the newest openai.
 $(CLIENTS): tests/clients/requirements.txt

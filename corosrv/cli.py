@@ -12,12 +12,11 @@ from typing import Any, NoReturn
 
 import click
 
-from corosrv import __version__, model_list, settings, sources
+from corosrv import __version__, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import descriptors
-from corosrv.prediction_settings import PredictionSettings
-from corosrv.settings import Settings
+from corosrv.settings import PredictionSettings, Settings, model_list, sources
 
 CONNECTIONS = 10_000
 PORT = 8080
@@ -102,7 +101,7 @@ def serve(
         click.echo(f"corosrv: {workers} processes, each with an engine and a model of its own", err=True)
     if port is None:
         port = PORT if chosen.has_model else _predictor_port()
-    from corosrv.server import options, run  # late: patches the process for gevent
+    from corosrv.gunicorn_app import options, run
 
     run(
         {

@@ -26,7 +26,7 @@ def _bare_environment(monkeypatch):
 def served(monkeypatch) -> list[dict]:
     """What gunicorn is started with, instead of starting it."""
     options: list[dict] = []
-    monkeypatch.setattr("corosrv.server.run", options.append)
+    monkeypatch.setattr("corosrv.gunicorn_app.run", options.append)
     monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
     return options
 

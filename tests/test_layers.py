@@ -9,19 +9,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("checks", "errors", "stats"),
-    ("dispatch", "jobs", "model_list", "sources", "structured", "waits", "wire"),
-    ("prediction_settings", "whole", "worker"),
-    ("settings",),
+    ("errors",),
+    ("dispatch", "jobs", "settings", "structured", "waits", "wire"),
+    ("worker",),
     ("engine",),
     ("http", "models"),
     ("docs", "doctor", "generation"),
     ("chat",),
     ("anthropic", "openai", "predictions"),
     ("llamacpp",),  # llama-server's endpoints answer in OpenAI's shapes, and some of them are OpenAI's
-    ("model_part", "predictor_part"),
+    ("serving",),
     ("app",),
-    ("bench", "server"),
+    ("bench", "gunicorn_app"),
     ("cli",),
     ("__main__",),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from corosrv.bench.plan import Mix, Plan, Point
+from corosrv.bench.load.plan import Mix, Plan, Point
 from corosrv.errors import BenchError
 
 RATE_OF_ARRIVALS = 1.0  # long prompts a second, where nobody said how many
@@ -92,10 +92,10 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     Ends with status 1 when a request failed.
     """
     from corosrv.bench.compare import Comparison, find_model
-    from corosrv.bench.machine import look
-    from corosrv.bench.progress import Progress
-    from corosrv.bench.report import Report
-    from corosrv.bench.target import parse
+    from corosrv.bench.load.progress import Progress
+    from corosrv.bench.load.target import parse
+    from corosrv.bench.report.document import Report
+    from corosrv.bench.report.machine import look
 
     plan = plan_of(chosen)
     machine = look()  # before the load, which changes it
@@ -164,8 +164,8 @@ def command_line() -> str:
 
 
 def _write(report: Any, json_file: Path | None, html_file: Path | None, svg_folder: Path | None) -> None:
-    from corosrv.bench import page, plots
-    from corosrv.bench.report import write
+    from corosrv.bench.report import page, plots
+    from corosrv.bench.report.document import write
 
     try:
         if json_file is not None:
@@ -181,7 +181,7 @@ def _write(report: Any, json_file: Path | None, html_file: Path | None, svg_fold
 
 
 def _show(report: Any) -> None:
-    from corosrv.bench import table, words
+    from corosrv.bench.report import table, words
 
     click.echo(words.machine(report.machine))
     if doubt := words.doubts(report.machine):

@@ -8,16 +8,18 @@ from itertools import chain
 
 import msgspec
 
-from corosrv.bench import figures, spread, stats
-from corosrv.bench.client import Client
-from corosrv.bench.load import Work
-from corosrv.bench.machine import n_cores
-from corosrv.bench.outcome import Outcome
-from corosrv.bench.plan import Mix, Plan, Point
-from corosrv.bench.progress import Progress
-from corosrv.bench.report import PointFigures, Section, ServerFigures
-from corosrv.bench.schedule import in_turn
-from corosrv.bench.target import Target
+from corosrv.bench.figures import rounds as figures
+from corosrv.bench.figures import stats
+from corosrv.bench.load import processes as spread
+from corosrv.bench.load.client import Client
+from corosrv.bench.load.outcome import Outcome
+from corosrv.bench.load.plan import Mix, Plan, Point
+from corosrv.bench.load.progress import Progress
+from corosrv.bench.load.round import Work
+from corosrv.bench.load.schedule import in_turn
+from corosrv.bench.load.target import Target
+from corosrv.bench.report.document import PointFigures, Section, ServerFigures
+from corosrv.bench.report.machine import n_cores
 from corosrv.errors import BenchError
 
 TITLES = {

@@ -14,7 +14,7 @@ from corosrv.chat.parser import Parser, SyntaxParser, TextParser
 from corosrv.chat.tools import Tool, checked, name_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.jobs import Job, Messages, ModelCard, Sampling
-from corosrv.structured.gbnf import Rules, either, grammar, sequence
+from corosrv.structured.grammar.gbnf import Rules, either, grammar, sequence
 
 _MAX_GRAMMAR = 64 * 1024  # bytes that the engine compiles
 

@@ -19,8 +19,8 @@ from corosrv.engine.slots import TaskNotes
 from corosrv.engine.tasks import TaskMaker, owner_of
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
+from corosrv.jobs.stats import DecodeStats
 from corosrv.settings import Settings
-from corosrv.stats import DecodeStats
 
 log = logging.getLogger("corosrv.engine")
 

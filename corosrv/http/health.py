@@ -11,7 +11,7 @@ from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.http.operation import operation, without_key
 from corosrv.http.reply import json_response
 from corosrv.jobs import State
-from corosrv.stats import DecodeStats, HasDecodeStats
+from corosrv.jobs.stats import DecodeStats, HasDecodeStats
 
 
 class Health(msgspec.Struct):

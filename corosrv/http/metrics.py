@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from corosrv.http.hub_lag import BLOCKED, HubLag
-from corosrv.stats import DecodeStats, HasModelStats
+from corosrv.jobs.stats import DecodeStats, HasModelStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

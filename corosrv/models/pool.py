@@ -13,11 +13,11 @@ from corosrv import errors
 from corosrv.engine import Engine, Reader
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
+from corosrv.jobs.stats import DecodeStats
 from corosrv.models.keeper import Keeper
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
 from corosrv.settings import Settings
-from corosrv.stats import DecodeStats
 
 
 class Watch(Protocol):

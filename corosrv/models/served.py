@@ -10,13 +10,13 @@ from dataclasses import replace
 from corosrv import errors
 from corosrv.engine import Engine
 from corosrv.jobs import ModelCard
+from corosrv.jobs.stats import DecodeStats
 from corosrv.models import gguf, size
 from corosrv.models.bell import Bell
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
 from corosrv.settings import Settings
-from corosrv.stats import DecodeStats
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0

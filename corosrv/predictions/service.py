@@ -14,7 +14,6 @@ import gevent
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
-from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions import health, ids
 from corosrv.predictions.calls import Call
 from corosrv.predictions.drain import Drain
@@ -28,6 +27,7 @@ from corosrv.predictions.supervisor import Supervisor
 from corosrv.predictions.times import now
 from corosrv.predictions.validation import InputSchema
 from corosrv.predictions.webhooks import Deliveries, Webhooks
+from corosrv.settings import PredictionSettings
 from corosrv.wire.messages import Done
 from corosrv.worker.parent.setup import Setup
 from corosrv.worker.parent.state import WorkerState

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.structured.anything import Anything
-from corosrv.structured.book import RuleBook
-from corosrv.structured.cache import RulesCache
-from corosrv.structured.check import check
-from corosrv.structured.convert import convert
 from corosrv.structured.effort import Effort
-from corosrv.structured.gbnf import Rules, grammar
+from corosrv.structured.grammar.gbnf import Rules, grammar
+from corosrv.structured.grammar.rule_book import RuleBook
 from corosrv.structured.limits import DEFAULT, Limits
+from corosrv.structured.schema.anything import Anything
+from corosrv.structured.schema.cache import RulesCache
+from corosrv.structured.schema.check import check
+from corosrv.structured.schema.convert import convert
 
 __all__ = ["Effort", "Limits", "Rules", "any_object_rules", "fragment", "grammar", "grammar_of"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 
-from corosrv.bench import figures, stats
-from corosrv.bench.machine import look
-from corosrv.bench.outcome import Failure, Kind, Outcome
-from corosrv.bench.report import PointFigures, Report, Section, ServerFigures
+from corosrv.bench.figures import rounds as figures
+from corosrv.bench.figures import stats
+from corosrv.bench.load.outcome import Failure, Kind, Outcome
+from corosrv.bench.report.document import PointFigures, Report, Section, ServerFigures
+from corosrv.bench.report.machine import look
 
 
 def outcomes(n: int, speed: float) -> list[Outcome]:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from corosrv import cli
 from corosrv.bench.command import bench, plan_of
-from corosrv.bench.plan import Mix, Plan, Point
+from corosrv.bench.load.plan import Mix, Plan, Point
 
 
 def run(*arguments: str) -> Result:

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from bench import limit, summary
-from bench.limit import Limit
-from bench.servers import Setup, shown
-from corosrv.bench.machine import look
+from benchmarks import limit, summary
+from benchmarks.limit import Limit
+from benchmarks.servers import Setup, shown
+from corosrv.bench.report.machine import look
 from tests.bench.reports import section, server
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -50,7 +50,7 @@ def peer(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_both_servers_are_measured_and_all_files_written(peer, tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "bench.side_by_side", "--quick", "--context", "16384", "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.side_by_side", "--quick", "--context", "16384", "--out", str(out)]
     model = "--model", "synthetic:?tokens_per_s=200", "--peer", str(peer)
 
     ended = subprocess.run(
@@ -126,7 +126,7 @@ def test_a_peer_that_is_built_is_not_built_again(peer, tmp_path):
 
     environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "VENV": sys.prefix}
     ended = subprocess.run(
-        ["sh", str(REPOSITORY / "bench" / "peer.sh")],
+        ["sh", str(REPOSITORY / "benchmarks" / "peer.sh")],
         env=environ,
         capture_output=True,
         text=True,

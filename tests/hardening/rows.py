@@ -99,10 +99,16 @@ ELSEWHERE: dict[int, tuple[str, str]] = {
     67: ("tests/serve/test_disconnect.py", "test_little_is_kept_for_a_client_that_stops_reading"),
     69: ("tests/serve/test_limits.py", "test_a_key_takes_its_share_of_queue_and_slots_and_leaves_others_theirs"),
     70: ("tests/engine/test_reader.py", "test_a_readable_descriptor_that_nobody_waits_for_costs_nothing"),
-    71: ("tests/native/handover/test_reader.cpp", "a reader that both sides let go of at once writes to nobody else (I2)"),
+    71: (
+        "tests/native/handover/test_reader.cpp",
+        "a reader that both sides let go of at once writes to nobody else (I2)",
+    ),
     72: ("tests/engine/test_reader.py", "test_without_a_descriptor_a_job_is_refused_and_the_engine_goes_on"),
     73: ("tests/waits/test_waiters.py", "test_a_write_while_nobody_waits_is_not_lost_and_lets_others_go_first"),
-    74: ("tests/native/loop/test_sequence.cpp", "there is exactly one terminal chunk, whoever ends a sequence again (I4)"),
+    74: (
+        "tests/native/loop/test_sequence.cpp",
+        "there is exactly one terminal chunk, whoever ends a sequence again (I4)",
+    ),
     75: ("tests/waits/test_elsewhere.py", "test_with_a_hub_a_call_is_made_elsewhere"),
     80: (
         "tests/native/loop/test_decode_loop.cpp",

@@ -22,12 +22,12 @@ from corosrv.errors import (
     TooManyReaders,
     WorkerGone,
 )
-from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions.calls import Call
 from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.prediction import Change, Prediction, Status
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target
+from corosrv.settings import PredictionSettings
 from corosrv.wire.messages import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk, SlotToServer
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
 from corosrv.worker.parent.state import WorkerState

@@ -12,9 +12,9 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from corosrv.http.metrics import HttpStats
-from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions import routes
 from corosrv.predictions.service import PredictionService
+from corosrv.settings import PredictionSettings
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.state import WorkerState
 from tests.support.file_server import FileServer, content

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.model_list import packaged_model
+from corosrv.settings.model_list import packaged_model
 from tests.serve.server import APP, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from corosrv import model_list
+from corosrv.settings import model_list
 from tests.serve.server import SERVE, Server, Servers, eventually
 from tests.serve.wire import request
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from corosrv.structured.cache import RulesCache
-from corosrv.structured.gbnf import Rules
+from corosrv.structured.grammar.gbnf import Rules
+from corosrv.structured.schema.cache import RulesCache
 
 
 def test_what_was_made_is_not_made_again_unless_something_differs() -> None:

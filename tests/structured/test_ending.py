@@ -4,7 +4,7 @@ import pytest
 
 from corosrv.errors import InvalidSchema
 from corosrv.structured import grammar_of
-from corosrv.structured.ending import endless
+from corosrv.structured.grammar.ending import endless
 
 
 @pytest.mark.parametrize(

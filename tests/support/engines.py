@@ -8,11 +8,10 @@ from typing import Any
 import gevent
 import pytest
 
-from corosrv import model_list
 from corosrv.engine import Chunk, Engine, Reader
 from corosrv.errors import SettingsError
 from corosrv.jobs import Job, Sampling, Text
-from corosrv.settings import Settings
+from corosrv.settings import Settings, model_list
 
 FAST = "synthetic:?tokens_per_s=0"
 SLOW = "synthetic:?tokens_per_s=20"

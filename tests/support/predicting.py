@@ -12,10 +12,10 @@ from gevent.event import Event
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.jobs import PredictJob
-from corosrv.prediction_settings import PredictionSettings
 from corosrv.predictions.calls import Call
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
+from corosrv.settings import PredictionSettings
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, OutputChunk, SlotToServer
 from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.setup import Setup

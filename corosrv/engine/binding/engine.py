@@ -13,7 +13,7 @@ from corosrv.engine.binding.options import POOLINGS, LentOptions
 from corosrv.engine.binding.reader import NativeReader
 from corosrv.engine.binding.tasks import LentTasks, take_long
 from corosrv.engine.binding.values import ModelInfo, Options, Slot, SlotAction, SlotContent, Task
-from corosrv.stats import DecodeStats, Histogram
+from corosrv.jobs.stats import DecodeStats, Histogram
 from corosrv.waits import call_in_thread
 
 _STATES = {

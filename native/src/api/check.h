@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "model/backend.h"
-#include "corosrv.h"
 #include "base/status.h"
+#include "corosrv.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "model/backend.h"
 #include "corosrv.h"
 #include "grammar/gbnf.h"
 #include "handover/slot_request.h"
+#include "model/backend.h"
 #include "model/types.h"
 
 namespace corosrv {

@@ -5,13 +5,13 @@
 #include <memory>
 #include <vector>
 
-#include "model/backend.h"
-#include "corosrv.h"
-#include "loop/engine.h"
 #include "api/fork_guard.h"
+#include "base/status.h"
+#include "corosrv.h"
 #include "handover/reader.h"
 #include "handover/slot_request.h"
-#include "base/status.h"
+#include "loop/engine.h"
+#include "model/backend.h"
 
 struct corosrv_engine {
   corosrv::ForkGuard fork_guard;

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "grammar/grammar_program.h"
 #include "base/status.h"
+#include "grammar/grammar_program.h"
 
 namespace corosrv {
 

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "model/backend.h"
 #include "grammar/recognizer.h"
 #include "grammar/token_order.h"
+#include "model/backend.h"
 #include "model/candidate.h"
 #include "model/types.h"
 

@@ -6,11 +6,11 @@
 #include <mutex>
 #include <string_view>
 
-#include "model/backend.h"
+#include "base/status.h"
 #include "grammar/gbnf.h"
 #include "grammar/grammar.h"
-#include "base/status.h"
 #include "grammar/token_order.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "grammar/grammar_program.h"
 #include "base/utf8.h"
+#include "grammar/grammar_program.h"
 
 namespace corosrv {
 

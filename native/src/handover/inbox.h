@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "handover/reader.h"
-#include "handover/slot_request.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
+#include "handover/reader.h"
+#include "handover/slot_request.h"
 #include "model/types.h"
 
 namespace corosrv {

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "model/backend.h"
 #include "base/event_fd.h"
 #include "base/status.h"
+#include "model/backend.h"
 #include "model/types.h"
 
 namespace corosrv {

@@ -3,9 +3,9 @@
 
 #include <memory>
 
+#include "base/status.h"
 #include "kernels/graph_kernels.h"
 #include "llama/handles.h"
-#include "base/status.h"
 
 namespace corosrv {
 

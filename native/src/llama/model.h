@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "model/backend.h"
-#include "llama/handles.h"
 #include "base/status.h"
+#include "llama/handles.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "model/backend.h"
 #include "llama/handles.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

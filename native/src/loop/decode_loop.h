@@ -5,16 +5,16 @@
 #include <string>
 #include <vector>
 
-#include "model/backend.h"
+#include "base/thread_annotations.h"
 #include "handover/inbox.h"
+#include "handover/signals.h"
+#include "handover/slot_request.h"
 #include "loop/prefix_sharing.h"
 #include "loop/scheduler.h"
-#include "handover/signals.h"
 #include "loop/slot_board.h"
-#include "handover/slot_request.h"
 #include "loop/slot_memory.h"
 #include "loop/step_budget.h"
-#include "base/thread_annotations.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -9,13 +9,13 @@
 #include <thread>
 #include <vector>
 
-#include "model/backend.h"
-#include "sampling/breaker_cache.h"
-#include "loop/decode_loop.h"
 #include "base/event_fd.h"
+#include "base/thread_annotations.h"
 #include "grammar/grammar_compiler.h"
 #include "handover/inbox.h"
-#include "base/thread_annotations.h"
+#include "loop/decode_loop.h"
+#include "model/backend.h"
+#include "sampling/breaker_cache.h"
 
 namespace corosrv {
 

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "model/backend.h"
 #include "loop/prefix_cache.h"
 #include "loop/scheduler.h"
 #include "loop/sequence.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

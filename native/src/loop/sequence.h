@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "text/answer_text.h"
-#include "model/backend.h"
 #include "handover/inbox.h"
+#include "handover/reader.h"
+#include "handover/signals.h"
 #include "loop/loop_stats.h"
 #include "loop/pooler.h"
-#include "handover/reader.h"
-#include "sampling/sampler.h"
-#include "handover/signals.h"
+#include "model/backend.h"
 #include "model/types.h"
+#include "sampling/sampler.h"
+#include "text/answer_text.h"
 
 namespace corosrv {
 

@@ -3,10 +3,10 @@
 
 #include <vector>
 
+#include "base/thread_annotations.h"
 #include "corosrv.h"
 #include "loop/scheduler.h"
 #include "loop/sequence.h"
-#include "base/thread_annotations.h"
 
 namespace corosrv {
 

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/backend.h"
+#include "handover/slot_request.h"
 #include "loop/prefix_cache.h"
 #include "loop/sequence.h"
-#include "handover/slot_request.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "sampling/dry.h"
 #include "base/thread_annotations.h"
+#include "sampling/dry.h"
 
 namespace corosrv {
 

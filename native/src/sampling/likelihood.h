@@ -7,8 +7,8 @@
 
 #include "model/backend.h"
 #include "model/token_list.h"
-#include "sampling/top_k.h"
 #include "model/types.h"
+#include "sampling/top_k.h"
 
 namespace corosrv {
 

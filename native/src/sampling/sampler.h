@@ -4,15 +4,15 @@
 #include <memory>
 #include <vector>
 
-#include "model/backend.h"
-#include "sampling/chooser.h"
 #include "grammar/grammar.h"
+#include "model/backend.h"
+#include "model/token_list.h"
+#include "model/types.h"
+#include "sampling/chooser.h"
 #include "sampling/random.h"
 #include "sampling/sampling_order.h"
 #include "sampling/stage.h"
-#include "model/token_list.h"
 #include "sampling/trigger.h"
-#include "model/types.h"
 
 namespace corosrv {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "sampling/stage.h"
 #include "model/types.h"
+#include "sampling/stage.h"
 
 namespace corosrv {
 

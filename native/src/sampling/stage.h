@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "model/types.h"
 #include "sampling/random.h"
 #include "sampling/top_k.h"
-#include "model/types.h"
 
 namespace corosrv {
 

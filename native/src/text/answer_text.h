@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "model/token_list.h"
 #include "text/stop_matcher.h"
 #include "text/text_stream.h"
-#include "model/token_list.h"
 
 namespace corosrv {
 

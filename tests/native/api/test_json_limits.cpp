@@ -1,7 +1,7 @@
 #include <string>
 
-#include "check.h"
 #include "api/json_limits.h"
+#include "check.h"
 
 namespace corosrv {
 namespace {

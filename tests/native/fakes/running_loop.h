@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "client.h"
-#include "loop/decode_loop.h"
 #include "handover/inbox.h"
+#include "loop/decode_loop.h"
 #include "scripted_backend.h"
 #include "tasks.h"
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "model/backend.h"
 #include "byte_vocabulary.h"
 #include "gate.h"
+#include "model/backend.h"
 
 namespace corosrv {
 

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "scripted_backend.h"
 #include "model/types.h"
+#include "scripted_backend.h"
 
 namespace corosrv {
 

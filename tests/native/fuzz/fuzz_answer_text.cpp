@@ -1,7 +1,7 @@
 // Any tokens, any stop strings: what leaves is UTF-8, has no stop string in it, and is what its tokens say.
-#include "text/answer_text.h"
-#include "fuzz.h"
 #include "base/utf8.h"
+#include "fuzz.h"
+#include "text/answer_text.h"
 
 namespace corosrv {
 namespace {

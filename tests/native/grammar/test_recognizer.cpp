@@ -2,9 +2,9 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
 #include "check.h"
 #include "grammar/grammars.h"
-#include "base/utf8.h"
 
 namespace corosrv {
 namespace {

@@ -2,10 +2,10 @@
 #include <vector>
 
 #include "check.h"
-#include "loop/decode_loop.h"
 #include "fakes/running_loop.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
+#include "loop/decode_loop.h"
 
 namespace corosrv {
 namespace {

@@ -2,12 +2,12 @@
 #include <vector>
 
 #include "check.h"
-#include "loop/decode_loop.h"
 #include "fakes/client.h"
 #include "fakes/running_loop.h"
 #include "fakes/scripted_backend.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
+#include "loop/decode_loop.h"
 
 namespace corosrv {
 namespace {

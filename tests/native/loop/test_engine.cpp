@@ -6,12 +6,12 @@
 #include <thread>
 
 #include "check.h"
-#include "loop/engine.h"
 #include "fakes/client.h"
 #include "fakes/gate.h"
 #include "fakes/scripted_backend.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
+#include "loop/engine.h"
 
 namespace corosrv {
 namespace {

@@ -4,12 +4,12 @@
 #include <set>
 
 #include "check.h"
-#include "loop/decode_loop.h"
 #include "fakes/client.h"
 #include "fakes/running_loop.h"
 #include "fakes/scripted_backend.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
+#include "loop/decode_loop.h"
 
 // The scripted model makes its text up from all tokens of the sequence: a token that was lost, or came from a foreign
 // sequence, shows in the answer. So every test compares with what the same task is told alone and unshared.

@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "check.h"
-#include "loop/decode_loop.h"
 #include "fakes/client.h"
 #include "fakes/running_loop.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
 #include "handover/slot_request.h"
+#include "loop/decode_loop.h"
 
 namespace corosrv {
 namespace {

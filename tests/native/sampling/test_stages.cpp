@@ -2,12 +2,12 @@
 #include <map>
 #include <set>
 
-#include "sampling/adaptive_p.h"
 #include "check.h"
-#include "sampling/cutoffs.h"
-#include "sampling/dry.h"
 #include "fakes/byte_vocabulary.h"
 #include "fakes/tasks.h"
+#include "sampling/adaptive_p.h"
+#include "sampling/cutoffs.h"
+#include "sampling/dry.h"
 #include "sampling/mirostat.h"
 #include "sampling/penalties.h"
 #include "sampling/sampling_order.h"

@@ -1,6 +1,6 @@
-#include "text/answer_text.h"
 #include "check.h"
 #include "sampling/random.h"
+#include "text/answer_text.h"
 
 namespace corosrv {
 namespace {

@@ -1,0 +1,1 @@
+"""From outcomes of requests to figures. Pure."""

@@ -1,0 +1,125 @@
+"""One request's answer as its bytes come in: from reads to an outcome, without a socket or a clock."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from corosrv.bench.load.events import DONE, Event, decode, error_message
+from corosrv.bench.load.http import Answer, Malformed
+from corosrv.bench.load.outcome import Failure, Kind, Outcome
+from corosrv.bench.load.sse import Scanner
+
+MAX_ERROR_BODY = 64 * 1024  # bytes
+
+
+class Transcript:
+    """Follows one streamed answer of `asked` tokens. feed() until it is over, then outcome()."""
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_error_body",
+        "_failure",
+        "_finish",
+        "_prompt_tokens",
+        "_scanner",
+        "_usage_tokens",
+        "arrivals",
+        "events",
+    )
+
+    def __init__(self, asked: int) -> None:
+        self.arrivals = array("d")
+        self.events = 0  # those with text
+        self._asked = asked
+        self._answer = Answer()
+        self._scanner = Scanner()
+        self._error_body = b""
+        self._failure: Failure | None = None
+        self._finish = ""
+        self._usage_tokens: int | None = None
+        self._prompt_tokens: int | None = None
+
+    def feed(self, data: bytes, now: float) -> bool:
+        """Takes what one read brought, nothing at the end of the connection. True: the answer is over."""
+        try:
+            body = self._answer.feed(data) if data else b""
+            if self._answer.status not in (0, 200):
+                return self._take_error(body, is_end=not data)
+            n_before = self.events
+            is_done = self._take_events(body)
+        except (Malformed, msgspec.DecodeError) as error:
+            return self.fail(Kind.MALFORMED, str(error))
+        if self.events > n_before:
+            self.arrivals.append(now)
+        if is_done or self._answer.is_complete:
+            return True
+        return not data and self._take_end()
+
+    def fail(self, kind: Kind, detail: str, status: int = 0) -> bool:
+        """Notes what went wrong; the first thing counts. Always true: the answer is over."""
+        self._failure = self._failure or Failure(kind, detail, status)
+        return True
+
+    def outcome(self, began: float, ended: float, is_arriving: bool = False) -> Outcome:
+        tokens = self.events if self._usage_tokens is None else self._usage_tokens
+        return Outcome(
+            began,
+            ended,
+            self.arrivals,
+            self.events,
+            tokens,
+            self._prompt_tokens,
+            self._usage_tokens is not None,
+            self._finish,
+            self._failure or self._shortfall(),
+            is_arriving,
+        )
+
+    def _take_events(self, body: bytes) -> bool:
+        for data in self._scanner.feed(body):
+            if data == DONE:
+                return True
+            if self._take(decode(data)):
+                return True
+        return False
+
+    def _take(self, event: Event) -> bool:
+        for choice in event.choices:
+            if choice.has_text:
+                self.events += 1
+            if choice.finish_reason:
+                self._finish = choice.finish_reason
+        # Some servers send a usage with every event: the last one counts.
+        if event.usage is not None:
+            self._usage_tokens = event.usage.completion_tokens
+            self._prompt_tokens = event.usage.prompt_tokens
+        if event.error is None:
+            return False
+        return self.fail(Kind.ERROR, error_message(msgspec.json.encode({"error": event.error})))
+
+    def _take_error(self, body: bytes, is_end: bool) -> bool:
+        self._error_body += body
+        if is_end or self._answer.is_complete or len(self._error_body) > MAX_ERROR_BODY:
+            return self.fail(Kind.STATUS, error_message(self._error_body), self._answer.status)
+        return False
+
+    def _take_end(self) -> bool:
+        """The connection was closed, without [DONE] before it."""
+        if self._answer.status == 0:
+            return self.fail(Kind.CONNECTION, "closed before an answer")
+        if not self._answer.end():
+            return self.fail(Kind.CONNECTION, "closed within the answer")
+        return True
+
+    def _shortfall(self) -> Failure | None:
+        """What an answer lacks that looks complete."""
+        if not self._finish:
+            return Failure(Kind.CUT, "the stream ended without a finish reason")
+        # Events may carry several tokens: only a usage can tell that there were too few.
+        tokens = self._usage_tokens
+        if self._finish == "length" and tokens is not None and tokens < self._asked:
+            return Failure(Kind.SHORT, f"{tokens} tokens of {self._asked}, and the finish reason is length")
+        return None

@@ -1,0 +1,1 @@
+"""Figures as a report: values in JSON, a table, plots and a page."""

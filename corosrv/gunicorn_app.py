@@ -1,0 +1,117 @@
+"""gunicorn with corosrv in it: `corosrv serve` is `gunicorn -k gevent corosrv.app` with other defaults."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.util import parse_address
+
+from corosrv import settings as settings_module
+from corosrv.errors import SettingsError
+from corosrv.http import address
+from corosrv.http.stops import STOPS, let_stops_through
+from corosrv.settings import PredictionSettings, Settings
+
+# gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
+_MARGIN = 5  # seconds
+
+
+# By systemd, or by the process that this one takes over from: a socket that listens already.
+_HANDED_DOWN = {"LISTEN_FDS", "GUNICORN_FD"}
+
+
+class _Gunicorn(BaseApplication):  # type: ignore[misc]
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        from corosrv import app  # in the worker, after the fork
+
+        return app.application
+
+
+def when_ready(arbiter: Any) -> None:
+    """gunicorn's hook in the master: a second SIGTERM ends it quickly, as a second SIGINT does. gunicorn drops it.
+
+    Where a predictor is served the first SIGINT is as gentle as a SIGTERM, which may not count at all.
+    """
+    predictor = settings_module.load_predictor()
+    n_stops = itertools.count()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if next(n_stops) == 0:
+            arbiter.signal(signal.SIGTERM, frame)
+        else:
+            arbiter.signal(signal.SIGINT, frame)
+            arbiter.kill_workers(signal.SIGQUIT)  # told here: what arrives along with the first, gunicorn forgets
+
+    _hold_stops_while_forking()
+    signal.signal(signal.SIGTERM, stop)
+    if predictor is not None:
+        signal.signal(signal.SIGINT, stop)
+        if predictor.await_explicit_shutdown:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _hold_stops_while_forking() -> None:
+    """A worker has the master's handlers until it has its own, and they forget: a stop that comes in between waits.
+
+    Once, in the master; workers let_stops_through().
+    """
+    master = os.getpid()
+
+    def hold(how: int) -> None:
+        if os.getpid() == master:
+            signal.pthread_sigmask(how, STOPS)
+
+    os.register_at_fork(before=lambda: hold(signal.SIG_BLOCK), after_in_parent=lambda: hold(signal.SIG_UNBLOCK))
+
+
+def post_worker_init(worker: Any) -> None:
+    """gunicorn's hook in the worker, of whatever class it is, when its handlers are there."""
+    let_stops_through()
+
+
+# What corosrv wants of gunicorn, by the names of its settings. Also read by deploy/gunicorn.conf.py.
+OPTIONS: dict[str, Any] = {
+    "worker_class": "corosrv.http.front.Front",
+    "worker_connections": 10_000,
+    "backlog": 2048,
+    "keepalive": 5,
+    "timeout": 30,
+    "graceful_timeout": 35,
+    "limit_request_line": 8190,
+    "control_socket_disable": True,
+    "proc_name": "corosrv",
+    "when_ready": when_ready,
+    "post_worker_init": post_worker_init,
+}
+
+
+def options(settings: Settings, predictor: PredictionSettings | None) -> dict[str, Any]:
+    """OPTIONS, and time enough for what runs to end."""
+    drain_s = max(settings.drain_s, predictor.drain_timeout if predictor else 0.0)
+    return {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
+
+
+def run(options: Mapping[str, Any]) -> None:
+    """Serves until told to stop; `options` are gunicorn's settings by name. Does not return.
+
+    Raises SettingsError where nobody can listen, at once: gunicorn would try for five seconds.
+    """
+    if not _HANDED_DOWN & os.environ.keys():
+        for bind in options["bind"]:
+            if (fault := address.fault(*parse_address(bind))) is not None:
+                raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")
+    _Gunicorn(options).run()

@@ -1,0 +1,114 @@
+"""The part of a server that serves models: their pool, and every dialect in front of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import gevent
+from flask import Blueprint, has_request_context, request
+from gevent._hub_local import get_hub_if_exists
+from prometheus_client.registry import Collector
+
+from corosrv.anthropic import routes as anthropic
+from corosrv.generation.exchange import Desk, Limits
+from corosrv.generation.fields import Defaults
+from corosrv.http import metrics
+from corosrv.http.client import ClientWatch
+from corosrv.jobs import State
+from corosrv.jobs.stats import DecodeStats
+from corosrv.llamacpp import loading
+from corosrv.llamacpp import routes as llamacpp_routes
+from corosrv.llamacpp.metrics import LlamaCollector
+from corosrv.llamacpp.props import Switches
+from corosrv.models import ModelPool
+from corosrv.openai import routes
+from corosrv.openai.embeddings import routes as embedding_routes
+from corosrv.openai.rerank import routes as rerank_routes
+from corosrv.openai.responses import routes as responses
+from corosrv.openai.responses.store import ResponseStore
+from corosrv.settings import Settings
+
+log = logging.getLogger("corosrv")
+
+
+class ModelPart:
+    """Begins to load its first model when it is started."""
+
+    def __init__(self, settings: Settings, stats: metrics.HttpStats) -> None:
+        self._settings = settings
+        self._stats = stats
+        self.pool = ModelPool(settings, watch=_watch)
+
+    def start(self) -> None:
+        self.pool.start()
+
+    def stop(self) -> None:
+        """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event.
+
+        Asked a second time, it ends them at once.
+        """
+        if self.pool.state is State.DRAINING:
+            self.pool.drain()
+            return
+        self.pool.stop_accepting()
+        log.info("stopping: running streams get %g s to finish", self._settings.drain_s)
+        if get_hub_if_exists() is not None:
+            gevent.spawn_later(self._settings.drain_s, self.pool.drain)
+        else:
+            timer = threading.Timer(self._settings.drain_s, self.pool.drain)
+            timer.daemon = True
+            timer.start()
+
+    def close(self) -> None:
+        self.pool.close()
+
+    @property
+    def state(self) -> State:
+        return self.pool.state
+
+    def check(self) -> None:
+        self.pool.check()
+
+    def stats(self) -> DecodeStats | None:
+        return self.pool.stats()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return metrics.EngineCollector(self.pool), LlamaCollector(self.pool)
+
+    def blueprints(self) -> tuple[Blueprint, ...]:
+        settings, desk = self._settings, self._desk()
+        switches = Switches(settings.slots_endpoint, settings.props, settings.metrics, settings.slot_save_path)
+        return (
+            routes.blueprint(desk),
+            responses.blueprint(desk, ResponseStore(settings.response_store_bytes)),
+            anthropic.blueprint(desk),
+            embedding_routes.blueprint(desk, settings.embeddings),
+            rerank_routes.blueprint(desk),
+            llamacpp_routes.blueprint(desk, self.pool, switches),
+            loading.blueprint(self.pool, settings.max_body_bytes),
+        )
+
+    def _desk(self) -> Desk:
+        settings = self._settings
+        return Desk(
+            worker=self.pool,
+            defaults=Defaults(
+                max_tokens=None if settings.n_predict == -1 else settings.n_predict,
+                temperature=settings.temp,
+                seed=None if settings.seed == -1 else settings.seed,
+                context_shift=settings.context_shift,
+            ),
+            limits=Limits(
+                max_body_bytes=settings.max_body_bytes,
+                ping_interval=settings.sse_ping_interval,
+                write_timeout=settings.write_timeout_s,
+            ),
+            stats=self._stats,
+        )
+
+
+def _watch(on_gone: Callable[[], None]) -> ClientWatch:
+    """Of the request at hand, if there is one."""
+    return ClientWatch(request.environ if has_request_context() else {}, on_gone)

@@ -1,0 +1,124 @@
+"""The part of a server that serves a predictor: its worker, the service, and Cog's endpoints in front of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+from flask import Blueprint
+from gevent import monkey
+from prometheus_client.registry import Collector
+
+from corosrv.http import metrics
+from corosrv.jobs import State
+from corosrv.predictions import routes
+from corosrv.predictions.collector import PredictionCollector
+from corosrv.predictions.service import PredictionService
+from corosrv.settings import PredictionSettings, Settings
+from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.restarting import RestartingWorker
+from corosrv.worker.parent.state import WorkerState
+
+log = logging.getLogger("corosrv")
+
+_USER_AGENT = "COROSRV_USER_AGENT"  # where the worker looks for what its downloads call themselves
+_STATES = {
+    WorkerState.STARTING: State.STARTING,
+    WorkerState.READY: State.READY,
+    WorkerState.SETUP_FAILED: State.FAILED,
+    WorkerState.DEFUNCT: State.FAILED,
+    WorkerState.STOPPED: State.DRAINING,
+}
+
+
+class PredictorPart:
+    """Sets its predictor up when it is started, in a process of its own."""
+
+    def __init__(self, predictor: PredictionSettings, settings: Settings, stats: metrics.HttpStats) -> None:
+        self._settings = settings
+        self._stats = stats
+        self._ending: gevent.Greenlet | None = None
+        self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
+        self.service = PredictionService(self.worker, predictor)
+
+    def start(self) -> None:
+        if monkey.is_module_patched("socket"):
+            self.worker.start()
+        else:  # each request has a thread and a hub of its own, or none
+            self.worker.refuse("predictions need a server that waits through gevent: gunicorn -k gevent")
+
+    @property
+    def state(self) -> State:
+        return State.DRAINING if self._ending is not None else _STATES[self.worker.state]
+
+    def check(self) -> None:
+        """Raises the Unavailable that a call would meet now."""
+        self.service.check()
+
+    def stats(self) -> None:
+        """It has no decode loop."""
+
+    def stop(self) -> None:
+        """Refuses new predictions, lets running ones end and their webhooks be delivered, then stops the worker.
+
+        Returns at once. Asked a second time, it fails what still runs.
+        """
+        if self._ending is not None:
+            self.service.hasten()
+            return
+        log.info("stopping: running predictions get %g s to finish", self.service.settings.drain_timeout)
+        self._ending = gevent.spawn(self.service.shutdown)
+
+    @property
+    def is_ending(self) -> bool:
+        """It was told to stop, and has not."""
+        return self._ending is not None and not self._ending.ready()
+
+    def hurry(self) -> None:
+        """Fails what still runs, and ends. Returns at once."""
+        if self._ending is None:
+            self.stop()
+        self.service.hasten()
+
+    def close(self) -> None:
+        self.worker.kill()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return (PredictionCollector(self.service, lambda: self.worker.n_restarts),)
+
+    def document(self) -> dict[str, Any]:
+        """The predictor's OpenAPI document. Raises Unavailable until it is known."""
+        return self.service.schema.document
+
+    def has_path(self, path: str) -> bool:
+        """Whether this is where predictions are asked for, and not models."""
+        return path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
+
+    def blueprint(self, stop_server: Callable[[], None], has_document: bool) -> Blueprint:
+        """`has_document`: GET /openapi.json is here, and nowhere else."""
+        return routes.blueprint(
+            self.service,
+            self._stats,
+            stop_server,
+            has_document=has_document,
+            ping_interval=self._settings.sse_ping_interval,
+            write_timeout=self._settings.write_timeout_s,
+        )
+
+
+def _maker(predictor: PredictionSettings) -> Callable[[], PredictorProcess]:
+    environ = dict(os.environ)
+    if predictor.user_agent:
+        environ[_USER_AGENT] = predictor.user_agent
+    config = WorkerConfig(
+        predictor=predictor.predictor,
+        slots=predictor.predictor_slots,
+        setup_timeout=predictor.setup_timeout or None,
+        env=environ,
+        cwd=str(Path.cwd()),
+    )
+    return lambda: PredictorProcess(config)

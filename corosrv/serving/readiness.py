@@ -1,0 +1,41 @@
+"""A server's parts, seen as one by its health."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from corosrv.jobs import State
+from corosrv.jobs.stats import DecodeStats
+
+
+class Part(Protocol):
+    """What can take work, or says why not."""
+
+    @property
+    def state(self) -> State: ...
+
+    def check(self) -> None:
+        """Raises the Unavailable that work would meet now."""
+
+    def stats(self) -> DecodeStats | None: ...
+
+
+class Readiness:
+    """READY if every part is ready, otherwise the state of the first part that is not."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = tuple(parts)
+
+    @property
+    def state(self) -> State:
+        states = [part.state for part in self._parts]
+        return next((state for state in states if state is not State.READY), State.READY)
+
+    def check(self) -> None:
+        for part in self._parts:
+            part.check()
+
+    def stats(self) -> DecodeStats | None:
+        """Of the decode loop, if there is one."""
+        return next((stats for part in self._parts if (stats := part.stats()) is not None), None)

@@ -1,0 +1,69 @@
+"""How a predictor is served, checked and frozen. `sources` says where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corosrv.settings import sources
+from corosrv.settings.checks import DAY, MAX_INT32, PLAIN, URL, at_least, between, empty_or, unsaid_or
+from corosrv.settings.sources import setting
+
+MOST_SLOTS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionSettings:
+    """What is told of one predictor; read once, at start. Seconds and bytes, where nothing else is said.
+
+    The variables named COG_... are those that Cog's own server reads; they count where nothing else is said.
+    """
+
+    predictor: str = setting("", "FILE.py:CLASS, FILE.py:FUNCTION or a module's; empty: none is served")
+    predictor_slots: int | None = setting(
+        None,
+        "predictions that run at once; unsaid: --slots where no model is served, what the predictor declares, or one",
+        also="COG_MAX_CONCURRENCY",
+        check=unsaid_or(between(1, MOST_SLOTS)),
+    )
+    setup_timeout: float = setting(
+        0.0,
+        "seconds from the worker's start until it is set up; 0: no limit",
+        also="COG_SETUP_TIMEOUT",
+        check=between(0, DAY),
+    )
+    upload_url: str = setting("", "where files of outputs are put; empty: they become data URLs", check=empty_or(URL))
+    await_explicit_shutdown: bool = setting(False, "1: SIGTERM is ignored; POST /shutdown and SIGINT stop the server")
+    drain_timeout: float = setting(
+        60.0, "seconds that running predictions get to finish after a stop", check=between(0, DAY)
+    )
+    restart_worker: bool = setting(False, "1: a worker that died is started again; 0: the predictor is DEFUNCT")
+    webhook_interval: float = setting(
+        0.5,
+        "seconds between two webhooks about new output or logs",
+        also="COG_THROTTLE_RESPONSE_INTERVAL",
+        check=between(0, DAY),
+    )
+    webhook_token: str = setting(
+        "", "bearer token that webhooks carry", also="WEBHOOK_AUTH_TOKEN", check=PLAIN, is_secret=True
+    )
+    user_agent: str = setting(
+        "",
+        "what downloads of inputs call themselves; empty: corosrv and its version",
+        also="COG_USER_AGENT",
+        check=PLAIN,
+    )
+    stream_history: int = setting(
+        1024,
+        "events kept of each prediction for those who come later; 0: none",
+        also="COG_STREAM_HISTORY_CAPACITY",
+        check=between(0, MAX_INT32),
+    )
+    result_ttl: float = setting(
+        60.0, "seconds that a finished prediction is remembered; 0: not at all", check=between(0, DAY)
+    )
+    max_body: int = setting(
+        100 << 20, "bytes of a prediction's request; larger ones are refused with 413", check=at_least(1024)
+    )
+
+    def __post_init__(self) -> None:
+        sources.check(self)

@@ -1,0 +1,1 @@
+"""Regular expressions as JSON schemas have them, from text to tree."""

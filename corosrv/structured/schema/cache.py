@@ -1,0 +1,54 @@
+"""What was made of schemas before: clients send the same few again and again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+from corosrv.structured.grammar.gbnf import Rules
+
+_ENTRIES = 256
+_BYTES = 64 * 1024 * 1024
+
+
+class RulesCache:
+    """The rules that were asked for last. Any thread."""
+
+    def __init__(self, most_entries: int = _ENTRIES, most_bytes: int = _BYTES) -> None:
+        self._most_entries = most_entries
+        self._most_bytes = most_bytes
+        self._lock = Lock()
+        self._found: OrderedDict[bytes, Rules] = OrderedDict()
+        self._n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, schema: Any, kind: str, make: Callable[[], Rules]) -> Rules:
+        """The rules of a schema that was checked, made if they are not here; `kind`: what else they depend on."""
+        # The order of names counts: it is that of the properties in the answer.
+        key = hashlib.sha256(f"{kind}\n{json.dumps(schema)}".encode()).digest()
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        made = make()  # outside of the lock, for it takes long; two threads may make the same
+        with self._lock:
+            self._forget(key)
+            self._found[key] = made
+            self._n_bytes += _size(made)
+            while len(self._found) > self._most_entries or self._n_bytes > self._most_bytes:
+                self._forget(next(iter(self._found)))
+        return made
+
+    def _forget(self, key: bytes) -> None:
+        if key in self._found:
+            self._n_bytes -= _size(self._found.pop(key))
+
+
+def _size(rules: Rules) -> int:
+    return sum(len(name) + len(body) for name, body in rules.bodies.items())

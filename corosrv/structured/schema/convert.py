@@ -1,0 +1,176 @@
+"""A JSON schema to rules whose texts are all valid for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from corosrv.structured.effort import Effort
+from corosrv.structured.grammar.gbnf import Rules, either, json_literal
+from corosrv.structured.limits import Limits
+from corosrv.structured.schema.admit import Undecided, admits
+from corosrv.structured.schema.conversion import Conversion
+from corosrv.structured.schema.disjoint import overlap
+from corosrv.structured.schema.flat import Flattener
+from corosrv.structured.schema.merge import Impossible, Schema, normal
+from corosrv.structured.schema.refs import step
+from corosrv.structured.schema.types import Types
+
+_MOST_BRANCHES = 64  # of a oneOf, each of which is compared to each
+_MOST_MERGED = 500  # schemas that come of `allOf`, as each branch of one choice with each of another
+_MOST_MERGED_BYTES = 2_000_000
+
+
+def convert(document: Any, param: str, prefix: str, limits: Limits, effort: Effort) -> Rules:
+    """The rules of a document that check() has let pass.
+
+    Raises InvalidSchema for what cannot be held together, and for what takes too long.
+    """
+    return _Converter(Conversion(document, param, prefix, limits, effort)).convert()
+
+
+class _Converter:
+    """Recursive as deep as schemas are nested, which is checked before; references are queued."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._document = conversion.document
+        self._limits = conversion.limits
+        self._book = conversion.book
+        self._any = conversion.any
+        self._beginnings = conversion.beginnings
+        self._refused = conversion.refused
+        self._check = conversion.check
+        self._flattener = Flattener(conversion)
+        self._types = Types(conversion, self._value)
+        self._by_target: dict[int, str] = {}  # rules of what references point to
+        self._by_text: dict[str, str] = {}  # rules of schemas that were merged
+        self._todo: list[tuple[str, Any, str]] = []
+        self._depth = 0
+        self._n_merged = 0
+        self._n_merged_bytes = 0
+
+    def convert(self) -> Rules:
+        start = self._rule_of(self._document, "#")
+        while self._todo:
+            name, schema, place = self._todo.pop()
+            with self._beginnings.of(name):
+                try:
+                    self._book.define(name, self._value(schema, place))
+                except Impossible as impossible:
+                    raise self._refused(place, f"no value can be valid: {impossible}") from None
+        if self._beginnings.has_circle():
+            raise self._refused("#", "a '$ref' leads back to itself without a value in between")
+        if self._flattener.has_references and start in self._book.endless():
+            raise self._refused("#", "no value can be valid: each would have to contain another one, without end")
+        return self._book.rules_from(start)
+
+    def _rule_of(self, schema: Any, place: str) -> str:
+        name = self._by_target.get(id(schema))
+        if name is None:
+            name = self._by_target[id(schema)] = self._book.reserve()
+            self._todo.append((name, schema, place))
+        self._beginnings.note(name)
+        return name
+
+    def _value(self, schema: Any, place: str) -> str:
+        """GBNF for the values of a schema: one item. Raises Impossible."""
+        self._check()
+        if schema is False:
+            raise Impossible("the schema is false")
+        if schema is True or not (found := normal(schema)):
+            return self._any.value()
+        if set(found) == {"$ref"}:
+            return self._rule_of(*self._flattener.resolve(found["$ref"], place))
+        self._depth += 1
+        if self._depth > 2 * self._limits.depth:
+            raise self._refused(place, "schemas are nested too deep once they are merged")
+        try:
+            if "$ref" in found or "allOf" in found:
+                return self._merged(found, place)
+            return self._plain(found, place)
+        finally:
+            self._depth -= 1
+
+    def _merged(self, schema: Schema, place: str) -> str:
+        """A rule for a schema with `allOf`; the same one wherever all comes down to the same."""
+        flat = self._flattener.flat(schema, place)
+        text = json.dumps(flat)
+        self._n_merged += 1
+        self._n_merged_bytes += len(text)
+        if self._n_merged_bytes > _MOST_MERGED_BYTES or self._n_merged > _MOST_MERGED:
+            raise self._refused(place, "its 'allOf' and '$ref' are too many to be merged")
+        if text in self._by_text:
+            self._beginnings.note(self._by_text[text])
+            return self._by_text[text]
+        name = self._by_text[text] = self._book.reserve()
+        self._beginnings.note(name)
+        with self._beginnings.of(name):
+            try:
+                self._book.define(name, self._plain(flat, place) if "allOf" not in flat else self._choice(flat, place))
+            except Impossible:
+                del self._by_text[text]
+                raise
+        return name
+
+    def _plain(self, schema: Schema, place: str) -> str:
+        """A schema without `$ref` and `allOf`."""
+        if "anyOf" in schema or "oneOf" in schema:
+            return self._choice(schema, place)
+        if "enum" in schema:
+            return self._enum(schema, place)
+        return self._types.values(schema, place)
+
+    def _choice(self, schema: Schema, place: str) -> str:
+        keyword = next(word for word in ("anyOf", "oneOf", "allOf") if word in schema)
+        if keyword == "allOf":
+            return self._merged(schema, place)
+        base = {word: value for word, value in schema.items() if word != keyword}
+        branches = [(branch, step(place, keyword, str(i))) for i, branch in enumerate(schema[keyword])]
+        if keyword == "oneOf":
+            self._check_disjoint(branches, place)
+        found, why = [], []
+        for branch, at in branches:
+            try:
+                found.append(self._value({"allOf": [base, branch]} if base else branch, at))
+            except Impossible as impossible:
+                why.append(str(impossible))
+        if not found:
+            raise Impossible(f"none of {keyword} is possible: {'; '.join(why[:3])}")
+        return either(found)
+
+    def _check_disjoint(self, branches: list[tuple[Any, str]], place: str) -> None:
+        at = step(place, "oneOf")
+        if len(branches) > _MOST_BRANCHES:
+            raise self._refused(at, f"has more than {_MOST_BRANCHES} schemas; use anyOf")
+        pair = overlap([self._flat_or_none(*branch) for branch in branches], self._flattener.flat, self._check)
+        if pair is not None:
+            raise self._refused(
+                at,
+                f"a value may be valid for both {min(pair)} and {max(pair)}, which 'oneOf' forbids; use anyOf, "
+                "or give each a required property with a 'const' of its own",
+            )
+
+    def _flat_or_none(self, schema: Any, place: str) -> Schema | None:
+        """None where no value is valid."""
+        try:
+            return self._flattener.flat(schema, place)
+        except Impossible:
+            return None
+
+    def _enum(self, schema: Schema, place: str) -> str:
+        """Those values that what stands beside them allows."""
+        beside = {keyword: value for keyword, value in schema.items() if keyword != "enum"}
+        try:
+            values = [value for value in schema["enum"] if self._admits(beside, value)]
+        except Undecided as keyword:
+            raise self._refused(place, f"'{keyword}' is not supported beside 'enum' or 'const'") from None
+        if not values:
+            raise Impossible("what stands beside the enum allows none of its values")
+        try:
+            literals = [json_literal(value) for value in values]
+        except ValueError:
+            raise self._refused(step(place, "enum"), "holds what JSON cannot: text that is not Unicode") from None
+        return either(literals) if len(literals) == 1 else self._book.rule(" | ".join(dict.fromkeys(literals)))
+
+    def _admits(self, schema: Schema, value: Any) -> bool:
+        return admits(schema, value, self._limits, self._flattener.flat, self._check)
