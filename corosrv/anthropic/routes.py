@@ -7,34 +7,34 @@ from typing import TypeVar
 import msgspec
 from flask import Blueprint, Response, g
 
-from corosrv.anthropic import calls, described, errors, schema
+from corosrv.anthropic import api_docs, errors, parse, schema
 from corosrv.errors import CorosrvError
 from corosrv.generation import unsupported
-from corosrv.generation.exchange import Call, Desk
+from corosrv.generation.exchange import Call, RequestFlow
 from corosrv.http import reply
 
 Body = TypeVar("Body", bound=schema.PromptBody)
 
 
-def blueprint(desk: Desk) -> Blueprint:
+def blueprint(flow: RequestFlow) -> Blueprint:
     """Messages, and the tokens that they would have."""
     routes = Blueprint("anthropic", __name__)
 
     @routes.post("/v1/messages")
-    @described.messages
+    @api_docs.messages
     def create() -> Response:
-        return desk.answer(call(schema.decoder))
+        return flow.answer(call(schema.decoder))
 
     @routes.post("/v1/messages/count_tokens")
-    @described.count
+    @api_docs.count
     def count() -> Response:
-        return reply.json_response({"input_tokens": desk.count(call(schema.prompt_decoder))})
+        return reply.json_response({"input_tokens": flow.count(call(schema.prompt_decoder))})
 
     def call(decoder: msgspec.json.Decoder[Body]) -> Call:
-        sent = desk.read()
-        body = desk.decode(sent, decoder)
-        unsupported.refuse(desk.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
-        return calls.call(body, desk.defaults, desk.worker.card(body.model), g.corosrv_request_id)
+        sent = flow.read()
+        body = flow.decode(sent, decoder)
+        unsupported.refuse(flow.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
+        return parse.call(body, flow.defaults, flow.worker.card(body.model), g.corosrv_request_id)
 
     @routes.after_request
     def name(response: Response) -> Response:

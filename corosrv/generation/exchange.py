@@ -55,7 +55,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class RequestFlow:
     """What every dialect's routes are handed: who does the work, and how requests are taken and answered."""
 
     worker: Worker

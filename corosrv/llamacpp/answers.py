@@ -8,7 +8,7 @@ from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation.native import NativeForm, NativeTask
-from corosrv.generation.one_by_one import one_by_one
+from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import check
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.jobs import Chunk
@@ -52,7 +52,7 @@ class NativeAnswer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         sent = b""
-        for one in one_by_one(chunks):
+        for one in split_tokens(chunks):
             check(one, sent)
             task = self._tasks[one.index]
             chunk = task.clip(one)

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 from flask import Blueprint, Response, request
 
 from corosrv.errors import NotOffered, NotSupported, Refused, Unavailable
-from corosrv.generation.exchange import Desk
+from corosrv.generation.exchange import RequestFlow
 from corosrv.http.callers import caller
 from corosrv.http.reply import json_response
 from corosrv.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
-from corosrv.llamacpp import calls, described, props, schema, slots, tokens
+from corosrv.llamacpp import api_docs, parse, props, schema, slots, tokens
 from corosrv.llamacpp.props import Switches
 from corosrv.openai import errors
-from corosrv.openai.chat import calls as chat_calls
+from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
 
 
@@ -22,19 +22,19 @@ class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
     """A Worker that also tells what llama-server tells."""
 
 
-def blueprint(desk: Desk, worker: LlamaWorker, switches: Switches) -> Blueprint:
-    """Everything that only llama-server's clients know. `worker` is the desk's."""
+def blueprint(flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> Blueprint:
+    """Everything that only llama-server's clients know. `worker` is the flow's."""
     routes = Blueprint("llamacpp", __name__)
     errors.register(routes)
-    _add_completions(routes, desk)
-    _add_tokens(routes, desk)
-    _add_server(routes, desk, worker, switches)
-    _add_slots(routes, desk, worker, switches)
+    _add_completions(routes, flow)
+    _add_tokens(routes, flow)
+    _add_server(routes, flow, worker, switches)
+    _add_slots(routes, flow, worker, switches)
     return routes
 
 
-def _model(desk: Desk, name: str | None) -> tuple[ModelCard, Vocabulary]:
-    return desk.worker.card(name), desk.worker.vocabulary(name)
+def _model(flow: RequestFlow, name: str | None) -> tuple[ModelCard, Vocabulary]:
+    return flow.worker.card(name), flow.worker.vocabulary(name)
 
 
 def _asked_model() -> str | None:
@@ -42,87 +42,87 @@ def _asked_model() -> str | None:
     return request.args.get("model") or None
 
 
-def _add_completions(routes: Blueprint, desk: Desk) -> None:
+def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/completion")
     @routes.post("/completions", endpoint="completions")
-    @described.complete
+    @api_docs.complete
     def complete() -> Response:
-        sent = desk.read()
-        body = desk.decode(sent, schema.completion_decoder)
-        unsupported = desk.decode(sent, schema.unsupported_decoder)
-        return desk.answer(calls.completion(body, unsupported, desk.defaults, *_model(desk, body.model)))
+        sent = flow.read()
+        body = flow.decode(sent, schema.completion_decoder)
+        unsupported = flow.decode(sent, schema.unsupported_decoder)
+        return flow.answer(parse.completion(body, unsupported, flow.defaults, *_model(flow, body.model)))
 
     @routes.post("/infill")
-    @described.infill
+    @api_docs.infill
     def infill() -> Response:
-        sent = desk.read()
-        body = desk.decode(sent, schema.infill_decoder)
-        unsupported = desk.decode(sent, schema.unsupported_decoder)
-        return desk.answer(calls.filling(body, unsupported, desk.defaults, *_model(desk, body.model)))
+        sent = flow.read()
+        body = flow.decode(sent, schema.infill_decoder)
+        unsupported = flow.decode(sent, schema.unsupported_decoder)
+        return flow.answer(parse.filling(body, unsupported, flow.defaults, *_model(flow, body.model)))
 
 
-def _add_tokens(routes: Blueprint, desk: Desk) -> None:
+def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/tokenize")
-    @described.tokenize
+    @api_docs.tokenize
     def tokenize() -> Response:
-        body = desk.decode(desk.read(), schema.tokenize_decoder)
-        return json_response(tokens.tokenize(body, desk.worker.vocabulary(body.model)))
+        body = flow.decode(flow.read(), schema.tokenize_decoder)
+        return json_response(tokens.tokenize(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
-    @described.detokenize
+    @api_docs.detokenize
     def detokenize() -> Response:
-        body = desk.decode(desk.read(), schema.detokenize_decoder)
-        return json_response(tokens.detokenize(body, desk.worker.vocabulary(body.model)))
+        body = flow.decode(flow.read(), schema.detokenize_decoder)
+        return json_response(tokens.detokenize(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/apply-template")
-    @described.apply_template
+    @api_docs.apply_template
     def apply_template() -> Response:
-        sent = desk.read()
-        body = desk.decode(sent, chat_schema.decoder)
-        unsupported = desk.decode(sent, chat_schema.unsupported_decoder)
-        card, vocabulary = _model(desk, body.model)
-        job = chat_calls.call(body, unsupported, desk.defaults, card, vocabulary).job
+        sent = flow.read()
+        body = flow.decode(sent, chat_schema.decoder)
+        unsupported = flow.decode(sent, chat_schema.unsupported_decoder)
+        card, vocabulary = _model(flow, body.model)
+        job = chat_parse.call(body, unsupported, flow.defaults, card, vocabulary).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)
         return json_response({"prompt": vocabulary.render(prompt)})
 
 
-def _add_server(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Switches) -> None:
+def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
     @routes.get("/props")
-    @described.get_props
+    @api_docs.get_props
     def get_props() -> Response:
-        card, vocabulary = _model(desk, _asked_model())
-        return json_response(props.describe(card, vocabulary, desk.defaults, switches))
+        card, vocabulary = _model(flow, _asked_model())
+        return json_response(props.describe(card, vocabulary, flow.defaults, switches))
 
     @routes.post("/props")
-    @described.set_props
+    @api_docs.set_props
     def set_props() -> Response:
         if not switches.props:
             raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
-        for name in desk.decode(desk.read(), schema.props_decoder):
+        for name in flow.decode(flow.read(), schema.props_decoder):
             raise NotSupported(f"{name[:64]} is no property that can be set while the server runs", name[:64])
         return json_response({"success": True})
 
     @routes.get("/lora-adapters")
-    @described.get_adapters
+    @api_docs.get_adapters
     def get_adapters() -> Response:
         listed = worker.adapters(_asked_model())
         return json_response([{"id": one.id, "path": one.name, "scale": one.scale} for one in listed])
 
     @routes.post("/lora-adapters")
-    @described.set_adapters
+    @api_docs.set_adapters
     def set_adapters() -> Response:
-        asked = desk.decode(desk.read(), schema.adapters_decoder)
+        asked = flow.decode(flow.read(), schema.adapters_decoder)
         worker.set_adapters(_asked_model(), {one.id: one.scale for one in asked})
         return json_response({"success": True})
 
 
-def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Switches) -> None:
+def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
     files = slots.SlotFiles(worker, switches.slot_save_path)
 
     @routes.get("/slots")
-    @described.get_slots
+    @api_docs.get_slots
     def get_slots() -> Response:
         if not switches.slots:
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
@@ -133,7 +133,7 @@ def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Swi
         return json_response([slots.describe(state, card) for state in states])
 
     @routes.post("/slots/<slot>")
-    @described.change_slot
+    @api_docs.change_slot
     def change_slot(slot: str) -> Response:
         if not switches.slot_save_path:
             raise NotOffered("slots are not kept in files here: set COROSRV_SLOT_SAVE_PATH to a folder")
@@ -146,6 +146,6 @@ def _add_slots(routes: Blueprint, desk: Desk, worker: LlamaWorker, switches: Swi
     def _act(action: str, model: str | None, slot: int) -> dict[str, Any]:
         if action == "erase":
             return files.erase(model, slot, caller())
-        filename = desk.decode(desk.read(), schema.slot_file_decoder).filename
+        filename = flow.decode(flow.read(), schema.slot_file_decoder).filename
         act = files.save if action == "save" else files.restore
         return act(model, slot, filename, caller())

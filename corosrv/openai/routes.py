@@ -4,58 +4,58 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from corosrv.generation.exchange import Call, Desk
+from corosrv.generation.exchange import Call, RequestFlow
 from corosrv.http.reply import json_response
-from corosrv.openai import described, errors, models
-from corosrv.openai.chat import calls as chat_calls
+from corosrv.openai import api_docs, errors, models
+from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
-from corosrv.openai.completions import calls as completion_calls
+from corosrv.openai.completions import parse as completion_parse
 from corosrv.openai.completions import schema as completion_schema
 from corosrv.openai.fields import input_tokens
 
 
-def blueprint(desk: Desk) -> Blueprint:
+def blueprint(flow: RequestFlow) -> Blueprint:
     """Chat and text completions and the list of models."""
     routes = Blueprint("openai", __name__)
 
     @routes.post("/v1/chat/completions")
     @routes.post("/chat/completions", endpoint="chat_short")
-    @described.chat
+    @api_docs.chat
     def chat() -> Response:
-        return desk.answer(chat_call())
+        return flow.answer(chat_call())
 
     def chat_call() -> Call:
-        sent = desk.read()
-        body = desk.decode(sent, chat_schema.decoder)
-        unsupported = desk.decode(sent, chat_schema.unsupported_decoder)
-        card, vocabulary = desk.worker.card(body.model), desk.worker.vocabulary(body.model)
-        return chat_calls.call(body, unsupported, desk.defaults, card, vocabulary)
+        sent = flow.read()
+        body = flow.decode(sent, chat_schema.decoder)
+        unsupported = flow.decode(sent, chat_schema.unsupported_decoder)
+        card, vocabulary = flow.worker.card(body.model), flow.worker.vocabulary(body.model)
+        return chat_parse.call(body, unsupported, flow.defaults, card, vocabulary)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")
-    @described.count
+    @api_docs.count
     def count() -> Response:
-        return json_response(input_tokens(desk.count(chat_call())))
+        return json_response(input_tokens(flow.count(chat_call())))
 
     @routes.post("/v1/completions")
-    @described.completion
+    @api_docs.completion
     def complete() -> Response:
-        sent = desk.read()
-        body = desk.decode(sent, completion_schema.decoder)
-        unsupported = desk.decode(sent, completion_schema.unsupported_decoder)
-        card, vocabulary = desk.worker.card(body.model), desk.worker.vocabulary(body.model)
-        return desk.answer(completion_calls.call(body, unsupported, desk.defaults, card, vocabulary))
+        sent = flow.read()
+        body = flow.decode(sent, completion_schema.decoder)
+        unsupported = flow.decode(sent, completion_schema.unsupported_decoder)
+        card, vocabulary = flow.worker.card(body.model), flow.worker.vocabulary(body.model)
+        return flow.answer(completion_parse.call(body, unsupported, flow.defaults, card, vocabulary))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")
-    @described.models
+    @api_docs.models
     def list_models() -> Response:
-        return json_response(models.listing(desk.worker))
+        return json_response(models.listing(flow.worker))
 
     @routes.get("/v1/models/<path:name>")
-    @described.model
+    @api_docs.model
     def one_model(name: str) -> Response:
-        return json_response(models.one(desk.worker, name))
+        return json_response(models.one(flow.worker, name))
 
     errors.register(routes)
     return routes

@@ -15,7 +15,7 @@ from corosrv.http import sse
 from corosrv.http.client import ClientWatch
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
-from corosrv.predictions import calls, events, headers
+from corosrv.predictions import events, headers, parse
 from corosrv.predictions.history import Event
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
@@ -35,7 +35,7 @@ class Desk:
     def answer(self, path_id: str | None) -> Response:
         """`path_id`: the id that the path names. Waits for an answer that is whole; raises as `service.admit` does."""
         service = self.service
-        call = calls.parse(*self._read(), path_id, request.headers)
+        call = parse.call(*self._read(), path_id, request.headers)
         prediction, found = service.admit(call)
         if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
             return self._stream(reader)

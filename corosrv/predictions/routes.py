@@ -11,7 +11,7 @@ from corosrv.errors import NotFound
 from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
 from corosrv.http.reply import json_response
-from corosrv.predictions import errors, events, shapes
+from corosrv.predictions import errors, events, service_info
 from corosrv.predictions.desk import Desk
 from corosrv.predictions.service import PredictionService
 
@@ -35,13 +35,13 @@ def blueprint(
     @routes.get("/")
     @without_key
     def index() -> Response:
-        return json_response(shapes.index(request))
+        return json_response(service_info.index(request))
 
     @routes.get("/health-check")
     @without_key
     def health() -> Response:
         state, error = service.check_health()
-        return json_response(shapes.health(state, error, service.worker.setup, service.slots))
+        return json_response(service_info.health(state, error, service.worker.setup, service.slots))
 
     if has_document:
 

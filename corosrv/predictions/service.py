@@ -15,12 +15,12 @@ import gevent
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
 from corosrv.predictions import health, ids
-from corosrv.predictions.calls import Call
 from corosrv.predictions.drain import Drain
 from corosrv.predictions.events import MAX_READERS, EventReader
 from corosrv.predictions.files import Files
 from corosrv.predictions.health import Health, HealthState, Slots
 from corosrv.predictions.history import History
+from corosrv.predictions.parse import Call
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.run import Run, Submits, Terminal
 from corosrv.predictions.supervisor import Supervisor

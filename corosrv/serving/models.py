@@ -12,7 +12,7 @@ from gevent._hub_local import get_hub_if_exists
 from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
-from corosrv.generation.exchange import Desk, Limits
+from corosrv.generation.exchange import Limits, RequestFlow
 from corosrv.generation.fields import Defaults
 from corosrv.http import metrics
 from corosrv.http.client import ClientWatch
@@ -78,21 +78,21 @@ class ModelPart:
         return metrics.EngineCollector(self.pool), LlamaCollector(self.pool)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
-        settings, desk = self._settings, self._desk()
+        settings, flow = self._settings, self._request_flow()
         switches = Switches(settings.slots_endpoint, settings.props, settings.metrics, settings.slot_save_path)
         return (
-            routes.blueprint(desk),
-            responses.blueprint(desk, ResponseStore(settings.response_store_bytes)),
-            anthropic.blueprint(desk),
-            embedding_routes.blueprint(desk, settings.embeddings),
-            rerank_routes.blueprint(desk),
-            llamacpp_routes.blueprint(desk, self.pool, switches),
+            routes.blueprint(flow),
+            responses.blueprint(flow, ResponseStore(settings.response_store_bytes)),
+            anthropic.blueprint(flow),
+            embedding_routes.blueprint(flow, settings.embeddings),
+            rerank_routes.blueprint(flow),
+            llamacpp_routes.blueprint(flow, self.pool, switches),
             loading.blueprint(self.pool, settings.max_body_bytes),
         )
 
-    def _desk(self) -> Desk:
+    def _request_flow(self) -> RequestFlow:
         settings = self._settings
-        return Desk(
+        return RequestFlow(
             worker=self.pool,
             defaults=Defaults(
                 max_tokens=None if settings.n_predict == -1 else settings.n_predict,

@@ -15,7 +15,7 @@ from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
 from corosrv.http import access, health, metrics, operation
 from corosrv.llamacpp.metrics import typed_as_there
-from corosrv.openai import errors, shapes
+from corosrv.openai import answer_types, errors
 from corosrv.serving.models import ModelPart
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
@@ -93,7 +93,7 @@ class Server:
         if self.models is not None:
             yield from self.models.blueprints()
             beside = self.predictor.document if self.predictor is not None else None
-            yield docs.document(shapes.ErrorAnswer, needs_key, beside)
+            yield docs.document(answer_types.ErrorAnswer, needs_key, beside)
         if self.predictor is not None:
             yield self.predictor.blueprint(lambda: self.on_shutdown(), has_document=self.models is None)
 

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from corosrv.docs.routes import document
 from corosrv.errors import Starting
-from corosrv.openai.shapes import ErrorAnswer
+from corosrv.openai.answer_types import ErrorAnswer
 
 BESIDE: dict[str, Any] = {
     "openapi": "3.0.2",

@@ -13,7 +13,7 @@ from corosrv.generation.exchange import Call
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
-from corosrv.llamacpp import calls, schema
+from corosrv.llamacpp import parse, schema
 from tests.support.vocabularies import BOS, INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -29,12 +29,12 @@ def make(making: Any, schema_decoder: Any, sent: dict[str, Any], vocabulary: Byt
 
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
-    return make(calls.completion, schema.completion_decoder, {"prompt": "Hi", **sent}, vocabulary or ByteVocabulary())
+    return make(parse.completion, schema.completion_decoder, {"prompt": "Hi", **sent}, vocabulary or ByteVocabulary())
 
 
 def filling(vocabulary: ByteVocabulary, **sent: Any) -> Call:
     hole = {"input_prefix": "a", "input_suffix": "b"}
-    return make(calls.filling, schema.infill_decoder, {**hole, **sent}, vocabulary)
+    return make(parse.filling, schema.infill_decoder, {**hole, **sent}, vocabulary)
 
 
 def job(**sent: Any) -> Job:

@@ -12,9 +12,9 @@ from corosrv.generation.exchange import Call
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Chunk, Finish, Job, ModelCard, TokenInfo
-from corosrv.openai.chat import calls as chat_calls
+from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
-from corosrv.openai.completions import calls as text_calls
+from corosrv.openai.completions import parse as completion_parse
 from corosrv.openai.completions import schema as text_schema
 from tests.support.vocabularies import ByteVocabulary
 
@@ -26,11 +26,11 @@ READING = [Chunk(0, "", 0, read_tokens=n, prompt_tokens=9, cached_tokens=1, prom
 
 
 def chat(**sent: Any) -> Call:
-    return made(chat_calls.call, chat_schema, {"messages": [{"role": "user", "content": "Hi"}], **sent})
+    return made(chat_parse.call, chat_schema, {"messages": [{"role": "user", "content": "Hi"}], **sent})
 
 
 def text(**sent: Any) -> Call:
-    return made(text_calls.call, text_schema, {"prompt": "Hi", **sent})
+    return made(completion_parse.call, text_schema, {"prompt": "Hi", **sent})
 
 
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:

@@ -12,7 +12,7 @@ from corosrv.generation.exchange import Answer, Call
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
-from corosrv.openai.completions import calls, schema
+from corosrv.openai.completions import parse, schema
 from tests.support.vocabularies import INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -24,7 +24,7 @@ def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
     raw = json.dumps({"prompt": "Hi", **sent}).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
     unsupported = body.decode(REQUEST, raw, schema.unsupported_decoder)
-    return calls.call(fields, unsupported, DEFAULTS, CARD, vocabulary or ByteVocabulary())
+    return parse.call(fields, unsupported, DEFAULTS, CARD, vocabulary or ByteVocabulary())
 
 
 def job(**sent: Any) -> Job:

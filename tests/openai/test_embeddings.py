@@ -13,7 +13,7 @@ from corosrv.errors import JobFailed, NotOffered, NotSupported, Refused
 from corosrv.generation import vectors
 from corosrv.http import body
 from corosrv.jobs import Chunk, EmbedJob, Finish, ModelCard, Text, Tokens
-from corosrv.openai.embeddings import answers, jobs, schema
+from corosrv.openai.embeddings import answers, parse, schema
 from tests.support.vocabularies import ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -25,12 +25,12 @@ VECTORS = [struct.pack("<2f", 0.5, -1.0), struct.pack("<2f", 2.0, 4.0)]
 
 def job(card: ModelCard = CARD, **sent: Any) -> EmbedJob:
     fields = body.decode(REQUEST, json.dumps({"input": "Hi", **sent}).encode(), schema.decoder)
-    return jobs.job(fields, card, ByteVocabulary())
+    return parse.job(fields, card, ByteVocabulary())
 
 
 def native_job(card: ModelCard = CARD, **sent: Any) -> EmbedJob:
     fields = body.decode(REQUEST, json.dumps(sent).encode(), schema.native_decoder)
-    return jobs.native_job(fields, card, ByteVocabulary())
+    return parse.native_job(fields, card, ByteVocabulary())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from werkzeug.test import EnvironBuilder
 from corosrv.errors import NotOffered, Refused
 from corosrv.http import body
 from corosrv.jobs import ModelCard, RerankJob
-from corosrv.openai.rerank import answers, jobs, schema
+from corosrv.openai.rerank import answers, parse, schema
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 CARD = ModelCard("tiny", created=1, capabilities=frozenset(("rerank",)))
@@ -24,7 +24,7 @@ def parsed(**sent: Any) -> schema.RerankBody:
 
 @pytest.mark.parametrize("name", ["documents", "texts"])
 def test_documents_go_by_either_name(name):
-    assert jobs.job(parsed(**{name: ["a", "b"]}), CARD) == RerankJob("q", ("a", "b"))
+    assert parse.job(parsed(**{name: ["a", "b"]}), CARD) == RerankJob("q", ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_documents_go_by_either_name(name):
 )
 def test_a_wrong_body_is_refused_with_its_place(sent, param):
     with pytest.raises(Refused) as refused:
-        jobs.job(parsed(**sent), CARD)
+        parse.job(parsed(**sent), CARD)
 
     assert str(refused.value.param).split("[")[0] == param
 
 
 def test_a_model_without_scores_does_not_offer_them():
     with pytest.raises(NotOffered):
-        jobs.job(parsed(documents=["a"]), ModelCard("tiny", created=1))
+        parse.job(parsed(documents=["a"]), ModelCard("tiny", created=1))
 
 
 @pytest.mark.parametrize(("top_n", "expected"), [(None, [1, 3, 2, 0]), (2, [1, 3]), (99, [1, 3, 2, 0])])

@@ -22,8 +22,8 @@ from corosrv.errors import (
     TooManyReaders,
     WorkerGone,
 )
-from corosrv.predictions.calls import Call
 from corosrv.predictions.health import Health, Slots
+from corosrv.predictions.parse import Call
 from corosrv.predictions.prediction import Change, Prediction, Status
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target

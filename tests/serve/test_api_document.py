@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from corosrv.anthropic import shapes as message_shapes
+from corosrv.anthropic import answer_types as message_types
+from corosrv.llamacpp import answer_types as native_types
 from corosrv.llamacpp import loading
-from corosrv.llamacpp import shapes as native_shapes
-from corosrv.openai import shapes
-from corosrv.openai.responses import shapes as response_shapes
+from corosrv.openai import answer_types
+from corosrv.openai.responses import answer_types as response_types
 from tests.serve.server import BIN, Server, Servers
 from tests.serve.wire import chat
 
@@ -68,28 +68,28 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 @pytest.mark.parametrize(
     ("path", "body", "shape"),
     [
-        ("/v1/chat/completions", chat(max_tokens=2), shapes.ChatCompletion),
-        ("/v1/chat/completions", chat(temperature=-1), shapes.ErrorAnswer),
-        ("/v1/chat/completions/input_tokens", chat(), shapes.InputTokens),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, shapes.TextCompletion),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "logprobs": 2}, shapes.TextCompletion),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n_probs": 2}, shapes.TextCompletion),
-        ("/v1/responses", INPUT, response_shapes.ResponseAnswer),
-        ("/v1/responses/input_tokens", INPUT, shapes.InputTokens),
-        ("/v1/responses", {"input": 5}, shapes.ErrorAnswer),
-        ("/v1/messages", MESSAGES, message_shapes.AnthropicMessage),
-        ("/v1/messages/count_tokens", MESSAGES, message_shapes.TokenCount),
-        ("/v1/messages", {"messages": "x"}, message_shapes.MessagesError),
-        ("/completion", {"prompt": "Hi", "n_predict": 2}, native_shapes.NativeCompletion),
-        ("/tokenize", {"content": "Hi"}, native_shapes.TokenList),
-        ("/detokenize", {"tokens": [72]}, native_shapes.Content),
-        ("/apply-template", chat(), native_shapes.PromptText),
-        ("/props", None, native_shapes.Properties),
-        ("/slots", None, list[native_shapes.Slot]),
-        ("/lora-adapters", None, list[native_shapes.ListedAdapter]),
+        ("/v1/chat/completions", chat(max_tokens=2), answer_types.ChatCompletion),
+        ("/v1/chat/completions", chat(temperature=-1), answer_types.ErrorAnswer),
+        ("/v1/chat/completions/input_tokens", chat(), answer_types.InputTokens),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, answer_types.TextCompletion),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "logprobs": 2}, answer_types.TextCompletion),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n_probs": 2}, answer_types.TextCompletion),
+        ("/v1/responses", INPUT, response_types.ResponseAnswer),
+        ("/v1/responses/input_tokens", INPUT, answer_types.InputTokens),
+        ("/v1/responses", {"input": 5}, answer_types.ErrorAnswer),
+        ("/v1/messages", MESSAGES, message_types.AnthropicMessage),
+        ("/v1/messages/count_tokens", MESSAGES, message_types.TokenCount),
+        ("/v1/messages", {"messages": "x"}, message_types.MessagesError),
+        ("/completion", {"prompt": "Hi", "n_predict": 2}, native_types.NativeCompletion),
+        ("/tokenize", {"content": "Hi"}, native_types.TokenList),
+        ("/detokenize", {"tokens": [72]}, native_types.Content),
+        ("/apply-template", chat(), native_types.PromptText),
+        ("/props", None, native_types.Properties),
+        ("/slots", None, list[native_types.Slot]),
+        ("/lora-adapters", None, list[native_types.ListedAdapter]),
         ("/models/load", {"model": "synthetic"}, loading.Success),
-        ("/v1/models", None, shapes.ModelList),
-        ("/v1/models/synthetic", None, shapes.ListedModel),
+        ("/v1/models", None, answer_types.ModelList),
+        ("/v1/models/synthetic", None, answer_types.ListedModel),
     ],
 )
 def test_answers_are_what_the_document_says(server: Server, path: str, body: Any, shape: Any) -> None:
@@ -97,17 +97,17 @@ def test_answers_are_what_the_document_says(server: Server, path: str, body: Any
         answer = connection.ask("GET" if body is None else "POST", path, body)
 
     # What the model or its engine is not able to, it says.
-    msgspec.json.decode(answer.body, type=shapes.ErrorAnswer if answer.status == 501 else shape)
+    msgspec.json.decode(answer.body, type=answer_types.ErrorAnswer if answer.status == 501 else shape)
 
 
 @pytest.mark.parametrize(
     ("path", "body", "shape"),
     [
-        ("/v1/chat/completions", chat(max_tokens=3, stream_options={"include_usage": True}), shapes.ChatChunk),
-        ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, shapes.TextCompletion),
-        ("/v1/responses", INPUT, response_shapes.ResponseEvent),
-        ("/v1/messages", MESSAGES, message_shapes.MessagesEvent),
-        ("/completion", {"prompt": "Hi", "n_predict": 3}, native_shapes.NativeCompletion),
+        ("/v1/chat/completions", chat(max_tokens=3, stream_options={"include_usage": True}), answer_types.ChatChunk),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, answer_types.TextCompletion),
+        ("/v1/responses", INPUT, response_types.ResponseEvent),
+        ("/v1/messages", MESSAGES, message_types.MessagesEvent),
+        ("/completion", {"prompt": "Hi", "n_predict": 3}, native_types.NativeCompletion),
     ],
 )
 def test_events_are_what_the_document_says(server: Server, path: str, body: Any, shape: Any) -> None:

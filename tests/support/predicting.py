@@ -12,7 +12,7 @@ from gevent.event import Event
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.jobs import PredictJob
-from corosrv.predictions.calls import Call
+from corosrv.predictions.parse import Call
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.settings import PredictionSettings

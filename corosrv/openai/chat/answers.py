@@ -10,7 +10,7 @@ from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
 from corosrv.errors import CorosrvError, JobFailed
 from corosrv.generation import likelihood
-from corosrv.generation.one_by_one import one_by_one
+from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
@@ -63,7 +63,7 @@ class ChatAnswer:
         sent: list[bytes] = []
         try:
             if self._beside.is_wanted:
-                for chunk in one_by_one(chunks):
+                for chunk in split_tokens(chunks):
                     self._tell(chunk, sent)
             else:
                 sent += map(self._event, self._parser.parts(chunks))

@@ -8,7 +8,7 @@ from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
-from corosrv.generation.one_by_one import one_by_one
+from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally, check
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
@@ -112,7 +112,7 @@ class TextAnswer:
 
     def events(self, chunks: list[Chunk]) -> bytes:
         sent = b""
-        for chunk in one_by_one(chunks) if self._beside.is_wanted or self._shown.probs else chunks:
+        for chunk in split_tokens(chunks) if self._beside.is_wanted or self._shown.probs else chunks:
             if chunk.finish is not None:
                 check(chunk, sent)
             self._tally.add(chunk)

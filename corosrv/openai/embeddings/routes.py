@@ -6,13 +6,13 @@ from flask import Blueprint, Response
 
 from corosrv.errors import NotOffered
 from corosrv.generation import vectors
-from corosrv.generation.exchange import Desk
+from corosrv.generation.exchange import RequestFlow
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
-from corosrv.openai.embeddings import answers, described, jobs, schema
+from corosrv.openai.embeddings import answers, api_docs, parse, schema
 
 
-def blueprint(desk: Desk, is_on: bool) -> Blueprint:
+def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
     """OpenAI's, and llama-server's own. `is_on`: off, they are answered with 501."""
     routes = Blueprint("embeddings", __name__)
     errors.register(routes)
@@ -23,22 +23,22 @@ def blueprint(desk: Desk, is_on: bool) -> Blueprint:
             raise NotOffered("embeddings are switched off (COROSRV_EMBEDDINGS=0)")
 
     @routes.post("/v1/embeddings")
-    @described.embed
+    @api_docs.embed
     def embed() -> Response:
-        body = desk.decode(desk.read(), schema.decoder)
-        card = desk.worker.card(body.model)
-        job = jobs.job(body, card, desk.worker.vocabulary(body.model))
-        chunks, prompt_tokens = desk.collect(job)
+        body = flow.decode(flow.read(), schema.decoder)
+        card = flow.worker.card(body.model)
+        job = parse.job(body, card, flow.worker.vocabulary(body.model))
+        chunks, prompt_tokens = flow.collect(job)
         in_base64 = body.encoding_format == "base64"
         return json_response(answers.whole(vectors.in_order(chunks), prompt_tokens, card, in_base64))
 
     @routes.post("/embedding")
     @routes.post("/embeddings", endpoint="native_embeddings")
-    @described.embed_native
+    @api_docs.embed_native
     def embed_native() -> Response:
-        body = desk.decode(desk.read(), schema.native_decoder)
-        job = jobs.native_job(body, desk.worker.card(body.model), desk.worker.vocabulary(body.model))
-        chunks, prompt_tokens = desk.collect(job)
+        body = flow.decode(flow.read(), schema.native_decoder)
+        job = parse.native_job(body, flow.worker.card(body.model), flow.worker.vocabulary(body.model))
+        chunks, prompt_tokens = flow.collect(job)
         return json_response(answers.native(vectors.in_order(chunks), prompt_tokens, job.pooling))
 
     return routes

@@ -5,13 +5,13 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from corosrv.generation import vectors
-from corosrv.generation.exchange import Desk
+from corosrv.generation.exchange import RequestFlow
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
-from corosrv.openai.rerank import answers, described, jobs, schema
+from corosrv.openai.rerank import answers, api_docs, parse, schema
 
 
-def blueprint(desk: Desk) -> Blueprint:
+def blueprint(flow: RequestFlow) -> Blueprint:
     routes = Blueprint("rerank", __name__)
     errors.register(routes)
 
@@ -19,11 +19,11 @@ def blueprint(desk: Desk) -> Blueprint:
     @routes.post("/rerank", endpoint="short")
     @routes.post("/v1/reranking", endpoint="reranking")
     @routes.post("/reranking", endpoint="reranking_short")
-    @described.rerank
+    @api_docs.rerank
     def rerank() -> Response:
-        body = desk.decode(desk.read(), schema.decoder)
-        card = desk.worker.card(body.model)
-        chunks, prompt_tokens = desk.collect(jobs.job(body, card))
+        body = flow.decode(flow.read(), schema.decoder)
+        card = flow.worker.card(body.model)
+        chunks, prompt_tokens = flow.collect(parse.job(body, card))
         ranked = answers.best(vectors.in_order(chunks), body.top_n)
         if body.texts:
             return json_response(answers.of_texts(ranked, body))

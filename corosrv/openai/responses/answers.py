@@ -12,7 +12,7 @@ from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
 from corosrv.chat.turns import Turn, Turns, arguments
 from corosrv.errors import CorosrvError, JobFailed, Refused
-from corosrv.generation.one_by_one import one_by_one
+from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.http.sse import named_event
 from corosrv.jobs import Chunk
@@ -71,7 +71,7 @@ class ResponseAnswer(BlockAnswer):
         if not self._telemetry.is_wanted:
             return super().events(chunks)
         sent = b""
-        for chunk in one_by_one(chunks):
+        for chunk in split_tokens(chunks):
             for progress in self._telemetry.progress(chunk):
                 sent += self._send("response.in_progress", response=self._response("in_progress"), **progress)
             self._timings = self._telemetry.timings(chunk)

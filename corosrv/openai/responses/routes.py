@@ -6,34 +6,34 @@ from flask import Blueprint, Response, request
 
 from corosrv.errors import CorosrvError, NotSupported
 from corosrv.generation import unsupported
-from corosrv.generation.exchange import Call, Desk
+from corosrv.generation.exchange import Call, RequestFlow
 from corosrv.http import reply
 from corosrv.http.callers import caller
 from corosrv.http.reply import json_response
 from corosrv.openai import errors
 from corosrv.openai.fields import input_tokens
-from corosrv.openai.responses import calls, described, schema
+from corosrv.openai.responses import api_docs, parse, schema
 from corosrv.openai.responses.store import ResponseStore, Shelf
 
 
-def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
+def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     """Responses: asked for, read again, deleted, and counted."""
     routes = Blueprint("responses", __name__)
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
-    @described.respond
+    @api_docs.respond
     def respond() -> Response:
-        return desk.answer(call())
+        return flow.answer(call())
 
     @routes.post("/v1/responses/input_tokens")
     @routes.post("/responses/input_tokens", endpoint="count_short")
-    @described.count
+    @api_docs.count
     def count() -> Response:
-        return json_response(input_tokens(desk.count(call())))
+        return json_response(input_tokens(flow.count(call())))
 
     @routes.get("/v1/responses/<id>")
-    @described.read
+    @api_docs.read
     def read(id: str) -> Response:
         for name in ("stream", "starting_after", "include"):
             if request.args.get(name, "false") != "false":
@@ -41,16 +41,16 @@ def blueprint(desk: Desk, store: ResponseStore) -> Blueprint:
         return json_response(shelf().get(id).response)
 
     @routes.delete("/v1/responses/<id>")
-    @described.delete
+    @api_docs.delete
     def delete(id: str) -> Response:
         shelf().drop(id)
         return json_response({"id": id, "object": "response", "deleted": True})
 
     def call() -> Call:
-        sent = desk.read()
-        body = desk.decode(sent, schema.decoder)
-        unsupported.refuse(desk.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
-        return calls.call(body, desk.defaults, desk.worker.card(body.model), shelf())
+        sent = flow.read()
+        body = flow.decode(sent, schema.decoder)
+        unsupported.refuse(flow.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
+        return parse.call(body, flow.defaults, flow.worker.card(body.model), shelf())
 
     def shelf() -> Shelf:
         return store.shelf(caller())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corosrv.http.operation import GENERATES, operation
-from corosrv.openai import shapes
+from corosrv.openai import answer_types
 from corosrv.openai.chat.schema import ChatBody
 from corosrv.openai.completions.schema import CompletionBody
 
@@ -15,8 +15,8 @@ chat = operation(
     "The conversation is written as the model's own chat template has it. A last message of the assistant's is "
     "continued. With `stream`, text comes as it is generated.",
     body=ChatBody,
-    answer=shapes.ChatCompletion,
-    events=shapes.ChatChunk,
+    answer=answer_types.ChatCompletion,
+    events=answer_types.ChatChunk,
     events_end=_DONE,
     statuses=GENERATES,
     examples={
@@ -37,7 +37,7 @@ count = operation(
     "Count a conversation's tokens",
     "As many as `prompt_tokens` would be in its usage.",
     body=ChatBody,
-    answer=shapes.InputTokens,
+    answer=answer_types.InputTokens,
     statuses=GENERATES,
     examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
 )
@@ -46,8 +46,8 @@ completion = operation(
     "Continue a prompt",
     "A prompt is a text or a list of token ids, and there may be several. Each gets `n` answers.",
     body=CompletionBody,
-    answer=shapes.TextCompletion,
-    events=shapes.TextCompletion,
+    answer=answer_types.TextCompletion,
+    events=answer_types.TextCompletion,
     events_end=_DONE,
     statuses=GENERATES,
     examples={
@@ -56,12 +56,12 @@ completion = operation(
     },
 )
 models = operation(
-    "Models", "List the models", "Loaded or not: `status` says which.", answer=shapes.ModelList, statuses=(503,)
+    "Models", "List the models", "Loaded or not: `status` says which.", answer=answer_types.ModelList, statuses=(503,)
 )
 model = operation(
     "Models",
     "Describe one model",
-    answer=shapes.ListedModel,
+    answer=answer_types.ListedModel,
     statuses=(404, 503),
     parameters={"name": "its id, or one of its aliases"},
 )

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from corosrv.generation.fields import Lora
 from corosrv.http.operation import GENERATES, NEEDS_MODEL, READS, operation
-from corosrv.llamacpp import schema, shapes
+from corosrv.llamacpp import answer_types, schema
 from corosrv.llamacpp.loading import Success
 from corosrv.openai.chat.schema import ChatBody
 
@@ -32,8 +32,8 @@ complete = operation(
     "Text",
     "Continue a prompt, as llama-server does",
     body=schema.CompletionBody,
-    answer=shapes.NativeCompletion | list[shapes.NativeCompletion],
-    events=shapes.NativeCompletion,
+    answer=answer_types.NativeCompletion | list[answer_types.NativeCompletion],
+    events=answer_types.NativeCompletion,
     statuses=GENERATES,
     examples={
         "A prompt": {"prompt": "Once upon a time", "n_predict": 32},
@@ -45,8 +45,8 @@ infill = operation(
     "Fill a gap",
     "For models whose vocabulary has tokens for it.",
     body=schema.InfillBody,
-    answer=shapes.NativeCompletion | list[shapes.NativeCompletion],
-    events=shapes.NativeCompletion,
+    answer=answer_types.NativeCompletion | list[answer_types.NativeCompletion],
+    events=answer_types.NativeCompletion,
     statuses=(*GENERATES, 501),
     examples={"A function": {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 16}},
 )
@@ -54,7 +54,7 @@ tokenize = operation(
     "Tokens",
     "Turn text into tokens",
     body=schema.TokenizeBody,
-    answer=shapes.TokenList,
+    answer=answer_types.TokenList,
     statuses=(*READS, *NEEDS_MODEL),
     examples={"With pieces": {"content": "The sea is wide.", "with_pieces": True}},
 )
@@ -62,7 +62,7 @@ detokenize = operation(
     "Tokens",
     "Turn tokens into text",
     body=schema.DetokenizeBody,
-    answer=shapes.Content,
+    answer=answer_types.Content,
     statuses=(*READS, *NEEDS_MODEL),
     examples={"Three tokens": {"tokens": [1, 2, 3]}},
 )
@@ -70,18 +70,18 @@ apply_template = operation(
     "Tokens",
     "Write a conversation as the model reads it",
     body=ChatBody,
-    answer=shapes.PromptText,
+    answer=answer_types.PromptText,
     statuses=GENERATES,
     examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
 )
 get_props = operation(
-    "Server", "Tell the server's properties", answer=shapes.Properties, statuses=NEEDS_MODEL, query=ModelQuery
+    "Server", "Tell the server's properties", answer=answer_types.Properties, statuses=NEEDS_MODEL, query=ModelQuery
 )
 set_props = operation(
     "Server", "Change the server's properties", body=dict[str, Any], answer=Success, statuses=(*READS, 501)
 )
 get_adapters = operation(
-    "Models", "List the LoRA adapters", answer=list[shapes.ListedAdapter], statuses=NEEDS_MODEL, query=ModelQuery
+    "Models", "List the LoRA adapters", answer=list[answer_types.ListedAdapter], statuses=NEEDS_MODEL, query=ModelQuery
 )
 set_adapters = operation(
     "Models",
@@ -94,14 +94,14 @@ set_adapters = operation(
     examples={"None of any": []},
 )
 get_slots = operation(
-    "Server", "Show what the slots do", answer=list[shapes.Slot], statuses=(*NEEDS_MODEL, 501), query=SlotsQuery
+    "Server", "Show what the slots do", answer=list[answer_types.Slot], statuses=(*NEEDS_MODEL, 501), query=SlotsQuery
 )
 change_slot = operation(
     "Server",
     "Keep a slot's content in a file",
     "Or read it back, or forget it, which needs no body.",
     body=schema.SlotFileBody,
-    answer=shapes.SlotFile,
+    answer=answer_types.SlotFile,
     statuses=(*READS, *NEEDS_MODEL, 501),
     parameters={"slot": "its number"},
     query=SlotQuery,

@@ -8,7 +8,7 @@ import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.anthropic import calls, schema
+from corosrv.anthropic import parse, schema
 from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
 from corosrv.chat.parser import TextParser
 from corosrv.errors import NotSupported, Refused
@@ -46,13 +46,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
         seen.append(conversation)
         return conversation.job, TextParser()
 
-    monkeypatch.setattr(calls, "prepare", prepare)
+    monkeypatch.setattr(parse, "prepare", prepare)
 
     def ask(*messages: Any, **fields: Any) -> Conversation:
         raw = json.dumps({"max_tokens": 9, "messages": list(messages) or [user("Hi")], **fields}).encode()
         sent = body.decode(REQUEST, raw, schema.decoder)
         unsupported.refuse(body.decode(REQUEST, raw, schema.unsupported_decoder), schema.UNSUPPORTED)
-        calls.call(sent, DEFAULTS, CARD, "req_1")
+        parse.call(sent, DEFAULTS, CARD, "req_1")
         return seen[-1]
 
     return ask
@@ -230,7 +230,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
     sent = {"max_tokens": 9, "messages": [user("Hi")], "tools": [tool], "tool_choice": {"type": "any"}}
 
     with pytest.raises(Refused) as refused:
-        calls.call(body.convert(sent, schema.MessageBody, ""), DEFAULTS, CARD, "req_1")
+        parse.call(body.convert(sent, schema.MessageBody, ""), DEFAULTS, CARD, "req_1")
 
     assert refused.value.param == param
 

@@ -9,7 +9,7 @@ import msgspec
 from corosrv.jobs import Chunk, TokenInfo
 
 
-def one_by_one(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def split_tokens(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """The same in chunks of one token each, for jobs that tell their tokens.
 
     Tokens that make a character together stay together, and so do those of which a stop string left a part.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.anthropic import schema, shapes
+from corosrv.anthropic import answer_types, schema
 from corosrv.http.operation import GENERATES, operation
 
 _TAG = "Messages"
@@ -12,9 +12,9 @@ messages = operation(
     "Answer a message",
     "As Anthropic's clients ask. With `stream`, events come block by block.",
     body=schema.MessageBody,
-    answer=shapes.AnthropicMessage,
-    events=shapes.MessagesEvent,
-    error=shapes.MessagesError,
+    answer=answer_types.AnthropicMessage,
+    events=answer_types.MessagesEvent,
+    error=answer_types.MessagesError,
     statuses=GENERATES,
     examples={
         "A question": {"max_tokens": 64, "messages": [{"role": "user", "content": "Name three colours."}]},
@@ -31,8 +31,8 @@ count = operation(
     "Count a message's tokens",
     "As many as `input_tokens` would be in its usage.",
     body=schema.PromptBody,
-    answer=shapes.TokenCount,
-    error=shapes.MessagesError,
+    answer=answer_types.TokenCount,
+    error=answer_types.MessagesError,
     statuses=GENERATES,
     examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
 )

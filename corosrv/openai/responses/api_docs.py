@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from corosrv.http.operation import GENERATES, operation
-from corosrv.openai.responses import schema, shapes
-from corosrv.openai.shapes import InputTokens
+from corosrv.openai.answer_types import InputTokens
+from corosrv.openai.responses import schema
+from corosrv.openai.responses.answer_types import DeletedResponse, ResponseAnswer, ResponseEvent
 
 _TAG = "Responses"
 _ID = {"id": "a response's id"}
@@ -14,8 +15,8 @@ respond = operation(
     "Answer an input",
     "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it.",
     body=schema.ResponseBody,
-    answer=shapes.ResponseAnswer,
-    events=shapes.ResponseEvent,
+    answer=ResponseAnswer,
+    events=ResponseEvent,
     statuses=GENERATES,
     examples={
         "A question": {"input": "Name three colours.", "max_output_tokens": 64},
@@ -35,5 +36,5 @@ count = operation(
     statuses=GENERATES,
     examples={"A question": {"input": "Name three colours."}},
 )
-read = operation(_TAG, "Read a stored response", answer=shapes.ResponseAnswer, statuses=(400, 404), parameters=_ID)
-delete = operation(_TAG, "Delete a stored response", answer=shapes.DeletedResponse, statuses=(404,), parameters=_ID)
+read = operation(_TAG, "Read a stored response", answer=ResponseAnswer, statuses=(400, 404), parameters=_ID)
+delete = operation(_TAG, "Delete a stored response", answer=DeletedResponse, statuses=(404,), parameters=_ID)

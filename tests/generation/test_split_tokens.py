@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.generation.one_by_one import one_by_one
+from corosrv.generation.split_tokens import split_tokens
 from corosrv.jobs import Chunk, Finish, TokenInfo
 
 
@@ -13,7 +13,7 @@ def tokens(*pieces: bytes) -> tuple[TokenInfo, ...]:
 def apart(text: str, n_tokens: int, *pieces: bytes, finish: Finish | None = None) -> list[tuple[str, int, int]]:
     """Text, tokens told and tokens counted of each."""
     merged = Chunk(0, text, n_tokens, finish, tokens=tokens(*pieces))
-    return [(chunk.text, len(chunk.tokens), chunk.n_tokens) for chunk in one_by_one([merged])]
+    return [(chunk.text, len(chunk.tokens), chunk.n_tokens) for chunk in split_tokens([merged])]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_each_token_comes_with_its_own_text(text, n_tokens, pieces, expected):
 def test_the_last_alone_says_how_it_ended():
     merged = Chunk(0, "ab", 2, Finish.STOP, tokens=tokens(b"a", b"b"), stopping_word="x")
 
-    first, last = one_by_one([merged])
+    first, last = split_tokens([merged])
 
     assert (first.finish, last.finish, last.stopping_word) == (None, Finish.STOP, "x")

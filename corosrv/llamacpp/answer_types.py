@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from corosrv.openai.shapes import PromptProgress, Timings
+from corosrv.openai.answer_types import PromptProgress, Timings
 
 
 class NativeCompletion(msgspec.Struct):

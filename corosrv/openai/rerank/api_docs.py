@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from corosrv.http.operation import GENERATES, operation
-from corosrv.openai.embeddings.described import ReadUsage
+from corosrv.openai.embeddings.api_docs import ReadUsage
 from corosrv.openai.rerank import schema
 
 

@@ -15,7 +15,7 @@ from corosrv.generation import unsupported
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
-from corosrv.openai.responses import calls, schema
+from corosrv.openai.responses import parse, schema
 from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
         seen.append(conversation)
         return conversation.job, TextParser()
 
-    monkeypatch.setattr(calls, "prepare", prepare)
+    monkeypatch.setattr(parse, "prepare", prepare)
 
     def ask(sent: Any = "Hi", shelf: Shelf | None = None, **fields: Any) -> Conversation:
         call({"input": sent, **fields}, shelf)
@@ -51,7 +51,7 @@ def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
     unsupported.refuse(body.decode(REQUEST, raw, schema.unsupported_decoder), schema.UNSUPPORTED)
-    return calls.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""))
+    return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""))
 
 
 def turns(conversation: Conversation) -> list[dict[str, Any]]:

@@ -15,9 +15,9 @@ from corosrv.generation.fields import Defaults
 from corosrv.generation.unsupported import EVERYWHERE
 from corosrv.http import body
 from corosrv.jobs import Job, Messages, ModelCard, Sampling, Text, Tokens
-from corosrv.openai.chat import calls as chat_calls
+from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
-from corosrv.openai.completions import calls as completion_calls
+from corosrv.openai.completions import parse as completion_parse
 from corosrv.openai.completions import schema as completion_schema
 from corosrv.openai.fields import CompletionFields, includes_usage
 from tests.support.vocabularies import ByteVocabulary
@@ -48,11 +48,11 @@ def parse(make, schema, sent: Any, defaults: Defaults) -> Asked:
 
 
 def chat(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(chat_calls.call, chat_schema, {"messages": HELLO, **sent}, defaults)
+    return parse(chat_parse.call, chat_schema, {"messages": HELLO, **sent}, defaults)
 
 
 def completion(defaults: Defaults = DEFAULTS, **sent: Any) -> Asked:
-    return parse(completion_calls.call, completion_schema, {"prompt": "Hello", **sent}, defaults)
+    return parse(completion_parse.call, completion_schema, {"prompt": "Hello", **sent}, defaults)
 
 
 @pytest.fixture(params=[chat, completion])
@@ -356,7 +356,7 @@ def test_a_message_with_calls_is_no_beginning_of_an_answer():
 
 def test_messages_are_required():
     with pytest.raises(Refused, match="messages is required") as refused:
-        parse(chat_calls.call, chat_schema, {"model": "x"}, DEFAULTS)
+        parse(chat_parse.call, chat_schema, {"model": "x"}, DEFAULTS)
 
     assert (refused.value.param, refused.value.code) == ("messages", "missing_required_parameter")
 
@@ -703,7 +703,7 @@ def outcome(make, schema, sent: Any) -> Asked | Refused:
 
 @given(sent=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5), messages=MESSAGES | JSON)
 def test_any_object_gives_a_call_or_a_refusal(sent, messages):
-    for make, schema in ((chat_calls.call, chat_schema), (completion_calls.call, completion_schema)):
+    for make, schema in ((chat_parse.call, chat_schema), (completion_parse.call, completion_schema)):
         made = outcome(make, schema, {"messages": messages, "prompt": "x", **sent})
 
         assert str(made) if isinstance(made, Refused) else made.job.n_tasks >= 1
@@ -711,7 +711,7 @@ def test_any_object_gives_a_call_or_a_refusal(sent, messages):
 
 @given(sent=JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_no_body(sent):
-    assert isinstance(outcome(completion_calls.call, completion_schema, sent), Refused)
+    assert isinstance(outcome(completion_parse.call, completion_schema, sent), Refused)
 
 
 def test_a_schema_at_the_top_holds_for_the_whole_answer(call):

@@ -6,14 +6,14 @@ import pytest
 from werkzeug.datastructures import Headers
 
 from corosrv.errors import InvalidInput
-from corosrv.predictions import calls
+from corosrv.predictions.parse import Call, call
 from corosrv.predictions.prediction import Change
 
 URL = "https://example.test/hook"
 
 
-def parse(body: Any, path_id: str | None = None, **fields: str) -> calls.Call:
-    return calls.parse(body, 0, path_id, Headers(fields))
+def parse(body: Any, path_id: str | None = None, **fields: str) -> Call:
+    return call(body, 0, path_id, Headers(fields))
 
 
 def places(body: Any, path_id: str | None = None) -> list[list[Any]]:
@@ -25,13 +25,13 @@ def places(body: Any, path_id: str | None = None) -> list[list[Any]]:
 
 
 def test_an_empty_body_asks_for_everything_as_it_is_by_itself():
-    assert parse({}) == calls.Call()
+    assert parse({}) == Call()
 
 
 def test_null_equals_absent_and_unknown_fields_are_ignored():
     body = dict.fromkeys(("id", "input", "context", "webhook", "webhook_events_filter"))
 
-    assert parse({**body, "output": 1, "version": None}) == calls.Call()
+    assert parse({**body, "output": 1, "version": None}) == Call()
 
 
 def test_a_full_body_is_read():

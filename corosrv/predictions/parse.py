@@ -42,7 +42,7 @@ class _Faults:
         self.errors.append({"loc": ["body", *place], "msg": message, "type": "value_error"})
 
 
-def parse(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call:
+def call(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call:
     """`n_bytes`: the body's size; `path_id`: the one that a PUT names; `fields`: the request's header.
 
     Raises InvalidInput.
@@ -52,7 +52,7 @@ def parse(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call
         faults.add("the body must be an object")
         raise InvalidInput(faults.errors)
     said = {name: value for name, value in body.items() if value is not None}  # null equals absent
-    call = Call(
+    result = Call(
         input=said.get("input", {}),
         id=_id(said, path_id, faults),
         is_put=path_id is not None,
@@ -64,7 +64,7 @@ def parse(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call
     )
     if faults.errors:
         raise InvalidInput(faults.errors)
-    return call
+    return result
 
 
 def _id(said: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str | None:
