@@ -9,7 +9,6 @@ from flask import Blueprint, Response, g
 
 from corosrv.anthropic import api_docs, errors, parse, schema
 from corosrv.errors import CorosrvError
-from corosrv.generation import unsupported
 from corosrv.generation.exchange import Call, RequestFlow
 from corosrv.http import reply
 
@@ -31,9 +30,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         return reply.json_response({"input_tokens": flow.count(call(schema.prompt_decoder))})
 
     def call(decoder: msgspec.json.Decoder[Body]) -> Call:
-        sent = flow.read()
-        body = flow.decode(sent, decoder)
-        unsupported.refuse(flow.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
+        body = flow.receive(decoder)
         return parse.call(body, flow.defaults, flow.worker.card(body.model), g.corosrv_request_id)
 
     @routes.after_request

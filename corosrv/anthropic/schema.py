@@ -115,6 +115,5 @@ class MessageBody(PromptBody, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
 
 
-decoder = msgspec.json.Decoder(MessageBody)
-prompt_decoder = msgspec.json.Decoder(PromptBody)
-unsupported_decoder = unsupported.decoder(UNSUPPORTED)
+decoder = unsupported.decoder(MessageBody, UNSUPPORTED)
+prompt_decoder = unsupported.decoder(PromptBody, UNSUPPORTED)

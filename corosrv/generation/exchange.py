@@ -63,13 +63,9 @@ class RequestFlow:
     limits: Limits
     stats: HttpStats
 
-    def read(self) -> bytes:
-        """The current request's whole body. Waits; raises Refused."""
-        return body.read(request, self.limits.max_body_bytes)
-
-    def decode(self, sent: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-        """A body as the decoder's type. Raises Refused, which names the field at fault."""
-        return body.decode(request, sent, decoder)
+    def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
+        """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""
+        return body.decode(request, body.read(request, self.limits.max_body_bytes), decoder)
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""

@@ -1,9 +1,9 @@
-"""Known parameters that are not offered: refused by name, so that nobody believes that one was honoured."""
+"""Known parameters that are not offered: refused by name, so that no client believes that one was honoured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -16,18 +16,32 @@ EVERYWHERE: Neutral = {
     "n_indent": (0,),
 }
 
-
-def decoder(neutral: Neutral) -> msgspec.json.Decoder[Any]:
-    """Decodes these fields only; the rest of a body is skipped."""
-    return msgspec.json.Decoder(msgspec.defstruct("UnsupportedFields", [(name, Any, None) for name in neutral]))
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def refuse(sent: msgspec.Struct, neutral: Neutral) -> None:
-    """Raises NotSupported for the first field that asks for something."""
+def decoder(body: type[Body], neutral: Neutral) -> msgspec.json.Decoder[Body]:
+    """Makes the decoder of a body whose fields also are those of `neutral`.
+
+    It raises NotSupported for the first of them that asks for something, when the rest of the body is valid.
+    """
+    known = {field.name for field in msgspec.structs.fields(body)}
+    decoded = msgspec.defstruct(
+        body.__name__,
+        [(name, Any, None) for name in neutral if name not in known],
+        bases=(body,),
+        namespace={"__post_init__": lambda decoded: _refuse(decoded, neutral)},
+        kw_only=True,
+    )
+    return msgspec.json.Decoder(cast(type[Body], decoded))
+
+
+def _refuse(body: msgspec.Struct, neutral: Neutral) -> None:
     for name, values in neutral.items():
-        value = getattr(sent, name)
-        # True == 1 in Python, and not here; 0.0 asks for as little as 0 does.
-        if value is not None and not any(
-            value == known and isinstance(value, bool) == isinstance(known, bool) for known in values
-        ):
+        value = getattr(body, name)
+        if value is not None and not any(_is_same(value, known) for known in values):
             raise NotSupported(f"{name} is not supported by this server yet", name, "unsupported_parameter")
+
+
+def _is_same(value: Any, known: Any) -> bool:
+    """True == 1 in Python, and not here; 0.0 asks for as little as 0 does."""
+    return bool(value == known) and isinstance(value, bool) == isinstance(known, bool)

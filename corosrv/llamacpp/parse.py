@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
 from corosrv.errors import NotOffered, Refused
-from corosrv.generation import fields, infill, unsupported
+from corosrv.generation import fields, infill
 from corosrv.generation.exchange import Call
 from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
@@ -21,28 +19,14 @@ from corosrv.llamacpp.answers import NativeAnswer, Shown
 _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
 
-def completion(
-    body: schema.CompletionBody,
-    sent: msgspec.Struct,
-    defaults: fields.Defaults,
-    card: ModelCard,
-    vocabulary: Vocabulary,
-) -> Call:
-    """A checked completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
-    unsupported.refuse(sent, schema.UNSUPPORTED)
+def completion(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+    """Checks a completion. Raises Refused, which names the parameter."""
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
     return _call(body, asked, is_several(body.prompt), defaults, card, vocabulary)
 
 
-def filling(
-    body: schema.InfillBody,
-    sent: msgspec.Struct,
-    defaults: fields.Defaults,
-    card: ModelCard,
-    vocabulary: Vocabulary,
-) -> Call:
-    """A checked infill. Raises NotOffered when the model has no tokens for it, and Refused."""
-    unsupported.refuse(sent, schema.UNSUPPORTED)
+def filling(body: schema.InfillBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+    """Checks an infill. Raises NotOffered when the model has no tokens for it, and Refused."""
     if vocabulary.infill is None:
         raise NotOffered("this model has no tokens for infilling")
     others = tuple((one.filename, one.text) for one in body.input_extra or ())

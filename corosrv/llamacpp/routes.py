@@ -47,41 +47,35 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/completions", endpoint="completions")
     @api_docs.complete
     def complete() -> Response:
-        sent = flow.read()
-        body = flow.decode(sent, schema.completion_decoder)
-        unsupported = flow.decode(sent, schema.unsupported_decoder)
-        return flow.answer(parse.completion(body, unsupported, flow.defaults, *_model(flow, body.model)))
+        body = flow.receive(schema.completion_decoder)
+        return flow.answer(parse.completion(body, flow.defaults, *_model(flow, body.model)))
 
     @routes.post("/infill")
     @api_docs.infill
     def infill() -> Response:
-        sent = flow.read()
-        body = flow.decode(sent, schema.infill_decoder)
-        unsupported = flow.decode(sent, schema.unsupported_decoder)
-        return flow.answer(parse.filling(body, unsupported, flow.defaults, *_model(flow, body.model)))
+        body = flow.receive(schema.infill_decoder)
+        return flow.answer(parse.filling(body, flow.defaults, *_model(flow, body.model)))
 
 
 def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/tokenize")
     @api_docs.tokenize
     def tokenize() -> Response:
-        body = flow.decode(flow.read(), schema.tokenize_decoder)
+        body = flow.receive(schema.tokenize_decoder)
         return json_response(tokens.tokenize(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
     @api_docs.detokenize
     def detokenize() -> Response:
-        body = flow.decode(flow.read(), schema.detokenize_decoder)
+        body = flow.receive(schema.detokenize_decoder)
         return json_response(tokens.detokenize(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/apply-template")
     @api_docs.apply_template
     def apply_template() -> Response:
-        sent = flow.read()
-        body = flow.decode(sent, chat_schema.decoder)
-        unsupported = flow.decode(sent, chat_schema.unsupported_decoder)
+        body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
-        job = chat_parse.call(body, unsupported, flow.defaults, card, vocabulary).job
+        job = chat_parse.call(body, flow.defaults, card, vocabulary).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)
@@ -100,7 +94,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     def set_props() -> Response:
         if not switches.props:
             raise NotOffered("properties cannot be set here (COROSRV_PROPS=0)")
-        for name in flow.decode(flow.read(), schema.props_decoder):
+        for name in flow.receive(schema.props_decoder):
             raise NotSupported(f"{name[:64]} is no property that can be set while the server runs", name[:64])
         return json_response({"success": True})
 
@@ -113,7 +107,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @routes.post("/lora-adapters")
     @api_docs.set_adapters
     def set_adapters() -> Response:
-        asked = flow.decode(flow.read(), schema.adapters_decoder)
+        asked = flow.receive(schema.adapters_decoder)
         worker.set_adapters(_asked_model(), {one.id: one.scale for one in asked})
         return json_response({"success": True})
 
@@ -146,6 +140,6 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
     def _act(action: str, model: str | None, slot: int) -> dict[str, Any]:
         if action == "erase":
             return files.erase(model, slot, caller())
-        filename = flow.decode(flow.read(), schema.slot_file_decoder).filename
+        filename = flow.receive(schema.slot_file_decoder).filename
         act = files.save if action == "save" else files.restore
         return act(model, slot, filename, caller())

@@ -73,11 +73,10 @@ class SlotFileBody(msgspec.Struct):
     filename: str
 
 
-completion_decoder = msgspec.json.Decoder(CompletionBody)
-infill_decoder = msgspec.json.Decoder(InfillBody)
+completion_decoder = unsupported.decoder(CompletionBody, UNSUPPORTED)
+infill_decoder = unsupported.decoder(InfillBody, UNSUPPORTED)
 tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 slot_file_decoder = msgspec.json.Decoder(SlotFileBody)
 adapters_decoder = msgspec.json.Decoder(Annotated[list[Lora], Meta(max_length=64)])
 props_decoder = msgspec.json.Decoder(dict[str, Any])
-unsupported_decoder = unsupported.decoder(UNSUPPORTED)

@@ -25,11 +25,9 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         return flow.answer(chat_call())
 
     def chat_call() -> Call:
-        sent = flow.read()
-        body = flow.decode(sent, chat_schema.decoder)
-        unsupported = flow.decode(sent, chat_schema.unsupported_decoder)
+        body = flow.receive(chat_schema.decoder)
         card, vocabulary = flow.worker.card(body.model), flow.worker.vocabulary(body.model)
-        return chat_parse.call(body, unsupported, flow.defaults, card, vocabulary)
+        return chat_parse.call(body, flow.defaults, card, vocabulary)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")
@@ -40,11 +38,9 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.post("/v1/completions")
     @api_docs.completion
     def complete() -> Response:
-        sent = flow.read()
-        body = flow.decode(sent, completion_schema.decoder)
-        unsupported = flow.decode(sent, completion_schema.unsupported_decoder)
+        body = flow.receive(completion_schema.decoder)
         card, vocabulary = flow.worker.card(body.model), flow.worker.vocabulary(body.model)
-        return flow.answer(completion_parse.call(body, unsupported, flow.defaults, card, vocabulary))
+        return flow.answer(completion_parse.call(body, flow.defaults, card, vocabulary))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")

@@ -12,7 +12,6 @@ from corosrv.anthropic import parse, schema
 from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
 from corosrv.chat.parser import TextParser
 from corosrv.errors import NotSupported, Refused
-from corosrv.generation import unsupported
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Job, Messages, ModelCard
@@ -51,7 +50,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ask(*messages: Any, **fields: Any) -> Conversation:
         raw = json.dumps({"max_tokens": 9, "messages": list(messages) or [user("Hi")], **fields}).encode()
         sent = body.decode(REQUEST, raw, schema.decoder)
-        unsupported.refuse(body.decode(REQUEST, raw, schema.unsupported_decoder), schema.UNSUPPORTED)
         parse.call(sent, DEFAULTS, CARD, "req_1")
         return seen[-1]
 

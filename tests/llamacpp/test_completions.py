@@ -25,7 +25,7 @@ TERMINAL = {"prompt_tokens": 2, "cached_tokens": 1, "prompt_ms": 10.0, "decode_m
 def make(making: Any, schema_decoder: Any, sent: dict[str, Any], vocabulary: ByteVocabulary) -> Call:
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema_decoder)
-    return making(fields, body.decode(REQUEST, raw, schema.unsupported_decoder), DEFAULTS, CARD, vocabulary)
+    return making(fields, DEFAULTS, CARD, vocabulary)
 
 
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:

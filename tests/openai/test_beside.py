@@ -35,8 +35,8 @@ def text(**sent: Any) -> Call:
 
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:
     raw = json.dumps(sent).encode()
-    fields, unsupported = (body.decode(REQUEST, raw, one) for one in (schema.decoder, schema.unsupported_decoder))
-    call: Call = making(fields, unsupported, DEFAULTS, CARD, ByteVocabulary())
+    fields = body.decode(REQUEST, raw, schema.decoder)
+    call: Call = making(fields, DEFAULTS, CARD, ByteVocabulary())
     return call
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
-
 from corosrv.chat.conversation import Conversation
 from corosrv.chat.prepare import prepare
 from corosrv.errors import NotSupported, Refused
-from corosrv.generation import fields, unsupported
+from corosrv.generation import fields
 from corosrv.generation.exchange import Call
 from corosrv.http.body import check_text
 from corosrv.jobs import Messages, ModelCard, Vocabulary
@@ -19,11 +17,8 @@ from corosrv.openai.chat.answers import ChatAnswer, Shown
 from corosrv.openai.fields import includes_usage
 
 
-def call(
-    body: schema.ChatBody, sent: msgspec.Struct, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary
-) -> Call:
-    """A checked chat completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
-    unsupported.refuse(sent, schema.UNSUPPORTED)
+def call(body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+    """Checks a chat completion. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")

@@ -123,5 +123,4 @@ class ChatBody(CompletionFields, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
 
-decoder = msgspec.json.Decoder(ChatBody)
-unsupported_decoder = unsupported.decoder(UNSUPPORTED)
+decoder = unsupported.decoder(ChatBody, UNSUPPORTED)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
-
 from corosrv.errors import NotSupported, Refused
-from corosrv.generation import fields, infill, unsupported
+from corosrv.generation import fields, infill
 from corosrv.generation.exchange import Call
 from corosrv.generation.prompts import prompts
 from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
@@ -17,15 +15,8 @@ from corosrv.openai.completions.answers import Echo, Shown, TextAnswer
 from corosrv.openai.fields import includes_usage
 
 
-def call(
-    body: schema.CompletionBody,
-    sent: msgspec.Struct,
-    defaults: fields.Defaults,
-    card: ModelCard,
-    vocabulary: Vocabulary,
-) -> Call:
-    """A checked text completion; `sent` are its unsupported fields. Raises Refused, which names the parameter."""
-    unsupported.refuse(sent, schema.UNSUPPORTED)
+def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+    """Checks a text completion. Raises Refused, which names the parameter."""
     stream = bool(body.stream)
     include_usage = includes_usage(body)
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)

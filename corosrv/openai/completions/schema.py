@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
@@ -25,5 +24,4 @@ class CompletionBody(CompletionFields, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
-decoder = msgspec.json.Decoder(CompletionBody)
-unsupported_decoder = unsupported.decoder(UNSUPPORTED)
+decoder = unsupported.decoder(CompletionBody, UNSUPPORTED)

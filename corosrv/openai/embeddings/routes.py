@@ -25,7 +25,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
     @routes.post("/v1/embeddings")
     @api_docs.embed
     def embed() -> Response:
-        body = flow.decode(flow.read(), schema.decoder)
+        body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
         job = parse.job(body, card, flow.worker.vocabulary(body.model))
         chunks, prompt_tokens = flow.collect(job)
@@ -36,7 +36,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
     @routes.post("/embeddings", endpoint="native_embeddings")
     @api_docs.embed_native
     def embed_native() -> Response:
-        body = flow.decode(flow.read(), schema.native_decoder)
+        body = flow.receive(schema.native_decoder)
         job = parse.native_job(body, flow.worker.card(body.model), flow.worker.vocabulary(body.model))
         chunks, prompt_tokens = flow.collect(job)
         return json_response(answers.native(vectors.in_order(chunks), prompt_tokens, job.pooling))

@@ -21,7 +21,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.post("/reranking", endpoint="reranking_short")
     @api_docs.rerank
     def rerank() -> Response:
-        body = flow.decode(flow.read(), schema.decoder)
+        body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
         chunks, prompt_tokens = flow.collect(parse.job(body, card))
         ranked = answers.best(vectors.in_order(chunks), body.top_n)

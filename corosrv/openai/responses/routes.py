@@ -5,7 +5,6 @@ from __future__ import annotations
 from flask import Blueprint, Response, request
 
 from corosrv.errors import CorosrvError, NotSupported
-from corosrv.generation import unsupported
 from corosrv.generation.exchange import Call, RequestFlow
 from corosrv.http import reply
 from corosrv.http.callers import caller
@@ -47,9 +46,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
         return json_response({"id": id, "object": "response", "deleted": True})
 
     def call() -> Call:
-        sent = flow.read()
-        body = flow.decode(sent, schema.decoder)
-        unsupported.refuse(flow.decode(sent, schema.unsupported_decoder), schema.UNSUPPORTED)
+        body = flow.receive(schema.decoder)
         return parse.call(body, flow.defaults, flow.worker.card(body.model), shelf())
 
     def shelf() -> Shelf:

@@ -114,5 +114,4 @@ class ResponseBody(GenerationFields, kw_only=True):
     tools: list[Tool] | None = None
 
 
-decoder = msgspec.json.Decoder(ResponseBody)
-unsupported_decoder = unsupported.decoder(UNSUPPORTED)
+decoder = unsupported.decoder(ResponseBody, UNSUPPORTED)

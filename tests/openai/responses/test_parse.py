@@ -11,7 +11,6 @@ from werkzeug.test import EnvironBuilder
 from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
 from corosrv.chat.parser import TextParser
 from corosrv.errors import NotFound, NotSupported, Refused
-from corosrv.generation import unsupported
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
@@ -50,7 +49,6 @@ def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
-    unsupported.refuse(body.decode(REQUEST, raw, schema.unsupported_decoder), schema.UNSUPPORTED)
     return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""))
 
 

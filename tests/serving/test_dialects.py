@@ -1,0 +1,65 @@
+"""A request's way through each dialect, on the synthetic model, without a web server in front."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from corosrv import app
+from corosrv.http import body
+from corosrv.settings import Settings
+from tests.support.engines import FAST, TIMEOUT
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/input_tokens": CHAT,
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
+    "/v1/messages": CHAT,
+    "/v1/messages/count_tokens": CHAT,
+    "/completion": {"prompt": "Hi", "n_predict": 1},
+    "/apply-template": CHAT,
+    "/tokenize": {"content": "Hi"},
+}
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Flask]:
+    """The application with its model loaded."""
+    before = signal.getsignal(signal.SIGTERM)
+    serving = app.create_app(Settings(model=FAST, slots=2, ctx=512, threads=2))
+    server = serving.extensions["corosrv"]
+    deadline = time.monotonic() + TIMEOUT
+    while serving.test_client().get("/health").status_code != 200:
+        assert time.monotonic() < deadline
+    yield serving
+    server.models.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def client(serving: Flask) -> FlaskClient:
+    return serving.test_client()
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_is_decoded_once(client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str):
+    looked_through: list[bytes] = []
+    check_limits = body.check_limits
+
+    def count(data: bytes) -> None:
+        looked_through.append(data)
+        check_limits(data)
+
+    monkeypatch.setattr(body, "check_limits", count)
+
+    answer = client.post(path, json=BODIES[path])
+
+    assert answer.status_code == 200, answer.text
+    assert [msgspec.json.decode(data) for data in looked_through] == [BODIES[path]]
