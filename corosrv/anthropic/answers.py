@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,9 +11,9 @@ from corosrv.anthropic import errors
 from corosrv.chat.answer import BlockAnswer
 from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
-from corosrv.errors import CorosrvError
+from corosrv.errors import CorosrvError, JobFailed
 from corosrv.http.sse import named_event
-from corosrv.jobs import ModelCard
+from corosrv.jobs import Chunk, ModelCard
 
 _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
@@ -29,10 +28,11 @@ _DELTA = {
 class MessageAnswer(BlockAnswer):
     """One message being put together."""
 
-    def __init__(self, card: ModelCard, prompt_tokens: Iterable[int], parser: Parser, request_id: str) -> None:
+    def __init__(self, card: ModelCard, parser: Parser, request_id: str) -> None:
         """`request_id` is for an error: it is part of what it looks like."""
-        super().__init__(prompt_tokens, parser)
+        super().__init__(parser)
         self._request_id = request_id
+        self._has_begun = False
         self._members = {"id": "msg_" + secrets.token_hex(16), "type": "message", "role": "assistant", "model": card.id}
 
     def finished(self) -> dict[str, Any]:
@@ -40,8 +40,21 @@ class MessageAnswer(BlockAnswer):
         return {**self._members, "content": content, **self._stop(), "usage": self._usage()}
 
     def first(self) -> bytes:
-        begun = {**self._members, "content": [], **_NOT_STOPPED, "usage": self._usage()}
-        return named_event({"type": "message_start", "message": begun}) + named_event({"type": "ping"})
+        return b":\n\n"  # how long the prompt is, which the first event tells, is known when it is begun
+
+    def events(self, chunks: list[Chunk]) -> bytes:
+        begin = b"" if self._has_begun else self._begin(chunks[0])
+        try:
+            return begin + super().events(chunks)
+        except JobFailed as error:
+            error.unsent = begin + error.unsent
+            raise
+
+    def _begin(self, chunk: Chunk) -> bytes:
+        self._has_begun = True
+        usage = _usage(chunk.prompt_tokens, chunk.cached_tokens, 0)
+        message = {**self._members, "content": [], **_NOT_STOPPED, "usage": usage}
+        return named_event({"type": "message_start", "message": message}) + named_event({"type": "ping"})
 
     def opened(self, block: Block) -> bytes:
         return _event("content_block_start", block, content_block=_content(block, ""))
@@ -72,14 +85,16 @@ class MessageAnswer(BlockAnswer):
         return {"stop_reason": _STOP_REASON[end.reason], "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """So far; what of the prompt was cached is known at the end."""
-        tally = self.tally
-        return {
-            "input_tokens": tally.prompt_tokens - tally.cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": tally.cached_tokens,
-            "output_tokens": tally.completion_tokens,
-        }
+        return _usage(self.tally.prompt_tokens, self.tally.cached_tokens, self.tally.completion_tokens)
+
+
+def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "output_tokens": completion_tokens,
+    }
 
 
 def _event(type: str, block: Block, **members: Any) -> bytes:

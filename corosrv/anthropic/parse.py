@@ -22,7 +22,9 @@ _CHOICES = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.REQUIRED
 def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, request_id: str) -> Call:
     """A checked request for a message. Raises Refused, which names the parameter."""
     job, parser = prepare(_conversation(body, defaults), card)
-    return Call(job, bool(body.stream), lambda prompt_tokens: MessageAnswer(card, prompt_tokens, parser, request_id))
+    stream = bool(body.stream)
+    # A stream begins with the number of the prompt's tokens: the chunk that tells of the prompt's beginning has it.
+    return Call(replace(job, tells_progress=stream), stream, MessageAnswer(card, parser, request_id))
 
 
 def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Conversation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from corosrv.chat.blocks import Block, Blocks, Closed, Grew, Opened, Step
@@ -20,9 +20,9 @@ class BlockAnswer(ABC):
     A dialect says what its events and its whole answer look like. What they tell of is in `blocks` and `tally`.
     """
 
-    def __init__(self, prompt_tokens: Iterable[int], parser: Parser) -> None:
+    def __init__(self, parser: Parser) -> None:
         self.blocks = Blocks()
-        self.tally = Tally(sum(prompt_tokens), n=1)
+        self.tally = Tally()
         self._parser = parser
 
     @property

@@ -160,8 +160,8 @@ class Engine:
         Raises Refused for what cannot be served, Unavailable for what cannot be served now.
         """
         model = self._model(job.model)
-        tasks, prompts = model.maker.make(job)
-        return Reader(model.native.submit(tasks), len(tasks), tuple(map(len, prompts)))
+        tasks = model.maker.make(job)
+        return Reader(model.native.submit(tasks), len(tasks))
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None before the engine is open and after it is closed."""

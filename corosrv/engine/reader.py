@@ -32,10 +32,9 @@ class Reader:
     be called from any.
     """
 
-    __slots__ = ("__weakref__", "_n_unfinished", "_native", "_thread", "_waiter", "prompt_tokens")
+    __slots__ = ("__weakref__", "_n_unfinished", "_native", "_thread", "_waiter")
 
-    def __init__(self, native: NativeReader, n_tasks: int, prompt_tokens: tuple[int, ...]) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, native: NativeReader, n_tasks: int) -> None:
         self._native: NativeReader | None = native
         self._n_unfinished = n_tasks
         self._thread = thread_id()

@@ -20,8 +20,6 @@ MAX_STOP_BYTES = 256
 MAX_BIASED_CHARS = 256
 MAX_BIASES = 2048  # once texts are tokens
 
-Prompts = list[Sequence[int]]
-
 
 class TaskMaker:
     """Any thread may call. Prompts are tokenised here, which waits for long ones; all methods raise Refused."""
@@ -32,24 +30,23 @@ class TaskMaker:
         self._notes = notes
         self._slots = slots
 
-    def make(self, job: AnyJob) -> tuple[list[Task], Prompts]:
-        """A task for each answer, and the job's prompts."""
+    def make(self, job: AnyJob) -> list[Task]:
+        """Makes a task for each answer."""
         if isinstance(job, RerankJob):
             return self._scores(job)
         if isinstance(job, EmbedJob):
             return self._vectors(job)
         return self._generations(job)
 
-    def _scores(self, job: RerankJob) -> tuple[list[Task], Prompts]:
+    def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
         scales = self._adapters.scales(None)
-        tasks = [Task(tokens, kind=Kind.RANK, adapter_scales=scales, id=self._notes.number()) for tokens in prompts]
-        return tasks, prompts
+        return [Task(tokens, kind=Kind.RANK, adapter_scales=scales, id=self._notes.number()) for tokens in prompts]
 
-    def _vectors(self, job: EmbedJob) -> tuple[list[Task], Prompts]:
+    def _vectors(self, job: EmbedJob) -> list[Task]:
         prompts = self._vocabulary.encode_inputs(job.prompts)
         scales = self._adapters.scales(None)
-        tasks = [
+        return [
             Task(
                 tokens,
                 kind=Kind.EMBED,
@@ -60,9 +57,8 @@ class TaskMaker:
             )
             for tokens in prompts
         ]
-        return tasks, prompts
 
-    def _generations(self, job: Job) -> tuple[list[Task], Prompts]:
+    def _generations(self, job: Job) -> list[Task]:
         self._check(job)
         prompts = [
             self._vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)
@@ -72,7 +68,7 @@ class TaskMaker:
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
         noted = replace(job, prompts=())  # nobody's text is kept
-        tasks = [
+        return [
             Task(
                 tokens,
                 max_tokens=-1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1),
@@ -91,7 +87,6 @@ class TaskMaker:
             for tokens in prompts
             for answer in range(job.n)
         ]
-        return tasks, prompts
 
     def _check(self, job: Job) -> None:
         if job.context_shift:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -38,11 +37,11 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request translated: the job, and how its answer is made from the tokens of each prompt."""
+    """A request translated: the job, and what makes its answer from the job's chunks."""
 
     job: AnyJob
     stream: bool
-    answer: Callable[[tuple[int, ...]], Answer]
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +72,14 @@ class RequestFlow:
         (prompt,) = call.job.prompts
         return self.worker.vocabulary(call.job.model).count(prompt)
 
-    def collect(self, job: AnyJob) -> tuple[list[Chunk], tuple[int, ...]]:
-        """Submits, and waits for all chunks; with them the tokens of each prompt. Raises ClientGone."""
-        reader = self.worker.submit(asked_for(job))
-        return sse.collect(request, reader), reader.prompt_tokens
+    def collect(self, job: AnyJob) -> list[Chunk]:
+        """Submits a job and waits for all its chunks. Raises ClientGone."""
+        return sse.collect(request, self.worker.submit(asked_for(job)))
 
     def answer(self, call: Call) -> Response:
         """Submits, and answers in the way that the call asks for. Waits for an answer that is not streamed."""
         reader = self.worker.submit(asked_for(call.job))
-        answer = call.answer(reader.prompt_tokens)
+        answer = call.answer
         if not call.stream:
             return json_response(answer.whole(sse.collect(request, reader)))
         return sse.response(

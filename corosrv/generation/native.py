@@ -47,8 +47,8 @@ class NativeForm:
 class NativeTask:
     """One task's answer so far."""
 
-    def __init__(self, index: int, prompt_tokens: int, form: NativeForm) -> None:
-        self.tally = Tally(prompt_tokens, 1)
+    def __init__(self, index: int, form: NativeForm) -> None:
+        self.tally = Tally()
         self._index = index
         self._form = form
         self._content: list[str] = []
@@ -74,7 +74,7 @@ class NativeTask:
             self._probs += chunk.tokens
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """What a chunk brought, which was added before."""
+        """The answer's members for one chunk of a stream, which was added before and tells its tokens."""
         members = {
             "index": self._index,
             "content": chunk.text,
@@ -82,7 +82,7 @@ class NativeTask:
             "stop": False,
             "id_slot": chunk.slot,
             "tokens_predicted": self.tally.completion_tokens,
-            "tokens_evaluated": self.tally.prompt_tokens,
+            "tokens_evaluated": chunk.prompt_tokens,
         }
         if self._form.has_probs and chunk.tokens:
             members["completion_probabilities"] = self._probabilities(chunk.tokens)

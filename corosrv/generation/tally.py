@@ -11,10 +11,11 @@ from corosrv.jobs import Chunk, Finish
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all tasks of a job; prompt tokens count once, however many answers (`n`) each prompt gets."""
+    """Counts over the tasks of a job that have ended; prompt tokens count once, however many answers (`n`) each prompt
+    gets."""
 
-    prompt_tokens: int
-    n: int
+    n: int = 1
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     prompt_ms: float = 0.0
@@ -27,11 +28,18 @@ class Tally:
         self.prompt_ms = max(self.prompt_ms, chunk.prompt_ms)
         self.decode_ms = max(self.decode_ms, chunk.decode_ms)
         if chunk.index % self.n == 0:
+            self.prompt_tokens += chunk.prompt_tokens
             self.cached_tokens += chunk.cached_tokens
 
     def as_of(self, chunk: Chunk) -> Tally:
-        """Of a single task, when this chunk was made, which is not its last one."""
-        return replace(self, cached_tokens=chunk.cached_tokens, prompt_ms=chunk.prompt_ms, decode_ms=chunk.decode_ms)
+        """The same for a single task at the moment when this chunk was made, which tells tokens."""
+        return replace(
+            self,
+            prompt_tokens=chunk.prompt_tokens,
+            cached_tokens=chunk.cached_tokens,
+            prompt_ms=chunk.prompt_ms,
+            decode_ms=chunk.decode_ms,
+        )
 
     def timings(self) -> dict[str, Any]:
         """As llama-server reports them; rates leave out the first token, which comes from the prompt's batch."""

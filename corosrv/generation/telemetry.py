@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,9 +38,8 @@ def tells_tokens(job: Job) -> Job:
 class Telemetry:
     """Of one streamed answer: the members that its events have beside the dialect's own."""
 
-    def __init__(self, prompt_tokens: Sequence[int], n: int, told: Told) -> None:
-        """`n` tasks for each prompt."""
-        self._tallies = [Tally(n_tokens, 1) for n_tokens in prompt_tokens for _ in range(n)]
+    def __init__(self, n_tasks: int, told: Told) -> None:
+        self._tallies = [Tally() for _ in range(n_tasks)]
         self._read = [-1] * len(self._tallies)
         self._told = told
         self.is_wanted = told.timings or told.progress
@@ -72,4 +71,7 @@ def _progress(chunk: Chunk, n_read: int, ms: float) -> dict[str, Any]:
         "processed": n_read,
         "time_ms": round(ms),
     }
-    return {"timings": Tally(n_read, 1, 0, chunk.cached_tokens, ms).timings(), "prompt_progress": progress}
+    return {
+        "timings": Tally(prompt_tokens=n_read, cached_tokens=chunk.cached_tokens, prompt_ms=ms).timings(),
+        "prompt_progress": progress,
+    }

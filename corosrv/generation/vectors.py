@@ -13,12 +13,21 @@ _FLOAT_BYTES = 4
 
 def in_order(chunks: Iterable[Chunk]) -> list[bytes]:
     """Each task's vector. Raises JobFailed when a task ended in an error."""
-    found: dict[int, bytes] = {}
+    return [last.vector for last in _terminal(chunks)]
+
+
+def prompt_tokens(chunks: Iterable[Chunk]) -> list[int]:
+    """Each task's tokens, in the order of the tasks. Raises as `in_order` does."""
+    return [last.prompt_tokens for last in _terminal(chunks)]
+
+
+def _terminal(chunks: Iterable[Chunk]) -> list[Chunk]:
+    last: dict[int, Chunk] = {}
     for chunk in chunks:
         check(chunk)
         if chunk.finish is not None:
-            found[chunk.index] = chunk.vector
-    return [found[index] for index in sorted(found)]
+            last[chunk.index] = chunk
+    return [last[index] for index in sorted(last)]
 
 
 def floats(vector: bytes) -> list[float]:

@@ -19,8 +19,6 @@ class Reader(Protocol):
     unfinished. Belongs to the thread that made it; only `cancel` may be called from others.
     """
 
-    prompt_tokens: tuple[int, ...]  # of each prompt
-
     @property
     def is_finished(self) -> bool:
         """Every task has had its terminal chunk, and it was taken."""

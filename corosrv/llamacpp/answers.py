@@ -29,12 +29,11 @@ class Shown:
 class NativeAnswer:
     """One answer being put together."""
 
-    def __init__(self, prompt_tokens: tuple[int, ...], shown: Shown) -> None:
-        n = shown.form.job.n
+    def __init__(self, shown: Shown) -> None:
+        n_tasks = shown.form.job.n_tasks
         self._shown = shown
-        self._telemetry = Telemetry(prompt_tokens, n, shown.told)
-        counts = [n_tokens for n_tokens in prompt_tokens for _ in range(n)]
-        self._tasks = [NativeTask(index, n_tokens, shown.form) for index, n_tokens in enumerate(counts)]
+        self._telemetry = Telemetry(n_tasks, shown.told)
+        self._tasks = [NativeTask(index, shown.form) for index in range(n_tasks)]
 
     def whole(self, chunks: list[Chunk]) -> Any:
         last: dict[int, Chunk] = {}
@@ -57,7 +56,7 @@ class NativeAnswer:
             task = self._tasks[one.index]
             chunk = task.clip(one)
             for progress in self._telemetry.progress(chunk):
-                sent += events.event(task.partial(Chunk(chunk.index, "", 0)) | progress)
+                sent += events.event(task.partial(_without_text(chunk)) | progress)
             task.add(chunk)
             timings = self._telemetry.timings(chunk)
             if chunk.text or (chunk.tokens and chunk.finish is None):
@@ -72,6 +71,10 @@ class NativeAnswer:
     def _final(self, chunk: Chunk) -> dict[str, Any]:
         members = self._tasks[chunk.index].final(chunk)
         return pick(members, self._shown.fields) if self._shown.fields else members
+
+
+def _without_text(chunk: Chunk) -> Chunk:
+    return Chunk(chunk.index, "", 0, prompt_tokens=chunk.prompt_tokens)
 
 
 def pick(members: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:

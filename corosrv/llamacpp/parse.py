@@ -55,7 +55,7 @@ def _call(
         is_list=is_list or job.n > 1,
         fields=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    return Call(job, stream, lambda prompt_tokens: NativeAnswer(prompt_tokens, shown))
+    return Call(job, stream, NativeAnswer(shown))
 
 
 def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:

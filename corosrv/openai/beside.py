@@ -38,12 +38,11 @@ class Wanted:
 class Beside:
     """Of one answer: the members that its events have beside OpenAI's."""
 
-    def __init__(self, job: Job, prompt_tokens: tuple[int, ...], wanted: Wanted) -> None:
-        self._telemetry = Telemetry(prompt_tokens, job.n, wanted.told)
+    def __init__(self, job: Job, wanted: Wanted) -> None:
+        self._telemetry = Telemetry(job.n_tasks, wanted.told)
         self._tasks: list[NativeTask] = []
         if wanted.form is not None:
-            counts = [n_tokens for n_tokens in prompt_tokens for _ in range(job.n)]
-            self._tasks = [NativeTask(index, n_tokens, wanted.form) for index, n_tokens in enumerate(counts)]
+            self._tasks = [NativeTask(index, wanted.form) for index in range(job.n_tasks)]
         self.is_wanted = self._telemetry.is_wanted or bool(self._tasks)
 
     def progress(self, chunk: Chunk) -> Iterator[dict[str, Any]]:

@@ -19,13 +19,13 @@ EVERYTHING: list[Part] = [thought("hm"), text("See: "), text("it"), *call(0, "lo
 
 
 def answer(*rows: list[Part] | JobFailed) -> MessageAnswer:
-    return MessageAnswer(CARD, (5,), HandDrivenParser(*rows), "req_1")
+    return MessageAnswer(CARD, HandDrivenParser(*rows), "req_1")
 
 
 def sent(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, each by its own name."""
+    """The events of a stream, each by its own name; the comment before them is left out."""
     events = []
-    for block in stream.decode().split("\n\n")[:-1]:
+    for block in stream.decode().removeprefix(":\n\n").split("\n\n")[:-1]:
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -150,6 +150,15 @@ def test_a_failure_is_an_error_event_after_what_was_said():
         {"type": "error", "error": {"type": "api_error", "message": "it broke"}, "request_id": "req_1"}
     ]
     assert sent(answering.failure(QueueFull("full")))[0]["error"]["type"] == "rate_limit_error"
+
+
+def test_a_stream_that_fails_at_once_begins_all_the_same():
+    answering = answer(JobFailed("it broke"))
+
+    with pytest.raises(JobFailed) as failure:
+        answering.events(TICK)
+
+    assert [event["type"] for event in sent(failure.value.unsent)] == ["message_start", "ping"]
 
 
 def test_anthropics_own_client_understands_every_event():

@@ -222,7 +222,7 @@ def test_a_model_without_a_template_converses_in_the_most_usual_form(tmp_path):
     with opened(model=str(write_llama(tmp_path / "tiny.gguf")), slots=1) as engine:
         prompt = engine.vocabulary(None).render(begun)
         assert engine.card(None).capabilities >= {"chat", "tools"}
-        assert engine.submit(job(prompts=(begun,))).prompt_tokens > (len(prompt),)
+        assert engine.vocabulary(None).count(begun) > len(prompt)
 
     turns = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in begun.messages)
     assert prompt == turns + "<|im_start|>assistant\n"

@@ -144,11 +144,6 @@ def test_a_pile_of_chunks_is_one_wake(engine):
     assert engine.stats().eventfd_writes - before == 1
 
 
-def test_prompt_tokens_are_known_before_the_first_chunk(engine):
-    with engine.submit(job("Hello")) as reader:
-        assert reader.prompt_tokens == (5,)
-
-
 def test_the_descriptor_is_readable_when_there_is_something_to_take(engine):
     with engine.submit(job()) as reader:
         assert select.select([reader.fileno()], [], [], TIMEOUT)[0]

@@ -6,6 +6,7 @@ import pytest
 
 from corosrv import errors
 from corosrv.engine import Engine
+from corosrv.generation import vectors
 from corosrv.jobs import EmbedJob, Finish, RerankJob, Text
 from tests.support.engines import opened, read_all
 from tests.support.gguf import write_bert
@@ -41,8 +42,9 @@ def test_a_score_does_not_depend_on_the_other_documents(ranker):
 
 
 def test_a_pair_begins_and_ends_as_the_model_wants_it(ranker):
-    with ranker.submit(RerankJob("the cat", ("a dog", "mat"))) as reader:
-        assert reader.prompt_tokens == (6, 5)  # [CLS] the cat [SEP] a dog
+    chunks = read_all(ranker.submit(RerankJob("the cat", ("a dog", "mat"))))
+
+    assert vectors.prompt_tokens(chunks) == [6, 5]  # [CLS] the cat [SEP] a dog
 
 
 def test_a_document_that_does_not_fit_is_refused_by_its_number(ranker):
@@ -77,6 +79,8 @@ def test_a_models_own_template_joins_the_pair(tmp_path, has_marker):
     path = write_bert(tmp_path / "rank.gguf", RANK, has_head=True, rerank_template=template)
     document = "[SEP]" if has_marker else "cat {query}"
 
-    with opened(model=str(path)) as engine, engine.submit(RerankJob("the dog", (document,))) as reader:
-        # The braces of a document are no place for the query: {, query and } are three unknown words.
-        assert reader.prompt_tokens == (8 if has_marker else 9,)
+    with opened(model=str(path)) as engine:
+        chunks = read_all(engine.submit(RerankJob("the dog", (document,))))
+
+    # The braces of a document are no place for the query: {, query and } are three unknown words.
+    assert vectors.prompt_tokens(chunks) == [8 if has_marker else 9]

@@ -48,7 +48,7 @@ def token(id: int, piece: bytes, logprob: float = -1.0) -> TokenInfo:
 
 
 def chunk(index: int, *tokens: TokenInfo) -> Chunk:
-    return Chunk(index, b"".join(one.piece for one in tokens).decode(), len(tokens), tokens=tokens)
+    return Chunk(index, b"".join(one.piece for one in tokens).decode(), len(tokens), prompt_tokens=2, tokens=tokens)
 
 
 def last(index: int, finish: Finish = Finish.LENGTH, **more: Any) -> Chunk:
@@ -59,11 +59,11 @@ HELLO = [chunk(0, token(5, b"Hel")), chunk(0, token(6, b"lo"))]
 
 
 def whole(*chunks: Chunk, **sent: Any) -> Any:
-    return call(**sent).answer((2,)).whole([*HELLO, *chunks])
+    return call(**sent).answer.whole([*HELLO, *chunks])
 
 
 def events(*chunks: Chunk, n_prompts: int = 1, **sent: Any) -> list[Any]:
-    answer = call(stream=True, **sent).answer((2,) * n_prompts)
+    answer = call(stream=True, **sent).answer
     lines = (answer.first() + answer.events(list(chunks))).decode().split("\n\n")
     return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != ":"]
 
@@ -118,13 +118,13 @@ def test_an_answer_says_why_it_ended(end, stop_type, word):
     ],
 )
 def test_an_answer_for_which_the_context_was_too_small_is_truncated(end, n_tokens, expected):
-    answer = call().answer((2,)).whole([Chunk(0, "x", n_tokens), end])
+    answer = call().answer.whole([Chunk(0, "x", n_tokens), end])
 
     assert answer["truncated"] is expected
 
 
 def test_the_prompt_is_shown_as_the_model_reads_it():
-    answer = call(ByteVocabulary(adds_bos=True)).answer((3,)).whole([last(0)])
+    answer = call(ByteVocabulary(adds_bos=True)).answer.whole([last(0)])
 
     assert answer["prompt"] == "<s>Hi"
     assert call(ByteVocabulary(adds_bos=True)).job.prompts == (Tokens((BOS, *b"Hi")),)
@@ -133,7 +133,7 @@ def test_the_prompt_is_shown_as_the_model_reads_it():
 def test_an_answer_ends_where_a_line_is_indented_too_little():
     chunks = [chunk(0, token(5, b"a\n")), chunk(0, token(6, b"  b\n")), chunk(0, token(7, b" c")), last(0, Finish.STOP)]
 
-    answer = call(n_indent=2).answer((2,)).whole(chunks)
+    answer = call(n_indent=2).answer.whole(chunks)
     *pieces, end = events(*chunks, n_indent=2)
 
     assert (answer["content"], answer["stop_type"]) == ("a\n  b\n ", "limit")
@@ -147,21 +147,21 @@ def test_the_sampler_that_editors_name_is_passed_over():
 
 
 def test_a_new_line_anywhere_is_told():
-    assert call().answer((2,)).whole([Chunk(0, "a\nb", 2), last(0)])["has_new_line"] is True
+    assert call().answer.whole([Chunk(0, "a\nb", 2), last(0)])["has_new_line"] is True
 
 
 @pytest.mark.parametrize("sent", [{"prompt": ["a", "b"]}, {"n": 2}, {"n_cmpl": 2}])
 def test_several_answers_are_a_list_in_their_order(sent):
     asked = call(**sent)
 
-    answers = asked.answer((2,) * len(asked.job.prompts)).whole([Chunk(1, "y", 1), last(1), Chunk(0, "x", 1), last(0)])
+    answers = asked.answer.whole([Chunk(1, "y", 1), last(1), Chunk(0, "x", 1), last(0)])
 
     assert [(answer["index"], answer["content"]) for answer in answers] == [(0, "x"), (1, "y")]
     assert [answer["timings"]["predicted_n"] for answer in answers] == [1, 1]
 
 
 def test_a_list_with_one_prompt_gives_a_list():
-    assert len(call(prompt=["a"]).answer((1,)).whole([last(0)])) == 1
+    assert len(call(prompt=["a"]).answer.whole([last(0)])) == 1
 
 
 def test_tokens_are_returned_where_they_are_asked_for():
@@ -299,7 +299,7 @@ def test_every_task_of_a_stream_has_its_end():
 
 
 def test_a_stream_whose_task_fails_sends_what_came_before():
-    answer = call(stream=True).answer((2,))
+    answer = call(stream=True).answer
 
     with pytest.raises(JobFailed) as failed:
         answer.events([*HELLO, last(0, Finish.ERROR)])

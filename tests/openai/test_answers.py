@@ -29,8 +29,8 @@ def answer(
 ) -> Answer:
     job = Job((Text("x"),) * prompts, n=n)
     if shape == TEXT:
-        return TextAnswer(job, CARD, (prompt_tokens,) * prompts, Shown(n, usage))
-    return ChatAnswer(job, CARD, (prompt_tokens,) * prompts, TextParser(), ChatShown(stream, usage))
+        return TextAnswer(job, CARD, Shown(n, usage))
+    return ChatAnswer(job, CARD, TextParser(), ChatShown(stream, usage))
 
 
 def text(index: int, words: str, n_tokens: int = 1) -> Chunk:
@@ -245,7 +245,7 @@ SYNTAX = Syntax(("<think>", "</think>"), tool_format=FORMATS["hermes"])
 
 def thoughtful(stream: bool = False, usage: bool = False, n: int = 1, n_probs: int = -1) -> ChatAnswer:
     job = Job((Text("x"),), n=n, sampling=Sampling(n_probs=n_probs))
-    return ChatAnswer(job, CARD, (5,), SyntaxParser(SYNTAX), ChatShown(stream, usage, logprobs=n_probs >= 0))
+    return ChatAnswer(job, CARD, SyntaxParser(SYNTAX), ChatShown(stream, usage, logprobs=n_probs >= 0))
 
 
 RAIN = ["<tool_call>", '{"name": "rain"', ', "arguments": {"at"', ': "Köln"}', "}", "</tool_call>"]

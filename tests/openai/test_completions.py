@@ -33,7 +33,7 @@ def job(**sent: Any) -> Job:
 
 
 def answering(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Answer:
-    return call(vocabulary, **sent).answer((2,))
+    return call(vocabulary, **sent).answer
 
 
 def token(piece: bytes, logprob: float | None = -1.0, *top: tuple[bytes, float]) -> TokenInfo:
@@ -122,8 +122,8 @@ def test_each_choice_echoes_its_own_prompt():
     sent = {"prompt": ["a", "b"], "n": 2, "echo": True}
     chunks = [chunk(index, token(b"%d" % index), last=True) for index in range(4)]
 
-    whole = call(**sent).answer((1, 1)).whole(chunks)["choices"]
-    streamed = events(call(**sent, stream=True).answer((1, 1)), chunks)
+    whole = call(**sent).answer.whole(chunks)["choices"]
+    streamed = events(call(**sent, stream=True).answer, chunks)
 
     assert [choice["text"] for choice in whole] == ["a0", "a1", "b2", "b3"]
     for choice in whole:
@@ -193,7 +193,7 @@ def test_the_likeliest_answers_are_shown_and_all_are_counted():
         chunk(2, token(b"so", -2.0), token(b"so", -4.0), last=True),
     ]
 
-    whole = asked.answer((2,)).whole(chunks)
+    whole = asked.answer.whole(chunks)
 
     assert asked.job.n == 3
     assert asked.job.sampling.n_probs == 0
@@ -205,7 +205,7 @@ def test_the_likeliest_answers_are_shown_and_all_are_counted():
 def test_each_prompt_has_its_best():
     chunks = [chunk(index, token(b"%d" % index, -float(index % 2)), last=True) for index in range(4)]
 
-    whole = call(prompt=["a", "b"], best_of=2, echo=True).answer((1, 1)).whole(chunks)
+    whole = call(prompt=["a", "b"], best_of=2, echo=True).answer.whole(chunks)
 
     assert [choice["text"] for choice in whole["choices"]] == ["a0", "b2"]
 

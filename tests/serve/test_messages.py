@@ -42,6 +42,14 @@ def test_a_prompt_has_as_many_tokens_as_are_counted(connection: Connection) -> N
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+def test_the_first_event_has_as_many_tokens_of_the_prompt_as_the_last(connection: Connection) -> None:
+    begin, *_, delta, _ = named_events(connection.post({**HI, "stream": True}, MESSAGES).body)
+
+    usage = begin["message"]["usage"]
+    assert usage == {**delta["usage"], "output_tokens": 0}
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] > 0
+
+
 def test_an_answer_that_was_begun_goes_on(connection: Connection) -> None:
     begun = {"max_tokens": 1, "messages": [*HI["messages"], {"role": "assistant", "content": "hello"}]}
 

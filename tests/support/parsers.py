@@ -6,7 +6,8 @@ from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, T
 from corosrv.errors import JobFailed
 from corosrv.jobs import Chunk, Finish
 
-TICK = [Chunk(0, "", 1)]  # what the parts come from, one token
+TICK = [Chunk(0, "", 1, prompt_tokens=5)]  # what the parts come from, one token
+LAST_TICK = [Chunk(0, "", 1, Finish.STOP, prompt_tokens=5)]
 
 
 class HandDrivenParser:

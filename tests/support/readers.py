@@ -12,8 +12,7 @@ from corosrv.jobs import Chunk, Finish, Sink
 class HandDrivenReader:
     """A corosrv.jobs.Reader for greenlets: gives what was given to it, in the pieces it was given in."""
 
-    def __init__(self, n_tasks: int = 1, prompt_tokens: tuple[int, ...] = (3,)) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, n_tasks: int = 1) -> None:
         self.is_cancelled = False
         self.n_closed = 0
         self._n_unfinished = n_tasks

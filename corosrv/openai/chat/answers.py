@@ -31,15 +31,15 @@ class Shown:
 class ChatAnswer:
     """One answer being put together."""
 
-    def __init__(self, job: Job, card: ModelCard, prompt_tokens: tuple[int, ...], parser: Parser, shown: Shown) -> None:
+    def __init__(self, job: Job, card: ModelCard, parser: Parser, shown: Shown) -> None:
         self._n_choices = job.n_tasks
-        self._tally = Tally(sum(prompt_tokens), job.n)
+        self._tally = Tally(job.n)
         self._parser = parser
         kind = "chat.completion.chunk" if shown.stream else "chat.completion"
         self._frame = events.Frame("chatcmpl-", kind, card, job.n_tasks, shown.usage)
         self._has_logprobs = shown.logprobs
         self._is_post_sampling = job.sampling.post_sampling_probs
-        self._beside = Beside(job, prompt_tokens, shown.beside)
+        self._beside = Beside(job, shown.beside)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._around: dict[int, tuple[bytes, bytes]] = {}
 

@@ -26,7 +26,7 @@ def call(body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, voca
     job = telling(body, job)
     stream = bool(body.stream)
     shown = Shown(stream, include_usage, _n_probs(body) >= 0, Wanted.of(body, job, card, vocabulary))
-    return Call(job, stream, lambda prompt_tokens: ChatAnswer(job, card, prompt_tokens, parser, shown))
+    return Call(job, stream, ChatAnswer(job, card, parser, shown))
 
 
 def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversation:

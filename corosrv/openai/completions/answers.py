@@ -66,12 +66,12 @@ class _Choice:
 class TextAnswer:
     """One answer being put together."""
 
-    def __init__(self, job: Job, card: ModelCard, prompt_tokens: tuple[int, ...], shown: Shown) -> None:
+    def __init__(self, job: Job, card: ModelCard, shown: Shown) -> None:
         self._job = job
         self._shown = shown
-        self._tally = Tally(sum(prompt_tokens), job.n)
+        self._tally = Tally(job.n)
         self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, shown.usage)
-        self._beside = Beside(job, prompt_tokens, shown.beside)
+        self._beside = Beside(job, shown.beside)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream

@@ -29,7 +29,7 @@ def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard
         probs=bool(body.n_probs),
         beside=Wanted.of(body, job, card, vocabulary),
     )
-    return Call(job, stream, lambda prompt_tokens: TextAnswer(job, card, prompt_tokens, shown))
+    return Call(job, stream, TextAnswer(job, card, shown))
 
 
 def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:

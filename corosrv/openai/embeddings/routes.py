@@ -28,9 +28,9 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
         job = parse.job(body, card, flow.worker.vocabulary(body.model))
-        chunks, prompt_tokens = flow.collect(job)
+        chunks = flow.collect(job)
         in_base64 = body.encoding_format == "base64"
-        return json_response(answers.whole(vectors.in_order(chunks), prompt_tokens, card, in_base64))
+        return json_response(answers.whole(vectors.in_order(chunks), vectors.prompt_tokens(chunks), card, in_base64))
 
     @routes.post("/embedding")
     @routes.post("/embeddings", endpoint="native_embeddings")
@@ -38,7 +38,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
     def embed_native() -> Response:
         body = flow.receive(schema.native_decoder)
         job = parse.native_job(body, flow.worker.card(body.model), flow.worker.vocabulary(body.model))
-        chunks, prompt_tokens = flow.collect(job)
-        return json_response(answers.native(vectors.in_order(chunks), prompt_tokens, job.pooling))
+        chunks = flow.collect(job)
+        return json_response(answers.native(vectors.in_order(chunks), vectors.prompt_tokens(chunks), job.pooling))
 
     return routes

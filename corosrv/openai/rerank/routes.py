@@ -23,10 +23,10 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def rerank() -> Response:
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
-        chunks, prompt_tokens = flow.collect(parse.job(body, card))
+        chunks = flow.collect(parse.job(body, card))
         ranked = answers.best(vectors.in_order(chunks), body.top_n)
         if body.texts:
             return json_response(answers.of_texts(ranked, body))
-        return json_response(answers.whole(ranked, prompt_tokens, card))
+        return json_response(answers.whole(ranked, vectors.prompt_tokens(chunks), card))
 
     return routes

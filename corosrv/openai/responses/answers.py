@@ -35,7 +35,6 @@ class ResponseAnswer(BlockAnswer):
     def __init__(
         self,
         echo: dict[str, Any],
-        prompt_tokens: tuple[int, ...],
         parser: Parser,
         turns: tuple[Turn, ...],
         keep: Callable[[Stored], None] | None,
@@ -46,8 +45,8 @@ class ResponseAnswer(BlockAnswer):
 
         `origins` has namespace and name of the functions that are called by another name.
         """
-        super().__init__(prompt_tokens, parser)
-        self._telemetry = Telemetry(prompt_tokens, 1, told)
+        super().__init__(parser)
+        self._telemetry = Telemetry(1, told)
         self._timings: dict[str, Any] = {}  # of the chunk whose events are made
         self._key = secrets.token_hex(20)
         self._created = int(time.time())

@@ -39,9 +39,7 @@ def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, 
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(
-        job, stream, lambda prompt_tokens: ResponseAnswer(echo, prompt_tokens, parser, said, keep, told, tools.origins)
-    )
+    return Call(job, stream, ResponseAnswer(echo, parser, said, keep, told, tools.origins))
 
 
 def _check_include(names: Iterable[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from corosrv.bench.load import mixes
 from corosrv.bench.load.plan import Mix, Plan, Point
 from corosrv.engine import Engine
-from tests.support.engines import job, opened, packaged_model
+from corosrv.jobs import Text
+from tests.support.engines import opened, packaged_model
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +22,7 @@ def reading() -> Iterator[Engine]:
 
 
 def n_tokens(engine: Engine, text: str) -> int:
-    with engine.submit(job(text, max_tokens=1)) as reader:
-        return sum(reader.prompt_tokens)
+    return engine.vocabulary(None).count(Text(text))
 
 
 @pytest.mark.model

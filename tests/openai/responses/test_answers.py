@@ -16,7 +16,7 @@ from corosrv.generation.telemetry import Told
 from corosrv.jobs import Chunk, Finish, TokenInfo
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Stored
-from tests.support.parsers import TICK, HandDrivenParser, call, end, text, thought
+from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, text, thought
 
 ECHO = {
     "model": "tiny",
@@ -34,7 +34,7 @@ def answer(
     *rows: list[Part] | JobFailed, kept: list[Stored] | None = None, reasoning_tokens: int = 0
 ) -> ResponseAnswer:
     parser = HandDrivenParser(*rows, reasoning_tokens=reasoning_tokens)
-    return ResponseAnswer(ECHO, (5,), parser, ASKED, None if kept is None else kept.append)
+    return ResponseAnswer(ECHO, parser, ASKED, None if kept is None else kept.append)
 
 
 def sent(stream: bytes) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 
 
 def told(*chunks: Chunk, **wanted: bool) -> list[dict[str, Any]]:
-    answering = ResponseAnswer(ECHO, (9,), TextParser(), ASKED, None, Told(**wanted))
+    answering = ResponseAnswer(ECHO, TextParser(), ASKED, None, Told(**wanted))
     return sent(answering.first() + answering.events(list(chunks)))
 
 
@@ -137,7 +137,7 @@ def test_the_streamed_response_is_the_whole_one():
 
 
 def test_a_whole_response_has_these_members():
-    whole = answer([text("Hello"), end()]).whole(TICK)
+    whole = answer([text("Hello"), end()]).whole(LAST_TICK)
 
     assert whole.pop("id").startswith("resp_")
     assert len(whole["output"][0].pop("id")) > len("msg_") + 32
@@ -283,7 +283,7 @@ def test_a_stream_ends_with_its_timings():
 
 
 def test_what_was_told_before_a_failure_is_sent():
-    answering = ResponseAnswer(ECHO, (9,), TextParser(), ASKED, None, Told(timings=True))
+    answering = ResponseAnswer(ECHO, TextParser(), ASKED, None, Told(timings=True))
 
     with pytest.raises(JobFailed) as failed:
         answering.events([HEL, Chunk(0, "no", 0, Finish.ERROR)])
@@ -295,7 +295,7 @@ def test_a_call_of_a_function_in_a_namespace_names_both():
     parser = HandDrivenParser([*call(0, "room__look", "{}"), end("tool_calls")])
     origins = {"room__look": ("room", "look")}
 
-    answering = ResponseAnswer(ECHO, (5,), parser, ASKED, None, origins=origins)
+    answering = ResponseAnswer(ECHO, parser, ASKED, None, origins=origins)
     events = sent(answering.first() + answering.events(TICK))
 
     named = [event.get("item", event) for event in events if event["type"].endswith(("item.done", "arguments.done"))]
