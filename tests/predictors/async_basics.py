@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,26 @@ class Predictor(BasePredictor):
 
     async def echo(self, text: str, number: int) -> str:
         return text
+
+    async def fork_returns(self, text: str, number: int) -> int:
+        return await _waited_for(os.fork())
+
+    async def fork_exits(self, text: str, number: int) -> int:
+        if (pid := os.fork()) == 0:
+            sys.exit(number)
+        return await _waited_for(pid)
+
+    async def fork_fails(self, text: str, number: int) -> int:
+        if (pid := os.fork()) == 0:
+            raise ValueError(text)
+        return await _waited_for(pid)
+
+    async def fork_awaits(self, text: str, number: int) -> int:
+        pid = os.fork()
+        await asyncio.sleep(0)
+        if pid == 0:
+            print("a copy went on")
+        return await _waited_for(pid)
 
     async def loop_is_the_same(self, text: str, number: int) -> bool:
         return asyncio.get_running_loop() is self.loop
@@ -124,3 +145,8 @@ class Streaming(BasePredictor):
             raise
         finally:
             print("closed")
+
+
+async def _waited_for(pid: int) -> int:
+    """The exit code of a forked copy; 0 in the copy itself."""
+    return os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1]) if pid else 0

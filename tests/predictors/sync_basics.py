@@ -106,6 +106,26 @@ class Predictor(BasePredictor):
         child.start()
         child.join()
 
+    def fork_returns(self, text: str, number: int) -> int:
+        return _waited_for(os.fork())
+
+    def fork_exits(self, text: str, number: int) -> int:
+        if (pid := os.fork()) == 0:
+            sys.exit(number)
+        return _waited_for(pid)
+
+    def fork_fails(self, text: str, number: int) -> int:
+        if (pid := os.fork()) == 0:
+            raise ValueError(text)
+        return _waited_for(pid)
+
+    def fork_yields(self, text: str, number: int) -> Iterator[int]:
+        pid = os.fork()
+        yield 0
+        if pid == 0:
+            print("a copy went on")
+        yield _waited_for(pid)
+
     def threads(self, text: str, number: int) -> None:
         def work() -> None:
             print(text)
@@ -189,6 +209,11 @@ class Predictor(BasePredictor):
             raise
         finally:
             print("closed")
+
+
+def _waited_for(pid: int) -> int:
+    """The exit code of a forked copy; 0 in the copy itself."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 0
 
 
 class _Restless:

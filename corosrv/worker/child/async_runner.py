@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from corosrv.errors import BadFrame
 from corosrv.wire.messages import FileOutput, OutputChunk, Predict
+from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
 from corosrv.worker.child.run import Desk, Run
 from corosrv.worker.child.slot_end import Poison, SlotEnd
@@ -33,6 +34,7 @@ class AsyncRunner:
         slots: Sequence[SlotEnd],
         desk: Desk,
         loop: asyncio.AbstractEventLoop,
+        fork: Fork,
         poison: Poison,
     ) -> None:
         self._predictor = predictor
@@ -40,6 +42,7 @@ class AsyncRunner:
         self._open = set(slots)
         self._desk = desk
         self._loop = loop
+        self._fork = fork
         self._poison = poison
         # Not the loop's own threads: user code may keep those busy, and what waits for it here would wait for them.
         self._helpers = ThreadPoolExecutor(len(slots), "corosrv-helper")
@@ -95,9 +98,11 @@ class AsyncRunner:
         try:
             await self._predict(run)
         except BaseException as error:  # also sys.exit() of user code, which ends a prediction and no more
+            self._fork.leave(error)
             return error
         finally:
             run.stop_clock()
+        self._fork.leave()
         return None
 
     async def _predict(self, run: Run) -> None:

@@ -22,6 +22,7 @@ from corosrv.wire.messages import (
 from corosrv.worker.child import cog, lifeline
 from corosrv.worker.child.cancel import Cancels, Interrupts
 from corosrv.worker.child.control import Control
+from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor, load
 from corosrv.worker.child.outbox import Ferry
 from corosrv.worker.child.predictor_health import HealthChecks
@@ -49,6 +50,7 @@ class Child:
         self._slots = [SlotEnd(id, fd, ferry, self._control.drops) for id, fd in enumerate(slot_fds)]
         self._outside = Printed(lambda source, text: self._control.outbox.post_log(Log(source, text)))
         self._interrupts = Interrupts()
+        self._fork = Fork()
         self._capture = Capture(self._outside, self._interrupts)
         self._cancels = Cancels(lambda slot: self._slots[slot].has_mail())
         self._loop: AbstractEventLoop | None = None  # of async predictors
@@ -63,6 +65,7 @@ class Child:
             self._install()
             predictor = self._set_up(self._control.wait_for_init())
         except BaseException as error:  # also sys.exit() of user code
+            self._fork.leave(error)
             self._fail(error)
         self._serve(predictor)
         self._is_shutting_down.wait()
@@ -126,6 +129,7 @@ class Child:
         result = predictor.setup(**arguments)
         if inspect.iscoroutine(result) and self._loop is not None:
             self._loop.run_until_complete(result)
+        self._fork.leave()
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Set-up has failed: the server hears why, and what was printed, before the process ends."""
@@ -144,9 +148,9 @@ class Child:
             from corosrv.worker.child.async_runner import AsyncRunner
 
             assert self._loop is not None, "an async predictor has a loop"
-            AsyncRunner(predictor, self._slots, desk, self._loop, self._poison).serve()
+            AsyncRunner(predictor, self._slots, desk, self._loop, self._fork, self._poison).serve()
         else:
-            SyncRunner(predictor, self._slots[0], desk, self._interrupts, self._poison).serve()
+            SyncRunner(predictor, self._slots[0], desk, self._interrupts, self._fork, self._poison).serve()
 
     def _poison(self, slot: int, reason: str) -> None:
         self._control.outbox.post(SlotFailed(slot, reason))
@@ -196,6 +200,9 @@ class Child:
         self._control.let_go()
         for slot in self._slots:
             slot.let_go()
+        if self._loop is not None:
+            # A copy that comes back to the loop would run everybody's tasks, with the worker's own epoll.
+            self._loop.call_soon(self._fork.leave)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from corosrv.errors import BadFrame, OutputFailed
 from corosrv.worker.child.cancel import Interrupts
+from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
 from corosrv.worker.child.run import Desk, Run
 from corosrv.worker.child.slot_end import Poison, SlotEnd
@@ -24,11 +25,14 @@ _UNAWAITED = "the output is of type {}: write `async def`, or annotate what is r
 class SyncRunner:
     """Belongs to the main thread."""
 
-    def __init__(self, predictor: Predictor, slot: SlotEnd, desk: Desk, interrupts: Interrupts, poison: Poison) -> None:
+    def __init__(
+        self, predictor: Predictor, slot: SlotEnd, desk: Desk, interrupts: Interrupts, fork: Fork, poison: Poison
+    ) -> None:
         self._predictor = predictor
         self._slot = slot
         self._desk = desk
         self._interrupts = interrupts
+        self._fork = fork
         self._poison = poison
 
     def serve(self) -> None:
@@ -36,7 +40,9 @@ class SyncRunner:
         try:
             while (predict := self._slot.receive()) is not None:
                 run = self._desk.begin(predict, self._slot.id, self._slot.outbox)
-                self._desk.end(run, self._error_of(run))
+                error = self._error_of(run)
+                self._fork.leave(error)
+                self._desk.end(run, error)
         except BadFrame as error:
             self._poison(self._slot.id, str(error))
 
@@ -78,6 +84,7 @@ class SyncRunner:
         """Each chunk is on its way before the next is made."""
         try:
             while (chunk := user.call(next, chunks, _END)) is not _END:
+                self._fork.leave()
                 run.post_chunk(run.draft(chunk).message())
                 run.outbox.flush(unless=lambda: run.is_cancelled)
                 if run.is_cancelled:
