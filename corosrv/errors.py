@@ -11,6 +11,7 @@ CorosrvError
 │   ├── BodyTooLarge
 │   ├── BodyTooSlow          the body did not arrive in time
 │   ├── UnsupportedMedia     the body is something else than JSON
+│   ├── InvalidJson          the body is not well-formed JSON
 │   ├── NotFound             no such thing here
 │   │   └── ModelNotFound
 │   ├── InvalidGrammar       no GBNF, or more of it than is taken; says where
@@ -108,6 +109,13 @@ class UnsupportedMedia(Refused):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, None, "unsupported_media_type")
+
+
+class InvalidJson(Refused):
+    """The request body is not well-formed JSON."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the body is not valid JSON: {reason}", None, "invalid_json")
 
 
 class PromptTooLong(Refused):

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("errors",),
-    ("dispatch", "jobs", "settings", "structured", "waits", "wire"),
+    ("errors", "turns"),
+    ("decoding", "dispatch", "jobs", "settings", "structured", "waits", "wire"),
     ("worker",),
     ("engine",),
     ("http", "models"),

@@ -9,7 +9,7 @@ from corosrv.chat.conversation import JsonFormat
 from corosrv.chat.formats import ToolFormat
 from corosrv.chat.tools import NO_ARGUMENTS, Tool, name_of, parameters_of
 from corosrv.structured.grammar.gbnf import Rules, char_set, either, literal, sequence
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 # A model that cannot stop calling would go on until its tokens end, in the middle of a call.
 _MOST_CALLS = 16

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from corosrv.decoding import json_limits
 from corosrv.errors import Refused
-from corosrv.http.body import check_limits
 
 Turn = dict[str, Any]
 # Between the parts of one message, as llama-server has it for templates that take texts alone: clients put a part for
@@ -32,7 +32,7 @@ def arguments(text: str, param: str) -> dict[str, Any]:
     """A call's arguments from their JSON text. Raises Refused."""
     try:
         encoded = text.encode()
-        check_limits(encoded)
+        json_limits.check(encoded)
         return _arguments.decode(encoded) if text.strip() else {}
     except (msgspec.MsgspecError, UnicodeEncodeError, Refused):
         raise Refused(f"{param} must be a JSON object, written as a string", param) from None

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from corosrv import waits
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import Kind, Task
 from corosrv.engine.marks import Piece
@@ -15,6 +14,7 @@ from corosrv.engine.slots import TaskNotes
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.errors import NotSupported, Refused
 from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob
+from corosrv.turns import Turns
 
 MAX_STOP_BYTES = 256
 MAX_BIASED_CHARS = 256
@@ -99,7 +99,7 @@ class TaskMaker:
         """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
         vocabulary = self._vocabulary
         found: list[tuple[int, float]] = []
-        turns = waits.Turns()
+        turns = Turns()
         for key, bias in biases:
             turns.give_way()
             if isinstance(key, str) and len(key) > MAX_BIASED_CHARS:

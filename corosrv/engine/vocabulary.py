@@ -13,6 +13,7 @@ from corosrv.engine.chat import CHATML, ChatTemplate
 from corosrv.engine.marks import Piece, strings
 from corosrv.engine.traits import Traits
 from corosrv.jobs import Messages, Prompt, Text, Tokens
+from corosrv.turns import Turns
 
 log = logging.getLogger("corosrv.engine")
 
@@ -82,7 +83,7 @@ class EngineVocabulary:
         return self._native.token_text(token, special=True)
 
     def spell(self, tokens: Iterable[int]) -> bytes:
-        turns, found = waits.Turns(), []
+        turns, found = Turns(), []
         for number, token in enumerate(tokens):
             found.append(self.piece(token))
             if number % _TOKENS_OF_A_TURN == 0:
@@ -116,7 +117,7 @@ class EngineVocabulary:
         params = [_param("input", number, len(prompts)) for number in range(len(prompts))]
         return [
             self._fitting(self._encode(prompt, param), param)
-            for prompt, param in waits.Turns().among(zip(prompts, params, strict=True))
+            for prompt, param in Turns().among(zip(prompts, params, strict=True))
         ]
 
     def encode_pairs(self, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
@@ -124,7 +125,7 @@ class EngineVocabulary:
         params = [_param("documents", number, len(documents)) for number in range(len(documents))]
         return [
             self._fitting(self._encode_pair(query, document, param), param)
-            for document, param in waits.Turns().among(zip(documents, params, strict=True))
+            for document, param in Turns().among(zip(documents, params, strict=True))
         ]
 
     def _encode_pair(self, query: str, document: str, param: str) -> Sequence[int]:

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from corosrv.decoding.text import check_text
 from corosrv.errors import Refused
-from corosrv.http.body import check_text
 from corosrv.jobs import SAMPLERS, Job, Prompt, Sampling
 from corosrv.structured import Effort, grammar_of
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 MAX_STOPS = 64
 MAX_BIASES = 1024

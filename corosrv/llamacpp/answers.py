@@ -13,7 +13,7 @@ from corosrv.generation.tally import check
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.jobs import Chunk
 from corosrv.openai import events
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

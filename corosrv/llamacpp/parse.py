@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from corosrv.decoding.text import check_text
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation import fields, infill
 from corosrv.generation.exchange import Call
 from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
 from corosrv.generation.telemetry import Told
-from corosrv.http.body import check_text
 from corosrv.jobs import Job, ModelCard, Prompt, Tokens, Vocabulary
 from corosrv.llamacpp import schema
 from corosrv.llamacpp.answers import NativeAnswer, Shown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from corosrv.decoding.text import check_text
 from corosrv.errors import Refused
-from corosrv.http.body import check_text
 from corosrv.jobs import Vocabulary
 from corosrv.llamacpp import schema
 

@@ -12,6 +12,8 @@ from gevent._hub_local import get_hub_if_exists
 from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
+from corosrv.decoding import json_limits
+from corosrv.engine.binding import JsonLimits
 from corosrv.generation.exchange import Limits, RequestFlow
 from corosrv.generation.fields import Defaults
 from corosrv.http import metrics
@@ -40,6 +42,10 @@ class ModelPart:
         self._settings = settings
         self._stats = stats
         self.pool = ModelPool(settings, watch=_watch)
+
+    def json_scanner(self) -> json_limits.Scanner:
+        """The native scanner of JSON texts, which runs without the GIL."""
+        return JsonLimits(**json_limits.LIMITS._asdict()).fault
 
     def start(self) -> None:
         self.pool.start()

@@ -11,9 +11,10 @@ from itertools import chain
 
 from flask import Blueprint, Response, current_app, g, request
 
+from corosrv.decoding import json_limits
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
-from corosrv.http import access, health, metrics, operation
+from corosrv.http import access, body, health, metrics, operation
 from corosrv.llamacpp.metrics import typed_as_there
 from corosrv.openai import answer_types, errors
 from corosrv.serving.models import ModelPart
@@ -33,6 +34,8 @@ class Server:
         self.models = ModelPart(settings, self._stats) if settings.has_model else None
         self.predictor = PredictorPart(predictor, settings, self._stats) if predictor is not None else None
         self.parts = [part for part in (self.models, self.predictor) if part is not None]
+        scanner = json_limits.scan if self.models is None else self.models.json_scanner()
+        json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
             self._stats.registry.register(collector)
         self._keys = access.Keys(settings.keys)

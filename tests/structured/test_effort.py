@@ -14,7 +14,7 @@ from corosrv.chat import answer_grammar
 from corosrv.chat.formats import FORMATS
 from corosrv.errors import InvalidSchema
 from corosrv.structured import Effort, Limits
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 LIMITS = Limits(seconds=0.02)
 

@@ -9,7 +9,7 @@ from typing import Any
 from corosrv.engine.binding.library import ffi, lib
 from corosrv.engine.binding.values import Task
 from corosrv.jobs import SAMPLERS, Sampling
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 # What jobs.SAMPLERS names, as corosrv_sampler numbers it.
 _SAMPLERS = dict(

@@ -15,7 +15,7 @@ from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.beside import Beside, Wanted
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

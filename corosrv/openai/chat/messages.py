@@ -7,8 +7,8 @@ from typing import Any
 
 from corosrv.chat.turns import PART_END
 from corosrv.chat.turns import arguments as arguments_of
+from corosrv.decoding.text import check_text
 from corosrv.errors import NotSupported, Refused
-from corosrv.http.body import check_text
 from corosrv.openai.chat import schema
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

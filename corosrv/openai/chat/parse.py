@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from corosrv.chat.conversation import Conversation
 from corosrv.chat.prepare import prepare
+from corosrv.decoding.text import check_text
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.exchange import Call
-from corosrv.http.body import check_text
 from corosrv.jobs import Messages, ModelCard, Vocabulary
 from corosrv.openai.beside import Wanted, telling
 from corosrv.openai.chat import forms, messages, schema

@@ -14,7 +14,7 @@ from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.beside import Beside, Wanted
 from corosrv.openai.completions.logprobs import Logprobs
-from corosrv.waits import Turns
+from corosrv.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

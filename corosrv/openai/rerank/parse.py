@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from corosrv.decoding.text import check_text
 from corosrv.errors import NotOffered, Refused
-from corosrv.http.body import check_text
 from corosrv.jobs import ModelCard, RerankJob
 from corosrv.openai.rerank import schema
 

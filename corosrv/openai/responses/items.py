@@ -7,8 +7,8 @@ from typing import Any
 
 from corosrv.chat import turns
 from corosrv.chat.turns import PART_END, Turns
+from corosrv.decoding.body import convert
 from corosrv.errors import NotSupported, Refused
-from corosrv.http.body import convert
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.tools import called

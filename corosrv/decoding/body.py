@@ -1,0 +1,77 @@
+"""A request's body, as bytes, to the type that an endpoint expects; and a value of it to a narrower type."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from corosrv.decoding import json_limits
+from corosrv.errors import InvalidJson, Refused
+
+# From this size on, a body may become so many objects that the collector would look through them again and again.
+_LARGE = 65_536
+_MAX_WORDS = 200  # characters of what is said about a field
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+T = TypeVar("T")
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes JSON, with or without a byte order mark before it.
+
+    Waits where the scanner of json_limits does. Raises Refused, which names the field at fault, and InvalidJson.
+    """
+    try:
+        text = body.removeprefix(_BYTE_ORDER_MARK)
+        json_limits.check(text)
+        text.decode("utf-8")
+        with _without_collector(len(text)):
+            return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"not UTF-8 from byte {error.start} on") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(str(error)) from None
+
+
+@contextmanager
+def _without_collector(size: int) -> Iterator[None]:
+    """Pauses the garbage collector while a large body is decoded, which takes several times as long with it."""
+    is_paused = size > _LARGE and gc.isenabled()
+    if is_paused:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_paused:
+            gc.enable()
+
+
+def convert(value: Any, kind: type[T], param: str) -> T:
+    """Converts a decoded value, which stands at `param`, to a narrower type. Raises Refused, which names the field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error), param) from None
+
+
+def _invalid_field(message: str, within: str = "") -> Refused:
+    """Turns msgspec's words, as in `Expected `int`, got `str` - at `$.n``, into a sentence and a parameter."""
+    words, _, path = message.partition(" - at `$")
+    param = (within + path.rstrip("`")).lstrip(".") or None
+    words = words.replace("`", "")
+    # A value that is none of the known ones is quoted, however long it is.
+    words = words[:1].lower() + (words[1:] if len(words) <= _MAX_WORDS else words[1:_MAX_WORDS] + "...")
+    missing = re.match(r"object missing required field (\w+)", words)
+    if missing:
+        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return Refused(f"{param} is required", param, "missing_required_parameter")
+    if param is None:
+        return Refused(f"the body must be a JSON object: {words}", None, "invalid_json")
+    return Refused(f"{param}: {words}", param)
