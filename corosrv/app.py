@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -34,8 +35,12 @@ def blueprint(**overrides: Any) -> Blueprint:
 
     Settings come from the environment and from `overrides`, by name: `blueprint(model="my.gguf", slots=8)`. The model
     begins to load with the first request that arrives, in the process that it arrives in. Raises SettingsError.
+
+    The names by which the app may be called are the app's own affair: `allowed_hosts` is `*` unless it is set.
     """
-    return Server(settings_module.load(overrides), settings_module.load_predictor(overrides)).blueprint
+    settings = settings_module.load(overrides)
+    settings = replace(settings, allowed_hosts=settings.allowed_hosts or "*")
+    return Server(settings, settings_module.load_predictor(overrides)).blueprint
 
 
 def create_app(settings: Settings, predictor: PredictionSettings | None = None) -> Flask:

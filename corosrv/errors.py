@@ -5,6 +5,7 @@ CorosrvError
 ├── LibllamaError            libllama cannot be found, or is not the one that the extension was built with
 ├── BenchError               a load cannot be put on a server as asked
 ├── Unauthorized             no key, or a wrong one
+├── Forbidden                a browser asks for a page that may not call, or by a name that is not this server's
 ├── ClientGone               the client left before its answer was ready
 ├── Refused                  the request cannot be taken as it stands; says which parameter
 │   ├── PromptTooLong        more tokens than the context of a slot holds
@@ -75,6 +76,14 @@ class BenchError(CorosrvError):
 
 class Unauthorized(CorosrvError):
     """The request has no key, or a wrong one."""
+
+
+class Forbidden(CorosrvError):
+    """A web page that may not call, or a host name that this server may not be called by; `code` says which."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ClientGone(CorosrvError):

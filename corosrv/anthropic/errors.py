@@ -15,6 +15,7 @@ _TYPES: tuple[tuple[type[errors.CorosrvError], str], ...] = (
     (errors.NotFound, "not_found_error"),
     (errors.Refused, "invalid_request_error"),
     (errors.Unauthorized, "authentication_error"),
+    (errors.Forbidden, "permission_error"),
     (errors.QueueFull, "rate_limit_error"),
     (errors.Unavailable, "overloaded_error"),
     (errors.UsedAfterFork, "overloaded_error"),

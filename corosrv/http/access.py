@@ -1,4 +1,4 @@
-"""Who may ask, from which page, and under which name: keys, cross-origin headers, request ids."""
+"""Who may call, and what a request is called: keys, request ids, and lines of the access log without keys."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from flask import Request, Response
 
 from corosrv.errors import Unauthorized
 from corosrv.http.flood import Flood
+from corosrv.http.hosts import Hosts
+from corosrv.http.origins import Origins
 
 log = logging.getLogger("corosrv.http")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
 _SECRET_ARGUMENT = re.compile(r"([?&][^=&#]*(?:key|token|secret|auth|password)[^=&#]*=)[^&#]*", re.IGNORECASE)
 
 
@@ -28,6 +29,10 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
         self._refused = Flood(log, "%d requests had no key, or a wrong one")
+
+    @property
+    def are_needed(self) -> bool:
+        return bool(self._digests)
 
     def check(self, request: Request) -> str:
         """Who asks: a name made from the key, "" where none is asked for. Raises Unauthorized without a good key."""
@@ -55,35 +60,24 @@ def _bearer(request: Request) -> str | None:
     return request.headers.get("X-Api-Key") or None
 
 
-class Origins:
-    """The origins that browsers may call from."""
+class Access:
+    """Decides who may call: by key, or where no key is asked for by the page and the host name that a browser sends."""
 
-    def __init__(self, origins: Iterable[str]) -> None:
-        self._allows_local = "localhost" in (listed := frozenset(origins))
-        # The word stands for origins, and is none.
-        self._origins = listed - {"localhost"}
+    def __init__(self, keys: Iterable[str], origins: Iterable[str], hosts: Iterable[str]) -> None:
+        self._keys = Keys(keys)
+        self._origins = Origins(origins, is_guarded=self._keys.are_needed)
+        self._hosts = Hosts(hosts)
+
+    def check(self, request: Request) -> str:
+        """Returns the caller's name, "" where no key is asked for. Raises Forbidden and Unauthorized."""
+        if not self._keys.are_needed:
+            self._hosts.check(request)
+            self._origins.check(request)
+        return self._keys.check(request)
 
     def allow(self, request: Request, response: Response) -> None:
-        """Adds the cross-origin headers to an answer for an allowed origin, errors and streams included."""
-        origin = request.headers.get("Origin")
-        if not origin:
-            return
-        response.vary.add("Origin")
-        if not self._is_allowed(origin):
-            return
-        response.headers["Access-Control-Allow-Origin"] = origin
-        if "*" in self._origins:
-            response.headers["Access-Control-Allow-Credentials"] = "true"
-        if request.method == "OPTIONS":
-            response.headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"
-            # By name: browsers do not count Authorization under `*`.
-            response.headers["Access-Control-Allow-Headers"] = "authorization, content-type, x-api-key"
-            response.headers["Access-Control-Max-Age"] = "86400"
-
-    def _is_allowed(self, origin: str) -> bool:
-        if "*" in self._origins or origin in self._origins:
-            return True
-        return self._allows_local and _LOCAL_ORIGIN.fullmatch(origin) is not None
+        """Adds the headers that let a browser show the answer to the page that asked, if that page may call."""
+        self._origins.allow(request, response)
 
 
 def request_id(request: Request) -> str:

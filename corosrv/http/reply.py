@@ -31,6 +31,7 @@ _STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
     (errors.TooManyReaders, 429),
     (errors.Refused, 400),
     (errors.Unauthorized, 401),
+    (errors.Forbidden, 403),
     (errors.QueueFull, 429),
     (errors.NoCapacity, 409),
     (errors.Unavailable, 503),
@@ -56,7 +57,7 @@ def error_response(error: errors.CorosrvError, body: Any) -> Response:
     if isinstance(error, errors.Unavailable) and error.retry_after is not None:
         answer.headers["Retry-After"] = str(error.retry_after)
     # What is left of a refused body is not read: nothing may follow it on this connection.
-    if isinstance(error, (errors.Unauthorized, errors.BodyTooLarge, errors.UnsupportedMedia)) or (
+    if isinstance(error, (errors.Unauthorized, errors.Forbidden, errors.BodyTooLarge, errors.UnsupportedMedia)) or (
         getattr(error, "code", None) in ("incomplete_body", "request_timeout")
     ):
         answer.headers["Connection"] = "close"

@@ -16,6 +16,7 @@ _TYPES: tuple[tuple[type[errors.CorosrvError], str, str | None], ...] = (
     (errors.NotOffered, "not_supported_error", None),
     (errors.Refused, "invalid_request_error", None),
     (errors.Unauthorized, "authentication_error", "invalid_api_key"),
+    (errors.Forbidden, "permission_error", None),
     (errors.QueueFull, "rate_limit_error", "queue_full"),
     (errors.Unavailable, "unavailable_error", None),
     (errors.UsedAfterFork, "unavailable_error", None),

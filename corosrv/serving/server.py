@@ -38,8 +38,7 @@ class Server:
         json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
             self._stats.registry.register(collector)
-        self._keys = access.Keys(settings.keys)
-        self._origins = access.Origins(settings.origins)
+        self._access = access.Access(settings.keys, settings.origins, settings.hosts)
         self._is_started = False
         self._has_told = False
         self._started_at = int(time.time())
@@ -114,7 +113,7 @@ class Server:
         is_open = request.method == "OPTIONS" or operation.is_open(
             current_app.view_functions.get(request.endpoint or "")
         )
-        g.corosrv_caller = "" if is_open else self._keys.check(request)
+        g.corosrv_caller = "" if is_open else self._access.check(request)
 
     def done(self, error: BaseException | None) -> None:
         """The request is over, or its stream has begun."""
@@ -127,7 +126,7 @@ class Server:
             return response
         g.corosrv_is_answered = True
         response.headers["X-Request-Id"] = g.get("corosrv_request_id") or access.request_id(request)
-        self._origins.allow(request, response)
+        self._access.allow(request, response)
         route = request.url_rule.rule if request.url_rule else "none"
         self._stats.answered(route, response.status_code)
         return response

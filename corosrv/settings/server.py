@@ -167,7 +167,15 @@ class Settings:
     )
     api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
     cors_origins: str = setting(
-        "*", "comma-separated origins that browsers may call from; * is any, localhost any port"
+        "",
+        "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
+        "*: any; empty: any if API keys are set, otherwise localhost. Only origins given in full may send credentials",
+    )
+    allowed_hosts: str = setting(
+        "",
+        "comma-separated host names by which a server without API keys may be called, besides local names and "
+        "addresses; *.example.com: every name below; *: any; empty: only local ones on a loopback address, any on "
+        "others and as a blueprint in another Flask app",
     )
     tags: str = setting("", "comma-separated words about the model, for whoever lists it", per_model=True)
     metrics: bool = setting(True, "1: GET /metrics answers")
@@ -308,6 +316,10 @@ class Settings:
     @property
     def origins(self) -> tuple[str, ...]:
         return _words(self.cors_origins)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return _words(self.allowed_hosts)
 
 
 def _words(listed: str) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ ALLOWED = [
 ]
 FOREIGN = [
     "localhost", "null", "http://localhost.evil.example", "http://evil.example#localhost", "http://user@localhost",
-    "http://evil.example/localhost", "https://app.example.evil.example", "http://app.example", "file://localhost",
+    "http://evil.example/localhost", "https://app.example.evil.example", "http://app.example", "ftp://localhost",
     "http://localhost:3000/", "http://localhost:99999999", "HTTP://EVIL.EXAMPLE", "*", "https://app.example:444",
 ]  # fmt: skip
 

@@ -72,14 +72,35 @@ def test_the_apps_own_pages_stay_its_own(mounted: Server) -> None:
 
 def test_answers_of_the_mounted_part_have_what_they_always_have(mounted: Server) -> None:
     with mounted.connect() as connection:
-        answer = connection.post(chat(max_tokens=1), CHAT, {"Origin": "https://page.example"})
+        answer = connection.post(chat(max_tokens=1), CHAT, {"Origin": "http://localhost:3000"})
         refused = connection.post({"messages": []}, CHAT)
         metrics = connection.ask("GET", "/llm/metrics")
 
-    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert answer.headers["x-request-id"]
     assert refused.error["param"] == "messages"
     assert b'corosrv_http_requests_total{route="/llm/v1/chat/completions",status="200"}' in metrics.body
+
+
+def test_an_app_is_called_by_whatever_name_it_has(mounted: Server) -> None:
+    own_page = {"Host": "shop.example", "Origin": "https://shop.example", "Sec-Fetch-Site": "same-origin"}
+    other_page = {"Host": "shop.example", "Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
+    with mounted.connect() as connection:
+        answer = connection.post(chat(max_tokens=1), CHAT, own_page)
+        refused = connection.post(chat(max_tokens=1), CHAT, other_page)
+
+    assert answer.status == 200
+    assert (refused.status, refused.error["code"]) == (403, "origin_not_allowed")
+
+
+def test_an_app_that_names_its_hosts_is_called_by_no_others(start: Servers) -> None:
+    server = open_engine(start.start(*EXAMPLE, allowed_hosts="shop.example", wait_for=None))
+    statuses = {}
+    for host in ("shop.example", "evil.example"):
+        with server.connect() as connection:
+            statuses[host] = connection.post(chat(max_tokens=1), CHAT, {"Host": host}).status
+
+    assert statuses == {"shop.example": 200, "evil.example": 403}
 
 
 def median_ping(server: Server, n_streams: int) -> float:

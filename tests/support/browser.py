@@ -104,7 +104,7 @@ class Page:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """A page in a browser of its own; skips the test where there is no Chromium."""
+    """A page in a browser of its own, which finds `*.example` here; skips the test where there is no Chromium."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium here")
@@ -113,7 +113,7 @@ def browser(folder: Path) -> Iterator[Page]:
     command = [
         sys.executable, "-c", _HAND_OVER, str(its_input), str(its_output), program, "--headless=new", "--no-sandbox",
         "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--no-proxy-server", "--hide-scrollbars",
-        f"--user-data-dir={folder}",
+        "--host-resolver-rules=MAP *.example 127.0.0.1", f"--user-data-dir={folder}",
     ]  # fmt: skip
     process = subprocess.Popen(
         command, pass_fds=(its_input, its_output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
