@@ -20,14 +20,16 @@ from corosrv.http.origins import Origins
 log = logging.getLogger("corosrv.http")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_SECRET_ARGUMENT = re.compile(r"([?&][^=&#]*(?:key|token|secret|auth|password)[^=&#]*=)[^&#]*", re.IGNORECASE)
+_SECRET_ARGUMENT = re.compile(
+    r"([?&;][^=&;#]*(?:key|token|secret|auth|passw|bearer|credential|signature|jwt)[^=&;#]*=)[^&;#]*", re.IGNORECASE
+)
 
 
 class Keys:
     """The keys that are let in; none lets everybody in. Compared by digest, in constant time."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
         self._refused = Flood(log, "%d requests had no key, or a wrong one")
 
     @property
@@ -41,7 +43,7 @@ class Keys:
         if (key := _bearer(request)) is None:
             self._refused.count()
             raise Unauthorized("no API key: send it as 'Authorization: Bearer KEY'")
-        digest = _digest(key)
+        digest = _digest(key.encode("latin-1", "replace"))  # WSGI has a field's bytes as Latin-1
         # All are compared, so that the time taken does not tell which one is near.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             self._refused.count()
@@ -49,8 +51,13 @@ class Keys:
         return digest.hex()
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    """Digests the key in UTF-8; bytes that are not UTF-8 are Latin-1, in which browsers send what fits into it."""
+    try:
+        key.decode("utf-8")
+    except UnicodeDecodeError:
+        key = key.decode("latin-1").encode("utf-8")
+    return hashlib.sha256(key).digest()
 
 
 def _bearer(request: Request) -> str | None:

@@ -57,6 +57,22 @@ def test_anything_else_is_not(headers):
         Keys(("one", "two")).check(request(**headers))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_key_outside_ascii_is_let_in_as_curl_and_as_browsers_send_it(encoding):
+    sent = "schlüssel".encode(encoding).decode("latin-1")  # as WSGI has it
+
+    assert Keys(("schlüssel",)).check(request(Authorization=f"Bearer {sent}"))
+
+
+@pytest.mark.parametrize("key", ["schl\udcffssel", "鍵"])
+def test_keys_of_any_characters_are_let_in(key):
+    sent = key.encode("utf-8", "surrogateescape").decode("latin-1")
+
+    assert Keys((key,)).check(request(X_Api_Key=sent))
+    with pytest.raises(Unauthorized):
+        Keys((key,)).check(request(X_Api_Key="schl?ssel"))
+
+
 def test_the_refusal_does_not_repeat_the_key():
     with pytest.raises(Unauthorized) as refused:
         Keys(("one",)).check(request(Authorization="Bearer secret"))
@@ -108,6 +124,9 @@ def test_new_ids_differ():
         ("/v1/models?api_key=k", "/v1/models?api_key=***"),
         ("/?a=1&Token=k&b=2", "/?a=1&Token=***&b=2"),
         ("/?client_secret=k#x", "/?client_secret=***#x"),
+        ("/?a=1;api_key=k;b=2", "/?a=1;api_key=***;b=2"),
+        ("/v1?Bearer=k", "/v1?Bearer=***"),
+        ("/v1?X-Amz-Credential=k&X-Amz-Signature=s", "/v1?X-Amz-Credential=***&X-Amz-Signature=***"),
         ("/v1/models?limit=5", "/v1/models?limit=5"),
         ("/keys/5", "/keys/5"),
     ],
