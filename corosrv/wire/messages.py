@@ -51,11 +51,12 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
 
 class Ready(_Message, frozen=True, tag="ready"):
     """Set up. `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what
-    the predictor declared, as corosrv.worker.signatures.schema makes it."""
+    the predictor declared, as corosrv.worker.signatures.schema makes it. `has_healthcheck`: HealthCheck is of use."""
 
     slots: list[int]
     schema: dict[str, Any]
     protocol: int = PROTOCOL
+    has_healthcheck: bool = True
 
 
 class Log(_Message, frozen=True, tag="log"):

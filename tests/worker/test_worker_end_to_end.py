@@ -57,6 +57,16 @@ ASYNC = """
             return do
 """
 
+HOLDS_INTERPRETER = """
+    import ctypes
+    from corosrv.worker import BasePredictor
+
+    class Predictor(BasePredictor):
+        def run(self) -> None:
+            print("on", flush=True)
+            ctypes.PyDLL(None).sleep(60)
+"""
+
 STREAM = """
     from collections.abc import Iterator
     from corosrv.worker import BasePredictor
@@ -93,6 +103,13 @@ def test_a_predictor_is_set_up_and_predicts(tmp_path: Path) -> None:
         assert "Input" in worker.schema["components"]["schemas"]
         assert messages[:2] == [LogLine("stdout", "hello\n"), OutputChunk("hellohello", 0)]
         assert isinstance(messages[-1], Done)
+        assert worker.check_health() is None
+
+
+def test_a_predictor_without_a_check_is_well_also_while_native_code_holds_the_interpreter(tmp_path: Path) -> None:
+    with serving(tmp_path, HOLDS_INTERPRETER) as worker:
+        predict(worker, tmp_path).take(TIMEOUT)
+
         assert worker.check_health() is None
 
 

@@ -100,7 +100,8 @@ class Child:
         self._is_serving = True
         # What set-up printed comes before the word that it is over.
         self._capture.flush()
-        self._control.outbox.post(Ready([slot.id for slot in self._slots], document))
+        ids, has_healthcheck = [slot.id for slot in self._slots], predictor.healthcheck is not None
+        self._control.outbox.post(Ready(ids, document, has_healthcheck=has_healthcheck))
         return predictor
 
     def _n_slots(self, asked: int | None, predictor: Predictor) -> int:

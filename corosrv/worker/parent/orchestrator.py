@@ -60,6 +60,7 @@ class PredictorProcess:
         self._slots: Slots | None = None
         self._link = Link(self, JsonCodec(messages.ControlToServer), JsonCodec(messages.SlotToServer))
         self._health = HealthChecks(self._send_health_check)
+        self._has_healthcheck = True
         self._listeners: list[Callable[[], None]] = []
         self._last_words = ""  # why it said that it would abort
         self._is_stopping = False
@@ -107,6 +108,7 @@ class PredictorProcess:
             self._fail_setup(fault)
             return
         self.schema = ready.schema
+        self._has_healthcheck = ready.has_healthcheck
         self._link.use_lanes(len(ready.slots))
         self._slots = Slots(ready.slots, self._link.lanes, self._cancel)
         self.setup.succeed()
@@ -211,10 +213,13 @@ class PredictorProcess:
     def check_health(self) -> str | None:
         """Asks the predictor's own check; None when it is well, else the reason. Waits, at most 5 s.
 
-        Callers at the same time share one check, and as long as one hangs, no other is begun.
+        Callers at the same time share one check, and as long as one hangs, no other is begun. A predictor without a
+        check is well, and is not asked: native code may keep its interpreter from answering.
         """
         if self.state is not WorkerState.READY:
             return self.reason or "the worker is starting"
+        if not self._has_healthcheck:
+            return None
         return self._health.ask()
 
     def _send_health_check(self, check_id: str) -> None:
