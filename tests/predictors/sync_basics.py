@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _signal
 import ctypes
 import multiprocessing
 import os
+import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -168,11 +171,32 @@ class Predictor(BasePredictor):
         while True:
             print("spinning")
 
-    def sleep(self, text: str, number: int) -> None:
-        threading.Timer(0.05, print, ["sleeping"]).start()  # when this thread does
-        time.sleep(number / 1000)
-        while True:
-            pass
+    def wait_by(self, text: str, number: int) -> None:
+        read_end, _ = os.pipe()
+        waits = {
+            "sleep": lambda: time.sleep(1000),
+            "subprocess": lambda: subprocess.run(["sleep", "1000"], check=True),
+            "event": lambda: threading.Event().wait(),
+            "queue": lambda: queue.Queue().get(timeout=1000),
+            "pipe": lambda: os.read(read_end, 1),
+        }
+        threading.Timer(0.05, print, ["waiting"]).start()  # when this thread does
+        try:
+            waits[text]()
+        finally:
+            print("cleaned up")
+
+    def reset_signals(self, text: str, number: int) -> None:
+        if text == "blocked":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            return
+        reset = {"signal": signal.signal, "_signal": _signal.signal, "libc": ctypes.CDLL(None).signal}[text]
+        for signal_number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            reset(signal_number, 0)  # SIG_DFL
+
+    def reset_signals_and_spin(self, text: str, number: int) -> None:
+        self.reset_signals(text, number)
+        self.spin(text, number)
 
     def swallow(self, text: str, number: int) -> str:
         try:

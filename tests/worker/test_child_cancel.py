@@ -62,13 +62,30 @@ def test_a_swallowed_cancel_counts(child: ChildProcess) -> None:
     assert isinstance(heard.end, Cancelled)
 
 
-def test_a_system_call_is_not_interrupted(sync_child: ChildProcess) -> None:
-    sync_child.start(do="sleep", number=300)
-    sync_child.await_log("sleeping")
+@pytest.mark.parametrize("do", ["sleep", "subprocess", "event", "queue", "pipe"])
+def test_a_cancel_ends_waits_of_python(sync_child: ChildProcess, do: str) -> None:
+    sync_child.start(do="wait_by", text=do)
+    sync_child.await_log("waiting")
 
     sync_child.cancel()
 
-    assert sync_child.hear().end.predict_time >= 0.3
+    heard = sync_child.hear()
+    assert isinstance(heard.end, Cancelled)
+    assert "cleaned up" in heard.logs
+
+
+@pytest.mark.parametrize("how", ["signal", "_signal", "libc", "blocked"])
+def test_a_cancel_survives_reset_signal_handlers(tmp_path: Path, how: str) -> None:
+    with ChildProcess(f"{PREDICTORS / 'sync_basics.py'}:Predictor") as child:
+        child.set_up()
+        assert isinstance(child.predict(do="reset_signals", text=how).end, Done)
+        child.start(do="reset_signals_and_spin", text=how if how != "_signal" else "signal")
+        child.await_log("spinning")
+
+        child.cancel()
+
+        assert isinstance(child.hear().end, Cancelled)
+        assert isinstance(child.predict(do="echo").end, Done)
 
 
 def test_a_cancel_that_comes_first_keeps_user_code_from_starting(child: ChildProcess) -> None:

@@ -19,6 +19,10 @@ from corosrv.worker.predictor import CancelationException
 
 T = TypeVar("T")
 
+# Seconds between two signals of one cancel: the first pause, which doubles, and the longest.
+FIRST_PAUSE = 0.001
+MAX_PAUSE = 0.5
+
 
 class Cancellable(Protocol):
     """A prediction, as far as cancels are concerned."""
@@ -86,8 +90,8 @@ class Interrupts:
     """Raises CancelationException in the main thread: only while user code of the cancelled prediction runs there.
 
     PyThreadState_SetAsyncExc cannot be aimed: by the time that the thread gets the exception it may be elsewhere. A
-    signal handler runs in the main thread itself, between two bytecodes, and sees where it is. No signal is sent,
-    though: interrupt_main() makes the interpreter believe that one came, so system calls of user code go on.
+    signal handler runs in the main thread itself, between two bytecodes, and sees where it is. The signal is a real
+    one, so that Python's own waits (time.sleep, subprocess.run, Event.wait) end, too.
     """
 
     SIGNAL = cast(signal.Signals, signal.SIGRTMAX - 3)  # any that nobody else handles
@@ -96,16 +100,42 @@ class Interrupts:
         self._running: Cancellable | None = None  # whose user code runs; changed by the main thread alone
         self._n_held = 0
         self._main = threading.main_thread().ident
+        self._handler = self._on_signal
+        self._set_handler = signal.signal
 
     def install(self) -> None:
-        """In the main thread."""
-        signal.signal(self.SIGNAL, self._on_signal)
+        """Handles the signal, whatever handlers user code sets. Call it in the main thread."""
+        self._set_handler(self.SIGNAL, self._handler)
+        signal.signal = self._signal_for_user_code  # type: ignore[assignment]  # positional arguments, as C has them
         self._report_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
+    def _signal_for_user_code(self, number: int, handler: Any) -> Any:
+        """signal.signal, but for our signal: code that resets all handlers must not cost the cancels."""
+        return self._handler if number == self.SIGNAL else self._set_handler(number, handler)
+
     def interrupt(self) -> None:
-        """The prediction that runs in the main thread has just been cancelled. Any thread."""
-        _thread.interrupt_main(self.SIGNAL)
+        """Interrupts the prediction in the main thread, which has just been cancelled. Any thread."""
+        prediction = self._running
+        if prediction is not None:  # else it is between two calls of user code, and the next one raises
+            self._strike()
+            threading.Thread(target=self._insist, args=(prediction,), name="corosrv-cancel", daemon=True).start()
+
+    def _strike(self) -> None:
+        _thread.interrupt_main(self.SIGNAL)  # heard at the next bytecode, also where user code blocks all signals
+        # What is not caught would end the process; native code may have reset the handler.
+        if self._main is not None and is_caught(self.SIGNAL):
+            signal.pthread_kill(self._main, self.SIGNAL)
+
+    def _insist(self, prediction: Cancellable) -> None:
+        """Repeats the signal: one that arrives just before a system call does not interrupt that call."""
+        pause = FIRST_PAUSE
+        while True:
+            time.sleep(pause)
+            if self._running is not prediction or prediction.is_told:
+                return
+            self._strike()
+            pause = min(2 * pause, MAX_PAUSE)
 
     def call(self, prediction: Cancellable, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Calls user code, in the main thread. Raises CancelationException at once where it has to.
@@ -113,6 +143,8 @@ class Interrupts:
         A cancel that comes as `function` returns may cost its value; `prediction.is_cancelled` then tells why.
         """
         self._running = prediction
+        if signal.getsignal(self.SIGNAL) != self._handler:  # user code went around signal.signal
+            self._set_handler(self.SIGNAL, self._handler)
         try:
             self._raise_if_due()
             return function(*args, **kwargs)
@@ -149,11 +181,13 @@ class Interrupts:
         prediction = self._running
         if issubclass(unraisable.exc_type, CancelationException) and prediction is not None:
             prediction.is_told = False
-            threading.Thread(target=self._insist, args=(prediction,), name="corosrv-cancel", daemon=True).start()
+            self.interrupt()
         else:
             self._report_unraisable(unraisable)
 
-    def _insist(self, prediction: Cancellable) -> None:
-        while self._running is prediction and not prediction.is_told:
-            self.interrupt()
-            time.sleep(0.001)
+
+def is_caught(number: int) -> bool:
+    """Returns whether the process has a handler for a signal, whoever set it: Python knows its own ones only."""
+    with open("/proc/self/status", "rb") as status:
+        mask = next(line for line in status if line.startswith(b"SigCgt:"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
