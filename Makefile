@@ -8,7 +8,7 @@ BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
-NATIVE   := $(wildcard native/src/*/*) native/include/corosrv.h native/build_native.py
+NATIVE   := $(wildcard native/src/*/* native/include/* native/*.py)
 CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/*/*.cpp tests/native/*/*.h)
@@ -63,7 +63,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build
 
 # What everything else stands on: libllama takes minutes to compile, and is kept as long as its version is.
-$(LIBLLAMA): native/libllama.sh native/prerequisites.sh native/libllama-version
+$(LIBLLAMA): native/libllama.sh native/libllama.cmake native/prerequisites.sh native/libllama-version
 	PYTHON=$(PYTHON) sh native/prerequisites.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip "setuptools>=77" "cffi>=2"

@@ -16,11 +16,13 @@ if [ -n "$amx_flags" ]; then
   echo "corosrv: this compiler needs $amx_flags for libllama's AMX kernels"
 fi
 
-echo "corosrv: installing llama-cpp-python $version; compiling libllama takes about 4 minutes on 2 cores, once"
+echo "corosrv: installing llama-cpp-python $version; compiling libllama takes 3 to 4 minutes on 2 idle cores, once"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# Of pip's many lines, the compiler's own count is shown.
-if ! { $pip install --disable-pip-version-check --verbose "llama-cpp-python==$version" 2>&1; echo "status $?"; } |
+# Shows the compiler's own count and nothing else of pip's many lines.
+build_options=$(cd "$(dirname "$0")" && pwd)/libllama.cmake
+if ! { $pip install --disable-pip-version-check --verbose "llama-cpp-python==$version" \
+         --config-settings=cmake.define.CMAKE_PROJECT_INCLUDE="$build_options" 2>&1; echo "status $?"; } |
   tee "$log" | awk '
     match($0, /\[[0-9]+\/[0-9]+\]/) {
       count = substr($0, RSTART + 1, RLENGTH - 2); split(count, n, "/")

@@ -30,7 +30,14 @@ def has_runtime(kind: str, folder: Path) -> bool:
     return built.returncode == 0 and run(str(program), timeout=60).returncode == 0
 
 
-@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+BUILDS = pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+
+
+def test_no_dump_of_threads_interrupts_a_build(pytestconfig: pytest.Config) -> None:
+    assert float(pytestconfig.getini("faulthandler_timeout")) > BUILDS.args[0]
+
+
+@BUILDS
 @pytest.mark.parametrize("kind", ["plain", "thread", "address"])
 def test_the_native_core_passes_its_tests(kind: str, tmp_path: Path) -> None:
     assert shutil.which("make"), "the native tests need make"
@@ -45,7 +52,7 @@ def test_the_native_core_passes_its_tests(kind: str, tmp_path: Path) -> None:
     assert tested.returncode == 0, tested.stdout
 
 
-@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+@BUILDS
 def test_no_fuzzer_finds_anything_in_a_second() -> None:
     assert shutil.which("make"), "the native tests need make"
 
@@ -56,7 +63,7 @@ def test_no_fuzzer_finds_anything_in_a_second() -> None:
     assert fuzzed.returncode == 0, fuzzed.stdout
 
 
-@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT + 60)
+@BUILDS
 def test_the_kernels_pass_their_tests_inside_ggml() -> None:
     assert shutil.which("make"), "the native tests need make"
     headers = libllama.headers() or pytest.skip("there is no ggml.h")
