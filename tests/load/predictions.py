@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import select
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from corosrv.http import descriptors
+from tests.load.callers import PATIENCE, run
 from tests.load.process import Server, serving, usage
 
 PREDICT = b"POST /predictions HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -27,83 +26,11 @@ N_SLOTS = 8
 N_IN_A_ROW = 500
 N_READERS = 1000
 N_OUTPUTS = 20
-PATIENCE = 60.0
-
-
-@dataclass(slots=True)
-class Caller:
-    """One connection, over which one prediction follows the other."""
-
-    socket: socket.socket
-    request: bytes
-    sent: float = 0.0
-    answer: bytes = b""
-
-    def send(self) -> None:
-        self.answer = b""
-        self.sent = time.perf_counter()
-        self.socket.sendall(self.request)
-
-    def take(self) -> bool:
-        """Reads what has come; True where the answer is whole."""
-        self.answer += self.socket.recv(65536)
-        head, end, body = self.answer.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0) if end else 1
-        return bool(end) and len(body) >= length
-
-    @property
-    def is_good(self) -> bool:
-        return self.answer.startswith(b"HTTP/1.1 200 ") and b'"status":"failed"' not in self.answer
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Seconds of each prediction, and what else was answered."""
-
-    times: list[float] = field(default_factory=list)
-    refusals: list[bytes] = field(default_factory=list)
-
-    def take(self, caller: Caller) -> None:
-        self.times.append(time.perf_counter() - caller.sent)
-        if not caller.is_good:
-            self.refusals.append(caller.answer)
-
-    def percentile(self, percent: int) -> float:
-        """In milliseconds."""
-        return sorted(self.times)[len(self.times) * percent // 100] * 1e3
-
-
-def run(
-    server: Server, n_callers: int, seconds: float = PATIENCE, most: int | None = None, request: bytes = PREDICT
-) -> Outcome:
-    """Requests over so many connections, each behind the answer of the one before it; none is left unanswered."""
-    outcome, deadline = Outcome(), time.perf_counter() + seconds
-    with contextlib.ExitStack() as stack, contextlib.closing(select.epoll()) as polled:
-        callers, n_idle = dict[int, Caller](), 0
-        for _ in range(n_callers):
-            connection = stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE))
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            callers[connection.fileno()] = caller = Caller(connection, request)
-            polled.register(connection, select.EPOLLIN)
-            caller.send()
-        while n_running := len(callers) - n_idle:
-            ready = polled.poll(PATIENCE)
-            assert ready, f"{n_running} predictions are not answered"
-            for number, _ in ready:
-                caller = callers[number]
-                if not caller.take():
-                    continue
-                outcome.take(caller)
-                if time.perf_counter() < deadline and len(outcome.times) != most:
-                    caller.send()
-                else:
-                    n_idle += 1
-    return outcome
 
 
 def throughput(seconds: float, is_profiled: bool) -> str:
     with predicting("nothing.py:Predictor", PREDICTOR_SLOTS=str(N_SLOTS)) as server:
-        run(server, N_SLOTS, 0.5)  # warm
+        run(server.address, PREDICT, N_SLOTS, 0.5)  # warm
         with profile(server.worker_pid, seconds) if is_profiled else contextlib.nullcontext():
             predictions = measured(server, seconds, PREDICT)
         others = measured(server, seconds / 2, HEALTH)
@@ -113,7 +40,7 @@ def throughput(seconds: float, is_profiled: bool) -> str:
 def measured(server: Server, seconds: float, request: bytes) -> str:
     """Figures of N_SLOTS connections."""
     before = usage(server.worker_pid)
-    outcome = run(server, N_SLOTS, seconds, request=request)
+    outcome = run(server.address, request, N_SLOTS, seconds)
     after = usage(server.worker_pid)
     n = len(outcome.times)
     return (
@@ -124,8 +51,8 @@ def measured(server: Server, seconds: float, request: bytes) -> str:
 
 def latency(predictor: str, seconds: float) -> str:
     with predicting(f"nothing.py:{predictor}") as server:
-        run(server, 1, 0.5)
-        outcome = run(server, 1, seconds)
+        run(server.address, PREDICT, 1, 0.5)
+        outcome = run(server.address, PREDICT, 1, seconds)
     return (
         f"one alone, {predictor}:  p50 {outcome.percentile(50):.2f} ms, p99 {outcome.percentile(99):.2f} ms, "
         f"{len(outcome.refusals)} refused"
@@ -134,7 +61,7 @@ def latency(predictor: str, seconds: float) -> str:
 
 def in_a_row() -> str:
     with predicting("nothing.py:SyncPredictor") as server:
-        outcome = run(server, 1, most=N_IN_A_ROW)
+        outcome = run(server.address, PREDICT, 1, most=N_IN_A_ROW)
     return f"{len(outcome.times)} in a row on one slot:  {len(outcome.refusals)} refused"
 
 
