@@ -16,6 +16,7 @@ from corosrv.predictions.desk import Desk
 from corosrv.predictions.service import PredictionService
 
 _CANCEL = "/cancel"
+_CANCEL_METHODS = ["POST", "PUT"]
 
 
 def blueprint(
@@ -67,9 +68,15 @@ def blueprint(
             raise NotFound("there is no prediction of this id, or none that is remembered")
         return json_response(prediction.view(with_input=True))
 
-    @routes.post(f"/predictions/<id>{_CANCEL}")
+    # POST as with Cog, PUT as its documents say.
+    @routes.route(f"/predictions/<id>{_CANCEL}", methods=_CANCEL_METHODS)
     def cancel(id: str) -> Response:
         return json_response({}, 200 if service.cancel(id) else 404)
+
+    @routes.delete("/predictions/<path:id>")
+    def delete(id: str) -> Response:
+        _check_is_no_cancel(id)
+        return cancel(id)
 
     @routes.post("/shutdown")
     def shutdown() -> Response:
@@ -82,4 +89,4 @@ def blueprint(
 
 def _check_is_no_cancel(path: str) -> None:
     if path.endswith(_CANCEL):
-        raise MethodNotAllowed(valid_methods=["POST"])
+        raise MethodNotAllowed(valid_methods=_CANCEL_METHODS)

@@ -25,7 +25,7 @@ def row(words: str, *tests: str) -> Row:
 ROWS: dict[int, Row] = {
     1: row(
         "no path is made of an id, and directories go with their predictions",
-        "predictions/test_calls test_ids_are_words_that_are_safe_everywhere",
+        "predictions/test_parse test_ids_are_words_that_are_safe_everywhere",
         "predictions/test_http test_an_id_in_the_path_that_cannot_be_one_is_told_so",
         "predictions/test_service test_nothing_is_left_in_the_file_system",
         "predictions/test_faults test_every_prediction_ends_once_and_nothing_is_left",
@@ -142,7 +142,7 @@ ROWS: dict[int, Row] = {
     23: row(
         "a webhook that is no URL is refused, and null is absent",
         "predictions/test_http test_a_webhook_that_is_no_url_is_refused",
-        "predictions/test_calls test_null_equals_absent_and_unknown_fields_are_ignored",
+        "predictions/test_parse test_null_equals_absent_and_unknown_fields_are_ignored",
     ),
     24: row(
         "no file of the server is an input",

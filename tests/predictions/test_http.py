@@ -89,9 +89,9 @@ def test_unknown_paths_are_told_in_json(tasks: PredictorServer, path: str):
     ("method", "path", "allowed"),
     [
         ("GET", "/predictions", "POST"),
-        ("DELETE", "/predictions/a", "PUT"),
-        ("PUT", "/predictions/a/cancel", "POST"),
-        ("GET", "/predictions/a/cancel", "POST"),
+        ("PATCH", "/predictions/a", "DELETE"),
+        ("DELETE", "/predictions/a/cancel", "POST"),
+        ("GET", "/predictions/a/cancel", "PUT"),
         ("GET", "/shutdown", "POST"),
         ("POST", "/health-check", "GET"),
     ],
@@ -395,25 +395,34 @@ def test_five_hundred_requests_one_after_the_other_meet_no_full_slot(tasks: Pred
 # Cancels
 
 
-def test_a_cancel_ends_what_runs(tasks: PredictorServer):
-    gate = tasks.gate("never")
-    tasks.predict({"gate": str(gate), "prints": "begun"}, ASYNC, id="doomed")
-    tasks.wait_for("doomed", "processing")
+CANCELS = [
+    ("POST", "/predictions/{}/cancel"),  # as Cog has it
+    ("PUT", "/predictions/{}/cancel"),
+    ("DELETE", "/predictions/{}"),
+]
 
-    canceled, again = tasks.cancel("doomed"), tasks.cancel("doomed")
+
+@pytest.mark.parametrize(("method", "path"), CANCELS)
+def test_a_cancel_ends_what_runs(tasks: PredictorServer, method: str, path: str):
+    gate, id = tasks.gate(f"never-{method}"), f"doomed-{method}"
+    tasks.predict({"gate": str(gate), "prints": "begun"}, ASYNC, id=id)
+    tasks.wait_for(id, "processing")
+
+    canceled, again = (tasks.ask(method, path.format(id)) for _ in range(2))
 
     assert (canceled.status, canceled.json) == (200, {})
     assert (again.status, again.json) in ((200, {}), (404, {}))
-    shown = tasks.wait_for("doomed", "canceled", within=2)
+    shown = tasks.wait_for(id, "canceled", within=2)
     assert "error" not in shown
     assert "completed_at" in shown
 
 
-def test_a_cancel_of_what_does_not_run_says_so(tasks: PredictorServer):
-    tasks.predict({}, id="over")
+@pytest.mark.parametrize(("method", "path"), CANCELS)
+def test_a_cancel_of_what_does_not_run_says_so(tasks: PredictorServer, method: str, path: str):
+    tasks.predict({}, id=f"over-{method}")
 
-    for id in ("over", "unheard-of"):
-        answer = tasks.cancel(id)
+    for id in (f"over-{method}", "unheard-of"):
+        answer = tasks.ask(method, path.format(id))
         assert (answer.status, answer.json) == (404, {})
 
 

@@ -218,8 +218,8 @@ def test_the_document_has_every_endpoint_and_component_and_no_loose_reference():
         "/health-check": {"get"},
         "/openapi.json": {"get"},
         "/predictions": {"post"},
-        "/predictions/{prediction_id}": {"put", "get"},
-        "/predictions/{prediction_id}/cancel": {"post"},
+        "/predictions/{prediction_id}": {"put", "get", "delete"},
+        "/predictions/{prediction_id}/cancel": {"post", "put"},
         "/shutdown": {"post"},
     }
     assert {"Input", "Output", "PredictionRequest", "PredictionResponse", "Status"} <= set(schemas)

@@ -49,14 +49,10 @@ def paths(is_streaming: bool) -> dict[str, Any]:
                 "parameters": [_ID],
                 "responses": answers,
             },
+            "delete": _cancel("delete_predictions__prediction_id__delete"),
         },
         "/predictions/{prediction_id}/cancel": {
-            "post": {
-                "summary": "Cancel",
-                "operationId": "cancel_predictions__prediction_id__cancel_post",
-                "parameters": [_ID],
-                "responses": {"200": _json("Will be canceled"), "404": _json("Does not run")},
-            }
+            method: _cancel(f"cancel_predictions__prediction_id__cancel_{method}") for method in ("post", "put")
         },
         "/shutdown": {"post": _operation("Shutdown", "start_shutdown_shutdown_post")},
     }
@@ -88,6 +84,15 @@ def _create(method: str, is_streaming: bool) -> dict[str, Any]:
     if is_streaming and method == "POST":
         operation["x-cog-streaming"] = True
     return operation
+
+
+def _cancel(name: str) -> dict[str, Any]:
+    return {
+        "summary": "Cancel",
+        "operationId": name,
+        "parameters": [_ID],
+        "responses": {"200": _json("Will be canceled"), "404": _json("Does not run")},
+    }
 
 
 def _operation(summary: str, name: str, **others: Any) -> dict[str, Any]:
