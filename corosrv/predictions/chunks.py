@@ -30,6 +30,7 @@ class Chunks:
         self._is_broken = False
         self._pool = Pool(AT_ONCE)
         self._last: gevent.Greenlet | None = None
+        self._giving_up: gevent.Greenlet | None = None
 
     def put(self, message: Output) -> None:
         """Waits while as many are under way as may be: then the predictor waits, too."""
@@ -55,10 +56,22 @@ class Chunks:
             self._is_broken = True
             self._on_error(error)
 
+    @property
+    def is_finished(self) -> bool:
+        """Every output so far was emitted, or has failed."""
+        return not len(self._pool)
+
     def finish(self) -> None:
-        """Waits until all are through."""
+        """Waits until every output was emitted, has failed, or was given up."""
         self._pool.join()
 
+    def give_up_after(self, seconds: float) -> None:
+        """Gives up the outputs that are unfinished then. Never waits; the first call counts."""
+        if self._giving_up is None:
+            self._giving_up = gevent.spawn_later(seconds, self._pool.kill)
+
     def close(self) -> None:
-        """Gives up those that are not. Twice is harmless."""
+        """Gives up unfinished outputs now. Twice is harmless."""
+        if self._giving_up is not None:
+            self._giving_up.kill(block=False)
         self._pool.kill()

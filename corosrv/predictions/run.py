@@ -24,6 +24,8 @@ from corosrv.worker.parent.predict_reader import PredictReader
 
 log = logging.getLogger("corosrv.predictions")
 
+CANCEL_GRACE = 1.0  # seconds that outputs of a canceled prediction have to be uploaded or encoded
+
 Terminal = Done | Failed | Cancelled
 
 
@@ -61,14 +63,19 @@ class Run:
         self._files = files
         self._on_end = on_end
         self._reader: PredictReader | None = None
+        self._chunks: Chunks | None = None  # while the worker's messages are read
+        self._is_cut = False  # canceled while outputs were uploaded or encoded
         self._doom: str | None = None
         self._fault: str | None = None  # of an output
 
     def cancel(self) -> None:
-        """Never waits; twice is harmless."""
+        """Ends the prediction, also one whose outputs are still being uploaded. Never waits; twice is harmless."""
         self.prediction.is_cancel_requested = True
         if self._reader is not None:
             self._reader.cancel()
+        if self._chunks is not None:
+            self._is_cut = self._is_cut or not self._chunks.is_finished
+            self._chunks.give_up_after(CANCEL_GRACE)
 
     def doom(self, error: str) -> None:
         """Whatever its worker says of it from now on, unless that is its result: it failed of this."""
@@ -106,6 +113,7 @@ class Run:
 
     def _read(self, reader: PredictReader, directory: str) -> Terminal | None:
         chunks = Chunks(functools.partial(self._resolve, directory), self.prediction.add_output, self._on_fault)
+        self._chunks = chunks
         terminal: Terminal | None = None
         try:
             while messages := reader.take():
@@ -113,6 +121,7 @@ class Run:
                     terminal = self._take(message, chunks)
             chunks.finish()
         finally:
+            self._chunks = None
             chunks.close()
             self.prediction.n_bytes += reader.n_received
         return terminal
@@ -150,6 +159,8 @@ class Run:
             return Status.FAILED, self._fault
         if isinstance(terminal, Failed):
             return Status.FAILED, terminal.error
+        if self._is_cut:
+            return Status.CANCELED, None
         return (Status.SUCCEEDED, None) if isinstance(terminal, Done) else (Status.CANCELED, None)
 
 

@@ -22,6 +22,7 @@ from corosrv.errors import (
     TooManyReaders,
     WorkerGone,
 )
+from corosrv.predictions import run
 from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.parse import Call
 from corosrv.predictions.prediction import Change, Prediction, Status
@@ -414,6 +415,53 @@ def test_outputs_keep_their_order_however_long_each_takes(
     slow.set()
 
     assert wait(prediction)["output"] == ["first", "slow", "fast", "last"]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_cancel_gives_up_outputs_that_are_uploaded(
+    service: PredictionService, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+):
+    begun, given_up = gevent.event.Event(), gevent.event.Event()
+
+    def resolve(message: OutputChunk | FileOutput, directory: str) -> Any:
+        begun.set()
+        try:
+            gevent.event.Event().wait()
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(service._files, "resolve", resolve)
+    monkeypatch.setattr(run, "CANCEL_GRACE", 0.01)
+    prediction = start(service, id="a")
+    worker.running[0].output("kept")
+    worker.running[0].give(FileOutput("endless", "file_type", "text/plain", 1))
+    assert begun.wait(TIMEOUT)
+    if has_ended:
+        worker.running[0].done(is_stream=True)
+
+    assert service.cancel("a")
+    if not has_ended:
+        worker.running[0].cancelled()
+
+    shown = wait(prediction)
+    assert given_up.wait(TIMEOUT)
+    assert (shown["status"], shown["output"]) == ("canceled", ["kept"] if has_ended else "kept")
+
+
+def test_outputs_that_are_ready_in_time_are_kept_by_a_cancel(
+    service: PredictionService, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
+):
+    ready = gevent.event.Event()
+    monkeypatch.setattr(service._files, "resolve", lambda message, directory: ready.wait(TIMEOUT) and "uploaded")
+    prediction = start(service, id="a")
+    worker.running[0].give(FileOutput("slow", "file_type", "text/plain", 0))
+    worker.running[0].done()
+
+    service.cancel("a")
+    ready.set()
+
+    shown = wait(prediction)
+    assert (shown["status"], shown["output"]) == ("canceled", "uploaded")
 
 
 @pytest.mark.parametrize(
