@@ -25,6 +25,7 @@ class Syntax:
     thought_tags: tuple[str, str] | None = None
     begins_in_thoughts: bool = False  # the prompt has opened them
     tool_format: ToolFormat | None = None
+    only_calls: bool = False  # behind the thoughts there is nothing but calls
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -58,6 +59,7 @@ class ChoiceParser:
         self._skips_space = self._mode is _Mode.THOUGHTS
         self._has_text = False
         self._n_calls = 0
+        self._is_cut = False  # the answer ended before the model ended it
         self._value = JsonValue()
         if syntax.tool_format is not None:
             self._format = syntax.tool_format
@@ -88,6 +90,7 @@ class ChoiceParser:
         self._tokens.put(chunk.tokens)
         self._held += chunk.text
         is_last = chunk.finish is not None
+        self._is_cut = is_last and chunk.finish is not Finish.STOP
         while True:
             before = self._mode, len(self._held)
             if self._skips_space:
@@ -178,13 +181,18 @@ class ChoiceParser:
         if is_whole or not is_last:
             # The space before a call goes with the call.
             yield from self._give_text(len(self._held[:at].rstrip()))
-        elif not (self._n_calls and self._held.isspace()):
+        elif not self._is_begun_call(at):
             yield from self._give_text(len(self._held))
         if is_whole:
             self._mode, self._head = _Mode.HEAD, self._first_head
 
+    def _is_begun_call(self, at: int) -> bool:
+        """Whether nothing but the beginning of a marker, which starts at `at`, is held where a call was to come."""
+        is_due = self._syntax.only_calls or (self._n_calls > 0 and (self._is_cut or at == len(self._held)))
+        return is_due and not self._held[:at].strip()
+
     def _marker(self) -> tuple[int, bool]:
-        """Where a call begins, and that it does; or where one may begin, at the latest the end."""
+        """(position, True) of the first call marker; else (position where a partial marker may start, False)."""
         markers = self._format.markers
         if not self._format.is_alone:
             at, _ = first_of(self._held, markers)
@@ -203,6 +211,8 @@ class ChoiceParser:
             self._cut(found.end())
             self._value = JsonValue()
             self._mode, self._skips_space = _Mode.ARGUMENTS, True
+        elif is_last and (self._is_cut or self._syntax.only_calls) and self._head.may_follow(self._held):
+            pass  # a call that was cut off before its name was known: markup, and no text
         elif is_last or found is not None or len(self._held) > _MOST_HELD or not self._head.may_follow(self._held):
             # A false start, and text after all. What comes behind its first character may be a right one.
             self._mode = _Mode.TEXT

@@ -30,6 +30,7 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
         thought_tags=card.reasoning_tags if splits_thoughts else None,
         begins_in_thoughts=splits_thoughts and card.opens_reasoning,
         tool_format=plan.form if plan.tools else None,
+        only_calls=plan.is_forced,
     )
     return job, TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
 

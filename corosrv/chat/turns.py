@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from corosrv.decoding import json_limits
+from corosrv.decoding.text import check_text
 from corosrv.errors import Refused
 
 Turn = dict[str, Any]
@@ -28,14 +29,20 @@ def tool(name: str, description: str | None, parameters: dict[str, Any] | None) 
     return {"type": "function", "function": function}
 
 
-def arguments(text: str, param: str) -> dict[str, Any]:
-    """A call's arguments from their JSON text. Raises Refused."""
+def arguments(sent: str | dict[str, Any], param: str) -> dict[str, Any] | str:
+    """Reads a call's arguments from their JSON text, and takes an object as it is.
+
+    A text that is no JSON object comes back unchanged: the model wrote it, and was cut off. Raises Refused for half a
+    surrogate pair.
+    """
+    if not isinstance(sent, str):
+        return sent
+    encoded = check_text(sent, param).encode()
     try:
-        encoded = text.encode()
         json_limits.check(encoded)
-        return _arguments.decode(encoded) if text.strip() else {}
-    except (msgspec.MsgspecError, UnicodeEncodeError, Refused):
-        raise Refused(f"{param} must be a JSON object, written as a string", param) from None
+        return _arguments.decode(encoded) if sent.strip() else {}
+    except (msgspec.MsgspecError, Refused):
+        return sent
 
 
 class Turns:
@@ -68,7 +75,7 @@ class Turns:
             self.close()
         self._open()["content"] = text
 
-    def call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
+    def call(self, id: str, name: str, arguments: dict[str, Any] | str) -> None:
         calls: list[Any] = self._open().setdefault("tool_calls", [])
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
         self._called.setdefault(id, name)

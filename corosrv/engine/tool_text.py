@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Container
 from typing import Any
 
 from corosrv.engine.traits import Traits
@@ -16,6 +17,13 @@ _INTRODUCTION = (
     'object between <tool_call> and </tool_call>:\n<tool_call>\n{{"name": "...", "arguments": {{...}}}}\n</tool_call>'
 )
 
+# How a call looks in the text, by the format of the model's calls: name and arguments, as JSON.
+_CALLS = {
+    "hermes": '<tool_call>\n{"name": %s, "arguments": %s}\n</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": %s, "arguments": %s}]',
+    "llama3": '{"name": %s, "parameters": %s}',
+}
+
 
 def written_in(
     messages: list[Message], tools: list[dict[str, Any]], traits: Traits
@@ -24,6 +32,8 @@ def written_in(
     if not traits.shows_tools and tools:
         messages = _with_system_words(messages, _INTRODUCTION.format(tools="\n".join(map(_json, tools))))
         tools = []
+    if traits.shows_calls and not traits.takes_text:
+        messages = _without_cut_calls(messages, traits)
     messages = [_shown(message, traits) for message in messages]
     if not traits.shows_results:
         messages = _results_as_turns(messages)
@@ -39,6 +49,23 @@ def _with_system_words(messages: list[Message], words: str) -> list[Message]:
     return [{"role": "system", "content": words}, *messages]
 
 
+def _without_cut_calls(messages: list[Message], traits: Traits) -> list[Message]:
+    """Writes calls whose arguments are no object into the text, for a template that takes objects alone.
+
+    These are calls that were cut off in the middle. All calls of such a message go, so that their order stays, and
+    their results become turns of the user.
+    """
+    written: set[str] = set()
+    kept = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if any(isinstance(call["function"]["arguments"], str) for call in calls):
+            written |= {call["id"] for call in calls}
+            message = _with_calls_in_text(message, _CALLS[traits.tool_format])
+        kept.append(message)
+    return _results_as_turns(kept, written) if written else messages
+
+
 def _shown(message: Message, traits: Traits) -> Message:
     """One message with its calls as the template takes them, or in the text."""
     if traits.short_ids and "tool_call_id" in message:
@@ -47,16 +74,14 @@ def _shown(message: Message, traits: Traits) -> Message:
     if not calls:
         return message
     if not traits.shows_calls:
-        left = {name: value for name, value in message.items() if name != "tool_calls"}
-        text = "\n".join((*filter(None, [message.get("content")]), *map(_call_text, calls)))
-        return {**left, "content": text}
+        return _with_calls_in_text(message, _CALLS["hermes"])
     return {**message, "tool_calls": [_taken(call, traits) for call in calls]}
 
 
 def _taken(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
     function = call["function"]
     if traits.takes_text:
-        function = {**function, "arguments": _json(function["arguments"])}
+        function = {**function, "arguments": _arguments_text(function["arguments"])}
     return {**call, "id": _short_id(call["id"]) if traits.short_ids else call["id"], "function": function}
 
 
@@ -65,19 +90,33 @@ def _short_id(name: str) -> str:
     return name if len(name) == 9 and name.isalnum() else hashlib.sha256(name.encode()).hexdigest()[:9]
 
 
-def _call_text(call: dict[str, Any]) -> str:
-    function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-    return f"<tool_call>\n{_json(function)}\n</tool_call>"
+def _with_calls_in_text(message: Message, form: str) -> Message:
+    """Moves the calls of a message to the end of its text, each written in this form."""
+    left = {name: value for name, value in message.items() if name != "tool_calls"}
+    calls = (_call_text(call["function"], form) for call in message["tool_calls"])
+    return {**left, "content": "\n".join((*filter(None, [message.get("content")]), *calls))}
 
 
-def _results_as_turns(messages: list[Message]) -> list[Message]:
-    """Results as turns of the user; those behind each other, and what the user says then, in one turn."""
+def _call_text(function: dict[str, Any], form: str) -> str:
+    return form % (_json(function["name"]), _arguments_text(function["arguments"]))
+
+
+def _arguments_text(arguments: dict[str, Any] | str) -> str:
+    """The JSON text of a call's arguments; of a call that was cut off, what there is of it."""
+    return arguments if isinstance(arguments, str) else _json(arguments)
+
+
+def _results_as_turns(messages: list[Message], ids: Container[str] | None = None) -> list[Message]:
+    """Makes results turns of the user, all of them or those of the calls with these ids.
+
+    Results behind each other, and what the user says then, are one turn.
+    """
     turns: list[Message] = []
     is_open = False  # the last turn is made of results
     for message in messages:
-        is_result = message["role"] == "tool"
+        is_result = message["role"] == "tool" and (ids is None or message["tool_call_id"] in ids)
         text = f"<tool_response>\n{message['content']}\n</tool_response>" if is_result else message.get("content", "")
-        if is_open and message["role"] in ("tool", "user"):
+        if is_open and (is_result or message["role"] == "user"):
             turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n{text}"}
         else:
             turns.append({"role": "user", "content": text} if is_result else message)

@@ -27,9 +27,10 @@ class Tokens:
 class Messages:
     """A conversation, to be rendered by the model's chat template. Markers in the contents stay text.
 
-    `messages` and `tools` are as OpenAI's chat API has them: roles system, user, assistant (with `tool_calls`, whose
-    arguments are values, not JSON text, and `reasoning_content`) and tool; contents are strings. A template that knows
-    no tools is helped: what it would drop is written into the messages, in the way that ModelCard.tool_format says.
+    `messages` and `tools` are as OpenAI's chat API has them: roles system, user, assistant (with `tool_calls` and
+    `reasoning_content`) and tool; contents are strings. Arguments of calls are objects; those of a call that was cut
+    off are its JSON text as far as it goes. A template that knows no tools is helped: what it would drop is written
+    into the messages, in the way that ModelCard.tool_format says.
     """
 
     messages: tuple[dict[str, Any], ...]

@@ -198,6 +198,30 @@ def test_who_is_cut_off_in_a_call_says_so():
     assert parse(HERMES, RAIN[:60], finish=Finish.LENGTH)[3] == "length"
 
 
+FORCED = {name: Syntax(tool_format=form, only_calls=True) for name, form in FORMATS.items()}
+FORCED_TEXTS = {
+    "hermes": RAIN + "\n" + RAIN,
+    "mistral": '[TOOL_CALLS][{"name": "sun", "arguments": {"a": 1}}, {"name": "sun", "arguments": {"a": 1}}]',
+    "llama3": '{"name": "sun", "parameters": {"a": 1}}',
+}
+
+
+@pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.STOP])
+@pytest.mark.parametrize("form", FORCED)
+def test_a_forced_call_never_shows_its_markup_wherever_it_is_cut(form, finish):
+    text = FORCED_TEXTS[form]
+
+    texts = {parse(FORCED[form], *text[:end], finish=finish)[1] for end in range(len(text) + 1)}
+
+    assert texts == {""}
+
+
+def test_a_call_that_the_limit_cuts_in_its_head_is_no_text():
+    assert parse(HERMES, "so <tool_call>\n{", finish=Finish.LENGTH) == ("", "so", [], "length")
+    assert parse(HERMES, f"{SUN}\n<tool_", finish=Finish.LENGTH) == ("", "", [SUN_CALL], "length")
+    assert parse(HERMES, "1 <", finish=Finish.LENGTH) == ("", "1 <", [], "length")
+
+
 def test_choices_do_not_mix():
     parts = SyntaxParser(HERMES).parts(
         [Chunk(0, "<tool_", 1), Chunk(1, "text", 1), Chunk(0, SUN[6:], 1), *chunks([], index=1), *chunks([], index=0)]

@@ -78,15 +78,23 @@ def test_a_result_of_nothing_is_refused():
     assert refused.value.param == "input[2].call_id"
 
 
-@pytest.mark.parametrize(("sent", "meant"), [("{}", {}), ("", {}), ('{"a": [1]}', {"a": [1]})])
-def test_arguments_are_read(sent, meant):
-    assert turns.arguments(sent, "param") == meant
+@pytest.mark.parametrize(
+    ("sent", "arguments"), [("{}", {}), ("", {}), ('{"a": [1]}', {"a": [1]}), ({"a": [1]}, {"a": [1]})]
+)
+def test_arguments_are_read_from_their_text_and_taken_as_an_object(sent, arguments):
+    assert turns.arguments(sent, "param") == arguments
 
 
-@pytest.mark.parametrize("sent", ["{", "[]", "1", "look", '{"a": }', '{"a": NaN}'])
-def test_arguments_that_are_no_object_are_refused(sent):
+@pytest.mark.parametrize(
+    "sent", ["{", '{"city": "Par', "[]", "1", "look", '{"a": }', '{"a": NaN}', '{"a": "\\udc00"}', '{"a":' + 200 * "["]
+)
+def test_arguments_that_are_no_object_stay_text(sent):
+    assert turns.arguments(sent, "param") == sent
+
+
+def test_arguments_with_half_a_surrogate_pair_are_refused():
     with pytest.raises(Refused) as refused:
-        turns.arguments(sent, "input[0].arguments")
+        turns.arguments("\ud800", "input[0].arguments")
 
     assert refused.value.param == "input[0].arguments"
 

@@ -184,6 +184,42 @@ def test_a_call_s_text_stays_before_it():
     assert "Let me see.\n<tool_call>" in render_all(CHATML, ASKED, {**CALLED, "content": "Let me see."})
 
 
+CUT = {"id": "call_2", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Kö'}}
+CUT_RESULT = {"role": "tool", "content": "no JSON", "tool_call_id": "call_2"}
+
+
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [
+        (CHATML, '<tool_call>\n{"name": "weather", "arguments": {"city": "Kö}\n</tool_call>'),
+        (QWEN_TOOLS, '<tool_call>\n{"name": "weather", "arguments": {"city": "Kö}\n</tool_call>'),
+        (MISTRAL_TOOLS, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Kö}]'),
+        (LLAMA_TOOLS, '{"name": "weather", "parameters": {"city": "Kö}'),
+    ],
+)
+def test_a_call_that_was_cut_off_is_written_as_it_came_and_its_result_follows(source, call):
+    cut = {**CALLED, "content": "Well.", "tool_calls": [CUT]}
+
+    prompt = render_all(source, ASKED, cut, CUT_RESULT, {**ASKED, "content": "Again!"})
+
+    assert prompt.index("Rain?") < prompt.index("Well.") < prompt.index(call) < prompt.index("no JSON")
+    assert prompt.index("no JSON") < prompt.index("Again!")
+
+
+def test_a_call_that_was_cut_off_leaves_the_calls_of_other_messages_alone():
+    whole = render_all(QWEN_TOOLS, ASKED, CALLED, RESULT)
+
+    prompt = render_all(QWEN_TOOLS, ASKED, CALLED, RESULT, {**CALLED, "tool_calls": [CUT]}, CUT_RESULT)
+
+    assert prompt.startswith(whole)
+
+
+def test_a_template_that_takes_text_gets_the_text_of_a_call_that_was_cut_off():
+    prompt = render_all(TEXT_ARGUMENTS, ASKED, {**CALLED, "tool_calls": [CUT]})
+
+    assert '{"name": "weather", "arguments": {"city": "Kö}' in prompt
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("source", [CHATML, QWEN_TOOLS, MISTRAL_TOOLS, LLAMA_TOOLS])
 def test_markers_in_tools_calls_and_results_are_text(source, attack):

@@ -17,6 +17,7 @@ TABLE = [
     (errors.BodyTooLarge(8), 413, "invalid_request_error", None, "body_too_large"),
     (errors.BodyTooSlow(), 408, "invalid_request_error", None, "request_timeout"),
     (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),
+    (errors.InvalidJson("m"), 400, "invalid_request_error", None, "invalid_json"),
     (errors.InvalidGrammar("m"), 400, "invalid_request_error", "grammar", "invalid_grammar"),
     (errors.InvalidSchema("#/a", "m", "p"), 400, "invalid_request_error", "p", "invalid_schema"),
     (errors.QueueFull("m"), 429, "rate_limit_error", None, "queue_full"),

@@ -117,6 +117,24 @@ def test_sixteen_forced_calls_at_once_are_right(client: openai.OpenAI) -> None:
         assert len(list(pool.map(call, range(16)))) == 16
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 12, 16])
+def test_a_call_that_the_limit_cuts_off_shows_no_markup_and_can_be_sent_back(
+    client: openai.OpenAI, tokens: int
+) -> None:
+    question = ask(**FORCED, temperature=0, max_tokens=tokens)
+    (cut,) = client.chat.completions.create(**question).choices
+    calls = cut.message.tool_calls or []
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "failed: this is no JSON"} for call in calls]
+
+    history = [*question["messages"], cut.message.model_dump(exclude_none=True), *results]
+    history.append({"role": "user", "content": "Call it again."})
+    again = client.chat.completions.create(**ask(**FORCED, temperature=0) | {"messages": history})
+
+    assert cut.finish_reason == "length"
+    assert not cut.message.content
+    assert check(again.choices[0].message)
+
+
 def test_several_calls_are_right(client: openai.OpenAI) -> None:
     several = {**FORCED, "parallel_tool_calls": True, "tools": [CLOCK]}
 

@@ -36,7 +36,7 @@ UNSUPPORTED: unsupported.Neutral = {
 
 class CalledFunction(msgspec.Struct):
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]  # as text, as OpenAI sends it, or as a value
 
 
 class ToolCall(msgspec.Struct):

@@ -11,7 +11,7 @@ from corosrv.chat.answer import BlockAnswer
 from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
 from corosrv.chat.turns import Turn, Turns, arguments
-from corosrv.errors import CorosrvError, JobFailed, Refused
+from corosrv.errors import CorosrvError, JobFailed
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.http.sse import named_event
@@ -184,7 +184,7 @@ class ResponseAnswer(BlockAnswer):
             elif block.kind is Kind.TEXT:
                 said.answer(block.text)
             else:
-                said.call(block.id, block.name, _arguments(block))
+                said.call(block.id, block.name, arguments(block.text, "arguments"))
         return said.all
 
 
@@ -196,11 +196,3 @@ def _part(block: Block) -> dict[str, Any]:
 
 def _logprobs(block: Block) -> dict[str, Any]:
     return {"logprobs": []} if block.kind is Kind.TEXT else {}
-
-
-def _arguments(block: Block) -> dict[str, Any]:
-    """Those of a call that was cut off are lost: half a JSON text is none."""
-    try:
-        return arguments(block.text, "arguments")
-    except Refused:
-        return {}

@@ -51,7 +51,7 @@ class Reference(msgspec.Struct):
 class CallItem(msgspec.Struct):
     call_id: str
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
     namespace: str | None = None
 
 

@@ -233,12 +233,12 @@ def test_what_was_answered_is_kept_with_its_conversation(stream):
     )
 
 
-def test_a_call_that_was_cut_off_is_kept_without_arguments():
+def test_a_call_that_was_cut_off_is_kept_as_it_came():
     kept: list[Stored] = []
 
     answer([*call(0, "look", '{"at'), end("length")], kept=kept).whole(TICK)
 
-    assert kept[0].turns[-1]["tool_calls"][0]["function"] == {"name": "look", "arguments": {}}
+    assert kept[0].turns[-1]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at'}
 
 
 def test_openais_own_client_understands_every_event():

@@ -133,7 +133,7 @@ def test_thoughts_calls_and_what_they_gave_are_turns(asked):
         ([{"type": "item_reference"}], "input[0].id"),
         ([{"type": 5}], "input[0].type"),
         ([{"type": "function_call", "call_id": "x", "name": "y"}], "input[0].arguments"),
-        ([{**CALL, "arguments": "{"}], "input[0].arguments"),
+        ([{**CALL, "arguments": 5}], "input[0].arguments"),
         ([OUTPUT], "input[0].call_id"),
         ([CALL, {**OUTPUT, "output": 5}], "input[1].output"),
         ([{"role": "user", "content": "x"}] * 2049, "input"),
