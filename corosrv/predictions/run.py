@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from corosrv.dispatch.permits import Permit
 from corosrv.jobs import PredictJob
 from corosrv.predictions.chunks import Chunks, Output
 from corosrv.predictions.files import weight
+from corosrv.predictions.folder import ServerFolder
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.times import now
 from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, Metric, SlotToServer
@@ -54,6 +54,7 @@ class Run:
         context: Mapping[str, str],
         worker: Submits,
         files: Resolves,
+        folder: ServerFolder,
         on_end: Callable[[Run, Status, str | None, Terminal | None], None],
     ) -> None:
         self.prediction = prediction
@@ -61,6 +62,7 @@ class Run:
         self._context = context
         self._worker = worker
         self._files = files
+        self._folder = folder
         self._on_end = on_end
         self._reader: PredictReader | None = None
         self._chunks: Chunks | None = None  # while the worker's messages are read
@@ -86,7 +88,7 @@ class Run:
         terminal: Terminal | None = None
         error: str | None = "RuntimeError: the prediction was given up"
         try:
-            with _directory() as directory:
+            with _directory(self._folder) as directory:
                 terminal, error = self._work(directory), None
         except Exception as raised:
             log.exception("prediction %s could not be run", self.prediction.id)
@@ -165,13 +167,13 @@ class Run:
 
 
 @contextmanager
-def _directory() -> Iterator[str]:
+def _directory(folder: ServerFolder) -> Iterator[str]:
     """A place that nobody can guess, for files; whatever is there in the end is removed.
 
     Most predictions have none. So whoever has the first one makes it: to make and remove a directory may take a disk
     milliseconds, in which nothing else would be served.
     """
-    path = os.path.join(tempfile.gettempdir(), f"corosrv-{os.urandom(16).hex()}")
+    path = folder.new_path()
     try:
         yield path
     finally:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 import gevent
+from gevent.hub import get_hub
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
@@ -18,6 +19,7 @@ from corosrv.predictions import health, ids
 from corosrv.predictions.drain import Drain
 from corosrv.predictions.events import MAX_READERS, EventReader
 from corosrv.predictions.files import Files
+from corosrv.predictions.folder import ServerFolder, sweep
 from corosrv.predictions.health import Health, HealthState, Slots
 from corosrv.predictions.history import History
 from corosrv.predictions.parse import Call
@@ -88,6 +90,7 @@ class PredictionService:
         self.settings = settings
         self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token)
         self._files = Files(settings.upload_url or None)
+        self._folder = ServerFolder()
         self._supervisor = Supervisor(settings.result_ttl)
         self._runs: dict[str, Run] = {}
         self._bound_to_readers: set[str] = set()
@@ -99,6 +102,10 @@ class PredictionService:
         self._n_refused = 0
         self._drain = Drain(worker, self.webhooks)
         worker.on_change(self._on_worker_change)
+
+    def start(self) -> None:
+        """Removes files that servers left behind which were killed. Returns at once; a thread does it."""
+        get_hub().threadpool.spawn(sweep)
 
     # Asking for predictions
 
@@ -170,7 +177,7 @@ class PredictionService:
         id = call.id or ids.new_id()
         prediction = Prediction(id, input, schema.mask(input), now(), history, _is_list(schema.document))
         prediction.n_bytes = call.n_bytes
-        run = Run(prediction, permit, call.context, self.worker, self._files, self._on_end)
+        run = Run(prediction, permit, call.context, self.worker, self._files, self._folder, self._on_end)
         if call.receiver is not None:
             self.webhooks.attach(prediction, call.receiver)
         # It is known once nothing can go wrong with it any more.
@@ -288,6 +295,11 @@ class PredictionService:
         """
         self.stop_accepting()
         self._drain.run(self.settings.drain_timeout if timeout is None else timeout)
+        get_hub().threadpool.apply(self._folder.close)
+
+    def close(self) -> None:
+        """Removes the files of predictions, also where nothing was shut down. Waits for the disk."""
+        self._folder.close()
 
     def hasten(self) -> None:
         """Ends a shutdown that takes too long, as a second signal wants it. Never waits."""

@@ -47,6 +47,7 @@ class PredictorPart:
 
     def start(self) -> None:
         if monkey.is_module_patched("socket"):
+            self.service.start()
             self.worker.start()
         else:  # each request has a thread and a hub of its own, or none
             self.worker.refuse("predictions need a server that waits through gevent: gunicorn -k gevent")
@@ -86,6 +87,7 @@ class PredictorPart:
 
     def close(self) -> None:
         self.worker.kill()
+        self.service.close()
 
     def collectors(self) -> tuple[Collector, ...]:
         return (PredictionCollector(self.service, lambda: self.worker.n_restarts),)

@@ -181,7 +181,7 @@ def check_nothing_is_left(server: PredictorServer, front: Process, n_descriptors
     eventually(lambda: front.n_descriptors() <= n_descriptors + 2, PATIENCE, f"descriptors: {front.descriptors()}")
     (worker,) = front.children()
     assert processes_of(server.folder) >= {worker}
-    assert list(server.folder.glob("corosrv-*")) == []
+    assert list(server.folder.glob("corosrv-*/*")) == []
     assert server.predict({}).json["status"] == "succeeded"
     server.ask("POST", "/shutdown")
     assert server.process.wait(PATIENCE) == 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -784,11 +784,26 @@ def test_nothing_is_tried_again_in_the_end(worker: HandWorker, receiver: Receive
         assert (service.webhooks.counts.failed, len(receiver.got)) == (1, 1)
 
 
-def test_nothing_is_left_in_the_file_system(service: PredictionService, worker: HandWorker):
-    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "corosrv-*")))
-    for _ in range(3):
-        prediction = start(service)
-        worker.running[-1].end(Cancelled("x", 0.0))
-        wait(prediction)
+def test_nothing_is_left_in_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    worker = HandWorker(scale)
+    with serving(worker) as service:
+        for _ in range(3):
+            prediction = start(service)
+            running = worker.running[-1]
+            make_private(running.job.output_dir)
+            running.end(Cancelled("x", 0.0))
+            wait(prediction)
+            assert not os.path.exists(running.job.output_dir)
 
-    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "corosrv-*"))) <= before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_removes_what_killed_servers_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: HandWorker):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "corosrv-server-killed" / "prediction").mkdir(parents=True)
+    with serving(worker) as service:
+        service.start()
+        gevent.get_hub().threadpool.join()
+
+        assert list(tmp_path.iterdir()) == []
