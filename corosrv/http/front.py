@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import os
 import signal
 import time
 from datetime import datetime
@@ -61,6 +62,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     """One serving process: accepts clients, and gives each a greenlet."""
 
     alive: bool
+    booted: bool
     worker_connections: int
     limits = Limits()
     _is_quitting = False
@@ -108,14 +110,21 @@ class Front(GeventWorker):  # type: ignore[misc]
             server.stop(timeout=1)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._leave_unless_booted()
         super().handle_exit(sig, frame)
         self._stopping.set()
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
         # Once: a terminal interrupts this process, and so does the master, which the terminal interrupts as well.
+        self._leave_unless_booted()
         if not self._is_quitting:
             self._is_quitting = True
             gevent.spawn(self._quit, sig, frame)
+
+    def _leave_unless_booted(self) -> None:
+        """Ends a process that is still loading the application: nothing was accepted, and loading may take seconds."""
+        if not self.booted:
+            os._exit(0)
 
     def _quit(self, sig: int, frame: FrameType | None) -> None:
         for ending in self.endings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,20 @@ def test_an_idle_server_ends_at_once(start: Servers, gone: Callable[[Server, lis
 
     assert server.wait(within=5) == 0
     gone(server, workers)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_server_that_is_still_loading_ends_at_once(start: Servers, tmp_path: Path, number: int) -> None:
+    (tmp_path / "endless_app.py").write_text("import time; print('loads', flush=True); time.sleep(1000)")
+    front = ("-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
+    server = start.start("gunicorn", *front, "--pythonpath", str(tmp_path), "endless_app", wait_for=None)
+    eventually(lambda: "loads" in server.log, 20, "the worker loads")
+    (worker,) = server.workers()
+
+    server.signal(number)
+
+    assert server.wait(within=10) == 0
+    assert not Process(worker).is_alive
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
