@@ -286,14 +286,10 @@ class OutputFailed(CorosrvError):
 
 
 class JobFailed(CorosrvError):
-    """A job that was taken ended in an error chunk; the message is the chunk's.
+    """A job that was taken ended in an error chunk; the message is the chunk's."""
 
-    `unsent`: what an adapter had made of the chunks before it, and has to send before the error.
-    """
-
-    def __init__(self, message: str, unsent: bytes = b"", code: str | None = None) -> None:
+    def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.unsent = unsent
         self.code = code
 
 

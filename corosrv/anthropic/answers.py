@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from corosrv.anthropic import errors
 from corosrv.chat.answer import BlockAnswer
 from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
-from corosrv.errors import CorosrvError, JobFailed
+from corosrv.errors import CorosrvError
 from corosrv.http.sse import named_event
 from corosrv.jobs import Chunk, ModelCard
 
@@ -42,17 +43,13 @@ class MessageAnswer(BlockAnswer):
     def first(self) -> bytes:
         return b":\n\n"  # how long the prompt is, which the first event tells, is known when it is begun
 
-    def events(self, chunks: list[Chunk]) -> bytes:
-        begin = b"" if self._has_begun else self._begin(chunks[0])
-        try:
-            return begin + super().events(chunks)
-        except JobFailed as error:
-            error.unsent = begin + error.unsent
-            raise
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
+        begin = b"" if self._has_begun else self._begin(chunks[0].prompt_tokens, chunks[0].cached_tokens)
+        return begin + super().events(chunks)
 
-    def _begin(self, chunk: Chunk) -> bytes:
+    def _begin(self, prompt_tokens: int, cached_tokens: int) -> bytes:
         self._has_begun = True
-        usage = _usage(chunk.prompt_tokens, chunk.cached_tokens, 0)
+        usage = _usage(prompt_tokens, cached_tokens, 0)
         message = {**self._members, "content": [], **_NOT_STOPPED, "usage": usage}
         return named_event({"type": "message_start", "message": message}) + named_event({"type": "ping"})
 
@@ -75,7 +72,8 @@ class MessageAnswer(BlockAnswer):
         return named_event(delta) + named_event({"type": "message_stop"})
 
     def failure(self, error: CorosrvError) -> bytes:
-        return named_event(errors.body(error, self._request_id))
+        begin = b"" if self._has_begun else self._begin(0, 0)
+        return begin + named_event(errors.body(error, self._request_id))
 
     def _stop(self) -> dict[str, Any]:
         end = self.blocks.end

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from corosrv.chat.blocks import Block, Blocks, Closed, Grew, Opened, Step
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import Part
-from corosrv.errors import CorosrvError, JobFailed
+from corosrv.errors import CorosrvError
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk
 
@@ -34,18 +34,13 @@ class BlockAnswer(ABC):
             pass
         return self.finished()
 
-    def events(self, chunks: list[Chunk]) -> bytes:
-        sent: list[bytes] = []
-        try:
-            sent += map(self._event, self._steps(chunks))
-        except JobFailed as error:
-            error.unsent = b"".join(sent)
-            raise
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
+        sent = list(map(self._event, self._steps(chunks)))
         if self.blocks.end is not None:
             sent.append(self.ended())
         return b"".join(sent)
 
-    def _steps(self, chunks: list[Chunk]) -> Iterator[Step]:
+    def _steps(self, chunks: Sequence[Chunk]) -> Iterator[Step]:
         for chunk in chunks:
             self.tally.add(chunk)
         parts: Iterator[Part] = self._parser.parts(chunks)

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from corosrv.chat.choice import ChoiceParser, Syntax
 from corosrv.chat.parts import End, Part, Text
-from corosrv.generation.tally import check
 from corosrv.jobs import Chunk
 
 
@@ -17,7 +16,7 @@ class Parser(Protocol):
     reasoning_tokens: int  # so far, of all choices
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
-        """What follows from these chunks. Raises JobFailed when a task ended in an error."""
+        """Yields what follows from these chunks, none of which is of a failure."""
 
 
 class TextParser:
@@ -27,7 +26,6 @@ class TextParser:
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
         for chunk in chunks:
-            check(chunk)
             if chunk.text or chunk.tokens:
                 yield Text(chunk.index, chunk.text, chunk.tokens)
             if chunk.finish is not None:
@@ -44,7 +42,6 @@ class SyntaxParser:
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
         for chunk in chunks:
-            check(chunk)
             choice = self._choices.get(chunk.index)
             if choice is None:
                 choice = self._choices[chunk.index] = ChoiceParser(chunk.index, self._syntax)

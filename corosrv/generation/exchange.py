@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -9,6 +10,7 @@ import msgspec
 from flask import Response, request
 
 from corosrv.errors import CorosrvError
+from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
 from corosrv.http.callers import asked_for
@@ -23,16 +25,16 @@ class Answer(Protocol):
     """A dialect's translation out, for one request: chunks to a whole answer, or to events."""
 
     def whole(self, chunks: list[Chunk]) -> Any:
-        """The answer that is not streamed, to be JSON. Raises JobFailed when a task ended in an error."""
+        """Makes the answer that is not streamed, a value for JSON. No task has failed."""
 
     def first(self) -> bytes:
-        """What is sent as soon as the job is taken; at least a comment, which carries the headers."""
+        """Makes what is sent as soon as the job is taken: at least a comment, which carries the headers."""
 
-    def events(self, chunks: list[Chunk]) -> bytes:
-        """These chunks on the wire, and the end of the stream after the last. Raises JobFailed as `whole` does."""
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
+        """Makes the events for these chunks, and the end of the stream after the last. No task of them has failed."""
 
     def failure(self, error: CorosrvError) -> bytes:
-        """An error after the first byte, and the end of the stream."""
+        """Makes the event of an error that ends the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,26 @@ class Call:
     job: AnyJob
     stream: bool
     answer: Answer
+
+
+class JobEvents:
+    """Makes a stream's events from the chunks of one job, which may fail; see corosrv.http.sse.Encoder."""
+
+    __slots__ = ("_answer", "failure")
+
+    def __init__(self, answer: Answer) -> None:
+        self.failure: CorosrvError | None = None
+        self._answer = answer
+
+    def encode(self, chunks: list[Chunk]) -> bytes:
+        answered, self.failure = until_failure(chunks)
+        if self.failure is None:
+            return self._answer.events(answered)
+        events = self._answer.events(answered) if answered else b""
+        return events + self._answer.failure(self.failure)
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return self._answer.failure(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +95,21 @@ class RequestFlow:
         return self.worker.vocabulary(call.job.model).count(prompt)
 
     def collect(self, job: AnyJob) -> list[Chunk]:
-        """Submits a job and waits for all its chunks. Raises ClientGone."""
-        return sse.collect(request, self.worker.submit(asked_for(job)))
+        """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
+        whereupon the others are cancelled."""
+        return sse.collect(request, self.worker.submit(asked_for(job)), failure_of)
 
     def answer(self, call: Call) -> Response:
-        """Submits, and answers in the way that the call asks for. Waits for an answer that is not streamed."""
-        reader = self.worker.submit(asked_for(call.job))
-        answer = call.answer
+        """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
         if not call.stream:
-            return json_response(answer.whole(sse.collect(request, reader)))
+            return json_response(call.answer.whole(self.collect(call.job)))
+        reader = self.worker.submit(asked_for(call.job))
         return sse.response(
             sse.EventStream(
                 request.environ,
                 reader,
-                answer.first(),
-                answer.events,
-                answer.failure,
+                call.answer.first(),
+                JobEvents(call.answer),
                 self.limits.ping_interval,
                 self.limits.write_timeout,
                 self.stats,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corosrv.errors import JobFailed, JobPutOff, JobRefused
-from corosrv.jobs import Chunk, Finish
+from corosrv.jobs import Chunk
 
 
 @dataclass(slots=True)
@@ -60,18 +59,3 @@ class Tally:
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
-
-
-# By the code of an error chunk; any other is a bug, or a failed decode.
-_KINDS: dict[str, type[JobFailed]] = {
-    **dict.fromkeys(("grammar_dead_end", "grammar_too_slow", "all_tokens_banned"), JobRefused),
-    **dict.fromkeys(("server_shutting_down", "queue_timeout"), JobPutOff),
-}
-
-
-def check(chunk: Chunk, unsent: bytes = b"") -> None:
-    """Raises JobFailed when the chunk says that its task failed; `unsent` goes out before the error."""
-    if chunk.finish is Finish.ERROR:
-        raise _KINDS.get(chunk.code, JobFailed)(chunk.text, unsent, chunk.code or None)
-    if chunk.finish is Finish.CANCELLED:
-        raise JobFailed("the request was cancelled", unsent)

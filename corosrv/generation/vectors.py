@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from corosrv.generation.tally import check
 from corosrv.jobs import Chunk
 
 _FLOAT_BYTES = 4
@@ -24,7 +23,6 @@ def prompt_tokens(chunks: Iterable[Chunk]) -> list[int]:
 def _terminal(chunks: Iterable[Chunk]) -> list[Chunk]:
     last: dict[int, Chunk] = {}
     for chunk in chunks:
-        check(chunk)
         if chunk.finish is not None:
             last[chunk.index] = chunk
     return [last[index] for index in sorted(last)]

@@ -53,28 +53,42 @@ def named_event(value: dict[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
 
 
+class Encoder(Protocol[Item]):
+    """Makes events of a reader's items."""
+
+    failure: CorosrvError | None  # why the stream ends before its reader; its event came with the last items
+
+    def encode(self, items: list[Item]) -> bytes: ...
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        """Makes the event of an error that the reader raised."""
+
+
 class EventStream(Generic[Item]):
-    """A WSGI body: what `encode` makes of the items, one piece for all that were unread.
+    """A WSGI body: what the encoder makes of the items, one piece for all that were unread.
 
     Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent at once,
     with the headers, so that a client that waits in the queue sees that it was taken.
     """
+
+    __slots__ = (
+        "_encoder", "_first", "_is_closed", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
+        "_timeout_before", "_watch", "_write_timeout"
+    )  # fmt: skip
 
     def __init__(
         self,
         environ: dict[str, Any],
         reader: Source[Item],
         first: bytes,
-        encode: Callable[[list[Item]], bytes],
-        encode_error: Callable[[CorosrvError], bytes],
+        encoder: Encoder[Item],
         ping_interval: float,
         write_timeout: float,
         stats: HttpStats,
     ) -> None:
         self._reader = reader
         self._first = first
-        self._encode = encode
-        self._encode_error = encode_error
+        self._encoder = encoder
         self._ping_interval = ping_interval if ping_interval > 0 else None
         self._watch = ClientWatch(environ, reader.cancel)
         self._socket = environ.get("gunicorn.socket")
@@ -95,14 +109,14 @@ class EventStream(Generic[Item]):
             self._socket.settimeout(self._write_timeout)
             _bound_unsent(self._socket)
         yield self._first
-        reader, watch, encode, interval = self._reader, self._watch, self._encode, self._ping_interval
+        reader, watch, encoder, interval = self._reader, self._watch, self._encoder, self._ping_interval
         sender, pass_on = self._sender, self._pass_on
         # One generator, and no name for what was sent: thousands of streams wait in here, and each keeps what is named
         # and a stack that is as deep as the calls are.
-        while not (reader.is_finished or watch.is_gone):
+        while not (reader.is_finished or watch.is_gone or encoder.failure):
             try:
                 if sender is None:
-                    yield encode(reader.take(interval))
+                    yield encoder.encode(reader.take(interval))
                 else:
                     # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
                     # client, whose chunks then stay in the reader up to its limit.
@@ -111,15 +125,17 @@ class EventStream(Generic[Item]):
             except ReadTimeout:
                 yield PING
             except CorosrvError as error:
-                _failed.count(functools.partial(log.warning, "a stream ended in an error: %s", line(str(error))))
-                yield getattr(error, "unsent", b"") + self._encode_error(error)
+                _log_failure(error)
+                yield encoder.encode_error(error)
                 return
+        if encoder.failure:
+            _log_failure(encoder.failure)
 
     def _pass_on(self, items: list[Item]) -> bool:
         """Sends what fits; True while more may follow."""
         assert self._sender is not None
-        piece = self._encode(items)
-        return not piece or self._sender.send(piece)
+        piece = self._encoder.encode(items)
+        return (not piece or self._sender.send(piece)) and not self._encoder.failure
 
     def close(self) -> None:
         """Ends the job if it is unfinished. Twice is harmless."""
@@ -131,6 +147,10 @@ class EventStream(Generic[Item]):
         if self._socket is not None:
             self._socket.settimeout(self._timeout_before)
         self._stats.stream_closed()
+
+
+def _log_failure(error: CorosrvError) -> None:
+    _failed.count(functools.partial(log.warning, "a stream ended in an error: %s", line(str(error))))
 
 
 def _bound_unsent(sending: socket.socket) -> None:
@@ -161,10 +181,13 @@ def _n_listed(chunk: Chunk) -> int:
     return sum(1 + len(info.top) for infos in (chunk.tokens, chunk.prompt_info) for info in infos)
 
 
-def collect(request: Request, reader: Reader) -> list[Chunk]:
-    """All chunks of a job that is not streamed; closes the reader. Raises ClientGone when the client left meanwhile.
+def collect(
+    request: Request, reader: Reader, failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None
+) -> list[Chunk]:
+    """Waits for all chunks of a job that is not streamed, and closes the reader.
 
-    Raises Refused for an answer that lists more tokens than there is memory for: hundreds of bytes for each.
+    Raises ClientGone when the client left meanwhile, at once what `failure_of` finds in a chunk, and Refused for an
+    answer that lists more tokens than there is memory for: hundreds of bytes for each.
     """
     watch = ClientWatch(request.environ, reader.cancel)
     chunks: list[Chunk] = []
@@ -172,6 +195,9 @@ def collect(request: Request, reader: Reader) -> list[Chunk]:
     try:
         with reader:
             while taken := reader.take():
+                for chunk in taken:
+                    if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
+                        raise failure
                 chunks += taken
                 n_listed += sum(map(_n_listed, taken))
                 if n_listed > MOST_LISTED:

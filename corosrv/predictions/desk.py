@@ -16,7 +16,6 @@ from corosrv.http.client import ClientWatch
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
 from corosrv.predictions import events, headers, parse
-from corosrv.predictions.history import Event
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
 
@@ -78,8 +77,7 @@ class Desk:
                 request.environ,
                 reader,
                 b"",
-                events.encode,
-                lambda error: Event("error", {"error": str(error), "skipped": 0}).wire,
+                events.EventEncoder(),
                 self.ping_interval,
                 self.write_timeout,
                 self.stats,

@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 from gevent.hub import get_hub
 
-from corosrv.errors import Misuse, ReadTimeout
+from corosrv.errors import CorosrvError, Misuse, ReadTimeout
 from corosrv.predictions.history import Cursor, Event, Gap, History
 
 MAX_READERS = 1024  # of one prediction
@@ -19,8 +19,16 @@ PING_SECONDS = 15.0
 Sink = Callable[[list[Event]], bool]
 
 
-def encode(events: list[Event]) -> bytes:
-    return b"".join([event.wire for event in events])
+class EventEncoder:
+    """Makes a stream of a prediction's events; see corosrv.http.sse.Encoder."""
+
+    failure: CorosrvError | None = None  # that a prediction failed is an event like others
+
+    def encode(self, events: list[Event]) -> bytes:
+        return b"".join([event.wire for event in events])
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return Event("error", {"error": str(error), "skipped": 0}).wire
 
 
 class EventReader:

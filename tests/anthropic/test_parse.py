@@ -11,6 +11,7 @@ from werkzeug.test import EnvironBuilder
 from corosrv.anthropic import parse, schema
 from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
 from corosrv.chat.parser import TextParser
+from corosrv.decoding.body import convert
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
@@ -228,7 +229,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
     sent = {"max_tokens": 9, "messages": [user("Hi")], "tools": [tool], "tool_choice": {"type": "any"}}
 
     with pytest.raises(Refused) as refused:
-        parse.call(body.convert(sent, schema.MessageBody, ""), DEFAULTS, CARD, "req_1")
+        parse.call(convert(sent, schema.MessageBody, ""), DEFAULTS, CARD, "req_1")
 
     assert refused.value.param == param
 

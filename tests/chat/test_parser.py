@@ -11,7 +11,6 @@ from corosrv.chat.choice import Syntax
 from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import Parser, SyntaxParser, TextParser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
-from corosrv.errors import JobFailed
 from corosrv.jobs import Chunk, Finish, TokenInfo
 
 HERMES = Syntax(tool_format=FORMATS["hermes"])
@@ -240,12 +239,6 @@ def test_tokens_of_thoughts_are_counted():
     list(parser.parts(chunks(["<think>", "\n", "Hm", "</think>", "\n\n", "Yes"])))
 
     assert parser.reasoning_tokens == 4
-
-
-@pytest.mark.parametrize("parser", [TextParser(), SyntaxParser(HERMES)])
-def test_an_answer_that_failed_is_an_error(parser):
-    with pytest.raises(JobFailed, match="decode failed"):
-        list(parser.parts([Chunk(0, "decode failed", 0, Finish.ERROR)]))
 
 
 # Tokens.

@@ -11,6 +11,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import ClientGone, CorosrvError, JobFailed, Refused
+from corosrv.generation.failures import failure_of
 from corosrv.http import sse
 from corosrv.http.metrics import HttpStats
 from corosrv.http.sse import PING, EventStream
@@ -32,20 +33,25 @@ def stats() -> HttpStats:
     return HttpStats()
 
 
-def encode(chunks: list[Chunk]) -> bytes:
-    for chunk in chunks:
-        if chunk.finish is Finish.CANCELLED:
-            raise JobFailed("cancelled")
-    return "|".join(chunk.text for chunk in chunks).encode()
+class Encoder:
+    """Joins texts; a cancelled task ends the stream."""
+
+    failure: CorosrvError | None = None
+
+    def encode(self, chunks: list[Chunk]) -> bytes:
+        if any(chunk.finish is Finish.CANCELLED for chunk in chunks):
+            self.failure = JobFailed("cancelled")
+            return self.encode_error(self.failure)
+        return "|".join(chunk.text for chunk in chunks).encode()
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return f"error: {error}".encode()
 
 
 def stream(
     reader: HandDrivenReader, stats: HttpStats, ping_interval: float = NEVER, environ: dict[str, Any] | None = None
 ) -> EventStream:
-    def encode_error(error: CorosrvError) -> bytes:
-        return f"error: {error}".encode()
-
-    return EventStream(environ or {}, reader, b"first", encode, encode_error, ping_interval, 5.0, stats)
+    return EventStream(environ or {}, reader, b"first", Encoder(), ping_interval, 5.0, stats)
 
 
 def open_streams(stats: HttpStats) -> float | None:
@@ -103,8 +109,9 @@ def test_an_error_is_the_last_piece(reader, stats):
     assert list(stream(reader, stats)) == [b"first", b"a", b"error: it broke"]
 
 
-def test_an_error_in_the_encoding_is_the_last_piece(reader, stats):
+def test_a_failure_found_by_the_encoder_is_the_last_piece(reader, stats):
     reader.give(Chunk(0, "", 0, Finish.CANCELLED))
+    reader.give(Chunk(1, "of another task", 1))
 
     assert list(stream(reader, stats)) == [b"first", b"error: cancelled"]
 
@@ -196,6 +203,16 @@ def test_a_failed_read_closes_the_reader(reader):
 
     with pytest.raises(CorosrvError, match="it broke"):
         sse.collect(request(), reader)
+
+    assert reader.n_closed == 1
+
+
+def test_a_failed_task_ends_a_collected_answer_at_once():
+    reader = HandDrivenReader(n_tasks=2)
+    reader.give(Chunk(0, "it broke", 0, Finish.ERROR))
+
+    with pytest.raises(JobFailed, match="it broke"):
+        sse.collect(request(), reader, failure_of)
 
     assert reader.n_closed == 1
 

@@ -8,7 +8,7 @@ import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.errors import JobFailed, NotOffered, NotSupported, Refused
+from corosrv.errors import NotOffered, NotSupported, Refused
 from corosrv.generation.exchange import Call
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
@@ -203,12 +203,6 @@ def test_no_names_pick_everything():
     assert "timings" in whole(last(0), response_fields=[])
 
 
-@pytest.mark.parametrize("finish", [Finish.ERROR, Finish.CANCELLED])
-def test_a_failed_task_is_no_answer(finish):
-    with pytest.raises(JobFailed):
-        whole(last(0, finish))
-
-
 # Streams.
 
 
@@ -296,16 +290,6 @@ def test_every_task_of_a_stream_has_its_end():
         (1, "b", False), (1, "", True), (0, "a", False), (0, "", True),
     ]  # fmt: skip
     assert [event["prompt"] for event in streamed if event["stop"]] == ["y", "x"]
-
-
-def test_a_stream_whose_task_fails_sends_what_came_before():
-    answer = call(stream=True).answer
-
-    with pytest.raises(JobFailed) as failed:
-        answer.events([*HELLO, last(0, Finish.ERROR)])
-
-    assert failed.value.unsent.count(b"data: ") == 2
-    assert b'"error"' in answer.failure(failed.value)
 
 
 def test_picked_members_are_those_of_the_end():

@@ -9,7 +9,6 @@ import pytest
 from corosrv.chat.choice import Syntax
 from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import SyntaxParser, TextParser
-from corosrv.errors import JobFailed
 from corosrv.generation.exchange import Answer
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.openai.chat.answers import ChatAnswer
@@ -328,31 +327,5 @@ def test_tokens_are_listed_with_their_text():
     ]
 
 
-# Failures.
-
-
-@pytest.mark.parametrize(
-    ("chunk", "words"),
-    [
-        (Chunk(0, "the model broke", 0, Finish.ERROR), "the model broke"),
-        (Chunk(0, "", 0, Finish.CANCELLED), "cancelled"),
-    ],
-)
-def test_a_task_that_did_not_end_well_fails_the_job(chunk, words):
-    with pytest.raises(JobFailed, match=words):
-        answer(CHAT).whole([text(0, "x"), chunk])
-    with pytest.raises(JobFailed, match=words):
-        answer(CHAT, stream=True).events([chunk])
-
-
 def test_done_is_what_clients_wait_for():
     assert DONE == b"data: [DONE]\n\n"
-
-
-def test_text_that_comes_with_an_error_is_not_lost():
-    answering = answer(CHAT, stream=True)
-
-    with pytest.raises(JobFailed, match="it broke") as failure:
-        answering.events([text(0, "so far"), last(0, Finish.ERROR, "it broke")])
-
-    assert choices(sent(failure.value.unsent)) == [delta(0, content="so far")]

@@ -9,7 +9,7 @@ import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.errors import JobFailed, NotOffered, NotSupported, Refused
+from corosrv.errors import NotOffered, NotSupported, Refused
 from corosrv.generation import vectors
 from corosrv.http import body
 from corosrv.jobs import Chunk, EmbedJob, Finish, ModelCard, Text, Tokens
@@ -124,11 +124,6 @@ def test_vectors_come_in_the_order_of_the_inputs():
     chunks = [Chunk(i, "", 0, Finish.STOP, vector=VECTORS[i]) for i in (1, 0)]
 
     assert vectors.in_order(chunks) == VECTORS
-
-
-def test_a_failed_task_is_no_vector():
-    with pytest.raises(JobFailed, match="out of memory"):
-        vectors.in_order([Chunk(0, "out of memory", 0, Finish.ERROR)])
 
 
 def test_an_answer_lists_vectors_and_what_was_read():

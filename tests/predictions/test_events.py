@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from corosrv.errors import Misuse, ReadTimeout
-from corosrv.predictions.events import EventReader, encode
+from corosrv.predictions.events import EventEncoder, EventReader
 from corosrv.predictions.history import Event, History
 
 TIMEOUT = 10
@@ -45,7 +45,7 @@ def test_events_that_were_unread_come_together(history: History):
     append(history, 0)
     append(history, 1)
 
-    assert encode(reader(history).take()).count(b"event: output") == 2
+    assert EventEncoder().encode(reader(history).take()).count(b"event: output") == 2
 
 
 def test_reading_ends_behind_the_last_event(history: History):

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
-from corosrv.errors import JobFailed
 from corosrv.jobs import Chunk, Finish
 
 TICK = [Chunk(0, "", 1, prompt_tokens=5)]  # what the parts come from, one token
@@ -13,15 +12,12 @@ LAST_TICK = [Chunk(0, "", 1, Finish.STOP, prompt_tokens=5)]
 class HandDrivenParser:
     """A corosrv.chat.parser.Parser: each call gives the parts of the next row, whatever the chunks are."""
 
-    def __init__(self, *rows: list[Part] | JobFailed, reasoning_tokens: int = 0) -> None:
+    def __init__(self, *rows: list[Part], reasoning_tokens: int = 0) -> None:
         self.reasoning_tokens = reasoning_tokens
         self._rows = iter(rows)
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
-        row = next(self._rows)
-        if isinstance(row, JobFailed):
-            raise row
-        yield from row
+        yield from next(self._rows)
 
 
 def text(words: str) -> Text:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
-from corosrv.errors import CorosrvError, JobFailed
+from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally
@@ -57,19 +57,15 @@ class ChatAnswer:
         delta = {"role": "assistant", "content": None}
         return b"".join(self._frame.event(_delta(i, delta)) for i in range(self._n_choices))
 
-    def events(self, chunks: list[Chunk]) -> bytes:
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
         for chunk in chunks:
             self._tally.add(chunk)
         sent: list[bytes] = []
-        try:
-            if self._beside.is_wanted:
-                for chunk in split_tokens(chunks):
-                    self._tell(chunk, sent)
-            else:
-                sent += map(self._event, self._parser.parts(chunks))
-        except JobFailed as error:
-            error.unsent = b"".join(sent)
-            raise
+        if self._beside.is_wanted:
+            for chunk in split_tokens(chunks):
+                self._tell(chunk, sent)
+        else:
+            sent += map(self._event, self._parser.parts(chunks))
         return b"".join(sent)
 
     def _tell(self, chunk: Chunk, sent: list[bytes]) -> None:

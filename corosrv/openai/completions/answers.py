@@ -9,7 +9,7 @@ from typing import Any
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
 from corosrv.generation.split_tokens import split_tokens
-from corosrv.generation.tally import Tally, check
+from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.beside import Beside, Wanted
@@ -79,7 +79,6 @@ class TextAnswer:
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         tried = [_Choice() for _ in range(self._job.n_tasks)]
         for chunk in chunks:
-            check(chunk)
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
         choices = [self._whole_choice(index, choice) for index, choice in Turns().among(enumerate(self._best(tried)))]
@@ -110,11 +109,9 @@ class TextAnswer:
         echoes = ((index, self._echo(index, self._job.n).text) for index in range(self._job.n_tasks))
         return b"".join(self._piece(index, echo) for index, echo in echoes if echo) or b":\n\n"
 
-    def events(self, chunks: list[Chunk]) -> bytes:
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
         sent = b""
         for chunk in split_tokens(chunks) if self._beside.is_wanted or self._shown.probs else chunks:
-            if chunk.finish is not None:
-                check(chunk, sent)
             self._tally.add(chunk)
             if self._beside.is_wanted or self._shown.probs:
                 sent += self._told(chunk)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from corosrv.chat.answer import BlockAnswer
 from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
 from corosrv.chat.turns import Turn, Turns, arguments
-from corosrv.errors import CorosrvError, JobFailed
+from corosrv.errors import CorosrvError
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry, Told
 from corosrv.http.sse import named_event
@@ -66,7 +66,7 @@ class ResponseAnswer(BlockAnswer):
         response = self._response("in_progress")
         return self._send("response.created", response=response) + self._send("response.in_progress", response=response)
 
-    def events(self, chunks: list[Chunk]) -> bytes:
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
         if not self._telemetry.is_wanted:
             return super().events(chunks)
         sent = b""
@@ -74,11 +74,7 @@ class ResponseAnswer(BlockAnswer):
             for progress in self._telemetry.progress(chunk):
                 sent += self._send("response.in_progress", response=self._response("in_progress"), **progress)
             self._timings = self._telemetry.timings(chunk)
-            try:
-                sent += super().events([chunk])
-            except JobFailed as error:
-                error.unsent = sent + error.unsent
-                raise
+            sent += super().events([chunk])
         return sent
 
     def opened(self, block: Block) -> bytes:

@@ -1,0 +1,29 @@
+"""Tasks that failed, and what that means for the request that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corosrv.errors import JobFailed, JobPutOff, JobRefused
+from corosrv.jobs import Chunk, Finish
+
+# By the code of an error chunk; any other is a bug, or a failed decode.
+_KINDS: dict[str, type[JobFailed]] = {
+    **dict.fromkeys(("grammar_dead_end", "grammar_too_slow", "all_tokens_banned"), JobRefused),
+    **dict.fromkeys(("server_shutting_down", "queue_timeout"), JobPutOff),
+}
+
+
+def failure_of(chunk: Chunk) -> JobFailed | None:
+    """Returns why a terminal chunk's task failed, or None where it did not."""
+    if chunk.finish is Finish.ERROR:
+        return _KINDS.get(chunk.code, JobFailed)(chunk.text, chunk.code or None)
+    return JobFailed("the request was cancelled") if chunk.finish is Finish.CANCELLED else None
+
+
+def until_failure(chunks: Sequence[Chunk]) -> tuple[Sequence[Chunk], JobFailed | None]:
+    """Returns the chunks before the first one whose task failed, and its failure."""
+    for number, chunk in enumerate(chunks):
+        if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
+            return chunks[:number], failure
+    return chunks, None
