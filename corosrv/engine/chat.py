@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
-from typing import Any
 
+from corosrv.engine.builtin_template import BuiltinTemplate, builtin_name
+from corosrv.engine.jinja_template import JinjaTemplate
 from corosrv.engine.marks import Guard, Marks, Piece
-from corosrv.engine.sandbox import Sandbox, TemplateLimits
+from corosrv.engine.sandbox import TemplateLimits
 from corosrv.engine.tool_text import Message, written_in
-from corosrv.engine.traits import Traits, find_traits
+from corosrv.engine.traits import Rendering, Traits, find_traits
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
 
@@ -21,7 +21,7 @@ CHATML = (
 
 
 class ChatTemplate:
-    """One model's template. Rendering computes, and never waits."""
+    """One model's template: Jinja's, or one that libllama has built in. Rendering computes, and never waits."""
 
     def __init__(
         self,
@@ -31,23 +31,21 @@ class ChatTemplate:
         limits: TemplateLimits | None = None,
         thinks: bool = True,
     ) -> None:
-        """`control_markers`: texts of control tokens; `special`: what templates know as bos_token and so on.
+        """`source`: the template's text, or the name of a built-in one; `control_markers`: texts of control tokens;
+        `special`: what templates know as bos_token and so on.
 
         `thinks`: whether a model that can think does, where a conversation does not say. Raises Refused.
         """
         self.source = source
-        self._special = special
         self._guard = Guard(control_markers)
         self._thinks = thinks
-        self._environment = Sandbox(limits or TemplateLimits())
-        try:
-            self._template = self._environment.from_string(source)
-        except Exception as error:  # anything, as below
-            raise Refused(f"the model's chat template cannot be used: {error}", None, "invalid_template") from error
-        self.traits: Traits = find_traits(source, self._run)
+        name = builtin_name(source)
+        template = BuiltinTemplate(name) if name else JinjaTemplate(source, special, limits or TemplateLimits())
+        self._render: Rendering = template.render
+        self.traits: Traits = find_traits(source, self._render)
 
     def render(self, prompt: Messages) -> list[Piece]:
-        """The prompt as pieces, in order. Raises Refused when the template refuses the conversation."""
+        """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation."""
         marks = Marks.free_in([prompt.messages, prompt.tools, prompt.template_arguments])
         messages: list[Message] = self._guard.guarded(prompt.messages, marks)
         messages, tools = written_in(messages, self._guard.guarded(prompt.tools, marks), self.traits)
@@ -56,7 +54,7 @@ class ChatTemplate:
         arguments = {"enable_thinking": self._thinks, **self._guard.guarded(prompt.template_arguments, marks)}
         if tools:
             arguments["tools"] = tools
-        rendered = self._run(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
+        rendered = self._render(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
         if prompt.continue_final:
             rendered, found, _ = rendered.partition(marks.end)
             if not found:
@@ -74,24 +72,3 @@ class ChatTemplate:
         if end.endswith(closing):
             return ""
         return f"\n{closing}\n\n" if end.endswith(opening) else f"{opening}\n\n{closing}\n\n"
-
-    def _run(self, messages: list[Message], **arguments: Any) -> str:
-        today = datetime.now()
-        values = {
-            # As llama-server names and writes it; templates that have no strftime_now ask for these.
-            "date_string": today.strftime("%d %b %Y"),
-            "datetime": today.strftime("%b %d %Y"),
-            # Tools in firefunction's template, which nobody fills there either; what tools there are is written in.
-            "functions": "",
-            "enable_thinking": True,
-            "add_generation_prompt": False,
-            **self._special,
-            **arguments,
-            "messages": messages,
-        }
-        try:
-            return self._environment.render_limited(self._template, values)
-        except Exception as error:  # anything: it is the template's code that raised it
-            raise Refused(
-                f"the model's chat template refuses these messages: {error}", "messages", "invalid_template"
-            ) from error

@@ -30,11 +30,7 @@ class Marks(NamedTuple):
     @classmethod
     def free_in(cls, value: Any) -> Marks:
         """Raises Refused when `value`, strings at any depth, leaves no three."""
-        used = {mark for text in strings(value) for mark in _NONCHARACTER.findall(text)}
-        free = [mark for mark in _NONCHARACTERS if mark not in used]
-        if len(free) < 3:
-            raise Refused("the messages use up the code points U+FDD0 to U+FDEF", "messages")
-        return cls(*free[:3])
+        return cls(*free_marks(value, 3))
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
         """Cuts at the marks; those that a template has torn apart are dropped."""
@@ -48,6 +44,15 @@ class Marks(NamedTuple):
     def _piece(self, text: str) -> Iterator[Piece]:
         if clean := text.replace(self.opening, "").replace(self.closing, ""):
             yield Piece(clean, is_text=False)
+
+
+def free_marks(value: Any, count: int) -> list[str]:
+    """Returns code points that `value`, strings at any depth, does not use. Raises Refused when it leaves too few."""
+    used = {mark for text in strings(value) for mark in _NONCHARACTER.findall(text)}
+    free = [mark for mark in _NONCHARACTERS if mark not in used]
+    if len(free) < count:
+        raise Refused("the messages use up the code points U+FDD0 to U+FDEF", "messages")
+    return free[:count]
 
 
 class Guard:

@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 from corosrv.anthropic import routes as anthropic
 from corosrv.decoding import json_limits
 from corosrv.engine.binding import JsonLimits
+from corosrv.engine.builtin_template import check_source
+from corosrv.errors import Refused, SettingsError
 from corosrv.generation.exchange import Limits, RequestFlow
 from corosrv.generation.fields import Defaults
 from corosrv.http import metrics
@@ -39,6 +41,9 @@ class ModelPart:
     """Begins to load its first model when it is started."""
 
     def __init__(self, settings: Settings, stats: metrics.HttpStats) -> None:
+        """Raises SettingsError for a chat template that is none."""
+        for model in settings.models:
+            _check_template(model)
         self._settings = settings
         self._stats = stats
         self.pool = ModelPool(settings, watch=_watch)
@@ -118,3 +123,13 @@ class ModelPart:
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:
     """Of the request at hand, if there is one."""
     return ClientWatch(request.environ if has_request_context() else {}, on_gone)
+
+
+def _check_template(model: Settings) -> None:
+    """Raises SettingsError for an operator's chat template that is none, and names no built-in one."""
+    try:
+        if model.template:
+            check_source(model.template)
+    except Refused as error:
+        name = "CHAT_TEMPLATE_FILE" if model.chat_template_file else "CHAT_TEMPLATE"
+        raise SettingsError(f"COROSRV_{name}: {error}") from None

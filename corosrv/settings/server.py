@@ -120,9 +120,14 @@ class Settings:
     deterministic: bool = setting(
         False, "1: a seed's text depends on no neighbour, no shared prefix and no load", per_model=True
     )
-    chat_template: str = setting("", "chat template, instead of the model's own", per_model=True)
+    chat_template: str = setting(
+        "",
+        "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
+        "(llama3, chatml, gemma, ...)",
+        per_model=True,
+    )
     chat_template_file: str = setting(
-        "", "path of a file with a chat template, instead of the model's own", per_model=True
+        "", "path of a file with a chat template instead of the model's own", per_model=True
     )
     reasoning: str = setting(
         "auto",

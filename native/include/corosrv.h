@@ -400,6 +400,22 @@ int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
 /* 1 when the token ends an answer, 0 otherwise. Any thread. */
 int corosrv_token_is_end(corosrv_engine* engine, int32_t token);
 
+/* Names of the chat templates that libllama has built in. Writes at most `capacity` of them, which live for ever, and
+ * the number there are into `n_names`. Any thread. */
+int corosrv_chat_template_names(const char** names, size_t capacity, size_t* n_names);
+
+/* One message of a conversation; both texts are NUL-terminated. */
+typedef struct corosrv_chat_message {
+  const char* role;
+  const char* content;
+} corosrv_chat_message;
+
+/* Writes a conversation as the built-in chat template of this name has it: at most `capacity` bytes, without a NUL,
+ * and the number there are into `text_size`, which may be larger: call again with room. `add_prompt`: the beginning of
+ * the assistant's next message follows. COROSRV_INVALID for a name that libllama does not have. Any thread. */
+int corosrv_chat_template_apply(const char* name, const corosrv_chat_message* messages, size_t n_messages,
+                                int add_prompt, char* text, size_t capacity, size_t* text_size);
+
 /* Queues all tasks or none. The reader is the caller's, to be closed by it. Any thread; compiles the grammars, which
  * takes up to some milliseconds for each that is different. */
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,

@@ -201,6 +201,15 @@ def test_a_template_of_the_operator_s_own_takes_the_model_s_place():
     assert card.capabilities >= {"completion", "chat", "tools"}
 
 
+def test_the_name_of_a_built_in_template_takes_the_place_of_the_model_s_own():
+    with opened(chat_template="llama3") as engine:
+        prompt = engine.vocabulary(None).render(conversation("Hi"))
+        capabilities = engine.card(None).capabilities
+
+    assert prompt.startswith("<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>")
+    assert capabilities >= {"completion", "chat", "tools"}
+
+
 def test_tools_that_cannot_fit_are_refused_before_the_template_runs(engine):
     large = {"type": "function", "function": {"name": "a", "description": "word " * 2000}}
 

@@ -1,5 +1,6 @@
 """The only user of the extension: codes become exceptions, C structs become values, handles become objects."""
 
+from corosrv.engine.binding.chat_templates import apply_chat_template, chat_template_names
 from corosrv.engine.binding.engine import NativeEngine
 from corosrv.engine.binding.errand import NativeErrand
 from corosrv.engine.binding.json_limits import JsonLimits
@@ -32,4 +33,6 @@ __all__ = [
     "SlotContent",
     "Synthetic",
     "Task",
+    "apply_chat_template",
+    "chat_template_names",
 ]

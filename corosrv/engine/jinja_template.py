@@ -1,0 +1,44 @@
+"""Chat templates in Jinja's language, as models carry them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from corosrv.engine.sandbox import Sandbox, TemplateLimits
+from corosrv.errors import Refused
+
+
+class JinjaTemplate:
+    """One template, in a sandbox."""
+
+    def __init__(self, source: str, special: dict[str, str], limits: TemplateLimits) -> None:
+        """`special`: what templates know as bos_token and so on. Raises Refused for a text that is no template."""
+        self._special = special
+        self._environment = Sandbox(limits)
+        try:
+            self._template = self._environment.from_string(source)
+        except Exception as error:  # anything, as below
+            raise Refused(f"the model's chat template cannot be used: {error}", None, "invalid_template") from error
+
+    def render(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
+        """Renders a conversation. Raises Refused when the template does."""
+        today = datetime.now()
+        values = {
+            # As llama-server names and writes it; templates that have no strftime_now ask for these.
+            "date_string": today.strftime("%d %b %Y"),
+            "datetime": today.strftime("%b %d %Y"),
+            # Tools in firefunction's template, which nobody fills there either; what tools there are is written in.
+            "functions": "",
+            "enable_thinking": True,
+            "add_generation_prompt": False,
+            **self._special,
+            **arguments,
+            "messages": messages,
+        }
+        try:
+            return self._environment.render_limited(self._template, values)
+        except Exception as error:  # anything: it is the template's code that raised it
+            raise Refused(
+                f"the model's chat template refuses these messages: {error}", "messages", "invalid_template"
+            ) from error

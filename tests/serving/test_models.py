@@ -1,0 +1,26 @@
+"""The part of a server that serves models: what it refuses before anything starts."""
+
+import pytest
+
+from corosrv.errors import SettingsError
+from corosrv.http.metrics import HttpStats
+from corosrv.serving.models import ModelPart
+from corosrv.settings import Settings
+
+
+def test_a_chat_template_that_is_none_stops_the_start():
+    with pytest.raises(SettingsError, match="COROSRV_CHAT_TEMPLATE: 'llama33' is neither"):
+        ModelPart(Settings(model="synthetic:", chat_template="llama33"), HttpStats())
+
+
+def test_a_chat_template_file_that_holds_none_stops_the_start(tmp_path):
+    file = tmp_path / "template.txt"
+    file.write_text("You are helpful.")
+
+    with pytest.raises(SettingsError, match=r"COROSRV_CHAT_TEMPLATE_FILE: 'You are helpful\.' is neither"):
+        ModelPart(Settings(model="synthetic:", chat_template_file=str(file)), HttpStats())
+
+
+def test_a_model_of_several_has_its_chat_template_checked_too():
+    with pytest.raises(SettingsError, match="'llama33' is neither"):
+        ModelPart(Settings(model="a=synthetic:,b=synthetic:?chat_template=llama33"), HttpStats())
