@@ -28,7 +28,7 @@ def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, re
 
 
 def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Conversation:
-    job = fields.job(body, (_prompt(body),), defaults, 1, least_tokens=1)
+    job = fields.job(body, (_prompt(body),), defaults)
     choice = body.tool_choice
     return Conversation(
         replace(job, stop=job.stop + fields.stops(body.stop_sequences, "stop_sequences")),

@@ -103,7 +103,6 @@ class PromptBody(GenerationFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     thinking: ThinkingOptions | None = None
     tool_choice: ToolChoice | None = None
     tools: list[Tool] | None = None

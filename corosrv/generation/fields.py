@@ -95,6 +95,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     t_max_predict_ms: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
     lora: Annotated[list[Lora], Meta(max_length=64)] | None = None
 
+    stream: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
 
@@ -118,19 +119,35 @@ class Defaults:
     context_shift: bool = False
 
 
-def job(fields: GenerationFields, prompts: tuple[Prompt, ...], defaults: Defaults, n: int, least_tokens: int) -> Job:
-    """What the fields ask for. Raises Refused, which names the parameter.
+def job(
+    fields: GenerationFields,
+    prompts: tuple[Prompt, ...],
+    defaults: Defaults,
+    *,
+    n: int = 1,
+    least_tokens: int = 1,
+    n_probs: int = -1,
+    post_sampling_probs: bool = False,
+    scores_prompt: bool = False,
+) -> Job:
+    """Makes the job that the fields ask for. Raises Refused, which names the parameter.
 
-    `least_tokens`: how few tokens an answer may be limited to: 0 where reading the prompt alone makes sense.
+    `least_tokens`: how few tokens an answer may be limited to: 0 where reading the prompt alone makes sense. `n_probs`
+    and `post_sampling_probs`: see Sampling; events with each token's timings need the tokens in any case.
     """
+    stream = bool(fields.stream)
+    if stream and fields.timings_per_token:
+        n_probs = max(n_probs, 0)
     return Job(
         prompts=prompts,
         n=n,
         max_tokens=_max_tokens(fields, least_tokens, defaults.max_tokens),
-        sampling=_sampling(fields, defaults),
+        sampling=_sampling(fields, defaults, n_probs, post_sampling_probs),
         stop=stops(fields.stop, "stop"),
         share_prefix=fields.cache_prompt is not False,
         model=fields.model,
+        scores_prompt=scores_prompt,
+        tells_progress=stream and bool(fields.return_progress),
         context_shift=defaults.context_shift,
         n_keep=fields.n_keep or 0,
         n_discard=fields.n_discard or 0,
@@ -138,11 +155,6 @@ def job(fields: GenerationFields, prompts: tuple[Prompt, ...], defaults: Default
         slot=-1 if fields.id_slot is None else fields.id_slot,
         lora=None if fields.lora is None else tuple((one.id, one.scale) for one in fields.lora),
     )
-
-
-def with_tokens(job: Job, n_probs: int, post_sampling: bool = False) -> Job:
-    """The same job, whose chunks tell their tokens and the `n_probs` likeliest in the place of each; -1: no tokens."""
-    return replace(job, sampling=replace(job.sampling, n_probs=n_probs, post_sampling_probs=post_sampling))
 
 
 def with_schema(job: Job, schema: dict[str, Any] | bool | None) -> Job:
@@ -169,7 +181,7 @@ def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> in
     return default
 
 
-def _sampling(fields: GenerationFields, defaults: Defaults) -> Sampling:
+def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
     chosen: dict[str, Any] = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
         chosen["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
@@ -183,6 +195,8 @@ def _sampling(fields: GenerationFields, defaults: Defaults) -> Sampling:
         seed=_seed(fields.seed, defaults.seed),
         logit_bias=tuple(_biases(fields.logit_bias or {})),
         grammar=check_text(fields.grammar or "", "grammar"),
+        n_probs=n_probs,
+        post_sampling_probs=post_sampling_probs,
         **chosen,
     )
 

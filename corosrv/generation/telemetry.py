@@ -1,63 +1,43 @@
-"""How far a job is, told beside its answer to clients that ask for it, as llama-server tells it."""
+"""Tells how far a job is in the events of its stream, as llama-server does for clients that ask."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
-from corosrv.generation.fields import GenerationFields
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.tally import Tally
-from corosrv.jobs import Chunk, Job
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What is told beside a streamed answer; one that is not streamed has its timings anyway."""
-
-    timings: bool = False  # of every token
-    progress: bool = False  # of reading the prompt
-
-    @classmethod
-    def of(cls, fields: GenerationFields, stream: bool) -> Told:
-        return cls(bool(fields.timings_per_token), bool(fields.return_progress)) if stream else cls()
-
-    def by(self, job: Job) -> Job:
-        """The same job, whose chunks tell this."""
-        job = replace(job, tells_progress=self.progress)
-        return tells_tokens(job) if self.timings else job
-
-
-def tells_tokens(job: Job) -> Job:
-    """The same job, whose chunks tell their tokens, if they did not already."""
-    if job.sampling.n_probs >= 0:
-        return job
-    return replace(job, sampling=replace(job.sampling, n_probs=0))
+from corosrv.jobs import Chunk
 
 
 class Telemetry:
-    """Of one streamed answer: the members that its events have beside the dialect's own."""
+    """Makes the members that tell in one stream's events how far its job is."""
 
-    def __init__(self, n_tasks: int, told: Told) -> None:
-        self._tallies = [Tally() for _ in range(n_tasks)]
-        self._read = [-1] * len(self._tallies)
-        self._told = told
-        self.is_wanted = told.timings or told.progress
+    __slots__ = ("_has_progress", "_has_timings", "_n_read", "_tallies", "is_wanted")
+
+    def __init__(self, n_tasks: int, options: AnswerOptions) -> None:
+        self._has_timings = options.token_timings
+        self._has_progress = options.prompt_progress
+        self.is_wanted = self._has_timings or self._has_progress
+        self._tallies = [Tally() for _ in range(n_tasks)] if self._has_timings else []
+        self._n_read = [-1] * n_tasks if self._has_progress else []  # tokens of each task's prompt, as last told
 
     def progress(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """What is told when more of a prompt was read, in events of its own before those of the chunk."""
-        last_told = self._read[chunk.index]
-        if not self._told.progress or chunk.read_tokens <= last_told:
+        """Yields the members of the events that tell, before those of this chunk, how much of its prompt was read."""
+        if not self._has_progress:
             return
-        self._read[chunk.index] = chunk.read_tokens
+        last_told = self._n_read[chunk.index]
+        if chunk.read_tokens <= last_told:
+            return
+        self._n_read[chunk.index] = chunk.read_tokens
         if last_told < 0 and chunk.read_tokens > chunk.cached_tokens:
             # The chunk that told of the beginning is part of this one: nobody read it before there was more.
             yield _progress(chunk, chunk.cached_tokens, 0.0)
         yield _progress(chunk, chunk.read_tokens, chunk.prompt_ms)
 
     def timings(self, chunk: Chunk) -> dict[str, Any]:
-        """What is told with the tokens of a chunk; nothing where there are none."""
-        if not self._told.timings:
+        """Takes each chunk once, in order; returns the members that its tokens bring, none where it has none."""
+        if not self._has_timings:
             return {}
         tally = self._tallies[chunk.index]
         tally.add(chunk)

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from corosrv.errors import CorosrvError
-from corosrv.generation.native import NativeForm, NativeTask
+from corosrv.generation.answer_options import AnswerOptions
+from corosrv.generation.native import NativeTask
 from corosrv.generation.split_tokens import split_tokens
-from corosrv.generation.telemetry import Telemetry, Told
+from corosrv.generation.telemetry import Telemetry
 from corosrv.jobs import Chunk
 from corosrv.openai import events
 from corosrv.turns import Turns
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What an answer shows, and what beside it."""
-
-    form: NativeForm
-    told: Told
-    is_list: bool = False  # the answer is a list, whatever its length
-    fields: tuple[str, ...] = ()  # members to be picked; none: all of them
-
-
 class NativeAnswer:
-    """One answer being put together."""
+    """Puts one answer together from the chunks of its job."""
 
-    def __init__(self, shown: Shown) -> None:
-        n_tasks = shown.form.job.n_tasks
-        self._shown = shown
-        self._telemetry = Telemetry(n_tasks, shown.told)
-        self._tasks = [NativeTask(index, shown.form) for index in range(n_tasks)]
+    __slots__ = ("_options", "_tasks", "_telemetry")
+
+    def __init__(self, options: AnswerOptions) -> None:
+        """The options have a native form."""
+        form = options.native_form
+        assert form is not None
+        self._options = options
+        self._telemetry = Telemetry(form.job.n_tasks, options)
+        self._tasks = [NativeTask(index, form) for index in range(form.job.n_tasks)]
 
     def whole(self, chunks: list[Chunk]) -> Any:
         last: dict[int, Chunk] = {}
@@ -42,7 +36,7 @@ class NativeAnswer:
             if chunk.finish is not None:
                 last[chunk.index] = chunk
         answers = [self._final(last[index]) for index in Turns().among(range(len(self._tasks)))]
-        return answers if self._shown.is_list else answers[0]
+        return answers if self._options.is_list else answers[0]
 
     def first(self) -> bytes:
         return b":\n\n"
@@ -67,7 +61,7 @@ class NativeAnswer:
 
     def _final(self, chunk: Chunk) -> dict[str, Any]:
         members = self._tasks[chunk.index].final(chunk)
-        return pick(members, self._shown.fields) if self._shown.fields else members
+        return pick(members, self._options.members) if self._options.members else members
 
 
 def _without_text(chunk: Chunk) -> Chunk:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from corosrv.decoding.text import check_text
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation import fields, infill
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.exchange import Call
 from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
-from corosrv.generation.telemetry import Told
 from corosrv.jobs import Job, ModelCard, Prompt, Tokens, Vocabulary
 from corosrv.llamacpp import schema
-from corosrv.llamacpp.answers import NativeAnswer, Shown
+from corosrv.llamacpp.answers import NativeAnswer
 
 _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
@@ -45,17 +45,17 @@ def _call(
 ) -> Call:
     # Read here, because the answer shows what became of them.
     read = tuple(Tokens(tuple(vocabulary.encode(one, i, len(asked)))) for i, one in enumerate(asked))
-    stream = bool(body.stream)
-    told = Told.of(body, stream)
-    job = told.by(_job(body, read, defaults))
-    form = NativeForm.of(job, card, vocabulary, stream, bool(body.return_tokens), timings=bool(body.timings_per_token))
-    shown = Shown(
-        replace(form, n_indent=body.n_indent or 0),
-        told,
-        is_list=is_list or job.n > 1,
-        fields=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
+    job = _job(body, read, defaults)
+    form = NativeForm.of(
+        job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
     )
-    return Call(job, stream, NativeAnswer(shown))
+    options = AnswerOptions.of(
+        body,
+        native_form=replace(form, n_indent=body.n_indent or 0),
+        is_list=is_list or job.n > 1,
+        members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
+    )
+    return Call(job, options.stream, NativeAnswer(options))
 
 
 def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
@@ -68,10 +68,17 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
     n = body.n or body.n_cmpl or 1
     if isinstance(body.logit_bias, dict):
         body.logit_bias = [(_token_or_text(key), bias) for key, bias in body.logit_bias.items()]
-    job = fields.with_schema(fields.job(body, asked, defaults, n, least_tokens=0), body.json_schema)
-    if n_probs or body.stream or body.return_tokens:
-        return fields.with_tokens(job, n_probs, post_sampling)
-    return job
+    has_tokens = bool(n_probs or body.stream or body.return_tokens)
+    job = fields.job(
+        body,
+        asked,
+        defaults,
+        n=n,
+        least_tokens=0,
+        n_probs=n_probs if has_tokens else -1,
+        post_sampling_probs=post_sampling,
+    )
+    return fields.with_schema(job, body.json_schema)
 
 
 def _token_or_text(key: str) -> int | str:

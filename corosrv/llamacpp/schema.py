@@ -27,7 +27,6 @@ UNSUPPORTED: unsupported.Neutral = {
 class NativeFields(GenerationFields, kw_only=True):
     """What `/completion` and `/infill` share."""
 
-    stream: bool | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     json_schema: dict[str, Any] | bool | None = None

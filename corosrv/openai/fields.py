@@ -23,7 +23,6 @@ class CompletionFields(GenerationFields, kw_only=True):
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     verbose: bool | None = None
 

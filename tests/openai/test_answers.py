@@ -9,11 +9,11 @@ import pytest
 from corosrv.chat.choice import Syntax
 from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import SyntaxParser, TextParser
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.exchange import Answer
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.openai.chat.answers import ChatAnswer
-from corosrv.openai.chat.answers import Shown as ChatShown
-from corosrv.openai.completions.answers import Shown, TextAnswer
+from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.events import DONE
 
 CARD = ModelCard("tiny", created=1, fingerprint="b123")
@@ -28,8 +28,8 @@ def answer(
 ) -> Answer:
     job = Job((Text("x"),) * prompts, n=n)
     if shape == TEXT:
-        return TextAnswer(job, CARD, Shown(n, usage))
-    return ChatAnswer(job, CARD, TextParser(), ChatShown(stream, usage))
+        return TextAnswer(job, CARD, AnswerOptions(n=n, stream=stream, usage=usage))
+    return ChatAnswer(job, CARD, TextParser(), AnswerOptions(stream=stream, usage=usage))
 
 
 def text(index: int, words: str, n_tokens: int = 1) -> Chunk:
@@ -244,7 +244,7 @@ SYNTAX = Syntax(("<think>", "</think>"), tool_format=FORMATS["hermes"])
 
 def thoughtful(stream: bool = False, usage: bool = False, n: int = 1, n_probs: int = -1) -> ChatAnswer:
     job = Job((Text("x"),), n=n, sampling=Sampling(n_probs=n_probs))
-    return ChatAnswer(job, CARD, SyntaxParser(SYNTAX), ChatShown(stream, usage, logprobs=n_probs >= 0))
+    return ChatAnswer(job, CARD, SyntaxParser(SYNTAX), AnswerOptions(stream=stream, usage=usage, logprobs=n_probs >= 0))
 
 
 RAIN = ["<tool_call>", '{"name": "rain"', ', "arguments": {"at"', ': "Köln"}', "}", "</tool_call>"]

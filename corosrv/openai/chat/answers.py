@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
-from corosrv.openai.beside import Beside, Wanted
+from corosrv.openai.llama_extras import LlamaExtras
 from corosrv.turns import Turns
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What an answer shows."""
-
-    stream: bool = False
-    usage: bool = False  # at the end of a stream
-    logprobs: bool = False
-    beside: Wanted = field(default_factory=Wanted)
-
-
 class ChatAnswer:
-    """One answer being put together."""
+    """Puts one answer together from the chunks of its job."""
 
-    def __init__(self, job: Job, card: ModelCard, parser: Parser, shown: Shown) -> None:
+    __slots__ = (
+        "_extras", "_frame", "_has_logprobs", "_is_post_sampling", "_n_choices", "_parser", "_tally", "_text_frames"
+    )  # fmt: skip
+
+    def __init__(self, job: Job, card: ModelCard, parser: Parser, options: AnswerOptions) -> None:
         self._n_choices = job.n_tasks
         self._tally = Tally(job.n)
         self._parser = parser
-        kind = "chat.completion.chunk" if shown.stream else "chat.completion"
-        self._frame = events.Frame("chatcmpl-", kind, card, job.n_tasks, shown.usage)
-        self._has_logprobs = shown.logprobs
+        kind = "chat.completion.chunk" if options.stream else "chat.completion"
+        self._frame = events.Frame("chatcmpl-", kind, card, job.n_tasks, options.usage)
+        self._has_logprobs = options.logprobs
         self._is_post_sampling = job.sampling.post_sampling_probs
-        self._beside = Beside(job, shown.beside)
+        self._extras = LlamaExtras(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
         choices = [_Choice(index) for index in range(self._n_choices)]
@@ -49,9 +43,9 @@ class ChatAnswer:
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        shown = [one.whole(self._logprobs(one.tokens)) for one in Turns().among(choices)]
-        answer = self._frame.whole(shown, self._tally, self._parser.reasoning_tokens)
-        return answer | self._beside.of_whole(chunks)
+        whole = [choice.whole(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
+        answer = self._frame.whole(whole, self._tally, self._parser.reasoning_tokens)
+        return answer | self._extras.of_whole(chunks)
 
     def first(self) -> bytes:
         delta = {"role": "assistant", "content": None}
@@ -61,47 +55,46 @@ class ChatAnswer:
         for chunk in chunks:
             self._tally.add(chunk)
         sent: list[bytes] = []
-        if self._beside.is_wanted:
+        if self._extras.is_wanted:
             for chunk in split_tokens(chunks):
-                self._tell(chunk, sent)
+                sent += self._events_with_extras(chunk)
         else:
             sent += map(self._event, self._parser.parts(chunks))
         return b"".join(sent)
 
-    def _tell(self, chunk: Chunk, sent: list[bytes]) -> None:
-        """The events of one chunk, with what is told beside them."""
-        for progress in self._beside.progress(chunk):
-            sent.append(self._frame.event(_delta(chunk.index, {}), **progress))
-        beside = self._beside.with_text(chunk)
+    def _events_with_extras(self, chunk: Chunk) -> Iterator[bytes]:
+        for progress in self._extras.progress(chunk):
+            yield self._frame.event(_delta(chunk.index, {}), **progress)
+        extras = self._extras.add(chunk)
         for part in self._parser.parts((chunk,)):
             if isinstance(part, End):
-                sent.append(self._event(part, **self._beside.at_end(chunk)))
-            elif beside or self._has_logprobs or not isinstance(part, Text) or part.text:
-                sent.append(self._event(part, **beside))
+                yield self._event(part, **self._extras.at_end(chunk))
+            elif extras or self._has_logprobs or not isinstance(part, Text) or part.text:
+                yield self._event(part, **extras)
 
-    def _event(self, part: Part, **beside: Any) -> bytes:
-        if isinstance(part, Text) and not self._has_logprobs and not beside:
-            before, after = self._around.get(part.choice) or self._make_around(part.choice)
+    def _event(self, part: Part, **extras: Any) -> bytes:
+        if isinstance(part, Text) and not self._has_logprobs and not extras:
+            before, after = self._text_frames.get(part.choice) or self._make_text_frame(part.choice)
             return before + events.encode(part.text) + after
         if isinstance(part, Text):
             # Tokens that add no text, as the last one, come without any.
             delta = {"content": part.text} if part.text else {}
-            return self._frame.event(_delta(part.choice, delta, logprobs=self._logprobs(part.tokens)), **beside)
+            return self._frame.event(_delta(part.choice, delta, logprobs=self._logprobs(part.tokens)), **extras)
         if isinstance(part, End):
             end = _delta(part.choice, {}, part.reason)
-            return self._frame.end(end, self._tally, self._parser.reasoning_tokens, **beside)
-        return self._frame.event(_delta_of(part), **beside)
+            return self._frame.end(end, self._tally, self._parser.reasoning_tokens, **extras)
+        return self._frame.event(_delta_of(part), **extras)
 
     def _logprobs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
         return {"content": [likelihood.of(token, self._is_post_sampling) for token in tokens], "refusal": None}
 
-    def _make_around(self, index: int) -> tuple[bytes, bytes]:
+    def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
         around = self._frame.around(
             b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
         )
-        self._around[index] = around
+        self._text_frames[index] = around
         return around
 
     def failure(self, error: CorosrvError) -> bytes:

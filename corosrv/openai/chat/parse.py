@@ -9,12 +9,13 @@ from corosrv.chat.prepare import prepare
 from corosrv.decoding.text import check_text
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.exchange import Call
 from corosrv.jobs import Messages, ModelCard, Vocabulary
-from corosrv.openai.beside import Wanted, telling
 from corosrv.openai.chat import forms, messages, schema
-from corosrv.openai.chat.answers import ChatAnswer, Shown
+from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.fields import includes_usage
+from corosrv.openai.llama_extras import native_form
 
 
 def call(body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
@@ -23,17 +24,29 @@ def call(body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, voca
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
     job, parser = prepare(conversation(body, defaults), card)
-    job = telling(body, job)
-    stream = bool(body.stream)
-    shown = Shown(stream, include_usage, _n_probs(body) >= 0, Wanted.of(body, job, card, vocabulary))
-    return Call(job, stream, ChatAnswer(job, card, parser, shown))
+    options = AnswerOptions.of(
+        body,
+        usage=include_usage,
+        logprobs=_n_probs(body) >= 0,
+        native_form=native_form(body, job, card, vocabulary),
+    )
+    return Call(job, options.stream, ChatAnswer(job, card, parser, options))
 
 
 def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversation:
     """What a body asks for, whatever model answers it. Raises Refused."""
-    job = fields.job(body, (prompt(body),), defaults, body.n or 1, least_tokens=1)
+    n_probs = _n_probs(body)
+    if body.verbose and body.return_tokens:
+        n_probs = max(n_probs, 0)
     return Conversation(
-        fields.with_tokens(job, _n_probs(body), bool(body.post_sampling_probs)),
+        fields.job(
+            body,
+            (prompt(body),),
+            defaults,
+            n=body.n or 1,
+            n_probs=n_probs,
+            post_sampling_probs=bool(body.post_sampling_probs),
+        ),
         tool_choice=forms.tool_choice(body),
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=forms.answer_format(body),

@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
+from corosrv.generation.answer_options import AnswerOptions, Echo
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
-from corosrv.openai.beside import Beside, Wanted
 from corosrv.openai.completions.logprobs import Logprobs
+from corosrv.openai.llama_extras import LlamaExtras
 from corosrv.turns import Turns
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt that stands in front of its answers."""
-
-    text: str
-    offset: int = 0  # where its first token begins in the text: before it, when the model was given one in front
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What an answer shows beside the generated text."""
-
-    n: int = 1  # choices of each prompt: the best of those that the job tries
-    usage: bool = False  # at the end of a stream
-    echo: tuple[Echo, ...] | None = None
-    logprobs: bool = False
-    probs: bool = False  # the same, in llama-server's form
-    beside: Wanted = field(default_factory=Wanted)
-
 
 _NO_ECHO = Echo("")
 
@@ -64,16 +43,18 @@ class _Choice:
 
 
 class TextAnswer:
-    """One answer being put together."""
+    """Puts one answer together from the chunks of its job."""
 
-    def __init__(self, job: Job, card: ModelCard, shown: Shown) -> None:
+    __slots__ = ("_extras", "_frame", "_job", "_logprobs", "_options", "_tally", "_text_frames")
+
+    def __init__(self, job: Job, card: ModelCard, options: AnswerOptions) -> None:
         self._job = job
-        self._shown = shown
+        self._options = options
         self._tally = Tally(job.n)
-        self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, shown.usage)
-        self._beside = Beside(job, shown.beside)
+        self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, options.usage)
+        self._extras = LlamaExtras(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._text_frames: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
     def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
@@ -82,74 +63,73 @@ class TextAnswer:
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
         choices = [self._whole_choice(index, choice) for index, choice in Turns().among(enumerate(self._best(tried)))]
-        return self._frame.whole(choices, self._tally) | self._beside.of_whole(chunks)
+        return self._frame.whole(choices, self._tally) | self._extras.of_whole(chunks)
 
     def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
-        n, n_tried = self._shown.n, self._job.n
+        n, n_tried = self._options.n, self._job.n
         if n == n_tried:
             return list(tried)
         groups = (tried[first : first + n_tried] for first in range(0, len(tried), n_tried))
         return [best for group in groups for best in sorted(group, key=lambda one: -one.mean_logprob)[:n]]
 
     def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        echo = self._echo(index, self._shown.n)
-        shown = None
-        if self._shown.logprobs:
-            shown = Logprobs(echo.offset).show([*choice.prompt_info, *choice.tokens])
-        elif self._shown.probs:
-            shown = self._probs(choice.tokens)
-        return _choice(index, echo.text + choice.text, shown, choice.finish)
+        echo = self._echo(index, self._options.n)
+        logprobs = None
+        if self._options.logprobs:
+            logprobs = Logprobs(echo.offset).show([*choice.prompt_info, *choice.tokens])
+        elif self._options.probs:
+            logprobs = self._probs(choice.tokens)
+        return _choice(index, echo.text + choice.text, logprobs, choice.finish)
 
     def _echo(self, index: int, n: int) -> Echo:
-        return _NO_ECHO if self._shown.echo is None else self._shown.echo[index // n]
+        return _NO_ECHO if self._options.echoes is None else self._options.echoes[index // n]
 
     def first(self) -> bytes:
-        if self._shown.echo is None or self._shown.logprobs:
+        if self._options.echoes is None or self._options.logprobs:
             return b":\n\n"  # an echo with logprobs waits for these
         echoes = ((index, self._echo(index, self._job.n).text) for index in range(self._job.n_tasks))
         return b"".join(self._piece(index, echo) for index, echo in echoes if echo) or b":\n\n"
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
         sent = b""
-        for chunk in split_tokens(chunks) if self._beside.is_wanted or self._shown.probs else chunks:
+        for chunk in split_tokens(chunks) if self._extras.is_wanted or self._options.probs else chunks:
             self._tally.add(chunk)
-            if self._beside.is_wanted or self._shown.probs:
-                sent += self._told(chunk)
-            elif self._shown.logprobs:
+            if self._extras.is_wanted or self._options.probs:
+                sent += self._events_with_extras(chunk)
+            elif self._options.logprobs:
                 sent += self._piece_with_logprobs(chunk)
             elif text := chunk.text:
                 sent += self._piece(chunk.index, text)
             if chunk.finish is not None:
                 end = _choice(chunk.index, "", None, chunk.finish.value)
-                sent += self._frame.end(end, self._tally, **self._beside.at_end(chunk))
+                sent += self._frame.end(end, self._tally, **self._extras.at_end(chunk))
         return sent
 
-    def _told(self, chunk: Chunk) -> bytes:
-        """The events of one chunk, with what is told beside them."""
+    def _events_with_extras(self, chunk: Chunk) -> bytes:
         sent = b""
-        for progress in self._beside.progress(chunk):
+        for progress in self._extras.progress(chunk):
             sent += self._frame.event(_choice(chunk.index, "", None, None), **progress)
-        beside = self._beside.with_text(chunk)
-        if self._shown.logprobs:
-            return sent + self._piece_with_logprobs(chunk, **beside)
-        probs = self._probs(chunk.tokens) if self._shown.probs and chunk.tokens else None
-        if not chunk.text and not beside and probs is None:
+        extras = self._extras.add(chunk)
+        if self._options.logprobs:
+            return sent + self._piece_with_logprobs(chunk, **extras)
+        probs = self._probs(chunk.tokens) if self._options.probs and chunk.tokens else None
+        if not chunk.text and not extras and probs is None:
             return sent
-        return sent + self._frame.event(_choice(chunk.index, chunk.text, probs, None), **beside)
+        return sent + self._frame.event(_choice(chunk.index, chunk.text, probs, None), **extras)
 
     def _probs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
         return {"content": [likelihood.of(token, self._job.sampling.post_sampling_probs) for token in tokens]}
 
     def _piece(self, index: int, text: str) -> bytes:
-        before, after = self._around.get(index) or self._make_around(index)
+        before, after = self._text_frames.get(index) or self._make_text_frame(index)
         return before + events.encode(text) + after
 
-    def _make_around(self, index: int) -> tuple[bytes, bytes]:
+    def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
         around = self._frame.around(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
-        self._around[index] = around
+        self._text_frames[index] = around
         return around
 
-    def _piece_with_logprobs(self, chunk: Chunk, **beside: Any) -> bytes:
+    def _piece_with_logprobs(self, chunk: Chunk, **extras: Any) -> bytes:
         text, index = chunk.text, chunk.index
         tokens = chunk.prompt_info + chunk.tokens
         if not text and not tokens:
@@ -158,7 +138,7 @@ class TextAnswer:
             echo = self._echo(index, self._job.n)
             text = echo.text + text
             self._logprobs[index] = Logprobs(echo.offset)
-        return self._frame.event(_choice(index, text, self._logprobs[index].show(tokens), None), **beside)
+        return self._frame.event(_choice(index, text, self._logprobs[index].show(tokens), None), **extras)
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)

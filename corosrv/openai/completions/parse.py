@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields, infill
+from corosrv.generation.answer_options import AnswerOptions, Echo
 from corosrv.generation.exchange import Call
 from corosrv.generation.prompts import prompts
 from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
-from corosrv.openai.beside import Wanted, telling
 from corosrv.openai.completions import schema
-from corosrv.openai.completions.answers import Echo, Shown, TextAnswer
+from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.fields import includes_usage
+from corosrv.openai.llama_extras import native_form
 
 
 def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
     """Checks a text completion. Raises Refused, which names the parameter."""
-    stream = bool(body.stream)
     include_usage = includes_usage(body)
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
-    job = telling(body, _job(body, _with_suffix(body, asked, vocabulary), defaults))
-    shown = Shown(
+    job = _job(body, _with_suffix(body, asked, vocabulary), defaults)
+    options = AnswerOptions.of(
+        body,
         n=body.n or 1,
         usage=include_usage,
-        echo=tuple(_echo(prompt, vocabulary) for prompt in asked) if body.echo else None,
+        echoes=tuple(_echo(prompt, vocabulary) for prompt in asked) if body.echo else None,
         logprobs=body.logprobs is not None,
         probs=bool(body.n_probs),
-        beside=Wanted.of(body, job, card, vocabulary),
+        native_form=native_form(body, job, card, vocabulary),
     )
-    return Call(job, stream, TextAnswer(job, card, shown))
+    return Call(job, options.stream, TextAnswer(job, card, options))
 
 
 def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
-    job = fields.with_schema(fields.job(body, asked, defaults, _n_tried(body), least_tokens=0), body.json_schema)
+    n_tried = _n_tried(body)
+    job = fields.job(
+        body,
+        asked,
+        defaults,
+        n=n_tried,
+        least_tokens=0,
+        n_probs=_n_probs(body, n_tried),
+        post_sampling_probs=bool(body.post_sampling_probs),
+        scores_prompt=body.logprobs is not None and bool(body.echo),
+    )
+    return fields.with_schema(job, body.json_schema)
+
+
+def _n_probs(body: schema.CompletionBody, n_tried: int) -> int:
+    """Returns how many likely tokens are listed for each; -1 where the answer needs no tokens at all."""
     if body.post_sampling_probs and not body.n_probs:
         raise Refused("post_sampling_probs is only allowed with n_probs of at least 1", "post_sampling_probs")
     if body.n_probs:
         if body.logprobs is not None:
             raise Refused("n_probs and logprobs ask for the same in two forms: send one of them", "n_probs")
-        return fields.with_tokens(job, body.n_probs, bool(body.post_sampling_probs))
+        return body.n_probs
     if body.logprobs is not None:
-        return replace(fields.with_tokens(job, body.logprobs), scores_prompt=bool(body.echo))
-    # The best are told by their tokens' likelihood.
-    return fields.with_tokens(job, 0) if job.n > (body.n or 1) else job
+        return body.logprobs
+    # Tokens and their likelihood tell which answers are the best.
+    return 0 if n_tried > (body.n or 1) or (body.verbose and body.return_tokens) else -1
 
 
 def _n_tried(body: schema.CompletionBody) -> int:

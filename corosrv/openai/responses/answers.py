@@ -12,8 +12,9 @@ from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
 from corosrv.chat.turns import Turn, Turns, arguments
 from corosrv.errors import CorosrvError
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.split_tokens import split_tokens
-from corosrv.generation.telemetry import Telemetry, Told
+from corosrv.generation.telemetry import Telemetry
 from corosrv.http.sse import named_event
 from corosrv.jobs import Chunk
 from corosrv.openai.responses.store import Stored, item_id
@@ -25,8 +26,8 @@ _EVENT = {
     Kind.REASONING: "response.reasoning_text",
     Kind.CALL: "response.function_call_arguments",
 }
+_NO_OPTIONS = AnswerOptions()
 _NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
-_NOTHING_ELSE = Told()
 
 
 class ResponseAnswer(BlockAnswer):
@@ -38,15 +39,15 @@ class ResponseAnswer(BlockAnswer):
         parser: Parser,
         turns: tuple[Turn, ...],
         keep: Callable[[Stored], None] | None,
-        told: Told = _NOTHING_ELSE,
+        options: AnswerOptions = _NO_OPTIONS,
         origins: Mapping[str, tuple[str, str]] = _NO_NAMESPACES,
     ) -> None:
-        """`turns` is the conversation before it; `keep` stores it at the end; `told` is told beside its events.
+        """`turns` is the conversation before it; `keep` stores it at the end; its events show what `options` say.
 
         `origins` has namespace and name of the functions that are called by another name.
         """
         super().__init__(parser)
-        self._telemetry = Telemetry(1, told)
+        self._telemetry = Telemetry(1, options)
         self._timings: dict[str, Any] = {}  # of the chunk whose events are made
         self._key = secrets.token_hex(20)
         self._created = int(time.time())
@@ -85,8 +86,8 @@ class ResponseAnswer(BlockAnswer):
         return sent + self._send("response.content_part.added", **self._place(block), part=_part(block))
 
     def grew(self, block: Block, piece: str) -> bytes:
-        beside = _logprobs(block) | self._timings
-        return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **beside, delta=piece)
+        extras = _logprobs(block) | self._timings
+        return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **extras, delta=piece)
 
     def closed(self, block: Block) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)

@@ -11,8 +11,8 @@ from corosrv.chat.prepare import prepare
 from corosrv.chat.turns import Turn, Turns
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.exchange import Call
-from corosrv.generation.telemetry import Told
 from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
@@ -33,13 +33,11 @@ def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, 
     said, tools = _turns(body, shelf), offered(body.tools or [])
     conversation = _conversation(body, said, tools, defaults)
     job, parser = prepare(conversation, card)
-    stream = bool(body.stream)
-    told = Told.of(body, stream)
-    job = told.by(job)
+    options = AnswerOptions.of(body)
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(job, stream, ResponseAnswer(echo, parser, said, keep, told, tools.origins))
+    return Call(job, options.stream, ResponseAnswer(echo, parser, said, keep, options, tools.origins))
 
 
 def _check_include(names: Iterable[str]) -> None:
@@ -72,7 +70,7 @@ def _conversation(
         tools=tools.functions,
         template_arguments={} if effort is None else {"reasoning_effort": effort},
     )
-    job = fields.job(body, (prompt,), defaults, 1, least_tokens=1)
+    job = fields.job(body, (prompt,), defaults)
     if body.max_output_tokens is not None:
         job = replace(job, max_tokens=body.max_output_tokens)
     return Conversation(

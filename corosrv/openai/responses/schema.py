@@ -108,7 +108,6 @@ class ResponseBody(GenerationFields, kw_only=True):
     previous_response_id: str | None = None
     reasoning: ReasoningOptions | None = None
     store: bool | None = None
-    stream: bool | None = None
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     tools: list[Tool] | None = None

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from corosrv.chat.parser import TextParser
 from corosrv.chat.parts import Part
 from corosrv.errors import JobFailed
-from corosrv.generation.telemetry import Told
+from corosrv.generation.answer_options import AnswerOptions
 from corosrv.jobs import Chunk, Finish, TokenInfo
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Stored
@@ -56,7 +56,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 
 
 def told(*chunks: Chunk, **wanted: bool) -> list[dict[str, Any]]:
-    answering = ResponseAnswer(ECHO, TextParser(), ASKED, None, Told(**wanted))
+    answering = ResponseAnswer(ECHO, TextParser(), ASKED, None, AnswerOptions(**wanted))
     return sent(answering.first() + answering.events(list(chunks)))
 
 
@@ -258,7 +258,7 @@ LAST = Chunk(0, "", 0, Finish.LENGTH, read_tokens=9, **SO_FAR)
 def test_how_much_of_the_prompt_was_read_is_told_while_it_is():
     reading = [Chunk(0, "", 0, read_tokens=n, prompt_tokens=9, cached_tokens=1) for n in (1, 5, 9)]
 
-    events = told(*reading, HEL, LAST, progress=True)
+    events = told(*reading, HEL, LAST, prompt_progress=True)
 
     progress = [event for event in events if "prompt_progress" in event]
     assert kinds(progress) == ["in_progress"] * 3
@@ -267,7 +267,7 @@ def test_how_much_of_the_prompt_was_read_is_told_while_it_is():
 
 
 def test_each_piece_of_text_may_come_with_the_timings_so_far():
-    events = told(HEL, HEL, LAST, timings=True)
+    events = told(HEL, HEL, LAST, token_timings=True)
 
     assert [event["timings"]["predicted_n"] for event in events if event["type"].endswith("text.delta")] == [1, 2]
 
