@@ -27,7 +27,7 @@ CorosrvError
 │   ├── Starting             the model is still loading
 │   ├── ModelFailed          the model could not be loaded
 │   ├── ShuttingDown
-│   ├── NoDescriptor         no file descriptor is left for another reader
+│   ├── NoDescriptor         no file descriptor is left
 │   ├── SlotBusy             its task did not end in time
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
@@ -245,7 +245,7 @@ class ShuttingDown(Unavailable):
 
 
 class NoDescriptor(Unavailable):
-    """The process has no file descriptor left for another reader."""
+    """The process has no file descriptor left for what was asked."""
 
 
 class SlotBusy(Unavailable):

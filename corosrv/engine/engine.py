@@ -14,6 +14,7 @@ from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.card import model_card
 from corosrv.engine.options import native_options
 from corosrv.engine.reader import Reader
+from corosrv.engine.shortage import DescriptorShortage
 from corosrv.engine.slot_keeper import SlotKeeper
 from corosrv.engine.slots import TaskNotes
 from corosrv.engine.tasks import TaskMaker, owner_of
@@ -52,6 +53,7 @@ class Engine:
         self._loaded: _Loaded | None = None
         self._adapters = Adapters(settings.adapters)
         self._notes = TaskNotes(settings.queue + settings.slots)
+        self._shortage = DescriptorShortage()
         self._failure: str | None = None
         self._is_closed = False
         self._is_draining = False
@@ -161,7 +163,10 @@ class Engine:
         """
         model = self._model(job.model)
         tasks = model.maker.make(job)
-        return Reader(model.native.submit(tasks), len(tasks))
+        native = model.native.submit(tasks)
+        if native.fd < 0:
+            self._shortage.count()
+        return Reader(native, len(tasks))
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None before the engine is open and after it is closed."""

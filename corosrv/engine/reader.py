@@ -1,4 +1,7 @@
-"""Reads one job's chunks: waits on its eventfd, takes what is there, cancels on close."""
+"""Reads one job's chunks: waits on its eventfd, takes what is there, cancels on close.
+
+A reader for which the process had no descriptor left is looked at every 10 ms instead. All else holds for it as well.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from corosrv.engine.binding import NativeReader
-from corosrv.errors import ReadTimeout, UsedAfterClose, WrongThread
+from corosrv.errors import NoDescriptor, ReadTimeout, UsedAfterClose, WrongThread
 from corosrv.jobs import Chunk, Sink
-from corosrv.waits import TimedOut, Waiter, thread_id, waiter
+from corosrv.waits import INTERVAL, TimedOut, Waiter, thread_id, waiter
 
 
-async def _readable(fd: int) -> None:
-    """Returns when the descriptor is readable. Watches it no longer than that: the loop would spin otherwise."""
+async def _readable(native: NativeReader) -> None:
+    """Returns when there is something to take. Watches it no longer than that: the loop would spin otherwise."""
     import asyncio  # late: a tenth of the server's start, and whoever awaits this has it already
 
+    if (fd := native.fd) < 0:
+        while not native.has_chunks():
+            await asyncio.sleep(INTERVAL)
+        return
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(fd, readable.set)
@@ -41,8 +48,13 @@ class Reader:
         self._waiter: Waiter | None = None
 
     def fileno(self) -> int:
-        """The eventfd: readable when there is something to take. Not to be closed or read by others."""
-        return self._open().fd
+        """The eventfd: readable when there is something to take. Not to be closed or read by others.
+
+        Raises NoDescriptor for a reader that has none; it can be read all the same.
+        """
+        if (fd := self._open().fd) < 0:
+            raise NoDescriptor("no file descriptor was left for this reader: raise the limit (ulimit -n)")
+        return fd
 
     def take(self, timeout: float | None = None) -> list[Chunk]:
         """All unread chunks, at least one; an empty list once every task has ended. Waits.
@@ -71,7 +83,7 @@ class Reader:
         if self._n_unfinished == 0:
             return
         if self._waiter is None:
-            self._waiter = waiter(native.fd)
+            self._waiter = waiter(native.fd, native.has_chunks)
         clear = not self._waiter.is_edge_triggered
 
         def look() -> bool:
@@ -141,7 +153,7 @@ class Reader:
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         native = self._owned()
         while self._n_unfinished:
-            await _readable(native.fd)
+            await _readable(native)
             for chunk in self.take_nowait():
                 yield chunk
 

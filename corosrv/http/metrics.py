@@ -65,6 +65,7 @@ _COUNTERS = {
     "generated_tokens": "Tokens generated",
     "steps": "Steps of the decode loop",
     "eventfd_writes": "Wake-ups sent to readers",
+    "readers_polled": "Readers without a file descriptor, looked at every 10 ms instead",
     "preempted": "Times that a task lost its slot and went on later",
 }
 _GAUGES = {

@@ -28,6 +28,7 @@ class DecodeStats(msgspec.Struct, frozen=True):
     generated_tokens: int
     steps: int
     eventfd_writes: int
+    readers_polled: int
     preempted: int
     later_tokens: int
     slot_steps: int

@@ -13,11 +13,13 @@ import gevent.monkey
 from gevent._hub_local import get_hub_if_exists
 
 from corosrv.errors import Misuse
-from corosrv.waits.edges import edges_of
+from corosrv.waits.edges import EdgeSet, edges_of
+from corosrv.waits.polling import INTERVAL, IsReadable, PolledSet, polled_of
 
-# The thread's own identity and clock-free poll, whatever is monkey-patched.
+# The thread's own identity, clock-free poll and sleep, whatever is monkey-patched.
 thread_id: Callable[[], int] = gevent.monkey.get_original("_thread", "get_ident")
 _poll = gevent.monkey.get_original("select", "poll")
+_sleep = gevent.monkey.get_original("time", "sleep")
 
 
 # Asked whether a wait is over, each time the descriptor was written. May run in the hub: it must not wait.
@@ -58,20 +60,23 @@ class Waiter:
 class HubWaiter(Waiter):
     """Lets other greenlets run meanwhile, and is woken by edges: what was written once wakes once, read or not.
 
-    A write while nobody waits is remembered for the next wait.
+    A write while nobody waits is remembered for the next wait. Without a descriptor `is_readable` is looked at every
+    10 ms instead, and what it finds counts as written.
     """
 
     __slots__ = (
-        "_due", "_edges", "_fd", "_greenlet", "_hub", "_is_open", "_is_written", "_look", "_since", "_timeout", "_timer"
+        "_due", "_greenlet", "_hub", "_is_open", "_is_written", "_look", "_set", "_since", "_source", "_timeout",
+        "_timer",
     )  # fmt: skip
 
     is_edge_triggered = True
 
-    def __init__(self, hub: Any, fd: int) -> None:
+    def __init__(self, hub: Any, fd: int, is_readable: IsReadable | None = None) -> None:
+        """Raises OSError where the descriptor cannot be watched and there is no `is_readable` to look at."""
         self._hub = hub
-        self._fd = fd
-        self._edges = edges_of(hub)
-        self._edges.add(fd, self._on_edge)
+        self._set: EdgeSet | PolledSet
+        self._source: Any
+        self._watch(fd, is_readable)
         self._is_open = True
         self._is_written = False
         self._look: Look = _seen
@@ -80,6 +85,19 @@ class HubWaiter(Waiter):
         self._timeout = math.inf
         self._since = 0.0  # the wait's beginning, or the last edge that was looked at
         self._greenlet: Any = None
+
+    def _watch(self, fd: int, is_readable: IsReadable | None) -> None:
+        if fd >= 0:
+            self._set, self._source = edges_of(self._hub), fd
+            try:
+                self._set.add(fd, self._on_edge)
+                return
+            except OSError:  # the set itself needs a descriptor
+                if is_readable is None:
+                    raise
+        assert is_readable is not None
+        self._set, self._source = polled_of(self._hub), is_readable
+        self._set.add(is_readable, self._on_edge)
 
     def wait(self, timeout: float | None, look: Look = _seen) -> None:
         if self._greenlet is not None:
@@ -138,7 +156,7 @@ class HubWaiter(Waiter):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._edges.remove(self._fd)
+            self._set.remove(self._source)
         if self._timer is not None:
             self._timer.close()
             self._timer = None
@@ -165,10 +183,35 @@ class PollWaiter(Waiter):
                 return
 
 
-def waiter(fd: int) -> Waiter:
-    """The right waiter for the calling thread."""
+class SleepWaiter(Waiter):
+    """Blocks the thread, and looks every 10 ms: for what has no descriptor."""
+
+    def __init__(self, is_readable: IsReadable) -> None:
+        self._is_readable = is_readable
+
+    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+        seconds = math.inf if timeout is None else timeout
+        due = time.monotonic() + seconds
+        while True:
+            if self._is_readable():
+                if look():
+                    return
+                due = time.monotonic() + seconds
+            elif time.monotonic() >= due:
+                raise TimedOut
+            else:
+                _sleep(INTERVAL)
+
+
+def waiter(fd: int, is_readable: IsReadable | None = None) -> Waiter:
+    """The right waiter for the calling thread; `is_readable` is looked at where `fd` is negative."""
     hub = get_hub_if_exists()
-    return PollWaiter(fd) if hub is None else HubWaiter(hub, fd)
+    if hub is not None:
+        return HubWaiter(hub, fd, is_readable)
+    if fd >= 0:
+        return PollWaiter(fd)
+    assert is_readable is not None
+    return SleepWaiter(is_readable)
 
 
 def wait_readable(fd: int, timeout: float | None = None) -> None:

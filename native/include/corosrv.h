@@ -294,24 +294,25 @@ typedef struct corosrv_stats {
   uint64_t tasks_length;
   uint64_t tasks_cancelled;
   uint64_t tasks_error;
-  uint64_t tasks_refused; /* queue full, or no descriptor */
+  uint64_t tasks_refused; /* queue full */
   uint64_t prompt_tokens;
   uint64_t cached_tokens;
   uint64_t generated_tokens;
   uint64_t steps;
   uint64_t eventfd_writes;
-  uint64_t preempted;    /* times that a task lost its slot and went on later */
-  uint64_t later_tokens; /* of ended tasks, generated behind their first one: those that decode_s went into */
-  uint64_t slot_steps;   /* slots in use, summed over the steps */
-  uint64_t longest_task; /* tokens of one, its prompt included */
-  double step_s;         /* seconds spent in steps */
-  double prompt_s;       /* of ended tasks: from the slot to the first token */
-  double decode_s;       /* of ended tasks: from the first token to the last */
-  int32_t slots;         /* in all */
-  int32_t running;       /* slots in use */
-  int32_t waiting;       /* tasks without a slot */
-  int32_t paused;        /* with or without a slot, and waiting for their reader to be read */
-  int32_t readers;       /* alive, on either side */
+  uint64_t readers_polled; /* readers that got no descriptor and are looked at again and again */
+  uint64_t preempted;      /* times that a task lost its slot and went on later */
+  uint64_t later_tokens;   /* of ended tasks, generated behind their first one: those that decode_s went into */
+  uint64_t slot_steps;     /* slots in use, summed over the steps */
+  uint64_t longest_task;   /* tokens of one, its prompt included */
+  double step_s;           /* seconds spent in steps */
+  double prompt_s;         /* of ended tasks: from the slot to the first token */
+  double decode_s;         /* of ended tasks: from the first token to the last */
+  int32_t slots;           /* in all */
+  int32_t running;         /* slots in use */
+  int32_t waiting;         /* tasks without a slot */
+  int32_t paused;          /* with or without a slot, and waiting for their reader to be read */
+  int32_t readers;         /* alive, on either side */
   int32_t cache_entries;
   uint64_t cache_bytes; /* of saved prefixes */
   corosrv_histogram queue_wait;
@@ -428,8 +429,12 @@ int corosrv_engine_drain(corosrv_engine* engine, const char* message);
  * may be closed before or after. Twice is harmless with NULL. */
 void corosrv_engine_close(corosrv_engine* engine);
 
-/* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. */
+/* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. -1 when the process
+ * had no descriptor left for it: look with corosrv_reader_has_chunks then. */
 int corosrv_reader_fd(corosrv_reader* reader);
+
+/* 1 when corosrv_reader_take has something to give, 0 otherwise. Any thread; never waits. */
+int corosrv_reader_has_chunks(corosrv_reader* reader);
 
 /* Takes all unread chunks, perhaps none. One thread at a time. `clear`: 1 makes the descriptor unreadable until there
  * is more, for whoever polls it; 0 saves that call for whoever watches its edges (EPOLLET), of which every signal is

@@ -270,28 +270,120 @@ def test_timeouts_one_after_the_other_are_each_their_own(slow):
     assert taken == 4
 
 
-SCARCE = """
-    import os, resource
-    from corosrv.errors import NoDescriptor
-    from tests.support.engines import SLOW, job, opened, read_all
+# Without a descriptor.
 
-    with opened(model=SLOW, queue=1000) as engine:
-        read_all(engine.submit(job(max_tokens=1)))
-        in_use = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 5, in_use + 5))
-        readers = []
-        try:
-            while True:
-                readers.append(engine.submit(job(max_tokens=2)))
-        except NoDescriptor as error:
-            print(len(readers) > 0, "ulimit" in str(error), engine.stats().tasks_refused, end=" ")
-        readers.pop().close()
-        print([sum(chunk.n_tokens for chunk in read_all(reader)) for reader in readers[:2]])
+SCARCE = """
+    import gevent, asyncio, os, resource, sys, threading
+    from corosrv.errors import NoDescriptor, QueueFull, ReadTimeout
+    from tests.support.engines import SLOW, TIMEOUT, job, endless, opened, read_all, wait_until
+
+    def describe(answers):
+        return [sum(chunk.n_tokens for chunk in chunks) for chunks in answers]
+
+    with opened(model=SLOW, slots=4, queue=1000) as engine:
+        {before}
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, 1000))
+        {test}
 """
 
 
-def test_without_a_descriptor_a_job_is_refused_and_the_engine_goes_on():
-    assert children.output(SCARCE) == "True True 1 [2, 2]"
+def scarce(test: str, before: str = "read_all(engine.submit(job(max_tokens=1)))") -> str:
+    """What a process prints that has no descriptor left when it runs `test`."""
+    return children.output(SCARCE.format(before=before, test=test.replace("\n", "\n" + " " * 8)))
+
+
+def test_without_a_descriptor_a_job_is_read_to_its_end_and_counted():
+    said = scarce("""
+reader = engine.submit(job(max_tokens=3))
+chunks = read_all(reader)
+print([chunk.finish.value for chunk in chunks if chunk.finish], describe([chunks]), reader.is_finished)
+print(engine.stats().readers_polled, engine.stats().eventfd_writes)
+""")
+
+    assert said.split("\n") == ["['length'] [3] True", "1 1"]
+
+
+def test_without_a_descriptor_greenlets_read_side_by_side():
+    said = scarce(
+        """
+readers = [engine.submit(job(max_tokens=5)) for _ in range(4)]
+reading = [gevent.spawn(list, reader) for reader in readers]
+print(describe([greenlet.get(timeout=TIMEOUT) for greenlet in reading]))
+print(engine.stats().readers_polled, [reader.is_finished for reader in readers])
+""",
+        before="gevent.get_hub(); gevent.sleep(0); gevent.spawn(list, engine.submit(job(max_tokens=1))).join()",
+    )
+
+    assert said.split("\n") == ["[5, 5, 5, 5]", "4 [True, True, True, True]"]
+
+
+def test_without_a_descriptor_a_reader_times_out_cancels_and_closes_as_others_do():
+    said = scarce(
+        """
+with engine.submit(endless()) as reader:
+    reader.take(TIMEOUT)
+    try:
+        reader.take(0.001)
+        print("not in time")
+    except ReadTimeout:
+        print("in time")
+    reader.cancel()
+    print([chunk.finish.value for chunk in reader if chunk.finish])
+left = engine.submit(endless())
+left.take(TIMEOUT)
+left.close()
+wait_until(lambda: engine.stats().readers == 0 and engine.stats().running == 0)
+try:
+    engine.submit(endless()).fileno()
+except NoDescriptor as error:
+    print("ulimit" in str(error))
+""",
+        before="gevent.get_hub(); gevent.sleep(0); read_all(engine.submit(job(max_tokens=1)))",
+    )
+
+    assert said.split("\n") == ["in time", "['cancelled']", "True"]
+
+
+def test_without_a_descriptor_asyncio_reads_as_well():
+    said = scarce(
+        """
+async def read(reader):
+    return [chunk async for chunk in reader]
+print(describe([loop.run_until_complete(read(engine.submit(job(max_tokens=4))))]))
+""",
+        before="loop = asyncio.new_event_loop(); read_all(engine.submit(job(max_tokens=1)))",
+    )
+
+    assert said == "[4]"
+
+
+def test_where_the_hub_cannot_watch_a_descriptor_it_looks_at_the_reader():
+    """The last descriptor went to the reader, and none is left for the set in which the hub would watch it."""
+    said = scarce(
+        """
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, 1000))
+reader = engine.submit(job(max_tokens=4))
+print(reader.fileno() >= 0, describe([gevent.spawn(list, reader).get(timeout=TIMEOUT)]))
+""",
+        before="gevent.get_hub(); gevent.sleep(0)",
+    )
+
+    assert said == "True [4]"
+
+
+def test_the_log_says_that_the_descriptor_limit_is_too_low():
+    said = scarce("""
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+for _ in range(3):
+    read_all(engine.submit(job(max_tokens=1)))
+""")
+
+    (line,) = said.split("\n")
+    assert line.startswith("WARNING the limit of ")
+    assert "ulimit -n" in line
 
 
 def test_a_readable_descriptor_that_nobody_waits_for_costs_nothing(slow):

@@ -96,6 +96,24 @@ def test_h095_without_descriptors_accepting_pauses_and_comes_back(start: Servers
     assert server.worker.pid == worker.pid
 
 
+def test_h072_without_descriptors_who_is_connected_is_answered(start: Servers) -> None:
+    server = start.start()
+    worker = server.worker
+    with server.connect() as connection:
+        assert connection.post(chat(max_tokens=1)).status == 200
+        # No number below the limit is free: the worker opens nothing any more, and keeps what it has.
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (3, 10_000))
+        whole = connection.post(chat(max_tokens=5))
+        streamed = connection.post(chat("once " * 500, max_tokens=5, stream=True))
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (10_000, 10_000))
+
+    assert (whole.status, whole.json["usage"]["completion_tokens"]) == (200, 5)
+    assert streamed.status == 200
+    assert streamed.body.endswith(b"data: [DONE]\n\n")
+    assert server.metric("readers_polled_total") == 2
+    assert server.log.count("open files is too low") == 1
+
+
 @pytest.mark.parametrize("command", [SERVE, DEPLOYED], ids=["serve", "deployed"])
 def test_h096_a_second_sigterm_ends_it_quickly(start: Servers, command: tuple[str, ...]) -> None:
     server = start.start(*command)

@@ -24,6 +24,7 @@ class NativeReader:
 
     def __init__(self, handle: Any) -> None:
         self._handle = ffi.gc(handle, lib.corosrv_reader_close)
+        # Negative where the process had no descriptor left: has_chunks() is to be asked again and again then.
         self.fd: int = lib.corosrv_reader_fd(handle)
         self._batch = ffi.new("corosrv_batch *")
 
@@ -36,6 +37,10 @@ class NativeReader:
         if n_chunks == 1:
             return [_chunk(chunks[0])]
         return [_chunk(chunks[i]) for i in range(n_chunks)]
+
+    def has_chunks(self) -> bool:
+        """Whether take() would give something. Never waits."""
+        return bool(lib.corosrv_reader_has_chunks(self._handle))
 
     def cancel(self) -> None:
         check(lib.corosrv_reader_cancel(self._handle))

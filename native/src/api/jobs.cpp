@@ -65,6 +65,8 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
 
 int corosrv_reader_fd(corosrv_reader* reader) { return reader->reader->fd(); }
 
+int corosrv_reader_has_chunks(corosrv_reader* reader) { return reader->reader->has_chunks() ? 1 : 0; }
+
 int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch) {
   if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
   return guarded(nullptr, 0, [&] {

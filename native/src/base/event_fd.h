@@ -20,12 +20,13 @@ class EventFd {
   EventFd(const EventFd&) = delete;
   EventFd& operator=(const EventFd&) = delete;
 
-  // False when the process has no descriptor left.
+  // False when the process had no descriptor left. Signalling and clearing then do nothing.
   bool is_open() const { return fd_ >= 0; }
   int get() const { return fd_; }
 
   // Makes the descriptor readable. Any thread.
   void signal() const {
+    if (fd_ < 0) return;
     const uint64_t one = 1;
     while (::write(fd_, &one, sizeof one) < 0 && errno == EINTR) {
     }
@@ -33,6 +34,7 @@ class EventFd {
 
   // Makes it unreadable until the next signal. Any thread.
   void clear() const {
+    if (fd_ < 0) return;
     uint64_t count;
     while (::read(fd_, &count, sizeof count) < 0 && errno == EINTR) {
     }

@@ -24,6 +24,7 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
     }
     const auto now = Clock::now();
     in_flight_ += tasks.size();
+    if (!reader->is_open()) ++readers_polled_;
     if (owner != 0) in_flight_of_[owner] += tasks.size();
     for (Task& task : tasks) mail_.submissions.push_back({std::move(task), reader, now});
     is_woken_ = true;
@@ -53,11 +54,6 @@ Status Inbox::ask(std::shared_ptr<SlotErrand> errand) {
   }
   changed_.notify_one();
   return Status::ok();
-}
-
-void Inbox::refuse(size_t count) {
-  MutexLock lock(mutex_);
-  refused_ += count;
 }
 
 void Inbox::on_cancel() {
@@ -135,6 +131,11 @@ size_t Inbox::in_flight() {
 uint64_t Inbox::refused() {
   MutexLock lock(mutex_);
   return refused_;
+}
+
+uint64_t Inbox::readers_polled() {
+  MutexLock lock(mutex_);
+  return readers_polled_;
 }
 
 }  // namespace corosrv

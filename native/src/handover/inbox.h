@@ -57,8 +57,6 @@ class Inbox final : public Reader::Listener {
   Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
   // Any thread: how many there may be at once is the caller's to see to.
   Status ask(std::shared_ptr<SlotErrand> errand);
-  // Any thread: counts tasks that were refused before they got here.
-  void refuse(size_t count);
   // Any thread: the loop looks again, at cancelled readers too.
   void on_cancel() override;
   void on_room() override;
@@ -74,6 +72,7 @@ class Inbox final : public Reader::Listener {
   // Any thread.
   size_t in_flight();
   uint64_t refused();
+  uint64_t readers_polled();  // that were submitted without a descriptor
 
  private:
   // What keeps a submission out, or ok.
@@ -88,6 +87,7 @@ class Inbox final : public Reader::Listener {
   size_t in_flight_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, size_t> in_flight_of_ GUARDED_BY(mutex_);  // by owner, none of them 0
   uint64_t refused_ GUARDED_BY(mutex_) = 0;
+  uint64_t readers_polled_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace corosrv

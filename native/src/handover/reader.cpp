@@ -75,7 +75,7 @@ bool Reader::put(Chunk chunk) {
       chunks_.push_back(std::move(chunk));
     }
   }
-  if (!was_empty || is_due_) return false;
+  if (!was_empty || is_due_ || !is_open()) return false;
   is_due_ = true;
   return true;
 }
@@ -84,6 +84,11 @@ bool Reader::is_full() {
   MutexLock lock(mutex_);
   was_seen_full_ = bytes_ >= limit_bytes_;
   return was_seen_full_;
+}
+
+bool Reader::has_chunks() {
+  MutexLock lock(mutex_);
+  return !chunks_.empty();
 }
 
 void Reader::take(std::vector<Chunk>& taken, bool clear) {

@@ -37,7 +37,8 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
-  // False when the process had no descriptor left: the reader is then of no use.
+  // False when the process had no descriptor left. Nobody is woken then: the reader is to be looked at again and again
+  // with has_chunks(). All else holds as it does with a descriptor.
   bool is_open() const { return event_fd_.is_open(); }
   int fd() const { return event_fd_.get(); }
 
@@ -56,6 +57,9 @@ class Reader {
   // The reader's thread: takes all unread chunks, oldest first. `taken` is emptied first and its memory reused. Whoever
   // polls the descriptor has it cleared; whoever watches its edges need not.
   void take(std::vector<Chunk>& taken, bool clear = true);
+
+  // Any thread: whether take() would give something.
+  bool has_chunks();
 
   // Any thread. Twice is harmless.
   void cancel();

@@ -363,6 +363,7 @@ corosrv_stats DecodeLoop::snapshot() {
   // Two readings, of which the second may have moved on.
   stats.waiting = std::max(0, static_cast<int32_t>(inbox_.in_flight()) - stats.running);
   stats.tasks_refused = inbox_.refused();
+  stats.readers_polled = inbox_.readers_polled();
   stats.readers = Reader::alive();
   return stats;
 }

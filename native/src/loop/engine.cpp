@@ -96,10 +96,6 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
     }
   }
   reader = std::make_shared<Reader>(limits_.reader_bytes, inbox_);
-  if (!reader->is_open()) {
-    inbox_->refuse(tasks.size());
-    return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for another reader: raise the limit (ulimit -n)");
-  }
   return inbox_->submit(std::move(tasks), reader);
 }
 

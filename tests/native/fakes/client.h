@@ -66,7 +66,7 @@ struct Answer {
   }
 };
 
-// Reads one reader as a greenlet would: waits on the descriptor, then takes.
+// Reads one reader as a greenlet would: waits on the descriptor, if there is one, then takes.
 class Client {
  public:
   explicit Client(std::shared_ptr<Reader> reader, size_t n_tasks = 1) : reader_(std::move(reader)), answers_(n_tasks) {}
@@ -77,7 +77,9 @@ class Client {
 
   // Waits for chunks and takes them; false when none comes in time.
   bool wait(int timeout_ms = kPatience) {
-    if (!is_readable(reader_->fd(), timeout_ms)) return false;
+    const bool has_chunks = reader_->is_open() ? is_readable(reader_->fd(), timeout_ms)
+                                               : eventually([this] { return reader_->has_chunks(); });
+    if (!has_chunks) return false;
     take();
     return true;
   }

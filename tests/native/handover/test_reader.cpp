@@ -1,4 +1,5 @@
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <functional>
@@ -59,6 +60,34 @@ TEST("a reader is readable from the push to the take") {
   CHECK(is_readable(reader->fd(), 0));
   CHECK_EQ(take(*reader).size(), size_t{1});
   CHECK(!is_readable(reader->fd(), 0));
+}
+
+// A reader that the process had no descriptor for.
+std::shared_ptr<Reader> make_reader_without_descriptor() {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  auto reader = make_reader();
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  return reader;
+}
+
+TEST("a reader without a descriptor has chunks from the push to the take, and asks for no signal") {
+  const auto reader = make_reader_without_descriptor();
+  REQUIRE(!reader->is_open());
+  CHECK(!reader->has_chunks());
+
+  CHECK(!reader->push(make_chunk(0, "a")));
+  CHECK(!reader->push(make_chunk(0, "b", Finish::kStop)));
+  reader->signal();
+
+  CHECK(reader->has_chunks());
+  const auto taken = take(*reader);
+  REQUIRE(taken.size() == 1);
+  CHECK_EQ(taken[0].text, std::string("ab"));
+  CHECK(!reader->has_chunks());
 }
 
 TEST("a take leaves the reader unreadable, chunks or none") {

@@ -114,20 +114,23 @@ TEST("a prompt that fills the context is refused with both numbers") {
   CHECK_EQ(client->answer().n_tokens, 1);
 }
 
-TEST("without a descriptor left a submit is refused and takes nothing") {
+TEST("without a descriptor left a task is run all the same, and its reader is looked at") {
   ScriptedEngine engine;
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit none = before;
   none.rlim_cur = 0;
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
-  const auto client = engine.submit(make_task('a'));
+  const auto client = engine.submit(make_task('a', 1, 3));
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(client != nullptr);
 
-  CHECK(client == nullptr);
-  CHECK_EQ(engine.refusal.code(), COROSRV_NO_DESCRIPTOR);
-  CHECK_EQ(engine->stats().waiting, 0);
-  CHECK(engine.submit(make_task('a', 1, 1))->finish());
+  CHECK(!client->reader().is_open());
+  CHECK(client->finish());
+  CHECK_EQ(client->answer().n_tokens, 3);
+  CHECK_EQ(client->answer().n_terminal, 1);
+  CHECK_EQ(engine->stats().readers_polled, uint64_t{1});
+  CHECK_EQ(engine->stats().eventfd_writes, uint64_t{0});
 }
 
 // Whoever has a reader gets one terminal chunk, an error with these words in it.
