@@ -29,6 +29,7 @@ CorosrvError
 │   ├── ShuttingDown
 │   ├── NoDescriptor         no file descriptor is left
 │   ├── SlotBusy             its task did not end in time
+│   ├── TooBusy              a check of the request could not be made in time
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
 │   └── QueueFull            as many jobs wait as may wait
@@ -250,6 +251,10 @@ class NoDescriptor(Unavailable):
 
 class SlotBusy(Unavailable):
     """A slot whose content is wanted has a task, which did not end in time."""
+
+
+class TooBusy(Unavailable):
+    """A check of the request could not be made in time: the machine was busy or paused. The request may be fine."""
 
 
 class NoCapacity(Unavailable):

@@ -16,6 +16,7 @@ from corosrv import settings as settings_module
 from corosrv.errors import SettingsError
 from corosrv.http import address
 from corosrv.http.stops import STOPS, let_stops_through
+from corosrv.http.worker_watch import WorkerWatch
 from corosrv.settings import PredictionSettings, Settings
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
@@ -44,8 +45,10 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
 def when_ready(arbiter: Any) -> None:
     """gunicorn's hook in the master: a second SIGTERM ends it quickly, as a second SIGINT does. gunicorn drops it.
 
-    Where a predictor is served the first SIGINT is as gentle as a SIGTERM, which may not count at all.
+    Where a predictor is served the first SIGINT is as gentle as a SIGTERM, which may not count at all. A pause of the
+    machine is no reason to kill a worker.
     """
+    arbiter.murder_workers = WorkerWatch(arbiter).kill_hung
     predictor = settings_module.load_predictor()
     n_stops = itertools.count()
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("errors", "turns"),
+    ("errors", "processor", "turns"),
     ("decoding", "dispatch", "jobs", "settings", "structured", "waits", "wire"),
     ("worker",),
     ("engine",),

@@ -1,4 +1,4 @@
-"""Where a model's chat template runs: it is code from a stranger, and may take so many steps, seconds and characters.
+"""Where a model's chat template runs: code from a stranger, with limits on its steps, processor time and characters.
 
 Jinja's sandbox keeps a template from Python's insides. It stops neither nested loops nor strings that double, and the
 standard filters make a gigabyte out of one number; so every loop, call, filter and piece of output is counted here.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -21,6 +20,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from corosrv.processor import ProcessorLimit
 
 # Jinja's filters but those that build much from little and that no model's template was seen to need.
 _FILTERS = frozenset(
@@ -40,7 +41,7 @@ class TemplateLimits(NamedTuple):
     """What one rendering may take."""
 
     steps: int = 200_000  # loop rounds, calls and pieces of output
-    seconds: float = 0.25
+    seconds: float = 0.25  # of the processor: a pause of the machine is not the template's doing
     characters: int = 8_000_000  # of all output together, and of any value on the way to it
 
 
@@ -67,6 +68,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             finalize=self.printed,
         )
         self._limits = limits
+        self._processor = ProcessorLimit(limits.seconds)
         self._begin()
         filters = {name: self.filters[name] for name in _FILTERS} | {"tojson": _to_json}
         self.filters = {name: self._counting(name, function) for name, function in filters.items()}
@@ -83,7 +85,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _begin(self) -> None:
         self._steps_left = self._limits.steps
         self._characters_left = self._limits.characters
-        self._deadline = time.monotonic() + self._limits.seconds
+        self._processor.start()
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Counting().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
@@ -212,8 +214,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _step(self) -> None:
         self._steps_left -= 1
-        if self._steps_left < 0 or time.monotonic() > self._deadline:
-            raise jinja2.TemplateRuntimeError("it takes more steps or time than a template may")
+        if self._steps_left < 0:
+            raise jinja2.TemplateRuntimeError(f"it takes more than {self._limits.steps} steps")
+        if self._processor.is_used_up():
+            raise jinja2.TemplateRuntimeError(f"it takes more than {self._limits.seconds:g} s of processor time")
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.characters:

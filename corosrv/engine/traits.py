@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from corosrv.errors import Refused
+from corosrv.processor import thread_seconds
 
 # What stands around the thoughts of the models that think in their text.
 _THOUGHT_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
@@ -88,13 +88,13 @@ class _Probe:
         """What the template makes of them, or nothing when it refuses."""
         if self._seconds_left < 0:
             return ""
-        began = time.thread_time()  # not the clock: a busy machine must not change what is found
+        began = thread_seconds()  # not the clock: a busy machine must not change what is found
         try:
             return self._rendering(messages, **arguments)
         except Refused:
             return ""
         finally:
-            self._seconds_left -= time.thread_time() - began
+            self._seconds_left -= thread_seconds() - began
 
 
 def _find_calls(probe: _Probe) -> tuple[bool, bool, str]:

@@ -16,6 +16,7 @@ from gunicorn.http.parser import RequestParser
 
 from corosrv.http import message, refusal
 from corosrv.http.pace import Pace, PacedUnreader, let_others
+from corosrv.waits import awake_clock
 
 _FIRST_LINE = 5.0  # seconds
 _BODY_GRACE = 10.0  # seconds in which a body may be slower than it has to be
@@ -60,13 +61,13 @@ class Connection:
         Raises what is wrong with a request's head; the connection cannot be used any more then.
         """
         while self._wait():
-            now = time.monotonic()
+            now = awake_clock.now()
             self._unreader.begin_head(self._limits.pace_of_line(now), self._limits.pace_of_head(now))
             request = self._next()
             if request is None:
                 return
             message.prepare(request, self._socket)
-            self._unreader.begin_body(self._limits.pace_of_body(time.monotonic()))
+            self._unreader.begin_body(self._limits.pace_of_body(awake_clock.now()))
             yield request
             if not self._forget_body():
                 return

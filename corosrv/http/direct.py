@@ -12,6 +12,8 @@ from typing import Any
 import gevent.socket
 import gunicorn.http.wsgi
 
+from corosrv.http.patient_socket import PatientSocket
+
 
 class DirectSender:
     """Frames pieces of a chunked body as gunicorn does, which has sent the headers and will send the last chunk."""
@@ -51,5 +53,5 @@ def direct_sender(start_response: Any) -> DirectSender | None:
     answer = getattr(start_response, "__self__", None)
     if not isinstance(answer, gunicorn.http.wsgi.Response) or not answer.chunked:
         return None
-    # Exactly this class: TLS has one of its own, and other workers have blocking sockets.
-    return DirectSender(answer.sock) if type(answer.sock) is gevent.socket.socket else None
+    # Exactly these classes: TLS has one of its own, and other workers have blocking sockets.
+    return DirectSender(answer.sock) if type(answer.sock) in (PatientSocket, gevent.socket.socket) else None

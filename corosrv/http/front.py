@@ -29,10 +29,14 @@ from gunicorn.workers.ggevent import GeventWorker
 from corosrv.http import access, descriptors
 from corosrv.http.connection import Connection, Limits
 from corosrv.http.flood import Flood
+from corosrv.http.full_collections import FullCollections
 from corosrv.http.message import Answer
 from corosrv.http.pace import TooSlow
+from corosrv.http.patient_socket import PatientSocket
 from corosrv.http.refusal import Overloaded
 from corosrv.http.stops import let_stops_through
+from corosrv.processor import garbage_times
+from corosrv.waits import awake_clock
 
 log = logging.getLogger("corosrv.http")
 
@@ -43,6 +47,7 @@ RESERVE = 64
 _RESERVE_PATIENCE = 0.5  # seconds
 _LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
 _HURRY = 2.5  # seconds that what goes on beside requests gets at a quick end
+_HANGS = 1.0  # seconds of the processor between two heartbeats
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE = 0.1  # seconds
 
@@ -80,6 +85,8 @@ class Front(GeventWorker):  # type: ignore[misc]
             self.cfg.set("http_parser", "python")
         self._connections: set[Connection] = set()
         self._stopping = Event()
+        self._used_at_beat = time.thread_time()
+        self._full_collections = FullCollections()
         self.endings: list[Ending] = []
         self._unread = Flood(log, "%d requests could not be read, or not be taken, and were refused")
         self._starved = Flood(log, "no file descriptor was left for a client, %d times")
@@ -91,10 +98,13 @@ class Front(GeventWorker):  # type: ignore[misc]
     def run(self) -> None:
         """Serves until it is told to stop, then until the last answer, at most `graceful_timeout`."""
         servers = [self._listen(listener) for listener in self.sockets]
+        garbage_times.watch()
+        self._full_collections.take_over()
         for server in servers:
             server.start()
         while self.alive:
             self.notify()
+            self._full_collections.look(len(self._connections))
             self._stopping.wait(1.0)
         gevent.sleep(_LAST_CALL)
         for server in servers:
@@ -108,6 +118,23 @@ class Front(GeventWorker):  # type: ignore[misc]
             gevent.sleep(0.1)
         for server in servers:
             server.stop(timeout=1)
+
+    def notify(self) -> None:
+        """Tells the master that this process serves, and the process's own clock."""
+        awake_clock.beat()
+        self._used_at_beat = time.thread_time()
+        super().notify()
+
+    def handle_abort(self, sig: int, frame: FrameType | None) -> None:
+        """Ends a worker that hangs in a computation. One that was paused goes on: it will tell the master in time.
+
+        A master with corosrv's settings aborts no paused worker; gunicorn's own does, and kills a silent one later.
+        """
+        if time.thread_time() - self._used_at_beat < _HANGS:
+            self.notify()  # at once: the master may look again at once
+            log.warning("gunicorn's master took a pause for a hang; serving on")
+            return
+        super().handle_abort(sig, frame)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._leave_unless_booted()
@@ -238,7 +265,9 @@ class _Server(StreamServer):  # type: ignore[misc]
 
     def do_read(self) -> Any:
         try:
-            return super().do_read()
+            descriptor, address = self.socket._accept()
+        except BlockingIOError:
+            return None
         except OSError as error:
             if error.errno not in _NO_DESCRIPTOR:
                 raise
@@ -246,6 +275,8 @@ class _Server(StreamServer):  # type: ignore[misc]
             self.stop_accepting()
             gevent.spawn_later(_NO_DESCRIPTOR_PAUSE, self._start_accepting_if_started)
             return None
+        listening = self.socket
+        return PatientSocket(listening.family, listening.type, listening.proto, fileno=descriptor), address
 
 
 def adopt(limits: Limits) -> Front | None:
@@ -263,6 +294,7 @@ def adopt(limits: Limits) -> Front | None:
         for number in (signal.SIGQUIT, signal.SIGINT):
             signal.signal(number, worker.handle_quit)
         signal.signal(signal.SIGTERM, worker.handle_exit)
+        signal.signal(signal.SIGABRT, worker.handle_abort)
         signal.siginterrupt(signal.SIGTERM, False)
     if not isinstance(worker, Front):
         return None

@@ -12,6 +12,8 @@ from typing import Any
 from gevent import monkey
 from gevent._hub_local import get_hub_if_exists
 
+from corosrv.processor import garbage_times
+
 log = logging.getLogger("corosrv.http")
 
 _INTERVAL = 0.25  # seconds
@@ -44,12 +46,14 @@ class HubLag:
             return
         if self._witness is None:
             self._witness = _Witness()
+        garbage_times.watch()
         self._timer = hub.loop.timer(_INTERVAL, _INTERVAL)
         self._expect()
         self._timer.start(self._on_timer)
 
     def _expect(self) -> None:
         assert self._witness is not None
+        self._witness.seen = ""
         self._due = time.monotonic() + _INTERVAL
         self._witness.watch(self._due + BLOCKED)
 
@@ -66,7 +70,17 @@ class HubLag:
             return
         self._quiet_until = time.monotonic() + _QUIET
         assert self._witness is not None
-        log.warning("the hub was blocked for %.0f ms, in:\n%s", 1000 * lag, self._witness.seen)
+        log.warning("the hub was blocked for %.0f ms, in%s", 1000 * lag, self._cause(lag))
+
+    def _cause(self, lag: float) -> str:
+        assert self._witness is not None
+        longest = garbage_times.longest_since(self._due - _INTERVAL)
+        if longest is not None and longest.seconds > lag / 2:
+            return f" the garbage collector: generation {longest.generation} took {1000 * longest.seconds:.0f} ms"
+        if self._witness.seen:
+            return f":\n{self._witness.seen}"
+        # The witness could not look before it was over: the whole process was paused, or one call held the GIL.
+        return " a pause of the process, or one call into C code that held Python's lock"
 
     def stop(self) -> None:
         timer, self._timer = self._timer, None

@@ -11,6 +11,8 @@ import gevent
 from gunicorn.http.errors import LimitRequestHeaders
 from gunicorn.http.unreader import SocketUnreader
 
+from corosrv.waits import awake_clock
+
 # Of all fields together, with the request line. gunicorn bounds each field and their number.
 MAX_HEAD_BYTES = 8192 + 65_536
 # Reading what is there already never waits; after that long the others get their turn.
@@ -23,12 +25,15 @@ def let_others() -> None:
 
 
 class TooSlow(TimeoutError):
-    """The client sends slower than it has to."""
+    """The client sends more slowly than it has to."""
 
 
 @dataclass
 class Pace:
-    """What a client has to keep: all within `within` seconds, and after `grace` at least `rate` bytes a second."""
+    """What a client has to keep: all within `within` seconds, and after `grace` at least `rate` bytes a second.
+
+    Its moments are those of the awake clock: what this process slept through is not counted.
+    """
 
     began: float
     within: float
@@ -80,17 +85,15 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
             self._turn_began = time.monotonic()
 
     def chunk(self, size_hint: int | None = None) -> bytes:
-        """What comes next; waits for it. Raises TooSlow, and LimitRequestHeaders for a head without end."""
+        """Reads what comes next; waits for it. Raises TooSlow, and LimitRequestHeaders for a head without end."""
         self.give_way()
-        now = time.monotonic()
-        pace = self._pace
-        if pace is not None and (left := pace.left(now)) > 0:
-            self.sock.settimeout(left)
-        elif pace is not None:
-            raise TooSlow
+        if self._pace is not None:
+            # With 0 for a client whose time is over it takes what is there and does not wait: whoever has sent
+            # everything is not too slow, however late this process reads it.
+            self.sock.settimeout(max(0.0, self._pace.left(awake_clock.now())))
         try:
             data: bytes = super().chunk(size_hint)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             raise TooSlow from None
         finally:
             self.sock.settimeout(self._write_timeout)

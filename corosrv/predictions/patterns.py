@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import sys
 from functools import lru_cache
 
 from gevent.lock import BoundedSemaphore
 from gevent.subprocess import PIPE, Popen, TimeoutExpired
 
-TIME_LIMIT = 1.0  # seconds for all slow patterns of one input
+from corosrv.errors import TooBusy
+
+TIME_LIMIT = 1.0  # seconds of the processor for all slow patterns of one input
+PATIENCE = 20.0  # seconds in which the process has to get them; it may be paused, or have to share the processor
 _AT_ONCE = 2  # processes
 _MAX_STEPS = 500_000  # some 10 ms
 _PLAIN_GROUPS = re.compile(r"\((?!\?)|\(\?:|\(\?P<\w+>")
 _ESCAPES_AND_SETS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _REPEATS = re.compile(r"[*+?]|\{(\d*),(\d*)\}")
-# In a process of its own, which can be ended: nothing else can end a match.
-_PROGRAM = "import json,re,sys\nfor p,t in json.load(sys.stdin): print(int(re.search(p,t) is not None),flush=True)"
+# In a process of its own, which the timer's signal can end: nothing else can end a match.
+_PROGRAM = """\
+import json, re, signal, sys
+seconds, pairs = json.load(sys.stdin)
+signal.setitimer(signal.ITIMER_PROF, seconds)
+for pattern, text in pairs:
+    print(int(re.search(pattern, text) is not None), flush=True)
+"""
+_USED_UP = -signal.SIGPROF
 
 
 class Patterns:
@@ -34,18 +45,22 @@ class Patterns:
         return re.search(pattern, text) is not None
 
     def found(self, pairs: list[tuple[str, str]]) -> list[bool | None]:
-        """Of each pattern and text; None where the time was not enough. Waits."""
+        """Whether each pattern is found in its text; None where the processor time was used up before. Waits.
+
+        Raises TooBusy where the process was kept from using that time.
+        """
         if not pairs:
             return []
         with self._processes, Popen([sys.executable, "-I", "-S", "-c", _PROGRAM], stdin=PIPE, stdout=PIPE) as process:
             try:
-                output, _ = process.communicate(json.dumps(pairs).encode(), timeout=TIME_LIMIT)
+                output, _ = process.communicate(json.dumps((TIME_LIMIT, pairs)).encode(), timeout=PATIENCE)
             except TimeoutExpired:
-                process.kill()
-                output, _ = process.communicate()
+                raise TooBusy("the patterns of the input could not be checked in time; try again") from None
             finally:
                 process.kill()
         answers: list[bool | None] = [line == b"1" for line in output.split()]
+        if len(answers) < len(pairs) and process.returncode != _USED_UP:
+            raise TooBusy("the process that checks the patterns of the input ended; try again")
         return answers + [None] * (len(pairs) - len(answers))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import thread_time
 
 from corosrv.errors import InvalidSchema
+from corosrv.processor import thread_seconds
 from corosrv.structured.limits import DEFAULT, Limits
 
 
@@ -27,11 +27,11 @@ class Effort:
 
     def check(self, param: str) -> None:
         """Raises InvalidSchema, which names `param`, when it was long enough. Waits where `give_way` does."""
-        now = thread_time()
+        now = thread_seconds()
         if not self._end:
             self._end = now + self._seconds
         if now > self._end:
-            what = f"takes longer than {1000 * self._seconds:.0f} ms to be understood; ask for simpler values"
+            what = f"takes more than {1000 * self._seconds:.0f} ms of processor time to convert; make it simpler"
             raise InvalidSchema("#", what, param)
         if self._give_way():
-            self._end += thread_time() - now
+            self._end += thread_seconds() - now

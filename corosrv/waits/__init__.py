@@ -1,16 +1,19 @@
 """How a greenlet waits: for a descriptor, a thread or a process, while others run; and a plain thread, by blocking."""
 
+from corosrv.waits.awake import AwakeClock, awake_clock
 from corosrv.waits.elsewhere import call_in_thread, run_process
 from corosrv.waits.polling import INTERVAL
 from corosrv.waits.waiters import HubWaiter, PollWaiter, SleepWaiter, TimedOut, Waiter, thread_id, wait_readable, waiter
 
 __all__ = [
     "INTERVAL",
+    "AwakeClock",
     "HubWaiter",
     "PollWaiter",
     "SleepWaiter",
     "TimedOut",
     "Waiter",
+    "awake_clock",
     "call_in_thread",
     "run_process",
     "thread_id",

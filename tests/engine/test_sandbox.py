@@ -1,10 +1,14 @@
 """A hostile template ends itself only, and soon."""
 
 import time
+from datetime import datetime
 
 import pytest
 
+from corosrv.engine import sandbox
+from corosrv.engine.chat import ChatTemplate
 from corosrv.engine.marks import Piece
+from corosrv.engine.sandbox import TemplateLimits
 from corosrv.errors import Refused
 from tests.support.templates import CHATML, conversation, render, template
 
@@ -99,6 +103,27 @@ def test_what_is_private_or_changes_things_is_nothing(source):
 def test_a_template_that_is_none_is_refused_when_it_is_read(source):
     with pytest.raises(Refused, match="cannot be used"):
         template(source)
+
+
+def test_a_pause_of_the_machine_is_not_the_template_s_doing(monkeypatch):
+    class SlowCalendar:
+        @staticmethod
+        def now():
+            time.sleep(0.3)  # longer than a template may compute
+            return datetime(2026, 1, 1)
+
+    years = template("{% for m in messages %}{{ strftime_now('%Y') }}{% endfor %}")
+    monkeypatch.setattr(sandbox, "datetime", SlowCalendar)
+
+    assert years.render(conversation("a", "b")) == [Piece("20262026", is_text=False)]
+
+
+def test_a_template_that_computes_for_too_long_is_refused():
+    loops = "{% for a in range(90000) %}{% endfor %}"
+    hasty = ChatTemplate(loops, (), {}, TemplateLimits(seconds=0.001))
+
+    with pytest.raises(Refused, match="processor time"):
+        hasty.render(conversation("x"))
 
 
 def test_a_refused_rendering_leaves_the_template_usable():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,10 +18,8 @@ from gevent import monkey
 
 import corosrv
 from corosrv.http.hub_lag import BLOCKED, HubLag
-from tests.serve.server import APP, GUNICORN, REPOSITORY, SERVE, Server, Servers, eventually
+from tests.serve.server import APP, DEPLOYED, GUNICORN, SERVE, Server, Servers, eventually
 from tests.serve.wire import CHAT, Connection, chat, events, request
-
-DEPLOYED = ("gunicorn", "-c", str(REPOSITORY / "deploy" / "gunicorn.conf.py"), "-b", "127.0.0.1:0", "corosrv.app")
 
 
 def begin(server: Server, n_tokens: int) -> Connection:
@@ -38,7 +38,7 @@ def block_the_hub() -> None:
     monkey.get_original("time", "sleep")(0.6)
 
 
-def lags_of_a_hub_blocked_twice() -> list[float]:
+def lags_of_a_hub_blocked_twice(block: Callable[[], object] = block_the_hub) -> list[float]:
     """In a thread, and so a hub, of its own."""
     lags: list[float] = []
     blocked: list[None] = []
@@ -46,7 +46,7 @@ def lags_of_a_hub_blocked_twice() -> list[float]:
     gevent.get_hub()
     lag.start()
     for n in (1, 2):
-        gevent.spawn(block_the_hub).join(5)
+        gevent.spawn(block).join(5)
         with gevent.Timeout(5):
             while len(blocked) < n:
                 gevent.sleep(0.05)
@@ -62,6 +62,17 @@ def test_h076_who_blocks_the_hub_is_counted_and_named_once(caplog: pytest.LogCap
     assert max(lags) > BLOCKED
     (line,) = [record.getMessage() for record in caplog.records]
     assert "block_the_hub" in line
+
+
+def test_h076_the_collector_is_named_where_it_blocked_the_hub(caplog: pytest.LogCaptureFixture) -> None:
+    kept = [[] for _ in range(3_000_000)]  # a collection of a fifth of a second
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(lags_of_a_hub_blocked_twice, gc.collect).result(20)
+
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "the garbage collector: generation 2 took" in line
+    assert len(kept) == 3_000_000
 
 
 def test_h076_a_server_that_is_asked_says_how_late_it_is(attacked: Server) -> None:

@@ -46,6 +46,17 @@ def test_what_comes_in_time_is_read(ends):
     assert reading.gettimeout() is None
 
 
+def test_what_is_there_is_read_from_a_client_whose_time_is_over(ends):
+    reading, client = ends
+    unreader = PacedUnreader(reading)
+    unreader.begin_body(begun(0))
+    client.sendall(b"hello")
+
+    assert unreader.chunk() == b"hello"
+    with pytest.raises(TooSlow):
+        unreader.chunk()
+
+
 @pytest.mark.parametrize("pace", [{"seconds": 0.05}, {"seconds": 5, "grace": 0.05}, {"seconds": 0}])
 def test_what_does_not_come_in_time_is_too_slow(ends, pace):
     unreader = PacedUnreader(ends[0])

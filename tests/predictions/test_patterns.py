@@ -1,4 +1,5 @@
 import re
+import signal
 import time
 
 import gevent
@@ -7,7 +8,7 @@ from gevent import subprocess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corosrv.errors import InvalidInput
+from corosrv.errors import InvalidInput, TooBusy
 from corosrv.predictions import patterns
 from corosrv.predictions.patterns import Patterns
 from corosrv.predictions.validation import InputSchema
@@ -17,6 +18,19 @@ from corosrv.worker.signatures.signature import read
 
 ENDLESS = "^(a+)+$"
 VICTIM = "a" * 40 + "b"
+
+
+def note_processes(monkeypatch) -> list[subprocess.Popen]:
+    """The processes that run patterns from here on."""
+    started: list[subprocess.Popen] = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            started.append(self)
+
+    monkeypatch.setattr(patterns, "Popen", Noted)
+    return started
 
 
 @pytest.mark.parametrize("pattern", ["^[a-z0-9-]{1,64}$", "colou?r", r"^\d+x\d+$", r"^(?:png|jpe?g)$", r"^[(+*]\(\+"])
@@ -74,16 +88,51 @@ def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
     assert longest < 0.25
 
 
+def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):
+    monkeypatch.setattr(patterns, "PATIENCE", 0.3)
+    started = note_processes(monkeypatch)
+    running = gevent.spawn(Patterns().found, [(ENDLESS, "aaa")])
+    with gevent.Timeout(5):
+        while not started:
+            gevent.idle()
+
+    started[0].send_signal(signal.SIGSTOP)
+
+    with pytest.raises(TooBusy):
+        running.get(timeout=5)
+
+
+def test_a_pause_of_the_process_costs_no_answer(monkeypatch):
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
+    started = note_processes(monkeypatch)
+    running = gevent.spawn(Patterns().found, [(ENDLESS, "aaa"), (ENDLESS, "aab")])
+    with gevent.Timeout(5):
+        while not started:
+            gevent.idle()
+    started[0].send_signal(signal.SIGSTOP)
+    gevent.sleep(0.6)  # twice as long as it may compute
+
+    started[0].send_signal(signal.SIGCONT)
+
+    assert running.get(timeout=10) == [True, False]
+
+
+def test_a_process_that_is_killed_says_nothing_of_the_input(monkeypatch):
+    started = note_processes(monkeypatch)
+    running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
+    with gevent.Timeout(5):
+        while not started:
+            gevent.idle()
+
+    started[0].kill()
+
+    with pytest.raises(TooBusy):
+        running.get(timeout=5)
+
+
 def test_a_request_that_is_given_up_leaves_no_process(monkeypatch):
     monkeypatch.setattr(patterns, "TIME_LIMIT", 30)
-    started: list[subprocess.Popen] = []
-
-    class Noted(subprocess.Popen):
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            started.append(self)
-
-    monkeypatch.setattr(patterns, "Popen", Noted)
+    started = note_processes(monkeypatch)
     running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
     with gevent.Timeout(5):
         while not started:

@@ -28,6 +28,7 @@ STOP_SECONDS = 10.0
 GUNICORN = ("gunicorn", "-k", "gevent", "--no-control-socket")
 APP = (*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app")
 SERVE = ("corosrv", "serve", "--port", "0")
+DEPLOYED = ("gunicorn", "-c", str(REPOSITORY / "deploy" / "gunicorn.conf.py"), "-b", "127.0.0.1:0", "corosrv.app")
 
 T = TypeVar("T")
 _direct = build_opener(ProxyHandler({}))

@@ -42,7 +42,7 @@ LABORIOUS = {
 @pytest.mark.parametrize("schema", LABORIOUS.values(), ids=LABORIOUS)
 def test_work_on_a_schema_ends_when_it_was_enough(schema: dict[str, Any]) -> None:
     began = time.thread_time()
-    with pytest.raises(InvalidSchema, match="takes longer than 20 ms"):
+    with pytest.raises(InvalidSchema, match="takes more than 20 ms of processor time"):
         structured.grammar_of(schema, "schema", LIMITS)
 
     assert time.thread_time() - began < 0.5
@@ -53,7 +53,7 @@ def test_the_schemas_of_one_request_share_their_effort() -> None:
     with pytest.raises(InvalidSchema):
         structured.fragment(LABORIOUS["references in allOf"], "first", "a", LIMITS, effort)
 
-    with pytest.raises(InvalidSchema, match=r"second: .* takes longer"):
+    with pytest.raises(InvalidSchema, match=r"second: .* processor time"):
         structured.fragment({"type": "string"}, "second", "b", LIMITS, effort)
 
 
@@ -62,7 +62,7 @@ def test_many_tools_take_no_longer_than_one() -> None:
     tools = [(i, {"function": {"name": f"f{i}", "parameters": hard | {"title": str(i)}}}) for i in range(128)]
 
     began = time.thread_time()
-    with pytest.raises(InvalidSchema, match="takes longer"):
+    with pytest.raises(InvalidSchema, match="processor time"):
         answer_grammar.call_rules(tools, FORMATS["hermes"], True, "tools[{}]")
     assert time.thread_time() - began < 2
 
@@ -97,7 +97,7 @@ def test_others_run_while_a_schema_is_worked_on() -> None:
 
     ticking = gevent.spawn(tick)
     effort = Effort(limits, Turns().give_way)
-    with gevent.Timeout(10), pytest.raises(InvalidSchema, match="takes longer than 100 ms"):
+    with gevent.Timeout(10), pytest.raises(InvalidSchema, match="takes more than 100 ms"):
         structured.grammar_of(LABORIOUS["references in allOf"], "schema", limits, effort)
     ticking.kill()
 

@@ -1,0 +1,69 @@
+"""How long Python's garbage collector kept everybody waiting: it runs whenever it likes, and holds the GIL."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import get_native_id
+from typing import NamedTuple
+
+_N_KEPT = 16
+
+
+class Collection(NamedTuple):
+    """One run of the collector. Seconds of the monotonic clock."""
+
+    generation: int
+    began: float
+    seconds: float
+
+
+class GarbageTimes:
+    """Keeps the latest collections but the smallest, which are too short to matter. One for each process.
+
+    Measures nothing before watch(). `observers` are called with each collection, in whichever thread it ran.
+    """
+
+    def __init__(self) -> None:
+        self.observers: list[Callable[[Collection], None]] = []
+        self._latest: deque[Collection] = deque(maxlen=_N_KEPT)
+        self._began = 0.0
+        self._thread_began = 0.0
+        self._by_thread: dict[int, float] = {}
+
+    def watch(self) -> None:
+        """Measures from now on. Calling it twice is harmless."""
+        if self._on_collection not in gc.callbacks:
+            gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 0:
+            return
+        if phase == "start":
+            self._thread_began = time.thread_time()
+            self._began = time.monotonic()
+        elif self._began:  # else it began before we watched
+            self._note(info["generation"])
+
+    def _note(self, generation: int) -> None:
+        collection = Collection(generation, self._began, time.monotonic() - self._began)
+        self._latest.append(collection)
+        thread = get_native_id()
+        spent = time.thread_time() - self._thread_began
+        self._by_thread[thread] = self._by_thread.get(thread, 0.0) + spent
+        for observer in self.observers:
+            observer(collection)
+
+    def longest_since(self, moment: float) -> Collection | None:
+        """The longest of those kept that ended after this moment of the monotonic clock."""
+        ended = (collection for collection in self._latest if collection.began + collection.seconds > moment)
+        return max(ended, key=lambda collection: collection.seconds, default=None)
+
+    def thread_seconds(self) -> float:
+        """Processor time that collections took in the calling thread, whosever garbage it was."""
+        return self._by_thread.get(get_native_id(), 0.0)
+
+
+garbage_times = GarbageTimes()

@@ -1,0 +1,50 @@
+"""What the garbage collector took is known afterwards."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from corosrv.processor import Collection, GarbageTimes
+
+
+@pytest.fixture
+def times() -> Iterator[GarbageTimes]:
+    times = GarbageTimes()
+    times.watch()
+    yield times
+    gc.callbacks.remove(times._on_collection)
+
+
+def test_a_full_collection_is_kept_with_its_time(times: GarbageTimes) -> None:
+    seen: list[Collection] = []
+    times.observers.append(seen.append)
+    began = time.monotonic()
+
+    gc.collect()
+
+    ended = time.monotonic()
+    longest = times.longest_since(began)
+    assert longest is not None
+    assert (longest.generation, seen) == (2, [longest])
+    assert began <= longest.began <= longest.began + longest.seconds <= ended
+    assert times.longest_since(ended) is None
+
+
+def test_short_collections_are_not_measured(times: GarbageTimes) -> None:
+    gc.collect(0)
+
+    assert times.longest_since(0.0) is None
+
+
+def test_watching_twice_counts_once(times: GarbageTimes) -> None:
+    seen: list[Collection] = []
+    times.observers.append(seen.append)
+    times.watch()
+
+    gc.collect()
+
+    assert len(seen) == 1

@@ -1,0 +1,107 @@
+"""A server that stands still for a while, as `docker pause` and a snapshot of the machine make it, punishes nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.serve.server import APP, DEPLOYED, Servers, eventually
+from tests.serve.wire import CHAT, chat, events, request, text_of
+
+PAUSE = 4.0  # seconds: longer than all limits below
+LIMITS = {"head_timeout_s": 1, "body_timeout_s": 2, "write_timeout_s": 2, "queue_timeout_s": 2, "stall_timeout_s": 2}
+OPTIONS = ("--timeout", "2", "--keep-alive", "2")  # seconds until the master kills a silent worker, and of idleness
+
+
+def deployed(app: str = "corosrv.app") -> tuple[str, ...]:
+    return (*DEPLOYED[:-1], *OPTIONS, app)
+
+
+@contextmanager
+def paused(pid: int, signal_to: Callable[[int, int], None] = os.killpg) -> Iterator[None]:
+    """Stops a session's processes for PAUSE seconds, and lets them go on."""
+    end = time.monotonic() + PAUSE
+    signal_to(pid, signal.SIGSTOP)
+    try:
+        yield
+        time.sleep(max(0.0, end - time.monotonic()))  # the pause itself
+    finally:
+        signal_to(pid, signal.SIGCONT)
+
+
+def test_requests_and_answers_survive_a_pause_of_the_server(start: Servers) -> None:
+    server = start.start(*deployed(), **LIMITS)
+    worker = server.worker
+    whole = request("POST", CHAT, chat(max_tokens=3))
+    with ExitStack() as stack:
+        slow = stack.enter_context(server.connect(receive_buffer=4096, timeout=20))
+        kept, stream, half, begun, new = (stack.enter_context(server.connect(timeout=20)) for _ in range(5))
+        slow.send(request("GET", "/openapi.json"))
+        document = slow.head()
+        assert kept.ask("GET", "/health").status == 200
+        stream.send(request("POST", CHAT, chat(stream=True, max_tokens=20)))
+        streamed = stream.head()
+        half.send(whole[:-10])
+        begun.send(whole[:30])
+        server.wait_metric("running", 1)
+
+        with paused(server.pid):
+            kept.send(whole)
+            new.send(whole)
+            half.send(whole[-10:-5])
+        half.send(whole[-5:])
+        begun.send(whole[30:])
+
+        assert [connection.answer().status for connection in (kept, new, half, begun)] == [200] * 4
+        assert text_of(events(b"".join(stream.body(streamed)))) != ""
+        assert len(b"".join(slow.body(document))) > 10_000
+    assert server.worker.pid == worker.pid
+    assert "Traceback" not in server.log
+
+
+def test_a_client_that_sends_nothing_more_is_refused_in_spite_of_a_pause(start: Servers) -> None:
+    server = start.start(*deployed(), **LIMITS)
+    with server.connect(timeout=20) as half:
+        half.send(request("POST", CHAT, chat())[:-5])
+        with paused(server.pid):
+            pass
+
+        answer = half.answer()
+
+    assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+
+
+def test_a_worker_that_was_stopped_alone_is_not_killed(start: Servers) -> None:
+    server = start.start(*deployed())
+    worker = server.worker
+    with paused(worker.pid, os.kill):
+        pass
+
+    assert server.get("/health")[0] == 200
+    assert server.worker.pid == worker.pid
+
+
+def test_a_worker_that_serves_survives_the_abort_of_a_master_that_was_paused(start: Servers) -> None:
+    """gunicorn's own master, without corosrv's settings, aborts every worker when it wakes."""
+    server = start.start(*APP)
+    worker = server.worker
+
+    os.kill(worker.pid, signal.SIGABRT)
+
+    eventually(lambda: "pause" in server.log, 5, "a line in the log")
+    assert server.get("/health")[0] == 200
+    assert server.worker.pid == worker.pid
+
+
+def test_a_worker_that_hangs_is_killed(start: Servers) -> None:
+    server = start.start(*deployed("tests.support.hanging_app:application"))
+    worker = server.worker
+    with server.connect() as connection:
+        connection.send(request("GET", "/hang"))
+
+        eventually(lambda: not worker.is_alive, 20, "the worker is killed")
+
+    server.wait_until("ok")
