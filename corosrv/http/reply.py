@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -47,6 +47,13 @@ def status(error: errors.CorosrvError) -> int:
 
 def json_response(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, mimetype="application/json")
+
+
+def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:
+    """An answer of JSON text that was encoded in pieces."""
+    answer = Response(pieces, status, mimetype="application/json")
+    answer.content_length = sum(map(len, pieces))
+    return answer
 
 
 def error_response(error: errors.CorosrvError, body: Any) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -74,8 +74,10 @@ class Poster:
         self._http = urllib3.PoolManager(num_pools=256, maxsize=CONNECTIONS, block=True, retries=False)
         self._threads: ThreadPool | None = None
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str], seconds: float = TRY_SECONDS) -> Outcome:
-        """Waits, `seconds` at most."""
+    def post(
+        self, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float = TRY_SECONDS
+    ) -> Outcome:
+        """Posts a body that is in pieces. Waits, `seconds` at most."""
         if is_module_patched("socket"):
             with gevent.Timeout(seconds, False):
                 return self._post(url, body, headers, seconds)
@@ -85,12 +87,12 @@ class Poster:
         outcome: Outcome = self._threads.apply(self._post, (url, body, headers, seconds))
         return outcome
 
-    def _post(self, url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> Outcome:
+    def _post(self, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float) -> Outcome:
         deadline = time.monotonic() + seconds
         try:
             origin = _origin(url)
             for _ in range(MAX_REDIRECTS + 1):
-                sent = self._headers(headers, is_home=_origin(url) == origin)
+                sent = self._headers(headers, sum(map(len, body)), is_home=_origin(url) == origin)
                 outcome, location = self._ask(url, body, sent, deadline - time.monotonic())
                 if outcome.status not in _KEEPS_METHOD or location is None:
                     return outcome
@@ -101,10 +103,11 @@ class Poster:
             return Outcome(None, f"{type(error).__name__}: {error}")
         return outcome
 
-    def _headers(self, headers: Mapping[str, str], is_home: bool) -> dict[str, str]:
+    def _headers(self, headers: Mapping[str, str], n_bytes: int, is_home: bool) -> dict[str, str]:
         own = {
             "Content-Type": "application/json",
             "User-Agent": f"corosrv/{corosrv.__version__}",
+            "Content-Length": str(n_bytes),
             # A kept connection may be closed by the receiver just now, and most events are tried once.
             "Connection": "close",
         }
@@ -112,7 +115,9 @@ class Poster:
             own["Authorization"] = f"Bearer {self._token}"
         return {**headers, **own}
 
-    def _ask(self, url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[Outcome, str | None]:
+    def _ask(
+        self, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float
+    ) -> tuple[Outcome, str | None]:
         """One request; also where the answer sends it on to."""
         if seconds <= 0:
             return Outcome(None, "no time was left"), None

@@ -14,7 +14,7 @@ from corosrv.http import body as bodies
 from corosrv.http import sse
 from corosrv.http.client import ClientWatch
 from corosrv.http.metrics import HttpStats
-from corosrv.http.reply import json_response
+from corosrv.http.reply import encoded_response
 from corosrv.predictions import events, headers, parse
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
@@ -39,10 +39,10 @@ class Desk:
         if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
             return self._stream(reader)
         if found is Found.RUNNING:
-            return json_response(prediction.view(with_input=True), 202)
+            return encoded_response(prediction.encoded(with_input=True), 202)
         if found is Found.NEW and call.is_async:
-            return json_response(prediction.view(), 202)
-        return json_response(self._whole(prediction))
+            return encoded_response(prediction.encoded(), 202)
+        return encoded_response(self._wait(prediction).encoded())
 
     def _read(self) -> tuple[Any, int]:
         """What was sent as JSON, an empty object where nothing was; and how many bytes that were. Waits."""
@@ -54,10 +54,10 @@ class Desk:
         sent = bodies.read(request, limit)
         return (bodies.decode(request, sent, _JSON) if sent or kind else {}), len(sent)
 
-    def _whole(self, prediction: Prediction) -> dict[str, Any]:
+    def _wait(self, prediction: Prediction) -> Prediction:
         """The prediction once it has ended; canceled when its client goes away before that. Waits."""
         if prediction.is_finished:
-            return prediction.view()
+            return prediction
         is_over = Signal()
         watch = ClientWatch(request.environ, is_over.set)
         prediction.listen(lambda change: is_over.set() if change is Change.COMPLETED else None)
@@ -69,7 +69,7 @@ class Desk:
                 self.service.cancel(prediction.id)
         if watch.is_gone:
             raise ClientGone("the client left before its prediction had ended")
-        return prediction.view()
+        return prediction
 
     def _stream(self, reader: events.EventReader) -> Response:
         answer = sse.response(

@@ -6,17 +6,20 @@ import base64
 import functools
 import operator
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from gevent.pool import Pool
 
 from corosrv.errors import OutputFailed
+from corosrv.predictions.encoding import LargeJson
 from corosrv.predictions.upload import Uploads
 from corosrv.waits import call_in_thread
 from corosrv.wire.messages import FileOutput, FileRef, OutputChunk
 
 _LARGE = 1 << 20  # bytes; smaller files are read at once, larger ones in a thread
+_PIECE = 3 << 18  # bytes; a multiple of three, so that the base64 of pieces is that of the whole
 _AT_ONCE = 8  # files of one output
 
 
@@ -28,7 +31,7 @@ class Files:
         self._uploads = Uploads(upload_url) if upload_url else None
 
     def resolve(self, message: OutputChunk | FileOutput, directory: str) -> Any:
-        """The value that the message stands for, with its files in. Waits, where there are some.
+        """The value that the message stands for, with its files in; large ones are LargeJson. Waits for files.
 
         `directory`: the prediction's, whose `outputs` hold them. Raises OutputFailed for a file that is not there or
         could not be put. Calls may overlap; whoever makes them keeps the values in order.
@@ -36,7 +39,7 @@ class Files:
         if isinstance(message, OutputChunk):
             value = message.output
         elif message.kind == "oversized":
-            value = self._large_value(_path(directory, message.filename))
+            value = _large_value(message, _path(directory, message.filename))
         else:
             return self._address(FileRef([], message.filename, message.mime_type), directory)
         if message.files:
@@ -54,35 +57,45 @@ class Files:
         finally:
             pool.kill()
 
-    def _attempt(self, file: FileRef, directory: str) -> str | OutputFailed:
+    def _attempt(self, file: FileRef, directory: str) -> str | LargeJson | OutputFailed:
         # Returned, since a greenlet that raises prints a traceback.
         try:
             return self._address(file, directory)
         except OutputFailed as error:
             return error
 
-    def _large_value(self, path: str) -> Any:
-        try:
-            return call_in_thread(lambda: msgspec.json.decode(_content(path)))
-        except msgspec.DecodeError as error:
-            raise OutputFailed(f"the output in {os.path.basename(path)} cannot be read: {error}") from error
-
-    def _address(self, file: FileRef, directory: str) -> str:
+    def _address(self, file: FileRef, directory: str) -> str | LargeJson:
         path = _path(directory, file.filename)
         if self._uploads is not None:
             return self._uploads.put(path, file.filename, file.mime_type)
         if _size(path) > _LARGE:
-            address: str = call_in_thread(_data_url, path, file.mime_type)
+            address: LargeJson = call_in_thread(_large_data_url, path, file.mime_type)
             return address
         return _data_url(path, file.mime_type)
 
 
-def weight(message: OutputChunk | FileOutput, value: Any, directory: str) -> int:
+def weight(message: OutputChunk | FileOutput, value: Any) -> int:
     """Bytes of what was put in for the message's files, once it was resolved to `value`."""
     if isinstance(message, FileOutput) and message.kind != "oversized":
-        return len(value)
-    whole = os.path.getsize(_path(directory, message.filename)) if isinstance(message, FileOutput) else 0
-    return whole + sum(len(functools.reduce(operator.getitem, file.path, value)) for file in message.files)
+        return _length(value)
+    whole = message.n_bytes if isinstance(message, FileOutput) else 0
+    return whole + sum(_length(functools.reduce(operator.getitem, file.path, value)) for file in message.files)
+
+
+def _length(address: str | LargeJson) -> int:
+    return len(address) if isinstance(address, str) else address.n_bytes
+
+
+def _large_value(message: FileOutput, path: str) -> Any:
+    """The value of a file that holds JSON; as LargeJson, unless other files are to be put in. Waits."""
+    if _size(path) != message.n_bytes:
+        raise OutputFailed(f"the output in {message.filename} cannot be read: it is not as the worker wrote it")
+    if not message.files:
+        return call_in_thread(lambda: LargeJson(_pieces(path)))
+    try:
+        return call_in_thread(lambda: msgspec.json.decode(b"".join(_pieces(path))))
+    except msgspec.DecodeError as error:
+        raise OutputFailed(f"the output in {message.filename} cannot be read: {error}") from error
 
 
 def _path(directory: str, name: str) -> str:
@@ -108,10 +121,10 @@ def _size(path: str) -> int:
         raise _unreadable(path, error) from error
 
 
-def _content(path: str) -> bytes:
+def _pieces(path: str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
-            return file.read()
+            yield from iter(lambda: file.read(_PIECE), b"")
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -121,4 +134,10 @@ def _unreadable(path: str, error: OSError) -> OutputFailed:
 
 
 def _data_url(path: str, mime_type: str) -> str:
-    return f"data:{mime_type};base64,{base64.b64encode(_content(path)).decode()}"
+    return f"data:{mime_type};base64,{base64.b64encode(b''.join(_pieces(path))).decode()}"
+
+
+def _large_data_url(path: str, mime_type: str) -> LargeJson:
+    """As JSON text at once, piece by piece: what is done in one go stops the hub, in whatever thread it is done."""
+    head = msgspec.json.encode(f"data:{mime_type};base64,")[:-1]
+    return LargeJson([head, *map(base64.b64encode, _pieces(path)), b'"'])

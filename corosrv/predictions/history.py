@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
+from corosrv.predictions.encoding import encode
 
 LIVE = 1024  # events kept for those who read right now, where none are for those who come later
 PIECE = 65_536  # bytes, some, that a cursor takes at once
@@ -27,7 +27,7 @@ class Event:
     def wire(self) -> bytes:
         if self._wire is None:
             number = b"" if self.number is None else b"id: %d\n" % self.number
-            self._wire = b"%sevent: %s\ndata: %s\n\n" % (number, self.name.encode(), msgspec.json.encode(self.data))
+            self._wire = b"".join((number, b"event: ", self.name.encode(), b"\ndata: ", *encode(self.data), b"\n\n"))
         return self._wire
 
 

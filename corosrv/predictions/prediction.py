@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from corosrv.errors import IllegalTransition
+from corosrv.predictions.encoding import encode_in_turns
 from corosrv.predictions.history import History
 from corosrv.predictions.metrics import Metrics
 from corosrv.predictions.times import rfc3339
@@ -164,7 +165,7 @@ class Prediction:
     # What it shows
 
     def view(self, with_input: bool = False) -> dict[str, Any]:
-        """The prediction object, to be encoded at once: while it runs, its lists grow."""
+        """The prediction object, to be encoded or copied at once: while it runs, its lists grow."""
         shown: dict[str, Any] = {"id": self.id, "status": self.status.value}
         if with_input:
             shown["input"] = self._shown_input
@@ -177,6 +178,10 @@ class Prediction:
         if self._predict_time is not None:
             shown["metrics"]["predict_time"] = self._predict_time
         return shown | {name: rfc3339(time) for name, time in self._times.items()}
+
+    def encoded(self, with_input: bool = False) -> list[bytes]:
+        """The prediction object as JSON text, in pieces. Waits while others have their turns, if it is large."""
+        return encode_in_turns(self.view(with_input), self.n_bytes)
 
     def _output(self) -> Any:
         if self._is_list or len(self._outputs) > 1:

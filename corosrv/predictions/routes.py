@@ -10,7 +10,7 @@ from werkzeug.exceptions import MethodNotAllowed
 from corosrv.errors import NotFound
 from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
-from corosrv.http.reply import json_response
+from corosrv.http.reply import encoded_response, json_response
 from corosrv.predictions import errors, events, service_info
 from corosrv.predictions.desk import Desk
 from corosrv.predictions.service import PredictionService
@@ -66,7 +66,7 @@ def blueprint(
         prediction = service.find(id)
         if prediction is None:
             raise NotFound("there is no prediction of this id, or none that is remembered")
-        return json_response(prediction.view(with_input=True))
+        return encoded_response(prediction.encoded(with_input=True))
 
     # POST as with Cog, PUT as its documents say.
     @routes.route(f"/predictions/<id>{_CANCEL}", methods=_CANCEL_METHODS)

@@ -116,21 +116,23 @@ class Run:
     def _read(self, reader: PredictReader, directory: str) -> Terminal | None:
         chunks = Chunks(functools.partial(self._resolve, directory), self.prediction.add_output, self._on_fault)
         self._chunks = chunks
+        n_counted = 0
         terminal: Terminal | None = None
         try:
             while messages := reader.take():
+                self.prediction.n_bytes += reader.n_received - n_counted
+                n_counted = reader.n_received
                 for message in messages:
                     terminal = self._take(message, chunks)
             chunks.finish()
         finally:
             self._chunks = None
             chunks.close()
-            self.prediction.n_bytes += reader.n_received
         return terminal
 
     def _resolve(self, directory: str, message: Output) -> Any:
         value = self._files.resolve(message, directory)
-        self.prediction.n_bytes += weight(message, value, directory)
+        self.prediction.n_bytes += weight(message, value)
         return value
 
     def _take(self, message: SlotToServer, chunks: Chunks) -> Terminal | None:

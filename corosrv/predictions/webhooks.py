@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import gevent
-import msgspec
 from gevent.event import Event
 
 from corosrv.predictions.delivery import Outcome, Poster
+from corosrv.predictions.encoding import encode
 from corosrv.predictions.prediction import Change, Prediction
 
 log = logging.getLogger("corosrv.predictions")
@@ -137,7 +137,7 @@ class _Sender:
         self._receiver = receiver
         self._plan = Plan(receiver.events, webhooks.interval)
         self._news = Event()
-        self._start: bytes | None = None
+        self._start: list[bytes] | None = None
         prediction.listen(self._on_change)
 
     def _on_change(self, change: Change) -> None:
@@ -145,7 +145,7 @@ class _Sender:
             self._news.set()
         # The one body that is made beforehand: a start that says `succeeded` would be taken for the end.
         if change is Change.START and change in self._receiver.events:
-            self._start = self._snapshot()
+            self._start = encode(self._prediction.view(with_input=True))
 
     def run(self) -> None:
         while not self._plan.is_over:
@@ -156,9 +156,6 @@ class _Sender:
             else:
                 self._news.wait(due)
 
-    def _snapshot(self) -> bytes:
-        return msgspec.json.encode(self._prediction.view(with_input=True))
-
     def _send(self, change: Change) -> None:
         body, self._start = self._start, None
         outcome = self._post(body)
@@ -166,10 +163,9 @@ class _Sender:
             outcome = self._insist(outcome)
         self._count(change, outcome)
 
-    def _post(self, body: bytes | None = None) -> Outcome:
-        return self._webhooks.poster.post(
-            self._receiver.url, self._snapshot() if body is None else body, self._receiver.headers
-        )
+    def _post(self, body: list[bytes] | None = None) -> Outcome:
+        body = self._prediction.encoded(with_input=True) if body is None else body
+        return self._webhooks.poster.post(self._receiver.url, body, self._receiver.headers)
 
     def _insist(self, outcome: Outcome) -> Outcome:
         """Tries again, as often as that may help."""

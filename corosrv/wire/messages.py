@@ -135,7 +135,10 @@ class OutputChunk(_Message, frozen=True, tag="output_chunk"):
 
 
 class FileOutput(_Message, frozen=True, tag="file_output"):
-    """A chunk in a file. `kind`: file_type, the file is the chunk; oversized, it holds the chunk as JSON."""
+    """A chunk in a file. `kind`: file_type, the file is the chunk; oversized, it holds the chunk as JSON.
+
+    `n_bytes`: the size of an oversized chunk's file.
+    """
 
     filename: str
     kind: str
@@ -143,6 +146,7 @@ class FileOutput(_Message, frozen=True, tag="file_output"):
     index: int
     files: list[FileRef] = []
     is_stream: bool = False
+    n_bytes: int = 0
 
 
 class Metric(_Message, frozen=True, tag="metric"):

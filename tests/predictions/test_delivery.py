@@ -24,7 +24,7 @@ def poster() -> Iterator[Poster]:
 
 
 def test_a_post_says_who_it_is_and_carries_what_it_was_given(poster: Poster, receiver: Receiver):
-    outcome = poster.post(receiver.url, b'{"a":1}', {"traceparent": "00-1"})
+    outcome = poster.post(receiver.url, [b'{"a":1}'], {"traceparent": "00-1"})
 
     assert outcome.is_delivered
     (got,) = receiver.got
@@ -37,7 +37,7 @@ def test_a_post_says_who_it_is_and_carries_what_it_was_given(poster: Poster, rec
 
 def test_without_a_token_there_is_no_authorization(receiver: Receiver):
     poster = Poster()
-    poster.post(receiver.url, b"{}", {})
+    poster.post(receiver.url, [b"{}"], {})
     poster.close()
 
     assert "authorization" not in receiver.got[0].headers
@@ -47,7 +47,7 @@ def test_without_a_token_there_is_no_authorization(receiver: Receiver):
 def test_these_redirects_keep_method_and_body(poster: Poster, receiver: Receiver, status: int):
     receiver.say(status, Location="/other")
 
-    outcome = poster.post(receiver.url, b'{"a":1}', {})
+    outcome = poster.post(receiver.url, [b'{"a":1}'], {})
 
     assert outcome.is_delivered
     assert [(got.method, got.path, got.body) for got in receiver.got] == [
@@ -61,7 +61,7 @@ def test_these_redirects_keep_method_and_body(poster: Poster, receiver: Receiver
 def test_other_redirects_are_failures(poster: Poster, receiver: Receiver, status: int):
     receiver.say(status, Location="/other")
 
-    outcome = poster.post(receiver.url, b"{}", {})
+    outcome = poster.post(receiver.url, [b"{}"], {})
 
     assert not outcome.is_delivered
     assert not outcome.is_worth_repeating
@@ -72,7 +72,7 @@ def test_the_token_is_not_for_whomever_a_receiver_points_to(poster: Poster, rece
     with receiving() as other:
         receiver.say(307, Location=other.url)
 
-        assert poster.post(receiver.url, b"{}", {}).is_delivered
+        assert poster.post(receiver.url, [b"{}"], {}).is_delivered
 
         assert "authorization" not in other.got[0].headers
 
@@ -81,19 +81,19 @@ def test_the_token_is_not_for_whomever_a_receiver_points_to(poster: Poster, rece
 def test_a_redirect_leads_to_http_or_nowhere(poster: Poster, receiver: Receiver, location: str):
     receiver.say(307, Location=location)
 
-    assert poster.post(receiver.url, b"{}", {}).status == 307
+    assert poster.post(receiver.url, [b"{}"], {}).status == 307
 
 
 def test_redirects_end(poster: Poster, receiver: Receiver):
     for _ in range(20):
         receiver.say(307, Location="/again")
 
-    assert poster.post(receiver.url, b"{}", {}).status == 307
+    assert poster.post(receiver.url, [b"{}"], {}).status == 307
     assert len(receiver.got) == MAX_REDIRECTS + 1
 
 
 def test_nobody_at_the_other_end_is_worth_another_try(poster: Poster):
-    outcome = poster.post(closed_url(), b"{}", {})
+    outcome = poster.post(closed_url(), [b"{}"], {})
 
     assert outcome.status is None
     assert outcome.is_worth_repeating
@@ -102,14 +102,14 @@ def test_nobody_at_the_other_end_is_worth_another_try(poster: Poster):
 
 @pytest.mark.parametrize("url", ["http://a..b/", "http://" + "a" * 300 + "/", "http://[::1/"])
 def test_an_address_that_nobody_can_have_is_a_failure(poster: Poster, url: str):
-    assert not poster.post(url, b"{}", {}).is_delivered
+    assert not poster.post(url, [b"{}"], {}).is_delivered
 
 
 def test_a_receiver_that_does_not_answer_is_given_up_in_time(poster: Poster, receiver: Receiver):
     receiver.hold()
     began = time.monotonic()
 
-    outcome = poster.post(receiver.url, b"{}", {}, seconds=0.1)
+    outcome = poster.post(receiver.url, [b"{}"], {}, seconds=0.1)
 
     assert outcome.status is None
     assert outcome.is_worth_repeating
@@ -118,7 +118,7 @@ def test_a_receiver_that_does_not_answer_is_given_up_in_time(poster: Poster, rec
 
 def test_others_run_while_a_post_waits(poster: Poster, receiver: Receiver):
     receiver.hold()
-    posting = gevent.spawn(poster.post, receiver.url, b"{}", {})
+    posting = gevent.spawn(poster.post, receiver.url, [b"{}"], {})
 
     ran = [gevent.sleep(0.001) for _ in range(10)]
     assert not posting.ready()
@@ -134,8 +134,8 @@ import sys, threading, gevent
 from corosrv.predictions.delivery import Poster
 poster = Poster()
 before = threading.active_count()
-posts = [gevent.spawn(poster.post, sys.argv[1], b"{}", {}, 5) for _ in range(50)]
-held = poster.post(sys.argv[2], b"{}", {}, 0.2)
+posts = [gevent.spawn(poster.post, sys.argv[1], [b"{}"], {}, 5) for _ in range(50)]
+held = poster.post(sys.argv[2], [b"{}"], {}, 0.2)
 native = len(__import__("os").listdir("/proc/self/task"))
 print(sum(post.get(timeout=10).is_delivered for post in posts), held.status, native < 20)
 poster.close()
@@ -187,7 +187,7 @@ def test_a_receiver_is_posted_to_again_and_again(receiver: Receiver, monkeypatch
     monkeypatch.setattr(delivery, "CONNECTIONS", 1)
     poster = Poster()
 
-    outcomes = [poster.post(receiver.url, b"{}", {}, seconds=2) for _ in range(3)]
+    outcomes = [poster.post(receiver.url, [b"{}"], {}, seconds=2) for _ in range(3)]
     poster.close()
 
     assert all(outcome.is_delivered for outcome in outcomes)

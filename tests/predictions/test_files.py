@@ -1,9 +1,9 @@
-import base64
 import os
 import pathlib
 import threading
 
 import gevent
+import msgspec
 import pytest
 from gevent.event import Event
 from hypothesis import given, settings
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from corosrv.errors import OutputFailed
 from corosrv.predictions import upload
+from corosrv.predictions.encoding import LargeJson
+from corosrv.predictions.encoding import encode as encode_json
 from corosrv.predictions.files import Files
 from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
 from corosrv.worker.values.addresses import DataUrl
@@ -30,6 +32,10 @@ def _file(directory: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     return path
+
+
+def _decoded(value):
+    return msgspec.json.decode(b"".join(encode_json(value)))
 
 
 @settings(deadline=None)
@@ -64,8 +70,18 @@ def test_an_oversized_value_comes_back_whole_with_its_files(tmp_path):
     assert Files().resolve(message, str(tmp_path)) == {"text": text, "file": "data:text/plain;base64,MQ=="}
 
 
+def test_an_oversized_value_without_files_stays_text(tmp_path):
+    value = {"text": "ä\n" * MAX_VALUE, "n": [1, None]}
+
+    resolved = Files().resolve(encode(value, 0, str(tmp_path)), str(tmp_path))
+
+    assert isinstance(resolved, LargeJson)
+    assert max(map(len, resolved.pieces)) <= 1 << 20
+    assert _decoded(resolved) == value
+
+
 def test_a_large_file_is_encoded_while_others_go_on(tmp_path):
-    content = os.urandom(32 << 20)
+    content = os.urandom((32 << 20) + 1)
     message = encode(_file(tmp_path, "a.bin", content), 0, str(tmp_path))
     resolving = gevent.spawn(Files().resolve, message, str(tmp_path))
     has_run = Event()
@@ -73,7 +89,8 @@ def test_a_large_file_is_encoded_while_others_go_on(tmp_path):
 
     assert has_run.wait(5)
     assert not resolving.ready()
-    assert base64.b64decode(resolving.get(timeout=20).partition(",")[2]) == content
+    url = _decoded(resolving.get(timeout=20))
+    assert DataUrl.parse(url) == DataUrl("application/octet-stream", content)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", ".", "", "a/b", "a\0b"])
@@ -197,6 +214,8 @@ def test_several_outputs_resolve_at_once(tmp_path, server):
 _PATCHED = """
 from gevent import monkey; monkey.patch_all()
 import sys, threading, gevent
+from corosrv.predictions.encoding import LargeJson
+from corosrv.predictions.encoding import encode as encode_json
 from corosrv.predictions.files import Files
 from corosrv.wire.messages import FileOutput
 beats = []

@@ -526,7 +526,7 @@ def test_files_within_an_output_are_put_in(service: PredictionService, worker: H
         (OutputChunk("word", 0), 0),
         (OutputChunk([None], 0, [FileRef([0], "made.json", "text/plain")]), len("data:text/plain;base64,eyJhIjogMX0=")),
         (FileOutput("made.json", "file_type", "text/plain", 0), len("data:text/plain;base64,eyJhIjogMX0=")),
-        (FileOutput("made.json", "oversized", "application/json", 0), len('{"a": 1}')),
+        (FileOutput("made.json", "oversized", "application/json", 0, n_bytes=8), len('{"a": 1}')),
     ],
 )
 def test_a_result_is_as_large_as_its_messages_and_what_came_in_files(

@@ -49,7 +49,7 @@ class Draft:
         if self._encoded is None:
             return OutputChunk(self._output, self._index, refs)
         name = files.write("output.json", self._encoded)
-        return FileOutput(name, "oversized", "application/json", self._index, refs)
+        return FileOutput(name, "oversized", "application/json", self._index, refs, n_bytes=len(self._encoded))
 
 
 def is_many(value: Any) -> bool:
