@@ -19,7 +19,7 @@ class JsonLimits(NamedTuple):
     depth: int = 128  # of brackets in brackets
     keys: int = 4096  # of one object
     digits: int = 308  # of one number; an exponent may be as large
-    values: int = 2**20  # strings and commas together
+    values: int = 2**19  # strings and commas together; decoding them takes some 50 ms, in which nobody else is served
 
 
 # The name of the first limit that a text exceeds, and the byte behind the place; None if it exceeds none.

@@ -9,6 +9,7 @@ from flask import Blueprint, Response, request
 from corosrv.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.generation.exchange import RequestFlow
 from corosrv.http.callers import caller
+from corosrv.http.long_json import long_json_response
 from corosrv.http.reply import json_response
 from corosrv.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
 from corosrv.llamacpp import api_docs, parse, props, schema, slots, tokens
@@ -62,7 +63,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     @api_docs.tokenize
     def tokenize() -> Response:
         body = flow.receive(schema.tokenize_decoder)
-        return json_response(tokens.tokenize(body, flow.worker.vocabulary(body.model)))
+        return long_json_response(tokens.tokenize(body, flow.worker.vocabulary(body.model)))
 
     @routes.post("/detokenize")
     @api_docs.detokenize

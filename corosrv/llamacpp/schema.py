@@ -15,7 +15,8 @@ MAX_PROMPTS = 64
 MAX_CHOICES = 128
 MAX_PROBS = 100
 MAX_EXTRA = 256
-MAX_TOKENS = 1_048_576
+MAX_TOKENS = 524_288
+MAX_TEXTS = 8192  # in one list to be tokenised
 
 UNSUPPORTED: unsupported.Neutral = {
     **{name: neutral for name, neutral in unsupported.EVERYWHERE.items() if name != "n_indent"},

@@ -50,10 +50,16 @@ def test_h036_texts_among_token_ids_are_bounded(attacked: Server) -> None:
     assert (answer.status, answer.error["param"]) == (400, "prompt")
 
 
-def test_h028_a_million_tokens_are_spelled_in_turns(attacked: Server) -> None:
-    answer = post(attacked, {"tokens": [100] * 10**6}, "/detokenize")
+def test_h028_half_a_million_tokens_are_spelled_in_turns(attacked: Server) -> None:
+    answer = post(attacked, {"tokens": [100] * 500_000}, "/detokenize")
 
-    assert len(answer.json["content"]) == 10**6
+    assert len(answer.json["content"]) == 500_000
+
+
+def test_h028_thousands_of_texts_are_split_in_turns(attacked: Server) -> None:
+    answer = post(attacked, {"content": ["a"] * 8192, "with_pieces": True}, "/tokenize")
+
+    assert len(answer.json["tokens"]) == 8192
 
 
 def test_h028_thousands_of_inputs_are_read_in_turns(attacked: Server) -> None:

@@ -1,13 +1,16 @@
 """What llama-server tells of itself: tokens, slots, files of slots, and properties."""
 
+import time
 from pathlib import Path
+from typing import Any
 
+import gevent
 import pytest
 
 from corosrv.errors import NotFound, Refused
 from corosrv.generation.fields import Defaults
 from corosrv.jobs import ModelCard, Sampling, SlotFile, SlotState
-from corosrv.llamacpp import props, slots, tokens
+from corosrv.llamacpp import props, schema, slots, tokens
 from corosrv.llamacpp.props import Switches
 from corosrv.llamacpp.schema import DetokenizeBody, TokenizeBody
 from corosrv.llamacpp.slots import SlotFiles
@@ -37,6 +40,39 @@ def test_texts_and_tokens_in_a_row_are_split_as_one():
     assert tokens.tokenize(sent, ByteVocabulary(adds_bos=True)) == {"tokens": [BOS, *b"abc", EOS]}
     with pytest.raises(Refused, match=r"content\[0\]"):
         tokens.tokenize(TokenizeBody([263]), ByteVocabulary())
+
+
+def test_texts_of_a_list_are_bounded():
+    too_many = ["a"] * (schema.MAX_TEXTS + 1)
+
+    with pytest.raises(Refused, match="at most 8192 texts"):
+        tokens.tokenize(TokenizeBody(too_many), ByteVocabulary())
+    assert len(tokens.tokenize(TokenizeBody(too_many[1:]), ByteVocabulary())["tokens"]) == schema.MAX_TEXTS
+
+
+def test_tokens_of_a_lists_texts_are_bounded():
+    with pytest.raises(Refused, match="over 524288 tokens"):
+        tokens.tokenize(TokenizeBody(["a" * 100_000] * 6), ByteVocabulary(longest=10**6))
+
+
+class SlowVocabulary(ByteVocabulary):
+    """Takes a millisecond for each text."""
+
+    def tokenize(self, *arguments: Any, **named: Any) -> list[int]:
+        end = time.monotonic() + 0.001
+        while time.monotonic() < end:
+            pass
+        return super().tokenize(*arguments, **named)
+
+
+def test_others_run_while_the_texts_of_a_list_are_split():
+    splitting = gevent.spawn(tokens.tokenize, TokenizeBody(["a"] * 100), SlowVocabulary())
+    n_turns = 0
+    while not splitting.ready():
+        gevent.sleep(0.0001)
+        n_turns += 1
+
+    assert n_turns > 10
 
 
 def test_pieces_are_text_where_they_can_be():

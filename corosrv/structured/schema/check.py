@@ -192,7 +192,9 @@ def _check_size(document: Any, param: str, limits: Limits) -> None:
     while todo:
         value, depth = todo.pop()
         n_values += 1
-        if n_values > limits.nodes:
+        # Those of a list are counted before they are walked through: it may have a million.
+        n_inner = len(value) if isinstance(value, (list, dict)) else 0
+        if n_values + len(todo) + n_inner > limits.nodes:
             raise InvalidSchema("#", f"it has more than {limits.nodes} values", param)
         if depth > 2 * limits.depth:
             raise InvalidSchema("#", f"it is nested deeper than {limits.depth} levels", param)
