@@ -10,7 +10,8 @@ _TAG = "Messages"
 messages = operation(
     _TAG,
     "Answer a message",
-    "As Anthropic's clients ask. With `stream`, events come block by block.",
+    "As Anthropic's clients ask. A last message of the assistant's is continued: the answer is what follows it. With "
+    "`stream`, events come block by block.",
     body=schema.MessageBody,
     answer=answer_types.AnthropicMessage,
     events=answer_types.MessagesEvent,

@@ -70,7 +70,33 @@ def _text(content: str | Blocks, param: str) -> str:
 def _words(block: schema.Block, param: str) -> str:
     if isinstance(block, schema.TextBlock):
         return block.text
+    if isinstance(block, schema.Document):
+        return _document(block, param)
     kind = block.__struct_config__.tag
-    if isinstance(block, (schema.Image, schema.Document)):
+    if isinstance(block, schema.Image):
         raise NotSupported(f"{param}: this model reads text only, no {kind}", param, "unsupported_content")
     raise Refused(f"{param}: a block of type '{kind}' does not belong here", param)
+
+
+def _document(document: schema.Document, param: str) -> str:
+    """Writes a document of text between tags, which tell it from what the user says."""
+    if document.citations is not None and document.citations.enabled:
+        raise NotSupported(f"{param}.citations: citations are not offered here", f"{param}.citations")
+    lines = ["<document>"]
+    for tag, text in (("title", document.title), ("context", document.context)):
+        if text:
+            lines.append(f"<{tag}>{text}</{tag}>")
+    return "\n".join((*lines, _document_text(document.source, f"{param}.source"), "</document>"))
+
+
+def _document_text(source: schema.Source, param: str) -> str:
+    if isinstance(source, schema.TextSource):
+        return source.data
+    if isinstance(source, schema.ContentSource):
+        return _text(source.content, f"{param}.content")
+    kind = source.__struct_config__.tag
+    raise NotSupported(
+        f"{param}.type: documents of type 'text' and 'content' are read here, not '{kind}'",
+        f"{param}.type",
+        "unsupported_content",
+    )

@@ -51,8 +51,40 @@ class Image(Block, tag="image"):
     """Known, so that it can be refused by name."""
 
 
-class Document(Block, tag="document"):
+class Source(msgspec.Struct, tag_field="type"):
+    """Where the content of a document is; its `type` says how."""
+
+
+class TextSource(Source, tag="text"):
+    data: str
+    media_type: str = "text/plain"
+
+
+class ContentSource(Source, tag="content"):
+    content: str | list[TextBlock | Image]
+
+
+class Base64Source(Source, tag="base64"):
     """Known, so that it can be refused by name."""
+
+
+class UrlSource(Source, tag="url"):
+    """Known, so that it can be refused by name."""
+
+
+class FileSource(Source, tag="file"):
+    """Known, so that it can be refused by name."""
+
+
+class Citations(msgspec.Struct):
+    enabled: bool = False
+
+
+class Document(Block, tag="document"):
+    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
 
 
 class ToolResult(Block, tag="tool_result"):

@@ -48,4 +48,5 @@ class Conversation:
     parallel_calls: bool = True
     answer_format: JsonFormat | None = None  # None: any text
     places: ToolPlaces = ToolPlaces()
+    echo: bool = False  # the answer begins with the message that it continues
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to

@@ -13,7 +13,9 @@ from corosrv.jobs import Chunk
 class Parser(Protocol):
     """Makes parts of one job's chunks, as early as it is certain what they are."""
 
-    reasoning_tokens: int  # so far, of all choices
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thoughts so far, of all choices."""
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
         """Yields what follows from these chunks, none of which is of a failure."""
@@ -50,3 +52,23 @@ class SyntaxParser:
             # A chunk is one token, but for those that held each other back: nobody will miss the difference.
             if was_thinking or choice.is_thinking:
                 self.reasoning_tokens += chunk.n_tokens
+
+
+class EchoParser:
+    """Puts a text before each choice of an answer: the beginning of the message that it continues."""
+
+    def __init__(self, parser: Parser, beginning: str) -> None:
+        self._parser = parser
+        self._beginning = beginning
+        self._begun: set[int] = set()  # numbers of choices
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._parser.reasoning_tokens
+
+    def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
+        for part in self._parser.parts(chunks):
+            if part.choice not in self._begun:
+                self._begun.add(part.choice)
+                yield Text(part.choice, self._beginning)
+            yield part

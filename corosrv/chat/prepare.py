@@ -10,7 +10,7 @@ from corosrv.chat import answer_grammar
 from corosrv.chat.choice import Syntax
 from corosrv.chat.conversation import Choice, Conversation
 from corosrv.chat.formats import FORMATS, ToolFormat
-from corosrv.chat.parser import Parser, SyntaxParser, TextParser
+from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.tools import Tool, checked, name_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.jobs import Job, Messages, ModelCard, Sampling
@@ -32,7 +32,10 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
         tool_format=plan.form if plan.tools else None,
         only_calls=plan.is_forced,
     )
-    return job, TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
+    parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
+    if conversation.echo and prompt.continue_final and prompt.messages[-1]["content"]:
+        parser = EchoParser(parser, prompt.messages[-1]["content"])
+    return job, parser
 
 
 @dataclass(frozen=True, slots=True)

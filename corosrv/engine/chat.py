@@ -54,11 +54,15 @@ class ChatTemplate:
         arguments = {"enable_thinking": self._thinks, **self._guard.guarded(prompt.template_arguments, marks)}
         if tools:
             arguments["tools"] = tools
-        rendered = self._render(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
+        try:
+            rendered = self._render(messages, add_generation_prompt=prompt.add_generation_prompt, **arguments)
+        except Refused as error:
+            error.param = prompt.param
+            raise
         if prompt.continue_final:
             rendered, found, _ = rendered.partition(marks.end)
             if not found:
-                raise Refused("the model's chat template drops the message that is to be continued", "messages")
+                raise Refused("the model's chat template drops the message that is to be continued", prompt.param)
         elif prompt.add_generation_prompt and arguments["enable_thinking"] is False:
             rendered += self._closed_thoughts(rendered)
         return list(marks.pieces(rendered))

@@ -40,5 +40,5 @@ class JinjaTemplate:
             return self._environment.render_limited(self._template, values)
         except Exception as error:  # anything: it is the template's code that raised it
             raise Refused(
-                f"the model's chat template refuses these messages: {error}", "messages", "invalid_template"
+                f"the model's chat template refuses this conversation: {error}", "messages", "invalid_template"
             ) from error

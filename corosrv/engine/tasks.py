@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -73,7 +74,7 @@ class TaskMaker:
                 tokens,
                 max_tokens=-1 if job.max_tokens is None else min(job.max_tokens, 2**31 - 1),
                 sampling=sampling,
-                seed=(seed + answer) % 2**32,
+                seed=_seed_of(seed, answer),
                 stops=stops,
                 share_prefix=job.share_prefix,
                 max_ms=job.max_ms,
@@ -124,3 +125,14 @@ def _stops(job: Job) -> list[bytes]:
 def owner_of(caller: str) -> int:
     """With whom prefixes are shared, as a number."""
     return int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8], "little") if caller else 0
+
+
+def _seed_of(seed: int, answer: int) -> int:
+    """Mixes a job's seed with the number of the answer, the first of which has the job's own.
+
+    Sums would not do: the second answer for seed 5 would be the first for seed 6.
+    """
+    if answer == 0:
+        return seed
+    digest = hashlib.blake2b(struct.pack("<II", seed, answer), digest_size=4)
+    return int.from_bytes(digest.digest(), "little")

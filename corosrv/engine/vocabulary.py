@@ -106,7 +106,7 @@ class EngineVocabulary:
 
         `number` of `n_prompts`: which one it is, for the error.
         """
-        param = "messages" if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
+        param = prompt.param if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
         tokens = self._encode(prompt, param)
         if len(tokens) >= self._info.context:
             raise errors.PromptTooLong(len(tokens), self._info.context, param)
@@ -180,9 +180,9 @@ class EngineVocabulary:
 
     def _pieces(self, prompt: Messages) -> list[Piece]:
         # Before the template, which has limits of its own and other words for them.
-        self._check_size(sum(map(len, strings([prompt.messages, prompt.tools]))), "messages")
+        self._check_size(sum(map(len, strings([prompt.messages, prompt.tools]))), prompt.param)
         if self._template is None:
-            raise errors.NotSupported(self._no_template, "messages")
+            raise errors.NotSupported(self._no_template, prompt.param)
         return self._template.render(prompt)
 
     def tokens_of(self, pieces: Sequence[Piece], add_special: bool, param: str) -> list[int]:

@@ -13,7 +13,7 @@ chat = operation(
     "Chat",
     "Answer a conversation",
     "The conversation is written as the model's own chat template has it. A last message of the assistant's is "
-    "continued. With `stream`, text comes as it is generated.",
+    "continued: the answer is what follows it, and with `echo` both. With `stream`, text comes as it is generated.",
     body=ChatBody,
     answer=answer_types.ChatCompletion,
     events=answer_types.ChatChunk,

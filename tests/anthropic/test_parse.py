@@ -37,6 +37,11 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
 
 
+def document(source: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]:
+    plain = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
+    return {"type": "document", "source": source or plain, **members}
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A body's conversation, as it is handed on."""
@@ -136,6 +141,30 @@ def test_a_result_may_be_empty(asked):
     assert found[-1] == {"role": "tool", "tool_call_id": "t1", "name": "look", "content": ""}
 
 
+@pytest.mark.parametrize(
+    ("block", "written"),
+    [
+        (document(), "<document>\nThe sky is green.\n</document>"),
+        (
+            document(title="Sky", context="A poem", citations={"enabled": False}),
+            "<document>\n<title>Sky</title>\n<context>A poem</context>\nThe sky is green.\n</document>",
+        ),
+        (document({"type": "content", "content": "Blue."}), "<document>\nBlue.\n</document>"),
+        (document({"type": "content", "content": [text("a"), text("b")]}), "<document>\na\nb\n</document>"),
+    ],
+)
+def test_a_document_of_text_is_part_of_the_message(asked, block, written):
+    (message,) = prompt(asked(user(block, text("What colour?")))).messages
+
+    assert message["content"] == f"{written}\nWhat colour?"
+
+
+def test_a_document_may_be_what_a_tool_gave_back(asked):
+    result = {**RESULT, "content": [document()]}
+
+    assert "green" in prompt(asked(user("x"), ours(USE), user(result))).messages[-1]["content"]
+
+
 @pytest.mark.parametrize(("last", "is_continued"), [(user("Hi"), False), (ours("Once"), True)])
 def test_an_answer_that_was_begun_is_gone_on_with(asked, last, is_continued):
     found = prompt(asked(user("Tell."), last))
@@ -149,7 +178,15 @@ def test_an_answer_that_was_begun_is_gone_on_with(asked, last, is_continued):
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "pirate", "content": "x"}], "messages[0].role"),
         ([user({"type": "image", "source": {}})], "messages[0].content[0]"),
-        ([user({"type": "document", "source": {}})], "messages[0].content[0]"),
+        ([user({"type": "document", "source": {}})], "messages[0].content[0].source.type"),
+        ([user(document({"type": "text"}))], "messages[0].content[0].source.data"),
+        ([user(document({"type": "url", "url": "http://x"}))], "messages[0].content[0].source.type"),
+        ([user(document({"type": "base64", "data": ""}))], "messages[0].content[0].source.type"),
+        (
+            [user(document({"type": "content", "content": [{"type": "image"}]}))],
+            "messages[0].content[0].source.content[0]",
+        ),
+        ([user(document(citations={"enabled": True}))], "messages[0].content[0].citations"),
         ([user({"type": "redacted_thinking", "data": "x"})], "messages[0].content[0]"),
         ([user({"type": "text"})], "messages[0].content[0].text"),
         ([user(text("x"), USE)], "messages[0].content[1]"),

@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.chat.choice import Syntax
 from corosrv.chat.formats import FORMATS
-from corosrv.chat.parser import Parser, SyntaxParser, TextParser
+from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
 from corosrv.jobs import Chunk, Finish, TokenInfo
 
@@ -219,6 +219,17 @@ def test_a_call_that_the_limit_cuts_in_its_head_is_no_text():
     assert parse(HERMES, "so <tool_call>\n{", finish=Finish.LENGTH) == ("", "so", [], "length")
     assert parse(HERMES, f"{SUN}\n<tool_", finish=Finish.LENGTH) == ("", "", [SUN_CALL], "length")
     assert parse(HERMES, "1 <", finish=Finish.LENGTH) == ("", "1 <", [], "length")
+
+
+def test_an_answer_with_an_echo_begins_with_the_message_that_it_continues():
+    parser = EchoParser(SyntaxParser(HERMES), "It was ")
+    both = [*chunks(["dark"], index=0)[:1], *chunks(["late", SUN], index=1), *chunks([" then"], index=0)]
+
+    parts = list(parser.parts(both))
+
+    texts = ["".join(part.text for part in parts if isinstance(part, Text) and part.choice == n) for n in (0, 1)]
+    assert texts == ["It was dark then", "It was late"]
+    assert parts[0] == Text(0, "It was ")
 
 
 def test_choices_do_not_mix():

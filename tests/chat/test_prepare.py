@@ -260,3 +260,13 @@ def test_many_large_schemas_are_refused_together():
 def test_a_model_without_a_template_calls_no_tools():
     with pytest.raises(NotOffered):
         prepare(conversation(TOOLS), dataclasses.replace(CARD, capabilities=frozenset(("completion",))))
+
+
+@pytest.mark.parametrize(("echo", "text"), [(True, "It was dark"), (False, "dark")])
+def test_the_beginning_of_a_continued_message_comes_back_where_it_is_asked_for(echo: bool, text: str):
+    begun = ({"role": "user", "content": "Tell."}, {"role": "assistant", "content": "It was "})
+    prompt = Messages(begun, add_generation_prompt=False, continue_final=True)
+
+    _, parser = prepare(Conversation(Job((prompt,)), echo=echo), CARD)
+
+    assert "".join(part.text for part in parser.parts([Chunk(0, "dark", 1)]) if isinstance(part, Text)) == text

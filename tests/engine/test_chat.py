@@ -217,6 +217,23 @@ def test_tools_that_cannot_fit_are_refused_before_the_template_runs(engine):
         engine.submit(job(prompts=(Messages(conversation("Hi").messages, (large,)),)))
 
 
+@pytest.mark.parametrize("words", [2000, 500])
+def test_an_error_names_the_conversation_as_the_client_s_body_does(engine, words):
+    messages = conversation("word " * words).messages
+
+    with pytest.raises(PromptTooLong) as refused:
+        engine.submit(job(prompts=(Messages(messages, param="input"),)))
+
+    assert refused.value.param == "input"
+
+
+def test_a_template_that_refuses_a_conversation_names_it_as_the_client_s_body_does():
+    with pytest.raises(Refused, match="refuses this conversation: no!") as refused:
+        template("{{ raise_exception('no!') }}").render(Messages(conversation("Hi").messages, param="input"))
+
+    assert refused.value.param == "input"
+
+
 def test_a_template_that_is_none_takes_conversations_only():
     with opened(chat_template="{% if %}") as engine:
         assert len(answer(engine, job())) > 0

@@ -31,6 +31,21 @@ def test_other_seeds_say_other_things(engine):
     assert len(texts) > 1
 
 
+def test_answers_for_seeds_in_a_row_have_no_draws_in_common(engine):
+    texts = []
+    for seed in (5, 6, 7):
+        chunks = read_all(engine.submit(job(n=3, sampling=hot(seed))))
+        texts += [text_of(chunks, index) for index in range(3)]
+
+    assert len(set(texts)) == 9
+
+
+def test_the_first_of_several_answers_is_the_only_one_for_the_same_seed(engine):
+    chunks = read_all(engine.submit(job(n=3, sampling=hot(5))))
+
+    assert text_of(chunks, 0) == answer(engine, job(sampling=hot(5)))
+
+
 @pytest.mark.parametrize("seed", [None, 7, 2**32 - 1])
 def test_answers_of_one_job_differ(engine, seed):
     chunks = read_all(engine.submit(job(n=4, sampling=hot(seed))))

@@ -397,6 +397,13 @@ def prompt(**sent: Any) -> Messages:
 CONTINUED = [*HELLO, message("assistant", "Well")]
 
 
+@pytest.mark.parametrize(("fields", "echo"), [({"echo": True}, True), ({"echo": False}, False), ({}, False)])
+def test_an_echo_is_asked_for(fields, echo):
+    decoded = chat_schema.decoder.decode(json.dumps({"messages": CONTINUED, **fields}))
+
+    assert chat_parse.conversation(decoded, DEFAULTS).echo is echo
+
+
 @pytest.mark.parametrize(
     ("sent", "add_generation_prompt", "continue_final"),
     [

@@ -50,6 +50,7 @@ def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversati
         tool_choice=forms.tool_choice(body),
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=forms.answer_format(body),
+        echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
     )
 

@@ -68,6 +68,7 @@ def _conversation(
     prompt = Messages(
         instructions + said,
         tools=tools.functions,
+        param="input",
         template_arguments={} if effort is None else {"reasoning_effort": effort},
     )
     job = fields.job(body, (prompt,), defaults)

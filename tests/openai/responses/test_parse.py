@@ -392,3 +392,7 @@ def test_a_stream_may_tell_how_far_it_is():
     job = call({"input": "Hi", "stream": True, **wanted}).job
     assert (job.tells_progress, job.sampling.n_probs) == (True, 0)
     assert not call({"input": "Hi", **wanted}).job.tells_progress
+
+
+def test_an_error_about_the_prompt_names_the_input():
+    assert call({"input": "Hi"}).job.prompts[0].param == "input"
