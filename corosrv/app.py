@@ -39,13 +39,13 @@ def blueprint(**overrides: Any) -> Blueprint:
     The names by which the app may be called are the app's own affair: `allowed_hosts` is `*` unless it is set.
     """
     settings = settings_module.load(overrides)
-    settings = replace(settings, allowed_hosts=settings.allowed_hosts or "*")
-    return Server(settings, settings_module.load_predictor(overrides)).blueprint
+    server = replace(settings.server, allowed_hosts=settings.server.allowed_hosts or "*")
+    return Server(replace(settings, server=server)).blueprint
 
 
-def create_app(settings: Settings, predictor: PredictionSettings | None = None) -> Flask:
+def create_app(settings: Settings) -> Flask:
     """A Flask app of its own, starting its parts. Stops gracefully on SIGTERM when made in the main thread."""
-    server = Server(settings, predictor)
+    server = Server(settings)
     app = Flask("corosrv", static_folder=None)
     app.register_blueprint(server.blueprint)
     # Also where no route matches: without a key nobody learns which there are.
@@ -105,15 +105,14 @@ def _make_application() -> Flask:
     for name in settings_module.unknown_variables(os.environ):
         log.warning("%s is no setting of corosrv and is ignored", name)
     try:
-        settings, predictor = settings_module.load(), settings_module.load_predictor()
+        settings = settings_module.load()
+        server, predictor = settings.server, settings.predictor
         worker = front.adopt(
-            connection.Limits(
-                settings.head_timeout_s, settings.body_timeout_s, settings.body_rate, settings.write_timeout_s
-            )
+            connection.Limits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         )
         if predictor is not None and worker is not None and worker.cfg.workers > 1:
             raise SettingsError("predictions live in one process: start gunicorn with one worker (-w 1)")
-        app = create_app(settings, predictor)
+        app = create_app(settings)
         if predictor is not None and worker is not None:
             _end_with(worker, app.extensions["corosrv"], predictor)
         return app

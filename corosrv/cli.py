@@ -16,7 +16,7 @@ from corosrv import __version__, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import descriptors
-from corosrv.settings import PredictionSettings, Settings, model_list, sources
+from corosrv.settings import PARTS, ModelSettings, ServerSettings, Settings, model_list, sources
 
 CONNECTIONS = 10_000
 PORT = 8080
@@ -81,31 +81,30 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
     "--connections", default=CONNECTIONS, show_default=True, type=click.IntRange(1), help="clients at once, per process"
 )
 @click.option("--open", "is_open", is_flag=True, help="listen beyond this machine without any API key")
-@setting_options(Settings, PredictionSettings)
+@setting_options(*PARTS)
 def serve(
     host: str, port: int | None, workers: int, connections: int, is_open: bool, config: Path | None, **overrides: Any
 ) -> None:
     """Serve a model, a predictor or both: gunicorn with the gevent worker and good defaults."""
     chosen = _load(config, overrides)
-    predictor = _load_predictor(config, overrides)
-    for model in _models_of(chosen):
+    for model in chosen.models:
         _check_files(model)
     hosts = [one.strip() for one in host.split(",")]
-    if not is_open and not chosen.keys and not all(map(_is_loopback, hosts)):
+    if not is_open and not chosen.server.keys and not all(map(_is_loopback, hosts)):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or say --open if everybody may use this server")
-    if predictor is not None and workers > 1:
+    if chosen.predictor is not None and workers > 1:
         _fail("predictions live in one process: --workers must be 1 where --predictor is given")
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)
     if workers > 1:
         click.echo(f"corosrv: {workers} processes, each with an engine and a model of its own", err=True)
     if port is None:
-        port = PORT if chosen.has_model else _predictor_port()
+        port = PORT if chosen.models else _predictor_port()
     from corosrv.gunicorn_app import options, run
 
     run(
         {
-            **options(chosen, predictor),
+            **options(chosen),
             "bind": [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts],
             "workers": workers,
             "worker_connections": connections,
@@ -124,7 +123,7 @@ def _predictor_port() -> int:
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(1, 65535))
-@setting_options(Settings)
+@setting_options(ModelSettings, ServerSettings)
 def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
     """Check this machine, and say what to do about each finding."""
     from corosrv.doctor import examine
@@ -138,18 +137,14 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 
 
 @main.command()
-@setting_options(Settings)
+@setting_options(ModelSettings, ServerSettings)
 def models(config: Path | None, **overrides: Any) -> None:
     """Show the models that would be served: their names, files and sizes."""
-    lines = list(map(_describe, _models_of(_load(config, overrides))))
+    lines = list(map(_describe, _load(config, overrides).models))
     click.echo("\n".join(lines or ["none: a predictor is served alone"]))
 
 
-def _models_of(chosen: Settings) -> tuple[Settings, ...]:
-    return chosen.models if chosen.has_model else ()
-
-
-def _check_files(model: Settings) -> None:
+def _check_files(model: ModelSettings) -> None:
     if not model.is_synthetic and not Path(model.model).is_file():
         _fail(f"the model file {model.model} does not exist: give the path of a GGUF file with --model")
     for path, _ in model.adapters:
@@ -157,7 +152,7 @@ def _check_files(model: Settings) -> None:
             _fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")
 
 
-def _describe(model: Settings) -> str:
+def _describe(model: ModelSettings) -> str:
     if model.is_synthetic:
         return f"{model.names[0]}  made up, for load tests  {model.model}"
     _check_files(model)
@@ -168,13 +163,6 @@ def _describe(model: Settings) -> str:
 def _load(config: Path | None, overrides: dict[str, Any]) -> Settings:
     try:
         return settings.load(overrides, file=config)
-    except SettingsError as error:
-        _fail(str(error))
-
-
-def _load_predictor(config: Path | None, overrides: dict[str, Any]) -> PredictionSettings | None:
-    try:
-        return settings.load_predictor(overrides, file=config)
     except SettingsError as error:
         _fail(str(error))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from corosrv.errors import CorosrvError
 from corosrv.http import address
-from corosrv.settings import Settings, unknown_variables
+from corosrv.settings import ModelSettings, Settings, unknown_variables
 
 Load = Callable[[], Settings]
 
@@ -51,7 +51,7 @@ def examine(load: Load, host: str, port: int) -> list[Finding]:
         findings.append(Finding(Grade.FAIL, "settings", str(error)))
     else:
         findings.append(_settings())
-        for model in settings.models if settings.has_model else ():
+        for model in settings.models:
             findings += _model(model)
     return [*findings, _descriptors(), _port(host, port)]
 
@@ -117,7 +117,7 @@ def _settings() -> Finding:
     return Finding(Grade.OK, "settings", "all can be used")
 
 
-def _model(settings: Settings) -> Iterator[Finding]:
+def _model(settings: ModelSettings) -> Iterator[Finding]:
     if settings.is_synthetic:
         yield Finding(
             Grade.WARN, "model", "synthetic: it makes up its text", "set COROSRV_MODEL to a GGUF for real use"
@@ -131,7 +131,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
     yield _engine(settings)
 
 
-def _engine(settings: Settings) -> Finding:
+def _engine(settings: ModelSettings) -> Finding:
     """Opens the engine as it would be served, and gives one answer."""
     from corosrv.engine import Engine, probe
     from corosrv.jobs import Job, Text

@@ -17,7 +17,7 @@ from corosrv.errors import SettingsError
 from corosrv.http import address
 from corosrv.http.stops import STOPS, let_stops_through
 from corosrv.http.worker_watch import WorkerWatch
-from corosrv.settings import PredictionSettings, Settings
+from corosrv.settings import Settings
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
 _MARGIN = 5  # seconds
@@ -102,9 +102,9 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def options(settings: Settings, predictor: PredictionSettings | None) -> dict[str, Any]:
+def options(settings: Settings) -> dict[str, Any]:
     """OPTIONS, and time enough for what runs to end."""
-    drain_s = max(settings.drain_s, predictor.drain_timeout if predictor else 0.0)
+    drain_s = max(settings.server.drain_s, settings.predictor.drain_timeout if settings.predictor else 0.0)
     return {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import corosrv
 from corosrv import cli
 from corosrv.errors import SettingsError
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings, ServerSettings
 
 FRONT = "corosrv.http.front.Front"
 
@@ -43,7 +43,7 @@ def test_the_version_is_the_package_s():
 def test_every_setting_is_an_option_with_its_variable(command):
     words = " ".join(run(command, "--help").output.split())
 
-    for field in fields(Settings):
+    for field in (*fields(ModelSettings), *fields(ServerSettings)):
         assert f"--{field.name.replace('_', '-')} " in words
         assert f"COROSRV_{field.name.upper()}" in words.replace(" ", "")
 

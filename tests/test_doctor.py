@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from corosrv import cli, doctor
 from corosrv.doctor import Finding, Grade, examine
 from corosrv.errors import SettingsError
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings, Settings
 from tests.support.engines import packaged_model
 
 
-def findings(settings: Settings | None = None, port: int = 0) -> dict[str, Finding]:
-    chosen = settings or Settings(model="synthetic:")
+def findings(*models: ModelSettings, port: int = 0) -> dict[str, Finding]:
+    chosen = Settings(models=models or (ModelSettings(model="synthetic:"),))
     return {finding.subject: finding for finding in examine(lambda: chosen, "127.0.0.1", port)}
 
 
@@ -37,7 +37,7 @@ def test_a_made_up_model_is_a_warning():
 
 
 def test_a_missing_model_is_fatal_and_says_what_to_set():
-    found = findings(Settings(model="/no/such.gguf"))["model"]
+    found = findings(ModelSettings(model="/no/such.gguf"))["model"]
 
     assert found.is_fatal
     assert "COROSRV_MODEL" in found.advice
@@ -47,12 +47,12 @@ def test_a_file_that_is_no_model_is_fatal(tmp_path):
     model = tmp_path / "bad.gguf"
     model.write_bytes(b"not a model")
 
-    assert "not a GGUF file" in findings(Settings(model=str(model)))["engine"].text
+    assert "not a GGUF file" in findings(ModelSettings(model=str(model)))["engine"].text
 
 
 @pytest.mark.model
 def test_a_model_that_works_gives_an_answer():
-    found = findings(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))["engine"]
+    found = findings(ModelSettings(model=packaged_model(), slots=1, ctx=128, threads=1))["engine"]
 
     assert found.grade is Grade.OK
     assert found.text.startswith("answers 'One, two,' with ")
@@ -81,7 +81,7 @@ def test_a_variable_that_is_no_setting_is_a_warning(monkeypatch):
 
 
 def test_a_predictor_alone_needs_no_model():
-    assert "model" not in findings(Settings(model=""))
+    assert "model" not in {finding.subject for finding in examine(Settings, "127.0.0.1", 0)}
 
 
 def test_a_port_in_use_is_fatal():

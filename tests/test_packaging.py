@@ -78,9 +78,9 @@ ASK = """
 import pathlib
 from corosrv.engine import Engine
 from corosrv.jobs import Job, Text
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 import corosrv._native
-engine = Engine(Settings(model="synthetic:?tokens_per_s=0", slots=1, ctx=64))
+engine = Engine(ModelSettings(model="synthetic:?tokens_per_s=0", slots=1, ctx=64))
 engine.open()
 with engine.submit(Job((Text("Hello"),), max_tokens=4)) as reader:
     print(pathlib.Path(corosrv._native.__file__).parent, sum(chunk.n_tokens for chunk in reader))

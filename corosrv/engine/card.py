@@ -9,10 +9,10 @@ from typing import Any
 from corosrv.engine.binding import FINGERPRINT, ModelInfo
 from corosrv.engine.traits import Traits
 from corosrv.jobs import ModelCard
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 
 
-def model_card(settings: Settings, info: ModelInfo, traits: Traits | None) -> ModelCard:
+def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) -> ModelCard:
     """`traits`: of the chat template; None where there is none."""
     # Other kernels round otherwise: the same seed may then give another text.
     kernels = "k" if info.own_kernels else ""

@@ -21,7 +21,7 @@ from corosrv.engine.tasks import TaskMaker, owner_of
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
 from corosrv.jobs.stats import DecodeStats
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings, Settings
 
 log = logging.getLogger("corosrv.engine")
 
@@ -45,9 +45,9 @@ class Engine:
     from any thread; each reader belongs to the thread that submitted. Not to be used across a fork.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Only remembers the settings; nothing starts before `open`."""
-        self._settings = settings
+    def __init__(self, settings: ModelSettings | Settings) -> None:
+        """Only remembers the settings, of which those of the first model count; nothing starts before `open`."""
+        self._settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
         self._pid = os.getpid()
         self._native: NativeEngine | None = None
         self._loaded: _Loaded | None = None
@@ -124,13 +124,10 @@ class Engine:
         if self._loaded is None:
             raise errors.Starting("the model is still loading")
 
-    def _model(self, name: str | None = None) -> _Loaded:
-        """Raises as `check` does, and ModelNotFound when names are strict and this is none of the model's."""
+    def _model(self) -> _Loaded:
+        """Raises as `check` does."""
         self.check()
         assert self._loaded is not None
-        card = self._loaded.card
-        if self._settings.strict_model and name is not None and name not in (card.id, *card.aliases):
-            raise errors.ModelNotFound(name)
         return self._loaded
 
     def _check_alive(self) -> None:
@@ -146,10 +143,10 @@ class Engine:
         return () if self._loaded is None else (self._loaded.card,)
 
     def card(self, model: str | None) -> ModelCard:
-        return self._model(model).card
+        return self._model().card
 
     def vocabulary(self, model: str | None) -> EngineVocabulary:
-        return self._model(model).vocabulary
+        return self._model().vocabulary
 
     @property
     def info(self) -> ModelInfo:
@@ -161,7 +158,7 @@ class Engine:
 
         Raises Refused for what cannot be served, Unavailable for what cannot be served now.
         """
-        model = self._model(job.model)
+        model = self._model()
         tasks = model.maker.make(job)
         native = model.native.submit(tasks)
         if native.fd < 0:

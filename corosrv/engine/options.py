@@ -7,10 +7,10 @@ import os
 from corosrv.engine import probe
 from corosrv.engine.binding import GrammarLimits, Options, Synthetic
 from corosrv.engine.cpu import physical_cores
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 
 
-def native_options(settings: Settings) -> Options:
+def native_options(settings: ModelSettings) -> Options:
     """What the native engine is opened with. May wait while libllama is tried; raises ModelFailed."""
     synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
     is_safe = synthetic is None and os.path.isfile(settings.model) and (

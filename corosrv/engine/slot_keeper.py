@@ -17,7 +17,7 @@ from corosrv.engine.binding import ModelInfo, NativeEngine, NativeErrand, SlotAc
 from corosrv.engine.slot_file import Limits, Owner
 from corosrv.errors import QueueFull, Refused, SlotBusy
 from corosrv.jobs import SlotFile
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 
 PATIENCE = 30.0  # seconds that a busy slot is waited for
 MOST_AT_ONCE = 4  # each may hold as much memory as the largest prefix
@@ -30,7 +30,7 @@ class SlotKeeper:
     What one owner's tasks left, and its files, are not there for others.
     """
 
-    def __init__(self, native: NativeEngine, settings: Settings, info: ModelInfo, fingerprint: str) -> None:
+    def __init__(self, native: NativeEngine, settings: ModelSettings, info: ModelInfo, fingerprint: str) -> None:
         self._native = native
         self._settings = settings
         self._info = info

@@ -17,7 +17,7 @@ from corosrv.models.bell import Bell
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings, Settings
 
 log = logging.getLogger("corosrv.models")
 
@@ -32,12 +32,12 @@ class Keeper:
     the next model has been idle for long enough.
     """
 
-    def __init__(self, settings: Settings, make_engine: Callable[[Settings], Engine]) -> None:
+    def __init__(self, settings: Settings, make_engine: Callable[[ModelSettings], Engine]) -> None:
         self.lock = _RLock()
         self._bell = Bell()
         self._make_engine = make_engine
-        self._limit = settings.model_bytes
-        self._idle_s = settings.model_idle_s
+        self._limit = settings.server.model_bytes
+        self._idle_s = settings.server.model_idle_s
         self._is_stopped = False
         # Who uses what matters only where something is unloaded by itself.
         on_idle = self._bell.ring if self._limit or self._idle_s else _ignore

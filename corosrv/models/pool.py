@@ -17,7 +17,7 @@ from corosrv.jobs.stats import DecodeStats
 from corosrv.models.keeper import Keeper
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings, Settings
 
 
 class Watch(Protocol):
@@ -47,7 +47,7 @@ class ModelPool:
     def __init__(
         self,
         settings: Settings,
-        make_engine: Callable[[Settings], Engine] = Engine,
+        make_engine: Callable[[ModelSettings], Engine] = Engine,
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _Nobody(),
     ) -> None:
         """Only remembers the settings and looks at the files' heads; nothing starts before `start`.
@@ -58,8 +58,8 @@ class ModelPool:
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._by_name = {name: model for model in self._models for name in model.names}
-        self._is_strict = settings.strict_model or len(self._models) > 1
-        self._wait_s = settings.model_wait_s
+        self._is_strict = settings.server.strict_model or len(self._models) > 1
+        self._wait_s = settings.server.model_wait_s
         self._watch = watch
         self._pid = os.getpid()
         self._is_draining = False

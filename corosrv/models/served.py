@@ -16,7 +16,7 @@ from corosrv.models.bell import Bell
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
@@ -33,7 +33,7 @@ _STATUS = {
 class ServedModel:
     """Owned by its pool, under whose lock all of it is called. Moves only as `models.state` allows."""
 
-    def __init__(self, settings: Settings, on_idle: Callable[[], None]) -> None:
+    def __init__(self, settings: ModelSettings, on_idle: Callable[[], None]) -> None:
         self.settings = settings
         self.names = settings.names
         self.state = ModelState.UNLOADED

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from corosrv.engine.binding import ModelInfo
 from corosrv.models.gguf import Facts
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 
 _TOKEN_BYTES = 4  # what a made-up model keeps of each token: its id
 
 
-def estimate(settings: Settings, facts: Facts | None) -> int:
+def estimate(settings: ModelSettings, facts: Facts | None) -> int:
     """Bytes before it is loaded, rather too many than too few; 0 where the file says nothing."""
     if settings.is_synthetic:
         return settings.slots * settings.ctx * _TOKEN_BYTES
@@ -21,7 +21,7 @@ def estimate(settings: Settings, facts: Facts | None) -> int:
     return facts.size + copies + settings.slots * context * facts.kv_bytes_per_token
 
 
-def measured(settings: Settings, facts: Facts | None, info: ModelInfo) -> int:
+def measured(settings: ModelSettings, facts: Facts | None, info: ModelInfo) -> int:
     """Bytes once it is loaded."""
     if settings.is_synthetic or facts is None:
         return estimate(settings, facts)

@@ -32,7 +32,7 @@ from corosrv.openai.embeddings import routes as embedding_routes
 from corosrv.openai.rerank import routes as rerank_routes
 from corosrv.openai.responses import routes as responses
 from corosrv.openai.responses.store import ResponseStore
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings, Settings
 
 log = logging.getLogger("corosrv")
 
@@ -44,7 +44,7 @@ class ModelPart:
         """Raises SettingsError for a chat template that is none."""
         for model in settings.models:
             _check_template(model)
-        self._settings = settings
+        self._settings = settings.server
         self._stats = stats
         self.pool = ModelPool(settings, watch=_watch)
 
@@ -125,7 +125,7 @@ def _watch(on_gone: Callable[[], None]) -> ClientWatch:
     return ClientWatch(request.environ if has_request_context() else {}, on_gone)
 
 
-def _check_template(model: Settings) -> None:
+def _check_template(model: ModelSettings) -> None:
     """Raises SettingsError for an operator's chat template that is none, and names no built-in one."""
     try:
         if model.template:

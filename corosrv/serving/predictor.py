@@ -18,7 +18,7 @@ from corosrv.jobs import State
 from corosrv.predictions import routes
 from corosrv.predictions.collector import PredictionCollector
 from corosrv.predictions.service import PredictionService
-from corosrv.settings import PredictionSettings, Settings
+from corosrv.settings import PredictionSettings, ServerSettings
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.restarting import RestartingWorker
 from corosrv.worker.parent.state import WorkerState
@@ -38,7 +38,7 @@ _STATES = {
 class PredictorPart:
     """Sets its predictor up when it is started, in a process of its own."""
 
-    def __init__(self, predictor: PredictionSettings, settings: Settings, stats: metrics.HttpStats) -> None:
+    def __init__(self, predictor: PredictionSettings, settings: ServerSettings, stats: metrics.HttpStats) -> None:
         self._settings = settings
         self._stats = stats
         self._ending: gevent.Greenlet | None = None

@@ -20,7 +20,7 @@ from corosrv.openai import answer_types, errors
 from corosrv.serving.models import ModelPart
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
-from corosrv.settings import PredictionSettings, Settings
+from corosrv.settings import Settings
 
 log = logging.getLogger("corosrv")
 
@@ -28,17 +28,17 @@ log = logging.getLogger("corosrv")
 class Server:
     """One process's worth of corosrv: its models, its predictor, and the blueprint in front of them."""
 
-    def __init__(self, settings: Settings, predictor: PredictionSettings | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings) -> None:
+        self.settings = server = settings.server
         self._stats = metrics.HttpStats()
-        self.models = ModelPart(settings, self._stats) if settings.has_model else None
-        self.predictor = PredictorPart(predictor, settings, self._stats) if predictor is not None else None
+        self.models = ModelPart(settings, self._stats) if settings.models else None
+        self.predictor = PredictorPart(settings.predictor, server, self._stats) if settings.predictor else None
         self.parts = [part for part in (self.models, self.predictor) if part is not None]
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
         json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
             self._stats.registry.register(collector)
-        self._access = access.Access(settings.keys, settings.origins, settings.hosts)
+        self._access = access.Access(server.keys, server.origins, server.hosts)
         self._is_started = False
         self._has_told = False
         self._started_at = int(time.time())

@@ -5,10 +5,11 @@ A part is a frozen dataclass whose fields are made by setting(); all parts share
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,36 +31,40 @@ def setting(
     help: str,
     *,
     check: Check | None = None,
-    per_model: bool = False,
     also: str = "",
     is_secret: bool = False,
 ) -> Any:
     """A field with its help text, which the command line shows, and what it may be.
 
-    `per_model`: each model may have its own; `also`: a variable of another server's, which counts where nothing else is
-    said; `is_secret`: no error may show it.
+    `also`: a variable of another server's, which counts where no other source has the setting; `is_secret`: no error
+    may show its value.
     """
-    return field(
+    return dataclasses.field(
         default=default,
-        metadata={"help": help, "check": check, "per_model": per_model, "also": also, "is_secret": is_secret},
+        metadata={"help": help, "check": check, "also": also, "is_secret": is_secret},
     )
 
 
 def check(part: Any) -> None:
-    """Raises SettingsError for the first setting of a part that is not what it may be."""
-    for said in fields(part):
-        may_be: Check | None = said.metadata["check"]
-        value = getattr(part, said.name)
-        if may_be is not None and not may_be.is_good(value):
-            raise refused(said.name, may_be.words, "this value" if said.metadata["is_secret"] else repr(value))
+    """Raises SettingsError for the first setting of a part that its check refuses."""
+    for field in fields(part):
+        check: Check | None = field.metadata["check"]
+        value = getattr(part, field.name)
+        if check is not None and not check.is_good(value):
+            raise refused(field.name, check.words, "this value" if field.metadata["is_secret"] else repr(value))
 
 
 def refused(name: str, words: str, shown: str) -> SettingsError:
     return SettingsError(f"{PREFIX}{name.upper()} {words}, not {shown}")
 
 
+def words(listed: str) -> tuple[str, ...]:
+    """The members of a comma-separated list, without the empty ones."""
+    return tuple(word.strip() for word in listed.split(",") if word.strip())
+
+
 def kinds(part: type) -> dict[str, type]:
-    """What each setting of a part is, by name."""
+    """The type of each setting of a part, by name."""
     return {field.name: _TYPES[str(field.type)] for field in fields(part)}
 
 
@@ -68,8 +73,8 @@ def names(parts: Iterable[type]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What all sources said, each as it came."""
+class RawSettings:
+    """The settings that the sources have, each as it came."""
 
     overrides: Mapping[str, Any]
     environ: Mapping[str, str]
@@ -119,12 +124,12 @@ class Said:
 
 def read(
     overrides: Mapping[str, Any] | None, environ: Mapping[str, str] | None, file: Path | None, parts: Iterable[type]
-) -> Said:
+) -> RawSettings:
     """Looks at all sources. An override of None says nothing; the file may also be named by `COROSRV_CONFIG`, and knows
     no settings but those of `parts`. Raises SettingsError."""
     environ = os.environ if environ is None else environ
     path = file or (Path(environ[PREFIX + "CONFIG"]) if environ.get(PREFIX + "CONFIG") else None)
-    return Said(overrides or {}, environ, path, _parsed(path, names(parts)) if path else {})
+    return RawSettings(overrides or {}, environ, path, _parsed(path, names(parts)) if path else {})
 
 
 def parse(variable: str, kind: type, text: str) -> Any:

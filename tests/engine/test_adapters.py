@@ -5,7 +5,7 @@ import pytest
 
 from corosrv import errors
 from corosrv.engine import Engine
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 from tests.support.engines import TIMEOUT, answer, job, opened, packaged_model, read_all
 from tests.support.gguf import write, write_lora
 from tests.support.vectors import cosine, embed
@@ -116,8 +116,8 @@ def test_a_file_that_is_no_adapter_stops_the_start_by_its_name(tmp_path, has_fil
 
 
 def test_a_scale_stands_behind_the_last_colon():
-    settings = Settings(model="synthetic:", lora="a.gguf:0.5, b:c.gguf ,d.gguf:-1")
+    settings = ModelSettings(model="synthetic:", lora="a.gguf:0.5, b:c.gguf ,d.gguf:-1")
 
     assert settings.adapters == (("a.gguf", 0.5), ("b:c.gguf", 1.0), ("d.gguf", -1.0))
     with pytest.raises(errors.SettingsError, match="COROSRV_LORA"):
-        Settings(model="synthetic:", lora="a.gguf:nan")
+        ModelSettings(model="synthetic:", lora="a.gguf:nan")

@@ -9,7 +9,7 @@ import pytest
 from corosrv import errors
 from corosrv.engine import Engine
 from corosrv.jobs import Finish, Job, Messages, Sampling, State, Text, Tokens
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 from tests.support.engines import (
     FAST,
     GREEDY,
@@ -164,17 +164,8 @@ def test_an_empty_prompt_needs_a_token_to_begin_with(engine, prompt):
 
 
 @pytest.mark.parametrize("model", ["synthetic", "other", None])
-def test_any_model_name_will_do_unless_names_are_strict(engine, model):
+def test_any_model_name_will_do(engine, model):
     assert answer(engine, job(model=model))
-
-
-def test_strict_names_are_the_alias_and_no_other():
-    with opened(strict_model=True, model_alias="tiny,small") as engine:
-        assert answer(engine, job(model="tiny"))
-        assert answer(engine, job(model="small"))
-        assert answer(engine, job(model=None))
-        with pytest.raises(errors.ModelNotFound, match="'synthetic'"):
-            engine.submit(job(model="synthetic"))
 
 
 def test_a_full_queue_refuses_and_takes_again_later(slow):
@@ -210,7 +201,7 @@ def test_any_thread_may_submit(engine):
 
 
 def test_before_it_is_open_it_is_starting():
-    engine = Engine(Settings(model=FAST))
+    engine = Engine(ModelSettings(model=FAST))
 
     assert engine.state is State.STARTING
     assert engine.models() == ()

@@ -9,7 +9,7 @@ import pytest
 from corosrv import errors
 from corosrv.engine import Engine
 from corosrv.jobs import State
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 from tests.support.engines import (
     TIMEOUT,
     answer,
@@ -55,7 +55,7 @@ def test_half_a_model_is_refused_in_one_sentence(tmp_path, size):
 
 def failure(path: Path) -> str:
     """What an engine says that was opened with a bad model, to whoever opened it and to every job."""
-    engine = Engine(Settings(model=str(path)))
+    engine = Engine(ModelSettings(model=str(path)))
     with pytest.raises(errors.ModelFailed) as failed:
         engine.open()
     with pytest.raises(errors.ModelFailed, match="could not be loaded"):
@@ -71,7 +71,7 @@ def failure(path: Path) -> str:
 
 @pytest.mark.model
 def test_memory_that_is_not_there_is_refused_with_the_settings_to_lower():
-    engine = Engine(Settings(model=packaged_model(), slots=256, ctx=8192, threads=1))
+    engine = Engine(ModelSettings(model=packaged_model(), slots=256, ctx=8192, threads=1))
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if available > 90e9:
         pytest.skip("this machine has the memory")
@@ -82,7 +82,7 @@ def test_memory_that_is_not_there_is_refused_with_the_settings_to_lower():
 
 @pytest.mark.model
 def test_a_real_model_loads_while_greenlets_run():
-    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
+    engine = Engine(ModelSettings(model=packaged_model(), slots=1, ctx=128, threads=1))
     loading = gevent.spawn(engine.open)
 
     longest = 0.0
@@ -101,7 +101,7 @@ def test_a_real_model_loads_while_greenlets_run():
 
 @pytest.mark.model
 def test_closing_while_a_model_loads_ends_the_load():
-    engine = Engine(Settings(model=packaged_model(), slots=1, ctx=128, threads=1))
+    engine = Engine(ModelSettings(model=packaged_model(), slots=1, ctx=128, threads=1))
     loading = gevent.spawn(engine.open)
     wait_until(lambda: engine.stats() is not None)
 

@@ -5,7 +5,7 @@ from flask import Flask
 
 from corosrv.engine import Engine
 from corosrv.http import health
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 from tests.support.engines import FAST, SLOW, job, opened
 
 
@@ -16,7 +16,7 @@ def get(engine: Engine, path: str = "/health"):
 
 
 def missing_model() -> Engine:
-    engine = Engine(Settings(model="/no/such/model.gguf"))
+    engine = Engine(ModelSettings(model="/no/such/model.gguf"))
     with pytest.raises(Exception, match="does not exist"):
         engine.open()
     return engine
@@ -30,7 +30,7 @@ def test_an_engine_that_takes_jobs_is_ok(engine, path):
 
 
 def test_an_engine_that_loads_is_starting():
-    answer = get(Engine(Settings(model=FAST)))
+    answer = get(Engine(ModelSettings(model=FAST)))
 
     assert (answer.status_code, answer.json["status"]) == (503, "starting")
     assert answer.headers["Retry-After"] == "1"

@@ -10,9 +10,10 @@ import gevent
 import gevent.event
 import pytest
 
+from corosrv import settings
 from corosrv.engine import Engine
 from corosrv.models import ModelPool
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 from tests.support.engines import TIMEOUT, wait_until
 
 TWO = "a=synthetic:?tokens_per_s=0&alias=first,b=synthetic:?tokens_per_s=0"
@@ -30,7 +31,7 @@ class Workshop:
         self.may_close = threading.Event()  # closing happens in a thread
         self.may_close.set()
 
-    def __call__(self, settings: Settings) -> Engine:
+    def __call__(self, settings: ModelSettings) -> Engine:
         workshop = self
 
         class Held(Engine):
@@ -67,8 +68,8 @@ def open_pool(workshop: Workshop) -> Iterator[Callable[..., ModelPool]]:
     pools: list[ModelPool] = []
 
     def start(model: str = TWO, is_ready: bool = True, watch: Any = None, **chosen: Any) -> ModelPool:
-        settings = Settings(**{"model": model, "slots": 4, "ctx": 512, "threads": 1, **chosen})
-        pool = ModelPool(settings, workshop, **({"watch": watch} if watch else {}))
+        values = {"model": model, "slots": 4, "ctx": 512, "threads": 1, **chosen}
+        pool = ModelPool(settings.load(values, environ={}), workshop, **({"watch": watch} if watch else {}))
         pools.append(pool)
         pool.start()
         if is_ready:

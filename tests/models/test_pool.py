@@ -8,11 +8,10 @@ import threading
 import gevent
 import pytest
 
-from corosrv import errors
+from corosrv import errors, settings
 from corosrv.engine import Engine
 from corosrv.jobs import State
 from corosrv.models import ModelPool, served
-from corosrv.settings import Settings
 from tests.models.conftest import MODEL_BYTES, THREE, TWO
 from tests.models.requests import asking, failure, status, wait_status
 from tests.support.engines import TIMEOUT, answer, job, read_all, wait_until
@@ -46,6 +45,15 @@ def test_one_model_alone_answers_to_every_name_unless_it_is_strict(open_pool):
     assert answer(open_pool("synthetic:"), job(model="gpt-9"))
     with pytest.raises(errors.ModelNotFound):
         open_pool("synthetic:", strict_model=True).card("gpt-9")
+
+
+def test_strict_names_are_the_aliases_of_the_model_and_no_others(open_pool):
+    pool = open_pool("synthetic:", strict_model=True, model_alias="tiny,small")
+
+    for name in ("tiny", "small", None):
+        assert answer(pool, job(model=name))
+    with pytest.raises(errors.ModelNotFound, match="'synthetic'"):
+        pool.submit(job(model="synthetic"))
 
 
 def test_each_model_has_the_settings_that_are_its_own(open_pool):
@@ -204,7 +212,8 @@ def test_plain_threads_are_served_without_a_hub():
     texts: list[str] = []
 
     def serve() -> None:
-        pool = ModelPool(Settings(model=TWO, slots=4, ctx=512, threads=1, model_bytes=MODEL_BYTES))
+        values = {"model": TWO, "slots": 4, "ctx": 512, "threads": 1, "model_bytes": MODEL_BYTES}
+        pool = ModelPool(settings.load(values, environ={}))
         pool.start()
         asking = [threading.Thread(target=lambda: texts.append(answer(pool, job(model="b")))) for _ in range(4)]
         for thread in asking:

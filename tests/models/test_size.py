@@ -7,7 +7,7 @@ import pytest
 
 from corosrv.engine.binding import ModelInfo
 from corosrv.models import gguf, size
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 from tests.support.engines import packaged_model
 
 
@@ -101,20 +101,20 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path):
 def test_weights_their_copies_and_the_slots_are_summed(write):
     path = write(head(*PAIRS))
     facts = gguf.read(path)
-    with_copies = Settings(model=path, slots=2, ctx=4096)
-    without = Settings(model=path, slots=2, ctx=100, kernels="ggml")
+    with_copies = ModelSettings(model=path, slots=2, ctx=4096)
+    without = ModelSettings(model=path, slots=2, ctx=100, kernels="ggml")
 
     assert size.estimate(with_copies, facts) == 2 * facts.size + 2 * 2048 * 192
     assert size.estimate(without, facts) == facts.size + 2 * 100 * 192
 
 
 def test_a_file_that_says_nothing_is_taken_for_small():
-    assert size.estimate(Settings(model="/no/such.gguf"), None) == 0
+    assert size.estimate(ModelSettings(model="/no/such.gguf"), None) == 0
 
 
 @pytest.mark.model
 def test_the_estimate_of_a_real_model_is_near_what_it_takes(smollm2):
-    chosen = Settings(model=packaged_model(), slots=16, ctx=512)
+    chosen = ModelSettings(model=packaged_model(), slots=16, ctx=512)
     facts = gguf.read(chosen.model)
     info: ModelInfo = smollm2.info
 

@@ -7,7 +7,7 @@ import pytest
 from corosrv.errors import IllegalTransition
 from corosrv.models.served import ServedModel
 from corosrv.models.state import NEXT, ModelState, check_move
-from corosrv.settings import Settings
+from corosrv.settings import ModelSettings
 
 ALLOWED = [
     ("unloaded", "loading"),
@@ -27,7 +27,7 @@ def test_the_table_has_a_row_for_every_state():
 
 @pytest.mark.parametrize(("now", "then"), ALLOWED)
 def test_an_allowed_move_is_made(now, then):
-    model = ServedModel(Settings(model="synthetic:"), lambda: None)
+    model = ServedModel(ModelSettings(model="synthetic:"), lambda: None)
     model.state = ModelState(now)
 
     model._enter(ModelState(then))
@@ -37,7 +37,7 @@ def test_an_allowed_move_is_made(now, then):
 
 @pytest.mark.parametrize(("now", "then"), REFUSED)
 def test_any_other_move_is_refused_and_changes_nothing(now, then):
-    model = ServedModel(Settings(model="synthetic:"), lambda: None)
+    model = ServedModel(ModelSettings(model="synthetic:"), lambda: None)
     model.state = ModelState(now)
 
     with pytest.raises(IllegalTransition, match=f"from {now} to {then}"):

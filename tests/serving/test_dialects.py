@@ -11,9 +11,8 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from corosrv import app
+from corosrv import app, settings
 from corosrv.decoding import json_limits
-from corosrv.settings import Settings
 from tests.support.engines import FAST, TIMEOUT
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -34,7 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
 def serving() -> Iterator[Flask]:
     """The application with its model loaded."""
     before = signal.getsignal(signal.SIGTERM)
-    serving = app.create_app(Settings(model=FAST, slots=2, ctx=512, threads=2))
+    serving = app.create_app(settings.load({"model": FAST, "slots": 2, "ctx": 512, "threads": 2}, environ={}))
     server = serving.extensions["corosrv"]
     deadline = time.monotonic() + TIMEOUT
     while serving.test_client().get("/health").status_code != 200:

@@ -2,15 +2,15 @@
 
 import pytest
 
+from corosrv import settings
 from corosrv.errors import SettingsError
 from corosrv.http.metrics import HttpStats
 from corosrv.serving.models import ModelPart
-from corosrv.settings import Settings
 
 
 def test_a_chat_template_that_is_none_stops_the_start():
     with pytest.raises(SettingsError, match="COROSRV_CHAT_TEMPLATE: 'llama33' is neither"):
-        ModelPart(Settings(model="synthetic:", chat_template="llama33"), HttpStats())
+        ModelPart(settings.load({"model": "synthetic:", "chat_template": "llama33"}, environ={}), HttpStats())
 
 
 def test_a_chat_template_file_that_holds_none_stops_the_start(tmp_path):
@@ -18,9 +18,9 @@ def test_a_chat_template_file_that_holds_none_stops_the_start(tmp_path):
     file.write_text("You are helpful.")
 
     with pytest.raises(SettingsError, match=r"COROSRV_CHAT_TEMPLATE_FILE: 'You are helpful\.' is neither"):
-        ModelPart(Settings(model="synthetic:", chat_template_file=str(file)), HttpStats())
+        ModelPart(settings.load({"model": "synthetic:", "chat_template_file": str(file)}, environ={}), HttpStats())
 
 
 def test_a_model_of_several_has_its_chat_template_checked_too():
     with pytest.raises(SettingsError, match="'llama33' is neither"):
-        ModelPart(Settings(model="a=synthetic:,b=synthetic:?chat_template=llama33"), HttpStats())
+        ModelPart(settings.load({"model": "a=synthetic:,b=synthetic:?chat_template=llama33"}, environ={}), HttpStats())

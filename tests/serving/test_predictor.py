@@ -9,7 +9,7 @@ PREDICTOR = {"predictor": "deploy/predictor/predict.py:Predictor"}
 
 
 def test_a_server_that_gives_each_request_a_thread_is_told_what_to_use():
-    server = Server(settings.load(PREDICTOR, environ={}), settings.load_predictor(PREDICTOR, environ={}))
+    server = Server(settings.load(PREDICTOR, environ={}))
     app = Flask(__name__)
     app.register_blueprint(server.blueprint, url_prefix="/p")
 

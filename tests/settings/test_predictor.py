@@ -27,8 +27,8 @@ def test_without_a_predictor_there_are_none():
 
 
 def test_a_predictor_alone_brings_no_model_along():
-    assert not settings.load({}, NAMED).has_model
-    assert settings.load({}, NAMED | {"COROSRV_MODEL": "synthetic:"}).has_model
+    assert settings.load({}, NAMED).models == ()
+    assert len(settings.load({}, NAMED | {"COROSRV_MODEL": "synthetic:"}).models) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,9 @@ def test_one_file_has_settings_of_all_parts(tmp_path: Path):
     predictor = settings.load_predictor({}, {}, file)
 
     assert predictor is not None
+    assert settings.load({}, {}, file).predictor == predictor
     assert (predictor.restart_worker, predictor.predictor_slots) == (True, None)
-    assert settings.load({}, {}, file).slots == 2
+    assert settings.load({}, {}, file).models[0].slots == 2
 
 
 def test_a_file_with_unknown_settings_is_refused(tmp_path: Path):

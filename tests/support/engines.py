@@ -11,7 +11,7 @@ import pytest
 from corosrv.engine import Chunk, Engine, Reader
 from corosrv.errors import SettingsError
 from corosrv.jobs import Job, Sampling, Text
-from corosrv.settings import Settings, model_list
+from corosrv.settings import ModelSettings, model_list
 
 FAST = "synthetic:?tokens_per_s=0"
 SLOW = "synthetic:?tokens_per_s=20"
@@ -30,7 +30,7 @@ def packaged_model() -> str:
 @contextmanager
 def opened(**chosen: Any) -> Iterator[Engine]:
     """An open engine, closed at the end; synthetic unless `model` says otherwise."""
-    engine = Engine(Settings(**{"model": FAST, "slots": 4, "ctx": 512, "threads": 2, **chosen}))
+    engine = Engine(ModelSettings(**{"model": FAST, "slots": 4, "ctx": 512, "threads": 2, **chosen}))
     try:
         engine.open()
         yield engine

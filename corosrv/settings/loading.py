@@ -1,0 +1,71 @@
+"""All settings of one process, read from every source at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corosrv.settings import model_list, sources
+from corosrv.settings.model import ModelSettings, models_of
+from corosrv.settings.predictor import PredictionSettings
+from corosrv.settings.server import ServerSettings
+from corosrv.settings.sources import PREFIX
+
+# The one table of all settings: each field of these is a flag, a variable and a line of the settings file.
+PARTS: tuple[type, ...] = (ModelSettings, ServerSettings, PredictionSettings)
+_OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one process is configured with, by part. A server has models, a predictor, or both."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
+    predictor: PredictionSettings | None = None
+
+
+def load(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Reads the settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
+
+    Where no model is named it is the packaged one, unless a predictor is to be served. Raises SettingsError, which
+    names the variable and the source.
+    """
+    raw = sources.read(overrides, environ, file, PARTS)
+    predictor = _predictor(raw)
+    values = raw.of(ModelSettings)
+    if not values.get("model") and predictor is None:
+        values["model"] = model_list.packaged_model()
+    return Settings(server=ServerSettings(**raw.of(ServerSettings)), models=models_of(values), predictor=predictor)
+
+
+def load_predictor(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> PredictionSettings | None:
+    """Reads the predictor's settings alone, as load() does; None where no predictor is to be served."""
+    return _predictor(sources.read(overrides, environ, file, PARTS))
+
+
+def _predictor(raw: sources.RawSettings) -> PredictionSettings | None:
+    """Where no model is to be served, `slots` are the predictor's."""
+    values, of_model = raw.of(PredictionSettings), raw.of(ModelSettings)
+    if not values.get("predictor"):
+        return None
+    is_alone = not of_model.get("model")
+    if is_alone and "slots" in of_model and "predictor_slots" not in raw.own(PredictionSettings):
+        values["predictor_slots"] = of_model["slots"]
+    return PredictionSettings(**values)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Lists variables that look like settings and are none: misspelt, or of another version."""
+    known = {PREFIX + name.upper() for name in (*sources.names(PARTS), *_OTHER_VARIABLES)}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)

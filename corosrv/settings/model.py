@@ -1,0 +1,227 @@
+"""How each model is loaded and decoded, checked and frozen. `sources` says where settings come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corosrv.errors import SettingsError
+from corosrv.settings import model_list, sources
+from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, of_bytes, one_of
+from corosrv.settings.model_list import SYNTHETIC
+from corosrv.settings.sources import PREFIX, setting
+
+LLAMA_MAX_SLOTS = 256
+SYNTHETIC_MAX_SLOTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """How one model is loaded and decoded. Of several models each has all of these settings; see models_of()."""
+
+    model: str = setting(
+        "",
+        "path of a GGUF, or synthetic:?tokens_per_s=20; empty: the packaged SmolLM2. Several: NAME=PATH, separated by "
+        "commas, each with settings of its own behind a question mark: small=small.gguf?ctx=2048&slots=4&alias=tiny",
+    )
+    model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
+    ctx: int = setting(
+        4096,
+        "tokens of context per slot, at most what the model was trained for",
+        check=between(16, MAX_INT32),
+    )
+    slots: int = setting(32, "sequences decoded at once, up to 256")
+    queue: int = setting(10_000, "jobs that may wait for a slot", check=between(0, MAX_INT32))
+    queue_per_key: int = setting(
+        2500,
+        "jobs of one API key that may run and wait; 0: as many as of all",
+        check=between(0, MAX_INT32),
+    )
+    queue_timeout_s: float = setting(
+        0.0,
+        "seconds that a job may wait for a slot before it is ended with 503; 0: as long as it takes",
+        check=between(0, DAY),
+    )
+    threads: int = setting(0, "compute threads; 0: physical cores", check=between(0, 1024))
+    kernels: str = setting(
+        "auto",
+        "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone",
+        check=one_of("auto", "ggml"),
+    )
+    step_ms: float = setting(
+        60.0,
+        "target milliseconds of a step while others stream; up to 4 times that if many prompts wait",
+        check=between(1, 60_000),
+    )
+    reader_bytes: int = setting(
+        262_144, "unread bytes of one reader at which its sequences are paused", check=of_bytes(1024)
+    )
+    stall_timeout_s: float = setting(
+        10.0,
+        "seconds that a reader may be at reader_bytes before its job is ended; 0: as long as it is",
+        check=between(0, DAY),
+    )
+    cache_bytes: int = setting(
+        1_073_741_824,
+        "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
+        check=of_bytes(0),
+    )
+    grammar_bytes: int = setting(65_536, "bytes of a grammar at most", check=between(1, MAX_INT32))
+    grammar_depth: int = setting(128, "brackets in brackets of a grammar at most", check=between(1, 1000))
+    grammar_rules: int = setting(2000, "rules of a grammar at most", check=between(1, MAX_INT32))
+    grammar_repetitions: int = setting(
+        2000, "repetitions of one item of a grammar at most", check=between(1, MAX_INT32)
+    )
+    grammar_elements: int = setting(
+        65_536,
+        "elements of a grammar at most, with everything written out that is repeated",
+        check=between(1, MAX_INT32),
+    )
+    grammar_token_ms: float = setting(
+        20.0,
+        "milliseconds, some, that a grammar may take for one token before its request is ended",
+        check=between(1, 60_000),
+    )
+    deterministic: bool = setting(False, "1: a seed's text depends on no neighbour, no shared prefix and no load")
+    chat_template: str = setting(
+        "",
+        "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
+        "(llama3, chatml, gemma, ...)",
+    )
+    chat_template_file: str = setting("", "path of a file with a chat template instead of the model's own")
+    reasoning: str = setting(
+        "auto",
+        "on, off: whether a model that can think does; auto: as its template has it",
+        check=one_of("on", "off", "auto"),
+    )
+    reasoning_format: str = setting(
+        "deepseek",
+        "deepseek: thoughts come apart from the text, as reasoning_content; none: as part of it",
+        check=one_of("deepseek", "none"),
+    )
+    pooling: str = setting(
+        "",
+        "vectors of a text's tokens to one: mean, cls, last, none, or rank for scores; empty: as the model says",
+        check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
+    )
+    lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it where that is not 1")
+    tags: str = setting("", "comma-separated words about the model, for whoever lists it")
+
+    def __post_init__(self) -> None:
+        sources.check(self)
+        max_slots = SYNTHETIC_MAX_SLOTS if self.is_synthetic else LLAMA_MAX_SLOTS
+        if not 1 <= self.slots <= max_slots:
+            raise sources.refused("slots", f"must be from 1 to {max_slots}", str(self.slots))
+        if self.chat_template and self.chat_template_file:
+            words = "must be empty where COROSRV_CHAT_TEMPLATE is set"
+            raise sources.refused("chat_template_file", words, repr(self.chat_template_file))
+        # Read here as well, so that what cannot be used stops the start.
+        _read_template(self)
+        model_list.adapters(self.lora)
+        if self.is_synthetic:
+            model_list.synthetic_options(self.model)
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.model.startswith(SYNTHETIC)
+
+    @property
+    def adapters(self) -> tuple[tuple[str, float], ...]:
+        """Paths of LoRA adapters, each with its scale for jobs that name no adapters."""
+        return model_list.adapters(self.lora)
+
+    @property
+    def synthetic_options(self) -> dict[str, float]:
+        """The options behind `synthetic:?`, as numbers."""
+        return model_list.synthetic_options(self.model)
+
+    @property
+    def template(self) -> str:
+        """The operator's chat template, read from its file if need be; empty: the model's own. Raises SettingsError."""
+        return _read_template(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's id, then its aliases."""
+        return self.aliases or (model_list.stem(self.model),)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names that the operator chose, the id among them; none where the id is the file's."""
+        return tuple(dict.fromkeys(sources.words(self.model_alias)))
+
+    @property
+    def file(self) -> str:
+        """The model's file without its folders; empty for a synthetic model."""
+        return "" if self.is_synthetic else Path(self.model).name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The model's tags."""
+        return tuple(dict.fromkeys(sources.words(self.tags)))
+
+
+def _read_template(settings: ModelSettings) -> str:
+    if not settings.chat_template_file:
+        return settings.chat_template
+    try:
+        return Path(settings.chat_template_file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{PREFIX}CHAT_TEMPLATE_FILE cannot be read: {error}") from error
+
+
+_KINDS = sources.kinds(ModelSettings)
+# A list gives each model its own by writing them behind the path.
+_OPTIONS = _KINDS.keys() - {"model", "model_alias"}
+
+
+def models_of(values: Mapping[str, Any]) -> tuple[ModelSettings, ...]:
+    """Makes the settings of each model that `model` lists; none where it is empty. The first is loaded at start.
+
+    `values` are settings by name; each model has them but for those behind its own question mark. Raises SettingsError.
+    """
+    text = values.get("model", "")
+    if not text:
+        return ()
+    entries = model_list.parse(text)
+    if not entries[0].name:
+        return (ModelSettings(**values),)
+    if len(entries) > 1 and values.get("model_alias"):
+        raise SettingsError(f"{PREFIX}MODEL_ALIAS is for one model; of several, each has its own: NAME=PATH?alias=")
+    models = tuple(_of_entry(entry, values) for entry in entries)
+    _check_names(models)
+    return models
+
+
+def _of_entry(entry: model_list.Entry, values: Mapping[str, Any]) -> ModelSettings:
+    place = f"{PREFIX}MODEL: {entry.name}"
+    if not entry.path:
+        raise SettingsError(f"{place} needs a path: {entry.name}=PATH")
+    aliases, chosen, unknown = values.get("model_alias", ""), dict[str, Any](), []
+    for name, value in entry.options:
+        if name == "alias":
+            aliases = value
+        elif name in _OPTIONS:
+            chosen[name] = sources.parse(f"{place}: {name}", _KINDS[name], value)
+        else:
+            unknown.append(f"{name}={value}")
+    path = entry.path
+    if unknown and not path.startswith(SYNTHETIC):
+        known = ", ".join(("alias", *sorted(_OPTIONS)))
+        raise SettingsError(f"{place}: {unknown[0]} is no setting of one model; these are: {known}")
+    if unknown:
+        path += "?" + "&".join(unknown)
+    own = {"model": model_list.bare(path), "model_alias": f"{entry.name},{aliases}", **chosen}
+    try:
+        return ModelSettings(**{**values, **own})
+    except SettingsError as error:
+        raise SettingsError(f"{place}: {error}") from None
+
+
+def _check_names(models: tuple[ModelSettings, ...]) -> None:
+    names = [name for model in models for name in model.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"{PREFIX}MODEL: the name '{name}' stands for two models")
