@@ -5,14 +5,30 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from corosrv.engine.binding import Slot
-from corosrv.jobs import Job, SlotState
+from corosrv.jobs import Job, Sampling, SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class TaskNote:
+    """What a slot shows of its task's job: numbers, and no text that a request holds."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stream: bool
+    caller: str
+
+    @classmethod
+    def of(cls, job: Job) -> TaskNote:
+        sampling = replace(job.sampling, logit_bias=(), grammar="", grammar_triggers=(), dry_sequence_breakers=())
+        return cls(sampling, job.max_tokens, job.stream, job.caller)
 
 
 class TaskNotes:
-    """Numbers tasks, and remembers what was asked of those that a slot may show. Any thread may call.
+    """Numbers tasks, and keeps a note of those that a slot may show. Any thread may call.
 
     Bounded: of more tasks than may run and wait, and the same again for slots that rest, the oldest are forgotten. A
     slot whose task runs longer than all these shows its counters alone.
@@ -22,23 +38,24 @@ class TaskNotes:
         self._limit = 2 * limit
         self._lock = Lock()
         self._numbers = itertools.count()
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._notes: OrderedDict[int, TaskNote] = OrderedDict()
 
-    def number(self, job: Job | None = None) -> int:
-        """Of one more task; `job` is what slots are to show of it."""
+    def number(self, note: TaskNote | None = None) -> int:
+        """Returns the number of one more task; `note` is what slots show of it."""
         with self._lock:
             number = next(self._numbers)
-            if job is not None:
-                self._jobs[number] = job
-                while len(self._jobs) > self._limit:
-                    self._jobs.popitem(last=False)
+            if note is not None:
+                self._notes[number] = note
+                while len(self._notes) > self._limit:
+                    self._notes.popitem(last=False)
         return number
 
     def describe(self, slots: Iterable[Slot]) -> tuple[SlotState, ...]:
+        """Joins the loop's counters of each slot with the note of its task."""
         return tuple(self._state(number, slot) for number, slot in enumerate(slots))
 
     def _state(self, number: int, slot: Slot) -> SlotState:
-        job = self._jobs.get(slot.task)
+        note = self._notes.get(slot.task)
         return SlotState(
             number,
             bool(slot.is_busy),
@@ -47,7 +64,9 @@ class TaskNotes:
             slot.computed_tokens,
             slot.cached_tokens,
             slot.generated_tokens,
-            max_tokens=None if job is None else job.max_tokens,
-            sampling=None if job is None else job.sampling,
             has_new_line=bool(slot.has_new_line),
+            max_tokens=None if note is None else note.max_tokens,
+            sampling=None if note is None else note.sampling,
+            stream=note is not None and note.stream,
+            caller="" if note is None else note.caller,
         )

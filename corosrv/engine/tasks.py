@@ -11,7 +11,7 @@ from dataclasses import replace
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import Kind, Task
 from corosrv.engine.marks import Piece
-from corosrv.engine.slots import TaskNotes
+from corosrv.engine.slots import TaskNote, TaskNotes
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.errors import NotSupported, Refused
 from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob
@@ -42,17 +42,22 @@ class TaskMaker:
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
         scales = self._adapters.scales(None)
-        return [Task(tokens, kind=Kind.RANK, adapter_scales=scales, id=self._notes.number()) for tokens in prompts]
+        owner = owner_of(job.caller)
+        return [
+            Task(tokens, kind=Kind.RANK, adapter_scales=scales, owner=owner, id=self._notes.number())
+            for tokens in prompts
+        ]
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
         prompts = self._vocabulary.encode_inputs(job.prompts)
-        scales = self._adapters.scales(None)
+        scales, owner = self._adapters.scales(None), owner_of(job.caller)
         return [
             Task(
                 tokens,
                 kind=Kind.EMBED,
                 pools=job.pooling,
                 normalize=job.normalize,
+                owner=owner,
                 adapter_scales=scales,
                 id=self._notes.number(),
             )
@@ -68,7 +73,7 @@ class TaskMaker:
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
         sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
-        noted = replace(job, prompts=())  # nobody's text is kept
+        note = TaskNote.of(job)
         return [
             Task(
                 tokens,
@@ -82,7 +87,7 @@ class TaskMaker:
                 owner=owner_of(job.caller),
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
-                id=self._notes.number(noted),
+                id=self._notes.number(note),
                 slot=job.slot,
             )
             for tokens in prompts
@@ -123,7 +128,7 @@ def _stops(job: Job) -> list[bytes]:
 
 
 def owner_of(caller: str) -> int:
-    """With whom prefixes are shared, as a number."""
+    """Returns a number for a caller: prefixes are shared within it, and places in the queue are counted for it."""
     return int.from_bytes(hashlib.sha256(caller.encode()).digest()[:8], "little") if caller else 0
 
 

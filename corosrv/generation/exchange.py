@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from corosrv.errors import CorosrvError
 from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
-from corosrv.http.callers import asked_for
+from corosrv.http.callers import with_caller
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
 from corosrv.jobs import AnyJob, Chunk, Job, Worker
@@ -41,7 +41,7 @@ class Answer(Protocol):
 class Call:
     """A request translated: the job, and what makes its answer from the job's chunks."""
 
-    job: AnyJob
+    job: Job
     stream: bool
     answer: Answer
 
@@ -90,20 +90,19 @@ class RequestFlow:
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
-        assert isinstance(call.job, Job)
         (prompt,) = call.job.prompts
         return self.worker.vocabulary(call.job.model).count(prompt)
 
     def collect(self, job: AnyJob) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
         whereupon the others are cancelled."""
-        return sse.collect(request, self.worker.submit(asked_for(job)), failure_of)
+        return sse.collect(request, self.worker.submit(with_caller(job)), failure_of)
 
     def answer(self, call: Call) -> Response:
         """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
         if not call.stream:
             return json_response(call.answer.whole(self.collect(call.job)))
-        reader = self.worker.submit(asked_for(call.job))
+        reader = self.worker.submit(with_caller(replace(call.job, stream=True)))
         return sse.response(
             sse.EventStream(
                 request.environ,

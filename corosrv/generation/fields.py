@@ -21,6 +21,7 @@ MAX_STOPS = 64
 MAX_BIASES = 1024
 MAX_BREAKERS = 64
 
+ModelName = Annotated[str, Meta(max_length=1024)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Positive = Annotated[float, Meta(ge=0, le=1e6)]
@@ -51,7 +52,7 @@ class Lora(msgspec.Struct):
 class GenerationFields(msgspec.Struct, kw_only=True):
     """Everything that steers generating, under llama-server's names; `null` is an absent field."""
 
-    model: str | None = None
+    model: ModelName | None = None
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     n_predict: int | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flask import g
 
-from corosrv.jobs import AnyJob, Job
+from corosrv.jobs import AnyJob
 
 
 def caller() -> str:
@@ -14,6 +14,6 @@ def caller() -> str:
     return str(g.get("corosrv_caller", ""))
 
 
-def asked_for(job: AnyJob) -> AnyJob:
-    """The job with its caller."""
-    return replace(job, caller=name) if (name := caller()) and isinstance(job, Job) else job
+def with_caller(job: AnyJob) -> AnyJob:
+    """Returns the job with the caller of the request at hand, whatever kind of job it is."""
+    return replace(job, caller=name) if (name := caller()) else job

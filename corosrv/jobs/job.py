@@ -63,6 +63,7 @@ class Job:
     max_ms: float = 0.0  # of generating, from the first token on; then LENGTH. 0: no limit
     slot: int = -1  # where it has to run; -1: anywhere
     caller: str = ""  # who asks; what is computed for one caller is not shared with another
+    stream: bool = False  # the answer is sent while it is generated
     lora: tuple[tuple[int, float], ...] | None = None  # adapter number and scale; None: as the server is set
 
     @property
@@ -78,6 +79,7 @@ class EmbedJob:
     normalize: int = 2  # -1: as it is; 0: largest number is 32760; 2: Euclidean; p: p-norm
     pooling: bool = True  # False: a vector for every token, one behind the other
     model: str | None = None
+    caller: str = ""
 
     @property
     def n_tasks(self) -> int:
@@ -91,6 +93,7 @@ class RerankJob:
     query: str
     documents: tuple[str, ...]
     model: str | None = None
+    caller: str = ""
 
     @property
     def n_tasks(self) -> int:

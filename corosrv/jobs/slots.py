@@ -21,7 +21,9 @@ class SlotState:
     generated_tokens: int = 0
     max_tokens: int | None = None
     has_new_line: bool = False
-    sampling: Sampling | None = None
+    sampling: Sampling | None = None  # without its texts and biases; None where it is not known any more
+    stream: bool = False
+    caller: str = ""  # whose task it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 from flask import Blueprint, Response, request
 
+from corosrv.generation.fields import ModelName
 from corosrv.http import body
 from corosrv.http.operation import NEEDS_MODEL, READS, operation
 
@@ -32,7 +33,7 @@ class Loader(Protocol):
 class LoadingBody(msgspec.Struct):
     """The model to load or to unload."""
 
-    model: str
+    model: ModelName
 
 
 _decoder = msgspec.json.Decoder(LoadingBody)

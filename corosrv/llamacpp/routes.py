@@ -125,7 +125,7 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
         card, states = worker.card(name), worker.slots(name)
         if request.args.get("fail_on_no_slot") and all(state.is_busy for state in states):
             raise Unavailable("every slot is busy")
-        return json_response([slots.describe(state, card) for state in states])
+        return json_response([slots.describe(state, card, caller()) for state in states])
 
     @routes.post("/slots/<slot>")
     @api_docs.change_slot

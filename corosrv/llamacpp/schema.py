@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.generation.fields import GenerationFields, Lora
+from corosrv.generation.fields import GenerationFields, Lora, ModelName
 from corosrv.generation.prompts import PromptField
 
 MAX_PROMPTS = 64
@@ -58,7 +58,7 @@ class InfillBody(NativeFields, kw_only=True):
 
 class TokenizeBody(msgspec.Struct):
     content: str | Annotated[list[str | int], Meta(max_length=MAX_TOKENS)]  # a list is texts and token ids in a row
-    model: str | None = None
+    model: ModelName | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
@@ -66,7 +66,7 @@ class TokenizeBody(msgspec.Struct):
 
 class DetokenizeBody(msgspec.Struct):
     tokens: Annotated[list[int], Meta(max_length=MAX_TOKENS)]
-    model: str | None = None
+    model: ModelName | None = None
 
 
 class SlotFileBody(msgspec.Struct):

@@ -15,22 +15,22 @@ _FILENAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,128}")
 ACTIONS = ("save", "restore", "erase")
 
 
-def describe(state: SlotState, card: ModelCard) -> dict[str, Any]:
-    """One slot; nobody's text is in it."""
+def describe(state: SlotState, card: ModelCard, caller: str = "") -> dict[str, Any]:
+    """Describes one slot, without anybody's text. Of another caller's task it tells no more than that there is one."""
     members = {
         "id": state.id,
         "n_ctx": card.meta.get("n_ctx", 0),
         "speculative": False,
         "is_processing": state.is_busy,
     }
-    if state.task < 0 or state.sampling is None:
+    if state.task < 0 or state.sampling is None or state.caller != caller:
         return members
     return members | {
         "id_task": state.task,
         "n_prompt_tokens": state.prompt_tokens,
         "n_prompt_tokens_processed": state.computed_tokens,
         "n_prompt_tokens_cache": state.cached_tokens,
-        "params": settings.of_sampling(state.sampling, state.max_tokens),
+        "params": settings.of_sampling(state.sampling, state.max_tokens) | {"stream": state.stream},
         "next_token": [_next_token(state)],
     }
 

@@ -54,6 +54,22 @@ def test_a_document_that_does_not_fit_is_refused_by_its_number(ranker):
     assert refused.value.param == "documents[1]"
 
 
+def test_a_callers_share_of_the_queue_holds_for_scores_and_vectors(tmp_path):
+    few, many = ("the cat",) * 2, ("the cat",) * 3
+    ranker, embedder = tmp_path / "rank.gguf", tmp_path / "embed.gguf"
+    write_bert(ranker, RANK, has_head=True)
+    write_bert(embedder, pooling=1)
+
+    with opened(model=str(ranker), queue_per_key=2) as engine:
+        assert len(read_all(engine.submit(RerankJob(QUERY, few, caller="greedy")))) == 2
+        with pytest.raises(errors.QueueFull, match="of this API key"):
+            engine.submit(RerankJob(QUERY, many, caller="greedy"))
+    with opened(model=str(embedder), queue_per_key=2) as engine:
+        assert len(read_all(engine.submit(EmbedJob(tuple(map(Text, few)), caller="greedy")))) == 2
+        with pytest.raises(errors.QueueFull, match="of this API key"):
+            engine.submit(EmbedJob(tuple(map(Text, many)), caller="greedy"))
+
+
 def test_a_ranker_offers_scores_alone(ranker):
     (card,) = ranker.models()
 

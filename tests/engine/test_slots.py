@@ -20,7 +20,7 @@ def test_a_slot_shows_its_task_while_it_runs_and_afterwards():
         rests = engine.slots()[2]
 
     assert (busy.is_busy, busy.task, busy.prompt_tokens, busy.computed_tokens) == (True, 0, 5, 5)
-    assert (busy.max_tokens, busy.sampling) == (4, asked.sampling)
+    assert (busy.max_tokens, busy.sampling) == (4, Sampling(temperature=0, top_k=7, dry_sequence_breakers=()))
     assert (rests.task, rests.generated_tokens) == (0, 4)
     assert chunks[-1].slot == 2
 
@@ -38,7 +38,23 @@ def test_what_was_asked_of_tasks_long_gone_is_forgotten():
         for _ in range(20):
             read_all(engine.submit(job()))
 
-        assert len(engine._notes._jobs) == 4
+        assert len(engine._notes._notes) == 4
+
+
+def test_no_text_of_a_job_is_kept_when_it_has_ended():
+    text = "kept " * 8
+    sampling = Sampling(
+        grammar='root ::= "' + text + '"',
+        grammar_triggers=(text,),
+        logit_bias=((7, 1.0),),
+        dry_sequence_breakers=(text,),
+    )
+    with opened(slots=1) as engine:
+        read_all(engine.submit(job(text, stop=(text,), model=text, sampling=sampling)))
+        notes, (state,) = engine._notes._notes.values(), engine.slots()
+
+    assert "kept" not in repr(notes) + repr(state)
+    assert state.sampling == Sampling(logit_bias=(), dry_sequence_breakers=())
 
 
 @pytest.mark.parametrize("slot", [4, 99, -2])

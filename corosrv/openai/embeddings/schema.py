@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from corosrv.generation.fields import ModelName
 from corosrv.generation.prompts import PromptField
 
 MAX_INPUTS = 2048
 
 
 class EmbeddingFields(msgspec.Struct, kw_only=True):
-    model: str | None = None
+    model: ModelName | None = None
     embd_normalize: Annotated[int, Meta(ge=-1, le=100)] | None = None
 
 

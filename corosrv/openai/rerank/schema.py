@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from corosrv.generation.fields import ModelName
+
 MAX_DOCUMENTS = 2048
 
 Documents = Annotated[list[str], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
@@ -16,7 +18,7 @@ class RerankBody(msgspec.Struct, kw_only=True):
     """`texts` in the place of `documents` asks for the answer that text-embeddings-inference gives."""
 
     query: Annotated[str, Meta(min_length=1)]
-    model: str | None = None
+    model: ModelName | None = None
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
