@@ -103,11 +103,11 @@ def test_blocks_are_turns(asked):
 
 
 def test_very_many_blocks_take_linear_time(asked):
-    """Twenty thousand calls, results and thoughts: what compares or copies them all for each takes minutes."""
+    """Thousands of calls, results and thoughts: what compares or copies them all for each takes minutes."""
     many = range(12_000)
     thoughts = [{"type": "thinking", "thinking": "x" * 500, "signature": ""} for _ in many]
     uses = [{**USE, "id": f"t{i}"} for i in many]
-    results = [{**RESULT, "tool_use_id": "t19999"} for _ in many]
+    results = [{**RESULT, "tool_use_id": "t11999"} for _ in many]
 
     began = time.thread_time()
     found = prompt(asked(user("?"), ours(*thoughts, *uses), user(*results))).messages

@@ -30,64 +30,58 @@ class Stored(msgspec.Struct):
 
 
 class ResponseStore:
-    """Everybody's stored responses, within `max_bytes`; the one that was not asked for longest goes first.
+    """The stored responses of all callers, each of whom has the same room: nobody's push out another's.
 
-    Kept as bytes, so that their size is known and the garbage collector has nothing to walk. Usable from any thread.
+    Usable from any thread.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._room = max_bytes
-        self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+    def __init__(self, max_bytes: int, n_callers: int = 1) -> None:
+        """Divides `max_bytes` by the number of callers that there may be."""
+        self._room = max_bytes // max(n_callers, 1)
+        self._shelves: dict[str, Shelf] = {}
         self._lock = Lock()
 
     def shelf(self, owner: str) -> Shelf:
-        """What belongs to one caller."""
-        return Shelf(self, owner)
-
-    def put(self, key: tuple[str, str], kept: bytes) -> None:
+        """Returns what belongs to one caller."""
         with self._lock:
-            if len(kept) > self._max_bytes:
-                return
-            self._kept[key] = kept
-            self._room -= len(kept)
-            while self._room < 0:
-                _, oldest = self._kept.popitem(last=False)
-                self._room += len(oldest)
-
-    def get(self, key: tuple[str, str]) -> bytes | None:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
-
-    def drop(self, key: tuple[str, str]) -> bool:
-        """Whether it was there."""
-        with self._lock:
-            kept = self._kept.pop(key, None)
-            self._room += len(kept or b"")
-            return kept is not None
+            return self._shelves.setdefault(owner, Shelf(self._room))
 
 
 _stored = msgspec.json.Decoder(Stored)
 
 
 class Shelf:
-    """One caller's stored responses: those of others are not found here, whatever their ids."""
+    """One caller's stored responses, within `max_bytes`: the one that was not asked for longest goes first.
 
-    def __init__(self, store: ResponseStore, owner: str) -> None:
-        self._store = store
-        self._owner = owner
+    Kept as bytes, so that their size is known and the garbage collector has nothing to walk. Usable from any thread.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._responses: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
 
     def put(self, stored: Stored) -> None:
-        self._store.put((self._owner, stored.response["id"]), msgspec.json.encode(stored))
+        """Stores a response, unless it is larger than all the room. Others make room for it."""
+        data = msgspec.json.encode(stored)
+        if len(data) > self._max_bytes:
+            return
+        with self._lock:
+            self._responses[stored.response["id"]] = data
+            self._n_bytes += len(data)
+            while self._n_bytes > self._max_bytes:
+                _, oldest = self._responses.popitem(last=False)
+                self._n_bytes -= len(oldest)
 
     def get(self, id: str, param: str | None = None) -> Stored:
         """Raises NotFound; `param` is where the id stood."""
-        kept = self._store.get((self._owner, id))
-        if kept is None:
-            raise _not_found(id, param)
-        return _stored.decode(kept)
+        with self._lock:
+            data = self._responses.get(id)
+            if data is None:
+                raise _not_found(id, param)
+            self._responses.move_to_end(id)
+        return _stored.decode(data)
 
     def item(self, id: str, param: str) -> dict[str, Any]:
         """An item of a stored response's output, whose id holds the response's. Raises NotFound."""
@@ -101,9 +95,12 @@ class Shelf:
         raise NotFound(f"no item '{id[:80]}' is stored here: send the item itself", param, "item_not_found")
 
     def drop(self, id: str) -> None:
-        """Raises NotFound."""
-        if not self._store.drop((self._owner, id)):
-            raise _not_found(id, None)
+        """Forgets a response. Raises NotFound."""
+        with self._lock:
+            data = self._responses.pop(id, None)
+            if data is None:
+                raise _not_found(id, None)
+            self._n_bytes -= len(data)
 
 
 def _not_found(id: str, param: str | None) -> NotFound:

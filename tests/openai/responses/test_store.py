@@ -34,6 +34,19 @@ def test_another_caller_does_not_find_it():
     assert store.shelf("me").get("a")
 
 
+def test_nobodys_responses_push_out_anothers():
+    store = ResponseStore(2 * SIZE, n_callers=2)
+    store.shelf("me").put(stored("a"))
+
+    for id in "bcd":
+        store.shelf("other").put(stored(id))
+
+    assert store.shelf("me").get("a")
+    assert store.shelf("other").get("d")
+    with pytest.raises(NotFound):
+        store.shelf("other").get("c")
+
+
 def test_what_is_not_there_is_said_where_it_was_asked_for():
     with pytest.raises(NotFound) as missing:
         ResponseStore(1000).shelf("me").get("a", "previous_response_id")
