@@ -19,6 +19,7 @@ class Switches:
     props: bool
     metrics: bool
     slot_save_path: str = ""
+    slot_save_bytes: int = 0
 
 
 def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switches: Switches) -> dict[str, Any]:

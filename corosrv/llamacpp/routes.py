@@ -114,7 +114,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
 
 
 def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> None:
-    files = slots.SlotFiles(worker, switches.slot_save_path)
+    files = slots.SlotFiles(worker, switches.slot_save_path, switches.slot_save_bytes)
 
     @routes.get("/slots")
     @api_docs.get_slots

@@ -10,9 +10,12 @@ from typing import Any
 from corosrv.errors import NotFound, Refused
 from corosrv.generation import settings
 from corosrv.jobs import HasSlots, ModelCard, SlotState
+from corosrv.waits import call_in_thread
 
 _FILENAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,128}")
 ACTIONS = ("save", "restore", "erase")
+MOST_FILES = 10_000
+FULL = "slot_folder_full"
 
 
 def describe(state: SlotState, card: ModelCard, caller: str = "") -> dict[str, Any]:
@@ -53,12 +56,15 @@ class SlotFiles:
     What `caller`, a job's, may not see is not there.
     """
 
-    def __init__(self, worker: HasSlots, folder: str) -> None:
+    def __init__(self, worker: HasSlots, folder: str, most_bytes: int = 0) -> None:
+        """`most_bytes`: no slot is saved while the folder's files have that many; 0: no limit."""
         self._worker = worker
         self._folder = folder
+        self._most_bytes = most_bytes
 
     def save(self, model: str | None, slot: int, filename: str, caller: str = "") -> dict[str, Any]:
         path = self._path(filename)
+        call_in_thread(self._check_room, filename)
         began = time.monotonic()
         file = self._worker.save_slot(model, slot, path, caller)
         return {
@@ -96,7 +102,23 @@ class SlotFiles:
         path = os.path.join(self._folder, filename)
         if os.path.islink(path):
             raise Refused("filename: a link is no slot file", "filename")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise Refused(f"filename: '{filename}' is a folder or a device, and no slot file", "filename")
         return path
+
+    def _check_room(self, filename: str) -> None:
+        """Raises Refused where the folder is full; the file that is to be replaced does not count."""
+        with os.scandir(self._folder) as entries:
+            sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name != filename]
+        if len(sizes) >= MOST_FILES:
+            raise Refused(f"filename: there are {len(sizes)} files in the folder, which is the limit", "filename", FULL)
+        if self._most_bytes and sum(sizes) >= self._most_bytes:
+            raise Refused(
+                f"filename: the folder's files have {sum(sizes)} bytes; no more are written from "
+                f"{self._most_bytes} bytes on (COROSRV_SLOT_SAVE_BYTES)",
+                "filename",
+                FULL,
+            )
 
 
 def _ms_since(began: float) -> float:

@@ -90,10 +90,16 @@ class ModelPart:
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         settings, flow = self._settings, self._request_flow()
-        switches = Switches(settings.slots_endpoint, settings.props, settings.metrics, settings.slot_save_path)
+        switches = Switches(
+            settings.slots_endpoint,
+            settings.props,
+            settings.metrics,
+            settings.slot_save_path,
+            settings.slot_save_bytes,
+        )
         return (
             routes.blueprint(flow),
-            responses.blueprint(flow, ResponseStore(settings.response_store_bytes)),
+            responses.blueprint(flow, ResponseStore(settings.response_store_bytes, len(settings.keys))),
             anthropic.blueprint(flow),
             embedding_routes.blueprint(flow, settings.embeddings),
             rerank_routes.blueprint(flow),

@@ -51,7 +51,8 @@ class ServerSettings:
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
     response_store_bytes: int = setting(
         67_108_864,
-        "bytes of answers of the Responses API kept to be read again and gone on from; 0: none are",
+        "bytes of answers of the Responses API kept to be read again and gone on from, an equal part for each API key; "
+        "0: none are",
         check=of_bytes(0),
     )
     api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
@@ -72,6 +73,11 @@ class ServerSettings:
     props: bool = setting(False, "1: POST /props answers")
     slot_save_path: str = setting(
         "", "folder for what slots hold, on request; empty: none is kept", check=empty_or(FOLDER)
+    )
+    slot_save_bytes: int = setting(
+        17_179_869_184,
+        "bytes of files in slot_save_path, beyond which no slot is saved; 0: no limit",
+        check=of_bytes(0),
     )
     sse_ping_interval: float = setting(
         15.0, "seconds of silence in a stream before a comment line; -1: never", check=or_else(-1, between(0.1, DAY))

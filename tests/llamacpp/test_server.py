@@ -208,6 +208,39 @@ def test_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "elsewhere").read_bytes() == b"precious"
 
 
+def test_a_slot_is_not_saved_over_a_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    files = SlotFiles(Slots(), str(tmp_path))
+
+    for act in (files.save, files.restore):
+        with pytest.raises(Refused, match="folder") as refused:
+            act(None, 0, "a")
+        assert refused.value.param == "filename"
+
+
+def test_no_slot_is_saved_in_a_folder_that_is_full(tmp_path):
+    files = SlotFiles(Slots(), str(tmp_path), most_bytes=6)
+    for name in ("a.bin", "b.bin"):
+        files.save(None, 0, name)
+
+    with pytest.raises(Refused, match=r"10 bytes.*COROSRV_SLOT_SAVE_BYTES") as refused:
+        files.save(None, 0, "c.bin")
+
+    assert refused.value.code == "slot_folder_full"
+    files.save(None, 0, "a.bin")  # in the place of the same: no more than before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "b.bin"]
+
+
+def test_files_in_the_folder_of_slots_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(slots, "MOST_FILES", 2)
+    files = SlotFiles(Slots(), str(tmp_path))
+    for name in ("a.bin", "b.bin"):
+        files.save(None, 0, name)
+
+    with pytest.raises(Refused, match="2 files"):
+        files.save(None, 0, "c.bin")
+
+
 def test_a_file_that_is_not_there_is_not_found(tmp_path):
     with pytest.raises(NotFound):
         SlotFiles(Slots(), str(tmp_path)).restore(None, 0, "a.bin")
