@@ -47,6 +47,8 @@ def create_app(settings: Settings) -> Flask:
     """A Flask app of its own, starting its parts. Stops gracefully on SIGTERM when made in the main thread."""
     server = Server(settings)
     app = Flask("corosrv", static_folder=None)
+    # A path with two slashes is unknown. Flask would redirect, to the host that the client names.
+    app.url_map.merge_slashes = False
     app.register_blueprint(server.blueprint)
     # Also where no route matches: without a key nobody learns which there are.
     app.before_request(server.before)

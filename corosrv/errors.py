@@ -29,6 +29,7 @@ CorosrvError
 │   ├── ShuttingDown
 │   ├── NoDescriptor         no file descriptor is left
 │   ├── SlotBusy             its task did not end in time
+│   ├── TooManyBodies        the bodies of all requests at once are too large together
 │   ├── TooBusy              a check of the request could not be made in time
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
@@ -251,6 +252,13 @@ class NoDescriptor(Unavailable):
 
 class SlotBusy(Unavailable):
     """A slot whose content is wanted has a task, which did not end in time."""
+
+
+class TooManyBodies(Unavailable):
+    """The bodies of all requests that are read now are too large together."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the bodies of all requests at once exceed the {limit} bytes allowed; try again")
 
 
 class TooBusy(Unavailable):

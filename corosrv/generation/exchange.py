@@ -13,6 +13,7 @@ from corosrv.errors import CorosrvError
 from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import with_caller
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
@@ -70,6 +71,7 @@ class JobEvents:
 class Limits:
     """How requests are read and answered; see the settings of the same names."""
 
+    bodies: BodyReader
     max_body_bytes: int
     ping_interval: float
     write_timeout: float
@@ -86,7 +88,7 @@ class RequestFlow:
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""
-        return body.decode(request, body.read(request, self.limits.max_body_bytes), decoder)
+        return body.decode(request, self.limits.bodies.read(request, self.limits.max_body_bytes), decoder)
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""

@@ -1,22 +1,17 @@
-"""Reads a request's body: bounded, complete, and JSON."""
+"""Decodes a request's body."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-import gevent
 import msgspec
 from flask import Request
-from gevent._hub_local import get_hub_if_exists
-from gunicorn.http.errors import ParseException
-from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from corosrv.decoding import body as decoding
 from corosrv.decoding import json_limits
-from corosrv.errors import BodyTooLarge, BodyTooSlow, InvalidJson, Refused, UnsupportedMedia
+from corosrv.errors import InvalidJson, UnsupportedMedia
 from corosrv.waits import call_in_thread
 
-READ_SECONDS = 30.0
 # Types that clients send JSON under: curl calls everything form data unless told otherwise.
 _PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream")
 
@@ -24,44 +19,6 @@ _PLAUSIBLE_TYPES = ("", "application/x-www-form-urlencoded", "text/plain", "appl
 _AT_ONCE = 65_536
 
 T = TypeVar("T")
-
-
-def read(request: Request, limit: int) -> bytes:
-    """The whole body; waits for it. Raises BodyTooLarge before reading a body that says it is too large."""
-    if request.headers.get("Content-Encoding", "").lower() not in ("", "identity"):
-        raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
-    if (request.content_length or 0) > limit:
-        raise BodyTooLarge(limit)
-    # One more than allowed: a chunked body that goes on beyond werkzeug's limit is cut there without a word.
-    request.max_content_length = limit + 1
-    try:
-        body = _read_in_time(request)
-    except RequestEntityTooLarge:
-        raise BodyTooLarge(limit) from None
-    except (ClientDisconnected, OSError, ParseException) as error:
-        if isinstance(error.__context__ or error, TimeoutError):
-            raise BodyTooSlow from None
-        raise Refused("the request body could not be read to its end", None, "incomplete_body") from error
-    if len(body) > limit:
-        raise BodyTooLarge(limit)
-    if request.content_length is not None and len(body) != request.content_length:
-        if "form" in vars(request):  # parsed by somebody before us, who has the only copy
-            raise Refused(
-                "the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body"
-            )
-        raise Refused(
-            f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}",
-            None,
-            "incomplete_body",
-        )
-    return body
-
-
-def _read_in_time(request: Request) -> bytes:
-    if get_hub_if_exists() is None:
-        return request.get_data(cache=False)
-    with gevent.Timeout(READ_SECONDS, BodyTooSlow()):
-        return request.get_data(cache=False)
 
 
 def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -27,6 +27,7 @@ from gunicorn.http2 import negotiation
 from gunicorn.workers.ggevent import GeventWorker
 
 from corosrv.http import access, descriptors
+from corosrv.http.body_reader import PACED
 from corosrv.http.connection import Connection, Limits
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
@@ -219,6 +220,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             self.cfg.pre_request(self, req)
             answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=Answer)
             environ["wsgi.multithread"] = True
+            environ[PACED] = True
             self._count_request()
             if not self.alive or not self.cfg.keepalive or self._is_full:
                 answer.force_close()

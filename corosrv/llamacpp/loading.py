@@ -9,6 +9,7 @@ from flask import Blueprint, Response, request
 
 from corosrv.generation.fields import ModelName
 from corosrv.http import body
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.operation import NEEDS_MODEL, READS, operation
 
 
@@ -39,12 +40,12 @@ class LoadingBody(msgspec.Struct):
 _decoder = msgspec.json.Decoder(LoadingBody)
 
 
-def blueprint(loader: Loader, max_body_bytes: int) -> Blueprint:
+def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Blueprint:
     """The two routes. What is asked for is begun; GET /models tells how it goes."""
     routes = Blueprint("loading", __name__)
 
     def named() -> str:
-        return body.decode(request, body.read(request, max_body_bytes), _decoder).model
+        return body.decode(request, bodies.read(request, max_body_bytes), _decoder).model
 
     @routes.post("/models/load")
     @operation(

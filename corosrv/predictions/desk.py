@@ -10,8 +10,8 @@ from flask import Response, request
 from gevent.event import Event as Signal
 
 from corosrv.errors import BodyTooLarge, ClientGone, UnsupportedMedia
-from corosrv.http import body as bodies
-from corosrv.http import sse
+from corosrv.http import body, sse
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import encoded_response
@@ -28,6 +28,7 @@ class Desk:
 
     service: PredictionService
     stats: HttpStats
+    bodies: BodyReader
     ping_interval: float
     write_timeout: float
 
@@ -51,8 +52,8 @@ class Desk:
             raise BodyTooLarge(limit)
         if kind and not headers.is_json(kind):
             raise UnsupportedMedia("the body must be JSON: its Content-Type has to be application/json")
-        sent = bodies.read(request, limit)
-        return (bodies.decode(request, sent, _JSON) if sent or kind else {}), len(sent)
+        sent = self.bodies.read(request, limit)
+        return (body.decode(request, sent, _JSON) if sent or kind else {}), len(sent)
 
     def _wait(self, prediction: Prediction) -> Prediction:
         """The prediction once it has ended; canceled when its client goes away before that. Waits."""

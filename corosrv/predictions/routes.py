@@ -8,6 +8,7 @@ from flask import Blueprint, Response, request
 from werkzeug.exceptions import MethodNotAllowed
 
 from corosrv.errors import NotFound
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
 from corosrv.http.reply import encoded_response, json_response
@@ -23,6 +24,7 @@ def blueprint(
     service: PredictionService,
     stats: HttpStats,
     shut_down: Callable[[], None],
+    bodies: BodyReader,
     *,
     has_document: bool = True,
     ping_interval: float = events.PING_SECONDS,
@@ -31,7 +33,7 @@ def blueprint(
     """Cog's endpoints over a service. `shut_down` begins to stop the server, and returns at once. `has_document`: the
     predictor's OpenAPI document is here, and not within another one."""
     routes = Blueprint("predictions", __name__)
-    desk = Desk(service, stats, ping_interval, write_timeout)
+    desk = Desk(service, stats, bodies, ping_interval, write_timeout)
 
     @routes.get("/")
     @without_key

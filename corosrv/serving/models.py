@@ -19,6 +19,7 @@ from corosrv.errors import Refused, SettingsError
 from corosrv.generation.exchange import Limits, RequestFlow
 from corosrv.generation.fields import Defaults
 from corosrv.http import metrics
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
 from corosrv.jobs import State
 from corosrv.jobs.stats import DecodeStats
@@ -40,12 +41,13 @@ log = logging.getLogger("corosrv")
 class ModelPart:
     """Begins to load its first model when it is started."""
 
-    def __init__(self, settings: Settings, stats: metrics.HttpStats) -> None:
+    def __init__(self, settings: Settings, stats: metrics.HttpStats, bodies: BodyReader) -> None:
         """Raises SettingsError for a chat template that is none."""
         for model in settings.models:
             _check_template(model)
         self._settings = settings.server
         self._stats = stats
+        self._bodies = bodies
         self.pool = ModelPool(settings, watch=_watch)
 
     def json_scanner(self) -> json_limits.Scanner:
@@ -104,7 +106,7 @@ class ModelPart:
             embedding_routes.blueprint(flow, settings.embeddings),
             rerank_routes.blueprint(flow),
             llamacpp_routes.blueprint(flow, self.pool, switches),
-            loading.blueprint(self.pool, settings.max_body_bytes),
+            loading.blueprint(self.pool, self._bodies, settings.max_body_bytes),
         )
 
     def _request_flow(self) -> RequestFlow:
@@ -118,6 +120,7 @@ class ModelPart:
                 context_shift=settings.context_shift,
             ),
             limits=Limits(
+                bodies=self._bodies,
                 max_body_bytes=settings.max_body_bytes,
                 ping_interval=settings.sse_ping_interval,
                 write_timeout=settings.write_timeout_s,

@@ -14,6 +14,7 @@ from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.http import metrics
+from corosrv.http.body_reader import BodyReader
 from corosrv.jobs import State
 from corosrv.predictions import routes
 from corosrv.predictions.collector import PredictionCollector
@@ -38,9 +39,12 @@ _STATES = {
 class PredictorPart:
     """Sets its predictor up when it is started, in a process of its own."""
 
-    def __init__(self, predictor: PredictionSettings, settings: ServerSettings, stats: metrics.HttpStats) -> None:
+    def __init__(
+        self, predictor: PredictionSettings, settings: ServerSettings, stats: metrics.HttpStats, bodies: BodyReader
+    ) -> None:
         self._settings = settings
         self._stats = stats
+        self._bodies = bodies
         self._ending: gevent.Greenlet | None = None
         self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         self.service = PredictionService(self.worker, predictor)
@@ -106,6 +110,7 @@ class PredictorPart:
             self.service,
             self._stats,
             stop_server,
+            self._bodies,
             has_document=has_document,
             ping_interval=self._settings.sse_ping_interval,
             write_timeout=self._settings.write_timeout_s,

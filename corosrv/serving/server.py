@@ -15,6 +15,8 @@ from corosrv.decoding import json_limits
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError
 from corosrv.http import access, body, health, metrics, operation
+from corosrv.http.body_budget import BodyBudget
+from corosrv.http.body_reader import BodyReader
 from corosrv.llamacpp.metrics import typed_as_there
 from corosrv.openai import answer_types, errors
 from corosrv.serving.models import ModelPart
@@ -31,8 +33,11 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
-        self.models = ModelPart(settings, self._stats) if settings.models else None
-        self.predictor = PredictorPart(settings.predictor, server, self._stats) if settings.predictor else None
+        self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
+        self.models = ModelPart(settings, self._stats, self._bodies) if settings.models else None
+        self.predictor = (
+            PredictorPart(settings.predictor, server, self._stats, self._bodies) if settings.predictor else None
+        )
         self.parts = [part for part in (self.models, self.predictor) if part is not None]
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
         json_limits.use_scanner(body.scan_in_thread(scanner))
@@ -119,6 +124,7 @@ class Server:
         """The request is over, or its stream has begun."""
         if g.pop("corosrv_is_busy", False):
             self._stats.ended()
+        self._bodies.release(request)
 
     def after(self, response: Response) -> Response:
         """Adds what every answer has. Once, also where the blueprint's hook and the app's both apply."""

@@ -49,6 +49,11 @@ class ServerSettings:
         False, "1: an unknown model is 404, as it is where several are served; 0: the only one answers to every name"
     )
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
+    bodies_bytes: int = setting(
+        268_435_456,
+        "bytes of the bodies of all requests that are in memory at once; more are refused with 503",
+        check=of_bytes(1024),
+    )
     response_store_bytes: int = setting(
         67_108_864,
         "bytes of answers of the Responses API kept to be read again and gone on from, an equal part for each API key; "
@@ -101,6 +106,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
+        if self.bodies_bytes < self.max_body_bytes:
+            words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
+            raise sources.refused("bodies_bytes", words, str(self.bodies_bytes))
 
     @property
     def keys(self) -> tuple[str, ...]:

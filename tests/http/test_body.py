@@ -3,6 +3,7 @@
 import io
 from contextlib import suppress
 
+import gevent
 import msgspec
 import pytest
 from flask import Request
@@ -10,8 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
-from corosrv.errors import BodyTooLarge, InvalidJson, Refused, UnsupportedMedia
+from corosrv.errors import BodyTooLarge, BodyTooSlow, InvalidJson, Refused, TooManyBodies, UnsupportedMedia
 from corosrv.http import body
+from corosrv.http.body_budget import BodyBudget
+from corosrv.http.body_reader import PACED, BodyReader
 
 anything = msgspec.json.Decoder()
 
@@ -39,14 +42,14 @@ def decode(data: bytes, decoder=anything, content_type: str | None = "applicatio
 
 @pytest.mark.parametrize("size", [0, 1, 100])
 def test_a_body_up_to_the_limit_is_read(size):
-    assert body.read(request(b"x" * size), limit=100) == b"x" * size
+    assert BodyReader().read(request(b"x" * size), limit=100) == b"x" * size
 
 
 def test_a_body_that_says_it_is_too_large_is_not_read():
     sent = request(b"x" * 101)
 
     with pytest.raises(BodyTooLarge, match="100 bytes"):
-        body.read(sent, limit=100)
+        BodyReader().read(sent, limit=100)
 
     assert sent.environ["wsgi.input"].tell() == 0
 
@@ -60,10 +63,10 @@ def chunked(data: bytes) -> Request:
 
 
 def test_a_body_without_a_length_is_counted_while_it_is_read():
-    assert body.read(chunked(b"x" * 100), limit=100) == b"x" * 100
+    assert BodyReader().read(chunked(b"x" * 100), limit=100) == b"x" * 100
 
     with pytest.raises(BodyTooLarge):
-        body.read(chunked(b"x" * 101), limit=100)
+        BodyReader().read(chunked(b"x" * 101), limit=100)
 
 
 def test_a_body_that_ends_early_is_refused():
@@ -71,7 +74,7 @@ def test_a_body_that_ends_early_is_refused():
     sent.environ["CONTENT_LENGTH"] = "20"
 
     with pytest.raises(Refused) as refused:
-        body.read(Request(sent.environ), limit=100)
+        BodyReader().read(Request(sent.environ), limit=100)
 
     assert refused.value.code == "incomplete_body"
 
@@ -81,17 +84,67 @@ def test_a_body_that_the_app_around_read_as_a_form_says_how_to_send_it():
     assert sent.form  # as a hook of the app may do
 
     with pytest.raises(Refused, match="Content-Type: application/json"):
-        body.read(sent, limit=100)
+        BodyReader().read(sent, limit=100)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP"])
 def test_a_compressed_body_is_refused(encoding):
     with pytest.raises(UnsupportedMedia, match="compressed"):
-        body.read(request(b"x", Content_Encoding=encoding), limit=100)
+        BodyReader().read(request(b"x", Content_Encoding=encoding), limit=100)
 
 
 def test_an_encoding_that_changes_nothing_is_taken():
-    assert body.read(request(b"x", Content_Encoding="Identity"), limit=100) == b"x"
+    assert BodyReader().read(request(b"x", Content_Encoding="Identity"), limit=100) == b"x"
+
+
+class SlowBody:
+    """Comes a fifth of a second after it is asked for."""
+
+    def read(self, size: int = -1) -> bytes:
+        gevent.sleep(0.2)
+        return b"x" * 10
+
+
+def slow(**environ: bool) -> Request:
+    return Request(request(b"x" * 10).environ | {"wsgi.input": SlowBody()} | environ)
+
+
+def test_a_body_has_its_time_where_the_server_does_not_look_after_that():
+    gevent.get_hub()
+    reader = BodyReader(seconds=0.05)
+
+    with pytest.raises(BodyTooSlow):
+        reader.read(slow(), limit=100)
+    assert reader.read(slow(**{PACED: True}), limit=100) == b"x" * 10
+
+
+def test_bodies_share_a_budget_until_their_requests_are_over():
+    reader = BodyReader(budget=BodyBudget(100))
+    first, second = request(b"x" * 60), request(b"y" * 60)
+    reader.read(first, limit=100)
+
+    with pytest.raises(TooManyBodies, match="100 bytes"):
+        reader.read(second, limit=100)
+    reader.release(second)
+    reader.release(first)
+    reader.release(first)
+
+    assert reader.read(Request(second.environ), limit=100) == b"y" * 60
+
+
+@pytest.mark.parametrize("make", [request, chunked])
+def test_a_large_body_is_counted_as_it_comes(make):
+    budget = BodyBudget(150_000)
+    reader = BodyReader(budget=budget)
+    sent = make(b"x" * 1_000_000)
+
+    with pytest.raises(TooManyBodies):
+        reader.read(sent, limit=10_000_000)
+
+    assert sent.environ["wsgi.input"].tell() < 300_000
+    assert budget.n_bytes <= 150_000
+    reader.release(sent)
+    assert budget.n_bytes == 0
 
 
 # Decoding.

@@ -11,6 +11,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
 from corosrv.predictions import routes
 from corosrv.predictions.service import PredictionService
@@ -31,7 +32,7 @@ def client() -> Iterator[FlaskClient]:
     worker = PredictorProcess(WorkerConfig(predictor=f"{PREDICTOR}:Runner"))
     service = PredictionService(worker, PredictionSettings())
     app = Flask("tests")
-    app.register_blueprint(routes.blueprint(service, HttpStats(), lambda: None))
+    app.register_blueprint(routes.blueprint(service, HttpStats(), lambda: None, BodyReader()))
     worker.start()
     try:
         wait_for(worker, WorkerState.READY)

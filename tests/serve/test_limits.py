@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.serve.server import Server, Servers
-from tests.serve.wire import CHAT, Connection, chat, request
+from tests.serve.server import Server, Servers, eventually
+from tests.serve.wire import CHAT, Answer, Connection, chat, request
 
 MB = 1024 * 1024
 LIMIT = MB
@@ -64,6 +64,36 @@ def test_a_chunked_body_over_the_limit_is_refused_and_not_kept(small: Server, co
 
     assert connection.answer().status == 413
     assert small.worker.peak_bytes() - before < 8 * MB
+
+
+def test_bodies_that_are_too_large_together_are_refused_for_now(start: Servers) -> None:
+    server = start.start(max_body_bytes=LIMIT, bodies_bytes=LIMIT)
+    body = b'{"prompt": "x", "max_tokens": 1, "unknown": "' + b"y" * (LIMIT - 100) + b'"}'
+
+    def second() -> Answer:
+        with server.connect() as connection:
+            return connection.post(body, "/v1/completions")
+
+    with server.connect() as first:
+        first.send(request("POST", "/v1/completions", body)[:-10])
+        eventually(lambda: second().status == 503, 5, "the first body is nearly there")
+
+        refused = second()
+        assert (refused.status, refused.error["type"]) == (503, "unavailable_error")
+        assert refused.headers["retry-after"] == "1"
+        first.send(body[-10:])
+        assert first.answer().status == 200
+    assert second().status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example/v1/models", "//v1//models", "/v1//models", "/v1/models/", "/\\evil.example/..", "/health/"]
+)
+def test_no_path_redirects_to_whatever_host_was_sent(connection: Connection, path: str) -> None:
+    answer = connection.ask("GET", path)
+
+    assert answer.status == 404
+    assert "location" not in answer.headers
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])

@@ -66,6 +66,7 @@ def file(tmp_path):
         ("strict_model", "yes"),
         ("strict_model", "2"),
         ("max_body_bytes", "1023"),
+        ("bodies_bytes", "33554431"),
         ("metrics", "true"),
         ("sse_ping_interval", "0"),
         ("sse_ping_interval", "-2"),

@@ -1,0 +1,88 @@
+"""Reads request bodies: each whole, in time and within its limit, and all of them within a common budget."""
+
+from __future__ import annotations
+
+import math
+
+import gevent
+from flask import Request
+from gevent._hub_local import get_hub_if_exists
+from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
+
+from corosrv.errors import BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
+from corosrv.http.body_budget import BodyBudget, BodyShare
+
+# In the WSGI environment: the server looks after the pace of the body itself, and does so better.
+PACED = "corosrv.body_is_paced"
+_SHARE = "corosrv.body_share"
+_PIECE = 65_536
+
+
+class BodyReader:
+    """Reads the bodies of a process's requests. Whoever has it read one lets go of it when the request is over."""
+
+    def __init__(self, seconds: float = 30.0, budget: BodyBudget | None = None) -> None:
+        """`seconds`: how long a body may take where the server does not look after that."""
+        self._seconds = seconds
+        self._budget = budget or BodyBudget(2**62)
+
+    def read(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body; waits for it.
+
+        Raises BodyTooLarge, before reading where the body says that it is; TooManyBodies; BodyTooSlow; Refused for one
+        that is not whole.
+        """
+        if request.headers.get("Content-Encoding", "").lower() not in ("", "identity"):
+            raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
+        if (request.content_length or 0) > limit:
+            raise BodyTooLarge(limit)
+        # One more than allowed: a chunked body that goes on beyond werkzeug's limit is cut there without a word.
+        request.max_content_length = limit + 1
+        try:
+            body = self._read_in_time(request)
+        except RequestEntityTooLarge:
+            raise BodyTooLarge(limit) from None
+        except (ClientDisconnected, OSError, ParseException) as error:
+            if isinstance(error.__context__ or error, TimeoutError):
+                raise BodyTooSlow from None
+            raise Refused("the request body could not be read to its end", None, "incomplete_body") from error
+        if len(body) > limit:
+            raise BodyTooLarge(limit)
+        _check_length(request, body)
+        return body
+
+    def _read_in_time(self, request: Request) -> bytes:
+        is_watched = get_hub_if_exists() is not None and PACED not in request.environ
+        with gevent.Timeout(self._seconds if is_watched else None, BodyTooSlow()):
+            return self._read_counted(request)
+
+    def _read_counted(self, request: Request) -> bytes:
+        share = request.environ[_SHARE] = BodyShare(self._budget)
+        if (request.content_length or math.inf) <= _PIECE:
+            share.grow(request.content_length or 0)
+            return request.get_data(cache=False)
+        pieces = []
+        # Counted as it comes, not as it is announced: a client that sends nothing takes nothing from others.
+        while piece := request.stream.read(_PIECE):
+            share.grow(len(piece))
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def release(self, request: Request) -> None:
+        """Lets go of the request's body, if it had one. Calling it twice is harmless."""
+        share: BodyShare | None = request.environ.pop(_SHARE, None)
+        if share is not None:
+            share.close()
+
+
+def _check_length(request: Request, body: bytes) -> None:
+    if request.content_length is None or len(body) == request.content_length:
+        return
+    if "form" in vars(request):  # parsed by somebody before us, who has the only copy
+        raise Refused("the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body")
+    raise Refused(
+        f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}",
+        None,
+        "incomplete_body",
+    )
