@@ -34,6 +34,8 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction, and there is no queue
 │   ├── WorkerGone           the predictor's process ended, or was never set up
 │   └── QueueFull            as many jobs wait as may wait
+├── RedirectRefused          an answer sends a request on to where it is not to go
+├── DestinationRefused       a request would go to an address that is not for clients to choose
 ├── LoadError                there is no such predictor, or it does not fit its slots; its set-up fails
 ├── SignatureError           a predictor's inputs or output cannot be read; its set-up fails
 ├── InputFailed              an input could not be fetched or decoded; the prediction fails
@@ -280,6 +282,14 @@ class WorkerGone(Unavailable):
 
 class QueueFull(Unavailable):
     """As many jobs wait for a slot as may wait."""
+
+
+class RedirectRefused(CorosrvError):
+    """An answer sends one of our own requests on to where it is not to go, or too often."""
+
+
+class DestinationRefused(CorosrvError):
+    """One of our own requests would go to an address that no client may choose; says why."""
 
 
 class LoadError(CorosrvError):

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 STOREYS = (
     ("errors", "processor", "turns"),
+    ("outgoing",),
     ("decoding", "dispatch", "jobs", "settings", "structured", "waits", "wire"),
     ("worker",),
     ("engine",),

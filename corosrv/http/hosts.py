@@ -39,7 +39,7 @@ class Hosts:
         host = request.headers.get("Host")
         if "*" in self._names or not host or self._is_allowed(host):
             return
-        if not self._is_strict and not _came_by_loopback(request):
+        if not self._is_strict and not came_by_loopback(request):
             return
         raise Forbidden(
             f"this server, which asks for no API key, may not be called as {host[:200]}: its operator can allow the "
@@ -61,7 +61,7 @@ class Hosts:
         return address.is_private or address.is_loopback
 
 
-def _came_by_loopback(request: Request) -> bool:
+def came_by_loopback(request: Request) -> bool:
     """Whether the client connected to a loopback address, as far as the web server tells."""
     socket = request.environ.get("gunicorn.socket")
     try:

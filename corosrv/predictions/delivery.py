@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
-from urllib.parse import urljoin, urlsplit
 
 import gevent
 import urllib3
@@ -15,16 +14,18 @@ from gevent.monkey import is_module_patched
 from gevent.threadpool import ThreadPool
 
 import corosrv
+from corosrv.errors import DestinationRefused, RedirectRefused
+from corosrv.outgoing.destinations import Destinations
+from corosrv.outgoing.redirects import KEEPING_METHOD, Redirects
+from corosrv.outgoing.urls import origin
 
 TRY_SECONDS = 30.0
 MAX_RETRY_AFTER = 300.0  # seconds
-MAX_REDIRECTS = 5
 # At once, to one receiver; the next ones wait within their own time, so that a dead receiver keeps others' way free.
 CONNECTIONS = 64
 _THREADS = 32  # where posts need some
 _LAST_SECONDS = 1.0  # that threads get to end
 _REPEATED = frozenset({429, 500, 502, 503, 504})
-_KEEPS_METHOD = frozenset({307, 308})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Outcome:
     status: int | None
     reason: str = ""
     retry_after: float = 0.0  # seconds that the receiver wants to be left alone
+    is_refused: bool = False  # by us: it would have gone to where webhooks do not go
 
     @property
     def is_delivered(self) -> bool:
@@ -41,18 +43,7 @@ class Outcome:
 
     @property
     def is_worth_repeating(self) -> bool:
-        return self.status is None or self.status in _REPEATED
-
-
-def is_http_url(text: str) -> bool:
-    """Absolute, with a host, and nothing that could break out of a request line."""
-    if not text.isprintable() or " " in text:
-        return False
-    try:
-        parts = urlsplit(text)
-        return parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+        return not self.is_refused and (self.status is None or self.status in _REPEATED)
 
 
 def retry_after(text: str | None, now: float) -> float:
@@ -69,41 +60,56 @@ def retry_after(text: str | None, now: float) -> float:
 class Poster:
     """Posts JSON; other greenlets run meanwhile, also where sockets are not monkey-patched. Owns its connections."""
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", destinations: Destinations | None = None) -> None:
         self._token = token
+        self.destinations = destinations or Destinations()
         self._http = urllib3.PoolManager(num_pools=256, maxsize=CONNECTIONS, block=True, retries=False)
         self._threads: ThreadPool | None = None
 
     def post(
-        self, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float = TRY_SECONDS
+        self,
+        url: str,
+        body: Sequence[bytes],
+        headers: Mapping[str, str],
+        *,
+        to_loopback: bool = False,
+        seconds: float = TRY_SECONDS,
     ) -> Outcome:
-        """Posts a body that is in pieces. Waits, `seconds` at most."""
+        """Posts a body that is in pieces. Waits, `seconds` at most. `to_loopback`: the URL may name this machine."""
         if is_module_patched("socket"):
             with gevent.Timeout(seconds, False):
-                return self._post(url, body, headers, seconds)
+                return self._post(url, body, headers, to_loopback, seconds)
             return Outcome(None, f"no answer within {seconds:g} s")
         if self._threads is None:
             self._threads = ThreadPool(_THREADS)
-        outcome: Outcome = self._threads.apply(self._post, (url, body, headers, seconds))
+        outcome: Outcome = self._threads.apply(self._post, (url, body, headers, to_loopback, seconds))
         return outcome
 
-    def _post(self, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float) -> Outcome:
+    def _post(
+        self, url: str, body: Sequence[bytes], headers: Mapping[str, str], to_loopback: bool, seconds: float
+    ) -> Outcome:
         deadline = time.monotonic() + seconds
+        redirects = Redirects(url, KEEPING_METHOD, leaves_site=False)
+        sent = self._headers(headers, sum(map(len, body)))
         try:
-            origin = _origin(url)
-            for _ in range(MAX_REDIRECTS + 1):
-                sent = self._headers(headers, sum(map(len, body)), is_home=_origin(url) == origin)
-                outcome, location = self._ask(url, body, sent, deadline - time.monotonic())
-                if outcome.status not in _KEEPS_METHOD or location is None:
+            while True:
+                addresses = self._look_up(redirects.url, to_loopback)
+                outcome, location = self._ask(redirects.url, addresses, body, sent, deadline - time.monotonic())
+                if not redirects.follow(outcome.status, location):
                     return outcome
-                url = urljoin(url, location)
-                if not is_http_url(url):
-                    return outcome
+        except RedirectRefused as error:
+            return replace(outcome, reason=f"status {outcome.status}: {error}")
+        except DestinationRefused as error:
+            return Outcome(None, str(error), is_refused=True)
         except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as error:
             return Outcome(None, f"{type(error).__name__}: {error}")
-        return outcome
 
-    def _headers(self, headers: Mapping[str, str], n_bytes: int, is_home: bool) -> dict[str, str]:
+    def _look_up(self, url: str, to_loopback: bool) -> list[str]:
+        _, host, port = origin(url)
+        assert host is not None, "URLs of webhooks have hosts"
+        return self.destinations.look_up(host, port or 0, to_loopback=to_loopback)
+
+    def _headers(self, headers: Mapping[str, str], n_bytes: int) -> dict[str, str]:
         own = {
             "Content-Type": "application/json",
             "User-Agent": f"corosrv/{corosrv.__version__}",
@@ -111,24 +117,41 @@ class Poster:
             # A kept connection may be closed by the receiver just now, and most events are tried once.
             "Connection": "close",
         }
-        if self._token and is_home:  # the token is not for whomever a receiver points to
+        if self._token:
             own["Authorization"] = f"Bearer {self._token}"
         return {**headers, **own}
 
     def _ask(
-        self, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float
+        self, url: str, addresses: Sequence[str], body: Sequence[bytes], headers: Mapping[str, str], seconds: float
     ) -> tuple[Outcome, str | None]:
-        """One request; also where the answer sends it on to."""
+        """One request, to the first address that takes connections; also where the answer sends it on to."""
         if seconds <= 0:
             return Outcome(None, "no time was left"), None
-        answer = self._http.request(
+        *others, last = addresses
+        for address in others:
+            try:
+                return self._ask_at(address, url, body, headers, seconds)
+            except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError):
+                continue  # a host with several addresses need not be there at each
+        return self._ask_at(last, url, body, headers, seconds)
+
+    def _ask_at(
+        self, address: str, url: str, body: Sequence[bytes], headers: Mapping[str, str], seconds: float
+    ) -> tuple[Outcome, str | None]:
+        parts = urllib3.util.parse_url(url)
+        scheme, host, port = origin(url)
+        # The address was checked: the connection goes there, and the name is for the receiver and its certificate.
+        by_name = {"server_hostname": host, "assert_hostname": host} if scheme == "https" else None
+        pool = self._http.connection_from_host(address, port, scheme, by_name)
+        answer = pool.urlopen(
             "POST",
-            url,
+            parts.request_uri,
             body=body,
-            headers=headers,
+            headers={**headers, "Host": parts.netloc or ""},
             timeout=urllib3.Timeout(total=seconds),
-            pool_timeout=seconds,
+            pool_timeout=seconds,  # type: ignore[arg-type]  # it may be a fraction
             redirect=False,
+            retries=False,
             preload_content=False,
         )
         try:
@@ -145,8 +168,3 @@ class Poster:
         if threads is not None:
             with gevent.Timeout(_LAST_SECONDS, False):
                 threads.kill()  # each ends with the post that it is at
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme.lower(), parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme.lower())

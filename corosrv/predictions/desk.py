@@ -13,6 +13,7 @@ from corosrv.errors import BodyTooLarge, ClientGone, UnsupportedMedia
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
+from corosrv.http.hosts import came_by_loopback
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import encoded_response
 from corosrv.predictions import events, headers, parse
@@ -35,7 +36,9 @@ class Desk:
     def answer(self, path_id: str | None) -> Response:
         """`path_id`: the id that the path names. Waits for an answer that is whole; raises as `service.admit` does."""
         service = self.service
-        call = parse.call(*self._read(), path_id, request.headers)
+        call = parse.call(
+            *self._read(), path_id, request.headers, service.webhooks.destinations, came_by_loopback(request)
+        )
         prediction, found = service.admit(call)
         if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
             return self._stream(reader)

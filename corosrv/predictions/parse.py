@@ -9,8 +9,9 @@ from typing import Any
 from werkzeug.datastructures import Headers
 
 from corosrv.errors import InvalidInput
+from corosrv.outgoing.destinations import Destinations
+from corosrv.outgoing.urls import is_http_url
 from corosrv.predictions import headers
-from corosrv.predictions.delivery import is_http_url
 from corosrv.predictions.ids import is_id
 from corosrv.predictions.prediction import Change
 from corosrv.predictions.webhooks import Receiver
@@ -42,8 +43,16 @@ class _Faults:
         self.errors.append({"loc": ["body", *place], "msg": message, "type": "value_error"})
 
 
-def call(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call:
-    """`n_bytes`: the body's size; `path_id`: the one that a PUT names; `fields`: the request's header.
+def call(
+    body: Any,
+    n_bytes: int,
+    path_id: str | None,
+    fields: Headers,
+    destinations: Destinations | None = None,
+    came_by_loopback: bool = False,
+) -> Call:
+    """`n_bytes`: the body's size; `path_id`: the one that a PUT names; `fields`: the request's header; `destinations`:
+    where webhooks may go; `came_by_loopback`: the client is on this machine, so that its webhooks may be.
 
     Raises InvalidInput.
     """
@@ -57,7 +66,7 @@ def call(body: Any, n_bytes: int, path_id: str | None, fields: Headers) -> Call:
         id=_id(said, path_id, faults),
         is_put=path_id is not None,
         context=_context(said, faults),
-        receiver=_receiver(said, headers.trace(fields), faults),
+        receiver=_receiver(said, headers.trace(fields), destinations or Destinations(), came_by_loopback, faults),
         is_async=headers.wants_async(fields.get("Prefer", "")),
         is_stream=headers.wants_stream(fields.get("Accept", "")),
         n_bytes=n_bytes,
@@ -87,12 +96,20 @@ def _context(said: Mapping[str, Any], faults: _Faults) -> dict[str, str]:
     return context
 
 
-def _receiver(said: Mapping[str, Any], trace: Mapping[str, str], faults: _Faults) -> Receiver | None:
+def _receiver(
+    said: Mapping[str, Any],
+    trace: Mapping[str, str],
+    destinations: Destinations,
+    to_loopback: bool,
+    faults: _Faults,
+) -> Receiver | None:
     url = _typed(said, "webhook", str, "must be a string", faults)
     if url is not None and not is_http_url(url):
         faults.add("must be an absolute http or https URL", "webhook")
+    elif url is not None and (fault := destinations.fault_of_url(url, to_loopback=to_loopback)):
+        faults.add(fault, "webhook")
     events = _events(said, faults)
-    return None if url is None else Receiver(url, events, trace)
+    return None if url is None else Receiver(url, events, trace, to_loopback)
 
 
 def _events(said: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:

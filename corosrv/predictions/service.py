@@ -15,6 +15,7 @@ from gevent.hub import get_hub
 
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
+from corosrv.outgoing.destinations import Destinations
 from corosrv.predictions import health, ids
 from corosrv.predictions.drain import Drain
 from corosrv.predictions.events import MAX_READERS, EventReader
@@ -88,7 +89,8 @@ class PredictionService:
     def __init__(self, worker: WorkerLike, settings: PredictionSettings) -> None:
         self.worker = worker
         self.settings = settings
-        self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token)
+        destinations = Destinations(settings.webhook_destinations)
+        self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token, destinations=destinations)
         self._files = Files(settings.upload_url or None)
         self._folder = ServerFolder()
         self._supervisor = Supervisor(settings.result_ttl)

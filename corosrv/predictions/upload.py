@@ -10,12 +10,11 @@ import urllib3
 from gevent.monkey import is_module_patched
 
 import corosrv
-from corosrv.errors import OutputFailed
+from corosrv.errors import OutputFailed, RedirectRefused
+from corosrv.outgoing.redirects import KEEPING_METHOD, Redirects
 from corosrv.waits import call_in_thread
 
 TIME_LIMIT = 25.0  # seconds for one file
-_MAX_REDIRECTS = 5
-_REDIRECTS = (307, 308)  # those that keep method and body
 
 
 class Uploads:
@@ -37,17 +36,17 @@ class Uploads:
     def _put(self, path: str, name: str, mime_type: str) -> str:
         url = urlunsplit(self._url._replace(path=f"{self._url.path.rstrip('/')}/{quote(name, safe='')}"))
         try:
-            for _ in range(_MAX_REDIRECTS + 1):
-                answer = self._send(url, path, mime_type)
-                target = answer.headers.get("Location")
-                if answer.status not in _REDIRECTS or target is None:
-                    return _final(answer, url, name)
-                url = urljoin(url, target)
+            redirects = Redirects(url, KEEPING_METHOD)
+            answer = self._send(url, path, mime_type)
+            while redirects.follow(answer.status, answer.headers.get("Location")):
+                answer = self._send(redirects.url, path, mime_type)
+            return _final(answer, redirects.url, name)
         except urllib3.exceptions.HTTPError as error:
             raise OutputFailed(f"the output file {name} could not be uploaded: {type(error).__name__}") from error
         except OSError as error:
             raise OutputFailed(f"the output file {name} cannot be read: {error.strerror}") from error
-        raise OutputFailed(f"the output file {name} could not be uploaded: too many redirects")
+        except RedirectRefused as error:
+            raise OutputFailed(f"the output file {name} could not be uploaded: {error}") from error
 
     def _send(self, url: str, path: str, mime_type: str) -> urllib3.BaseHTTPResponse:
         headers = {**self._pool.headers, "Content-Type": mime_type, "Content-Length": str(os.path.getsize(path))}

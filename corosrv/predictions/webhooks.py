@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import gevent
 from gevent.event import Event
 
+from corosrv.outgoing.destinations import Destinations
 from corosrv.predictions.delivery import Outcome, Poster
 from corosrv.predictions.encoding import encode
 from corosrv.predictions.prediction import Change, Prediction
@@ -37,6 +38,7 @@ class Receiver:
     url: str
     events: frozenset[Change] = frozenset(Change)
     headers: Mapping[str, str] = field(default_factory=dict)
+    to_loopback: bool = False  # it may be on this machine
 
 
 class Plan:
@@ -97,13 +99,20 @@ class Deliveries:
 class Webhooks:
     """Sends the events of all predictions, each through a greenlet of its own. Owns these and the connections."""
 
-    def __init__(self, interval: float, token: str = "", first_delay: float = FIRST_DELAY) -> None:
+    def __init__(
+        self,
+        interval: float,
+        token: str = "",
+        first_delay: float = FIRST_DELAY,
+        destinations: Destinations | None = None,
+    ) -> None:
         self.counts = Deliveries()
         self.is_hurried = Event()  # nothing is tried again any more
         self.n_waiting = 0
         self.interval = interval
         self.first_delay = first_delay
-        self.poster = Poster(token)
+        self.destinations = destinations or Destinations()
+        self.poster = Poster(token, self.destinations)
         self._senders: set[gevent.Greenlet] = set()
 
     def attach(self, prediction: Prediction, receiver: Receiver) -> None:
@@ -165,7 +174,8 @@ class _Sender:
 
     def _post(self, body: list[bytes] | None = None) -> Outcome:
         body = self._prediction.encoded(with_input=True) if body is None else body
-        return self._webhooks.poster.post(self._receiver.url, body, self._receiver.headers)
+        receiver = self._receiver
+        return self._webhooks.poster.post(receiver.url, body, receiver.headers, to_loopback=receiver.to_loopback)
 
     def _insist(self, outcome: Outcome) -> Outcome:
         """Tries again, as often as that may help."""

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corosrv.outgoing.destinations import Destinations
 from corosrv.settings import sources
-from corosrv.settings.checks import DAY, MAX_INT32, PLAIN, URL, at_least, between, empty_or, unsaid_or
-from corosrv.settings.sources import setting
+from corosrv.settings.checks import DAY, MAX_INT32, PLAIN, URL, Check, at_least, between, empty_or, unsaid_or
+from corosrv.settings.sources import setting, words
 
 MOST_SLOTS = 4096
+
+
+def _are_destinations(listed: str) -> bool:
+    try:
+        Destinations(words(listed))
+    except ValueError:
+        return False
+    return True
+
+
+HOSTS = Check(_are_destinations, "must be host names, addresses and networks, separated by commas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +58,12 @@ class PredictionSettings:
     webhook_token: str = setting(
         "", "bearer token that webhooks carry", also="WEBHOOK_AUTH_TOKEN", check=PLAIN, is_secret=True
     )
+    webhook_hosts: str = setting(
+        "",
+        "comma-separated hosts that webhooks may go to: names, *.example.com for all below, addresses, networks as "
+        "10.0.0.0/8; empty: any. Never to link-local addresses, to this machine only for clients that are on it",
+        check=HOSTS,
+    )
     user_agent: str = setting(
         "",
         "what downloads of inputs call themselves; empty: corosrv and its version",
@@ -67,3 +85,8 @@ class PredictionSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
+
+    @property
+    def webhook_destinations(self) -> tuple[str, ...]:
+        """The hosts of `webhook_hosts`, each by itself."""
+        return words(self.webhook_hosts)

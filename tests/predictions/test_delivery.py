@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from urllib.parse import urlsplit
 
 import gevent
 import pytest
 
+from corosrv.outgoing.redirects import MAX_REDIRECTS
 from corosrv.predictions import delivery
-from corosrv.predictions.delivery import MAX_REDIRECTS, Outcome, Poster, is_http_url, retry_after
+from corosrv.predictions.delivery import Outcome, Poster, retry_after
 from tests.support.receiver import Receiver, closed_url, receiving
 
 
@@ -24,7 +26,7 @@ def poster() -> Iterator[Poster]:
 
 
 def test_a_post_says_who_it_is_and_carries_what_it_was_given(poster: Poster, receiver: Receiver):
-    outcome = poster.post(receiver.url, [b'{"a":1}'], {"traceparent": "00-1"})
+    outcome = poster.post(receiver.url, [b'{"a":1}'], {"traceparent": "00-1"}, to_loopback=True)
 
     assert outcome.is_delivered
     (got,) = receiver.got
@@ -37,7 +39,7 @@ def test_a_post_says_who_it_is_and_carries_what_it_was_given(poster: Poster, rec
 
 def test_without_a_token_there_is_no_authorization(receiver: Receiver):
     poster = Poster()
-    poster.post(receiver.url, [b"{}"], {})
+    poster.post(receiver.url, [b"{}"], {}, to_loopback=True)
     poster.close()
 
     assert "authorization" not in receiver.got[0].headers
@@ -47,7 +49,7 @@ def test_without_a_token_there_is_no_authorization(receiver: Receiver):
 def test_these_redirects_keep_method_and_body(poster: Poster, receiver: Receiver, status: int):
     receiver.say(status, Location="/other")
 
-    outcome = poster.post(receiver.url, [b'{"a":1}'], {})
+    outcome = poster.post(receiver.url, [b'{"a":1}'], {}, to_loopback=True)
 
     assert outcome.is_delivered
     assert [(got.method, got.path, got.body) for got in receiver.got] == [
@@ -61,39 +63,56 @@ def test_these_redirects_keep_method_and_body(poster: Poster, receiver: Receiver
 def test_other_redirects_are_failures(poster: Poster, receiver: Receiver, status: int):
     receiver.say(status, Location="/other")
 
-    outcome = poster.post(receiver.url, [b"{}"], {})
+    outcome = poster.post(receiver.url, [b"{}"], {}, to_loopback=True)
 
     assert not outcome.is_delivered
     assert not outcome.is_worth_repeating
     assert len(receiver.got) == 1
 
 
-def test_the_token_is_not_for_whomever_a_receiver_points_to(poster: Poster, receiver: Receiver):
+@pytest.mark.parametrize("where", ["http://127.0.0.1:{port}/", "http://localhost:{own}/", "http://169.254.169.254/"])
+def test_a_redirect_elsewhere_is_not_followed(poster: Poster, receiver: Receiver, where: str):
     with receiving() as other:
-        receiver.say(307, Location=other.url)
+        location = where.format(port=urlsplit(other.url).port, own=urlsplit(receiver.url).port)
+        receiver.say(307, Location=location)
 
-        assert poster.post(receiver.url, [b"{}"], {}).is_delivered
+        outcome = poster.post(receiver.url, [b"{}"], {}, to_loopback=True)
 
-        assert "authorization" not in other.got[0].headers
+        assert (outcome.status, outcome.is_delivered, other.got) == (307, False, [])
+        assert "redirects to another host" in outcome.reason
+        assert not outcome.is_worth_repeating
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "127.1", "2130706433", "[::ffff:127.0.0.1]"])
+def test_nothing_is_posted_to_this_machine_unless_that_is_allowed(poster: Poster, receiver: Receiver, host: str):
+    url = receiver.url.replace("127.0.0.1", host)
+
+    refused = poster.post(url, [b"{}"], {})
+
+    assert (refused.is_delivered, refused.is_worth_repeating, receiver.got) == (False, False, [])
+    assert "is this machine" in refused.reason
+    assert poster.post(url, [b"{}"], {}, to_loopback=True).is_delivered
+    (got,) = receiver.got
+    assert got.headers["host"] == urlsplit(url).netloc
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "gopher://x/", "http://:80/"])
 def test_a_redirect_leads_to_http_or_nowhere(poster: Poster, receiver: Receiver, location: str):
     receiver.say(307, Location=location)
 
-    assert poster.post(receiver.url, [b"{}"], {}).status == 307
+    assert poster.post(receiver.url, [b"{}"], {}, to_loopback=True).status == 307
 
 
 def test_redirects_end(poster: Poster, receiver: Receiver):
     for _ in range(20):
         receiver.say(307, Location="/again")
 
-    assert poster.post(receiver.url, [b"{}"], {}).status == 307
+    assert poster.post(receiver.url, [b"{}"], {}, to_loopback=True).status == 307
     assert len(receiver.got) == MAX_REDIRECTS + 1
 
 
 def test_nobody_at_the_other_end_is_worth_another_try(poster: Poster):
-    outcome = poster.post(closed_url(), [b"{}"], {})
+    outcome = poster.post(closed_url(), [b"{}"], {}, to_loopback=True)
 
     assert outcome.status is None
     assert outcome.is_worth_repeating
@@ -102,14 +121,14 @@ def test_nobody_at_the_other_end_is_worth_another_try(poster: Poster):
 
 @pytest.mark.parametrize("url", ["http://a..b/", "http://" + "a" * 300 + "/", "http://[::1/"])
 def test_an_address_that_nobody_can_have_is_a_failure(poster: Poster, url: str):
-    assert not poster.post(url, [b"{}"], {}).is_delivered
+    assert not poster.post(url, [b"{}"], {}, to_loopback=True).is_delivered
 
 
 def test_a_receiver_that_does_not_answer_is_given_up_in_time(poster: Poster, receiver: Receiver):
     receiver.hold()
     began = time.monotonic()
 
-    outcome = poster.post(receiver.url, [b"{}"], {}, seconds=0.1)
+    outcome = poster.post(receiver.url, [b"{}"], {}, to_loopback=True, seconds=0.1)
 
     assert outcome.status is None
     assert outcome.is_worth_repeating
@@ -118,7 +137,7 @@ def test_a_receiver_that_does_not_answer_is_given_up_in_time(poster: Poster, rec
 
 def test_others_run_while_a_post_waits(poster: Poster, receiver: Receiver):
     receiver.hold()
-    posting = gevent.spawn(poster.post, receiver.url, [b"{}"], {})
+    posting = gevent.spawn(poster.post, receiver.url, [b"{}"], {}, to_loopback=True)
 
     ran = [gevent.sleep(0.001) for _ in range(10)]
     assert not posting.ready()
@@ -134,8 +153,8 @@ import sys, threading, gevent
 from corosrv.predictions.delivery import Poster
 poster = Poster()
 before = threading.active_count()
-posts = [gevent.spawn(poster.post, sys.argv[1], [b"{}"], {}, 5) for _ in range(50)]
-held = poster.post(sys.argv[2], [b"{}"], {}, 0.2)
+posts = [gevent.spawn(poster.post, sys.argv[1], [b"{}"], {}, to_loopback=True, seconds=5) for _ in range(50)]
+held = poster.post(sys.argv[2], [b"{}"], {}, to_loopback=True, seconds=0.2)
 native = len(__import__("os").listdir("/proc/self/task"))
 print(sum(post.get(timeout=10).is_delivered for post in posts), held.status, native < 20)
 poster.close()
@@ -178,16 +197,11 @@ def test_retry_after_is_seconds_or_a_date(text: str | None, seconds: float):
     assert retry_after(text, now=1000.0) == seconds
 
 
-def test_urls_may_have_ports_and_addresses():
-    assert is_http_url("http://[::1]:8080/x?y#z")
-    assert is_http_url("HTTPS://example.test")
-
-
 def test_a_receiver_is_posted_to_again_and_again(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(delivery, "CONNECTIONS", 1)
     poster = Poster()
 
-    outcomes = [poster.post(receiver.url, [b"{}"], {}, seconds=2) for _ in range(3)]
+    outcomes = [poster.post(receiver.url, [b"{}"], {}, to_loopback=True, seconds=2) for _ in range(3)]
     poster.close()
 
     assert all(outcome.is_delivered for outcome in outcomes)

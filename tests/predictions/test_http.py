@@ -299,6 +299,14 @@ def test_a_webhook_that_is_no_url_is_refused(tasks: PredictorServer, url: str):
     assert places(tasks.predict({}, webhook=url)) == [["body", "webhook"]]
 
 
+@pytest.mark.parametrize("host", ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.0.1]"])
+def test_a_webhook_to_a_link_local_address_is_refused(tasks: PredictorServer, host: str):
+    answer = tasks.predict({}, webhook=f"http://{host}/latest/meta-data")
+
+    assert places(answer) == [["body", "webhook"]]
+    assert "link-local" in answer.json["detail"][0]["msg"]
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "file:///etc/passwd", "etc/passwd"])
 def test_no_file_of_the_server_is_an_input(tasks: PredictorServer, path: str):
     answer = tasks.predict({"text": "file", "file": path})

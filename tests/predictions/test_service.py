@@ -256,7 +256,7 @@ def test_a_call_that_cannot_be_begun_leaves_nothing_behind(
     monkeypatch.setattr(service.webhooks, "attach", broken)
 
     with pytest.raises(MemoryError):
-        service.admit(Call(id="a", receiver=Target(receiver.url)))
+        service.admit(Call(id="a", receiver=Target(receiver.url, to_loopback=True)))
 
     assert service.slots == Slots(1, 0, 0)
     assert service.find("a") is None
@@ -744,7 +744,7 @@ def test_a_worker_that_does_not_even_die_holds_nothing_up(service: PredictionSer
 def test_last_webhooks_are_delivered_before_the_end(worker: HandWorker, receiver: Receiver):
     receiver.say(503)
     with serving(worker) as service:
-        start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED})))
+        start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED}), to_loopback=True))
         worker.running[0].done()
 
         service.shutdown(TIMEOUT)
@@ -753,7 +753,7 @@ def test_last_webhooks_are_delivered_before_the_end(worker: HandWorker, receiver
 
 
 def test_predictions_that_are_failed_in_the_end_tell_their_receivers(service: PredictionService, receiver: Receiver):
-    start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED})))
+    start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED}), to_loopback=True))
 
     service.shutdown(0)
 
@@ -763,7 +763,7 @@ def test_predictions_that_are_failed_in_the_end_tell_their_receivers(service: Pr
 
 
 def test_a_slow_receiver_gets_a_moment_in_the_end(service: PredictionService, receiver: Receiver):
-    start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED})))
+    start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED}), to_loopback=True))
     receiver.hold()
     gevent.spawn_later(0.2, receiver.let_go)
 
@@ -775,7 +775,7 @@ def test_a_slow_receiver_gets_a_moment_in_the_end(service: PredictionService, re
 def test_nothing_is_tried_again_in_the_end(worker: HandWorker, receiver: Receiver):
     receiver.say(503, Retry_After="100")
     with serving(worker) as service:
-        prediction = start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED})))
+        prediction = start(service, receiver=Target(receiver.url, frozenset({Change.COMPLETED}), to_loopback=True))
         worker.running[0].done()
         wait(prediction)
 

@@ -132,7 +132,7 @@ def sending() -> Iterator[Webhooks]:
 
 def attached(sending: Webhooks, url: str, events: frozenset[Change] = ALL) -> Prediction:
     prediction = Prediction("p", {"x": "secret"}, {"x": "**"}, NOW)
-    sending.attach(prediction, webhooks.Receiver(url, events))
+    sending.attach(prediction, webhooks.Receiver(url, events, to_loopback=True))
     return prediction
 
 

@@ -72,6 +72,7 @@ def test_slots_are_the_predictors_where_no_model_is_served():
         ("max_body", 10),
         ("upload_url", "ftp://host"),
         ("user_agent", "two\r\nlines"),
+        ("webhook_hosts", "http://hooks.example.com"),
         ("webhook_token", "gehe\u00efm"),
     ],
 )

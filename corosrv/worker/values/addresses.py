@@ -8,20 +8,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
+from corosrv.outgoing.urls import is_http_url
 from corosrv.worker.values.file_names import file_name
 
-_WEB = re.compile(r"https?://[^\s\x00-\x20\x7f]+", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
-
-
-def is_web(address: str) -> bool:
-    """An absolute http or https URL."""
-    try:
-        parts = urlsplit(address)
-        return _WEB.fullmatch(address) is not None and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, an address with half a bracket
-        return False
 
 
 def is_data(address: str) -> bool:
@@ -30,7 +21,7 @@ def is_data(address: str) -> bool:
 
 def is_address(address: str) -> bool:
     """Whether it is one that inputs are fetched from. Paths and file: URLs are not: they are the server's own files."""
-    return is_data(address) or is_web(address)
+    return is_data(address) or is_http_url(address)
 
 
 def web_name(url: str) -> str:

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
 import corosrv
-from corosrv.errors import InputFailed
-from corosrv.worker.values.addresses import is_web, web_name
+from corosrv.errors import InputFailed, RedirectRefused
+from corosrv.outgoing.redirects import ALL, Redirects
+from corosrv.worker.values.addresses import web_name
 
-MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE = 1 << 16  # bytes
 
 
@@ -34,6 +33,8 @@ def download(
             while not is_over() and (piece := answer.read(_PIECE)):
                 file.write(piece)
                 _left(ends_at)
+    except RedirectRefused as error:
+        raise InputFailed(f"cannot be fetched: {error}") from error
     except urllib3.exceptions.HTTPError as error:
         raise InputFailed(f"cannot be fetched: {_cause(error)}") from error
     except OSError as error:
@@ -43,30 +44,26 @@ def download(
 @contextmanager
 def _answer(url: str, agent: str, ends_at: float) -> Iterator[urllib3.BaseHTTPResponse]:
     """The one behind the redirects, with status 200. Connections are closed in the end."""
-    for _ in range(MAX_REDIRECTS + 1):
-        with _pool(url) as pool:
+    redirects = Redirects(url, ALL)
+    while True:
+        with _pool(redirects.url) as pool:
             timeout = urllib3.Timeout(total=_left(ends_at))
             answer = pool.request(
                 "GET",
-                url,
-                headers=_headers(url, agent),
+                redirects.url,
+                headers=_headers(redirects.url, agent),
                 redirect=False,
                 retries=False,
                 timeout=timeout,
                 preload_content=False,
             )
             try:
-                target = answer.headers.get("Location") if answer.status in _REDIRECTS else None
-                if target is None:
+                if not redirects.follow(answer.status, answer.headers.get("Location")):
                     _check(answer)
                     yield answer
                     return
             finally:
                 answer.close()
-        url = urljoin(url, target)
-        if not is_web(url):
-            raise InputFailed("cannot be fetched: it redirects to something else than http or https")
-    raise InputFailed(f"cannot be fetched: more than {MAX_REDIRECTS} redirects")
 
 
 def _headers(url: str, agent: str) -> dict[str, str]:

@@ -1,0 +1,104 @@
+"""Which hosts and addresses requests may go to that a client chose, so that nobody reaches through this server.
+
+Names are looked up first and the request then goes to the address that was checked: a name whose address changes
+meanwhile (DNS rebinding) leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+from corosrv.errors import DestinationRefused
+from corosrv.outgoing.urls import origin
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_METADATA = ipaddress.IPv6Address("fd00:ec2::254")  # of a cloud's machines, as 169.254.169.254 is
+
+
+class Destinations:
+    """The destinations that an operator allows: all but link-local addresses, unless `names` narrow that."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """`names`: host names, `*.example.com` for all below, addresses and networks; none allow all.
+
+        Raises ValueError for one that is none of these.
+        """
+        self._names: set[str] = set()
+        self._suffixes: list[str] = []
+        self._networks: list[Network] = []
+        for name in names:
+            self._add(name.strip().lower())
+
+    def _add(self, name: str) -> None:
+        if name.startswith("*."):
+            self._suffixes.append(name[1:])
+        elif (network := _network(name)) is not None:
+            self._networks.append(network)
+        elif name and not set(name) & set("/:*@ "):
+            self._names.add(name)
+        else:
+            raise ValueError(f"{name!r} is neither a host name nor an address nor a network")
+
+    def look_up(self, host: str, port: int, *, to_loopback: bool) -> list[str]:
+        """Returns the allowed addresses of a host, the best first. Waits.
+
+        Raises DestinationRefused where it has none, and OSError where it cannot be found.
+        """
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        faults = {address: self.fault(host, ipaddress.ip_address(address), to_loopback) for address in addresses}
+        allowed = [address for address, fault in faults.items() if not fault]
+        if not allowed:
+            raise DestinationRefused(next(iter(faults.values())))
+        return allowed
+
+    def fault_of_url(self, url: str, *, to_loopback: bool) -> str:
+        """Why requests to a URL whose host is an address are refused; empty for names, which are looked up later."""
+        _, host, _ = origin(url)
+        try:
+            address = ipaddress.ip_address(host or "")
+        except ValueError:
+            return ""
+        return self.fault(str(host), address, to_loopback)
+
+    def fault(self, host: str, address: Address, to_loopback: bool) -> str:
+        """Why requests to a host at this address are refused; empty if they are not."""
+        address = _inner(address)
+        if address.is_link_local or address == _METADATA:
+            return f"{host} is a link-local address, where no request goes"
+        if (address.is_loopback or address.is_unspecified) and not to_loopback:
+            return f"{host} is this machine, which only clients that called the server there may name"
+        if not self._is_listed(host.lower().removesuffix("."), address):
+            return f"{host} is none of the hosts that the operator allows"
+        return ""
+
+    def _is_listed(self, host: str, address: Address) -> bool:
+        if not (self._names or self._suffixes or self._networks):
+            return True
+        return (
+            host in self._names
+            or host.endswith(tuple(self._suffixes))
+            or any(address in network for network in self._networks)
+        )
+
+
+def _network(name: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(name, strict=False)
+    except ValueError:
+        return None
+
+
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one stands for."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address
