@@ -20,6 +20,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import connection, front
+from corosrv.http.lean_flask import LeanFlask
 from corosrv.openai import errors
 from corosrv.predictions import errors as prediction_errors
 from corosrv.serving.server import Server
@@ -40,22 +41,17 @@ def blueprint(**overrides: Any) -> Blueprint:
     """
     settings = settings_module.load(overrides)
     server = replace(settings.server, allowed_hosts=settings.server.allowed_hosts or "*")
-    return Server(replace(settings, server=server)).blueprint
+    return Server(replace(settings, server=server)).make_blueprint()
 
 
 def create_app(settings: Settings) -> Flask:
     """A Flask app of its own, starting its parts. Stops gracefully on SIGTERM when made in the main thread."""
     server = Server(settings)
-    app = Flask("corosrv", static_folder=None)
-    # A path with two slashes is unknown. Flask would redirect, to the host that the client names.
-    app.url_map.merge_slashes = False
-    app.register_blueprint(server.blueprint)
-    # Also where no route matches: without a key nobody learns which there are.
-    app.before_request(server.before)
-    app.after_request(server.after)
-    app.teardown_request(server.done)
+    app = LeanFlask("corosrv")
+    app.register_blueprint(server.make_blueprint(has_hooks=False))
+    # On the app, so that they hold where no route matches: without a key nobody learns which there are.
+    server.add_hooks(app)
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(CorosrvError, errors.response)
     app.extensions["corosrv"] = server
     server.start()
     if threading.current_thread() is threading.main_thread():

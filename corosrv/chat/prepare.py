@@ -23,8 +23,12 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     """Raises Refused for what this model cannot do, and for what contradicts itself."""
     plan = _Plan.of(conversation, card)
     plan.check()
-    prompt = replace(plan.prompt, tools=plan.tools, template_arguments=plan.template_arguments)
-    job = replace(conversation.job, prompts=(prompt,), sampling=plan.sampling())
+    job = conversation.job
+    if plan.changes_prompt:
+        prompt = replace(plan.prompt, tools=plan.tools, template_arguments=plan.template_arguments)
+        job = replace(job, prompts=(prompt,), sampling=plan.sampling())
+    elif (sampling := plan.sampling()) is not job.sampling:
+        job = replace(job, sampling=sampling)
     splits_thoughts = plan.may_think and card.splits_reasoning
     syntax = Syntax(
         thought_tags=card.reasoning_tags if splits_thoughts else None,
@@ -59,6 +63,11 @@ class _Plan:
     @property
     def is_forced(self) -> bool:
         return self.conversation.tool_choice.choice is Choice.REQUIRED
+
+    @property
+    def changes_prompt(self) -> bool:
+        """Whether the template is told something else than the conversation says."""
+        return self.tools != self.prompt.tools or self.conversation.thinks is not None
 
     @property
     def template_arguments(self) -> dict[str, object]:

@@ -48,7 +48,7 @@ class Marks(NamedTuple):
 
 def free_marks(value: Any, count: int) -> list[str]:
     """Returns code points that `value`, strings at any depth, does not use. Raises Refused when it leaves too few."""
-    used = {mark for text in strings(value) for mark in _NONCHARACTER.findall(text)}
+    used = {mark for text in strings(value) if not text.isascii() for mark in _NONCHARACTER.findall(text)}
     free = [mark for mark in _NONCHARACTERS if mark not in used]
     if len(free) < count:
         raise Refused("the messages use up the code points U+FDD0 to U+FDEF", "messages")

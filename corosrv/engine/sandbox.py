@@ -115,6 +115,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
         self._step()
+        if getattr(function, "__self__", None) is self:  # put there by _Counting; templates cannot name it
+            return function(*arguments)
         self._check_method(getattr(function, "__wrapped__", function), (*arguments, *named.values()))
         result = super().call(context, function, *arguments, **named)
         self._check_result(result)

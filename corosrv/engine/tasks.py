@@ -71,7 +71,9 @@ class TaskMaker:
         ]
         stops = _stops(job)
         seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
-        sampling = replace(job.sampling, logit_bias=self._biases(job.sampling.logit_bias))
+        sampling = job.sampling
+        if sampling.logit_bias:
+            sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
         note = TaskNote.of(job)
         return [

@@ -15,6 +15,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import with_caller
+from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
 from corosrv.jobs import AnyJob, Chunk, Job, Worker
@@ -88,7 +89,8 @@ class RequestFlow:
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""
-        return body.decode(request, self.limits.bodies.read(request, self.limits.max_body_bytes), decoder)
+        asked = current(request)
+        return body.decode(asked, self.limits.bodies.read(asked, self.limits.max_body_bytes), decoder)
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""

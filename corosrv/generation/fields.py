@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -108,6 +109,7 @@ _SAME = (
     "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
     "adaptive_target", "adaptive_decay", "min_keep", "ignore_eos",
 )  # fmt: skip
+_same_values = attrgetter(*_SAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> in
 
 
 def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
-    chosen: dict[str, Any] = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
+    values = zip(_SAME, _same_values(fields), strict=True)
+    chosen: dict[str, Any] = {name: value for name, value in values if value is not None}
     if fields.top_k is not None:
         chosen["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
     if fields.dry_sequence_breakers is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from flask import Request
 
@@ -30,6 +31,7 @@ class Hosts:
         self._names = frozenset(name.lower() for name in names)
         self._suffixes = tuple(name[1:] for name in self._names if name.startswith("*."))
         self._is_strict = bool(self._names)
+        self._is_allowed = lru_cache(maxsize=256)(self._look)  # most clients send the same few names
 
     def check(self, request: Request) -> None:
         """Raises Forbidden for a name that this server may not be called by. Requests without a Host pass.
@@ -47,7 +49,7 @@ class Hosts:
             "host_not_allowed",
         )
 
-    def _is_allowed(self, host: str) -> bool:
+    def _look(self, host: str) -> bool:
         parts = _HOST.fullmatch(host)
         if parts is None:
             return False

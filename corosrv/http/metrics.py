@@ -23,6 +23,7 @@ class HttpStats:
         self._requests = Counter(
             "corosrv_http_requests", "Answers by route and status", ["route", "status"], registry=self.registry
         )
+        self._answers: dict[tuple[str, int], Counter] = {}  # as many as there are routes and statuses
         self._open_streams = Gauge("corosrv_open_streams", "Streams being sent", registry=self.registry)
         lag = Histogram(
             "corosrv_hub_lag_seconds",
@@ -37,7 +38,10 @@ class HttpStats:
         self._n_busy = 0
 
     def answered(self, route: str, status: int) -> None:
-        self._requests.labels(route, str(status)).inc()
+        counter = self._answers.get((route, status))
+        if counter is None:
+            counter = self._answers[route, status] = self._requests.labels(route, str(status))
+        counter.inc()
 
     def began(self) -> None:
         """The hub has something to do, and is looked at until as many have ended."""

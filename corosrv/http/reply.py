@@ -46,7 +46,7 @@ def status(error: errors.CorosrvError) -> int:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, mimetype="application/json")
+    return Response(msgspec.json.encode(value), status, content_type="application/json")
 
 
 def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:

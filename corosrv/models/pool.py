@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from corosrv import errors
@@ -35,6 +34,22 @@ class _Nobody:
 
     def close(self) -> None:
         pass
+
+
+class _Use:
+    """A use of a loaded model, which has been counted, and ends with the block."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    def __enter__(self) -> tuple[ServedModel, Engine]:
+        assert self._model.engine is not None
+        return self._model, self._model.engine
+
+    def __exit__(self, *error: object) -> None:
+        self._model.uses.end()
 
 
 class ModelPool:
@@ -172,18 +187,13 @@ class ModelPool:
             raise errors.ModelNotFound(name)
         return found or self._first
 
-    @contextmanager
-    def _using(self, name: str | None) -> Iterator[tuple[ServedModel, Engine]]:
-        """The model, loaded, and staying so for the length of the block. Waits for it."""
+    def _using(self, name: str | None) -> _Use:
+        """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
         self._check_open()
         model = self._route(name)
         if not self._try_use(model):
             self._wait_for(model)
-        try:
-            assert model.engine is not None
-            yield model, model.engine
-        finally:
-            model.uses.end()
+        return _Use(model)
 
     def _try_use(self, model: ServedModel) -> bool:
         with self._lock:

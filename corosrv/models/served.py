@@ -49,6 +49,7 @@ class ServedModel:
         self._facts = gguf.read(settings.model)
         self.bytes = size.estimate(settings, self._facts)
         self._card = self._bare_card()
+        self._shown: tuple[ModelCard, ModelState, ModelCard] | None = None  # what the card was made of, and that card
 
     @property
     def name(self) -> str:
@@ -62,7 +63,10 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard:
-        return replace(self._card, status=_STATUS[self.state])
+        shown = self._shown
+        if shown is None or shown[0] is not self._card or shown[1] is not self.state:
+            shown = self._shown = self._card, self.state, replace(self._card, status=_STATUS[self.state])
+        return shown[2]
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while it is not loaded."""

@@ -20,6 +20,7 @@ class Uses:
         self._on_idle = on_idle
         self._n_begun = 0
         self._ended: deque[None] = deque()
+        self._alive: set[weakref.ref[object]] = set()  # things that are used until they are dropped
         self.idle_since = time.monotonic()
 
     @property
@@ -36,7 +37,11 @@ class Uses:
     def until_dropped(self, thing: object) -> None:
         """Used for as long as `thing` lives."""
         self._n_begun += 1
-        weakref.finalize(thing, self.end).atexit = False
+        self._alive.add(weakref.ref(thing, self._dropped))
+
+    def _dropped(self, reference: weakref.ref[object]) -> None:
+        self._alive.discard(reference)
+        self.end()
 
     def end(self) -> None:
         """Any thread, at any moment."""

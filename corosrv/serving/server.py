@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from flask import Blueprint, Response, current_app, g, request
+from flask.sansio.scaffold import Scaffold
 
 from corosrv.decoding import json_limits
 from corosrv.docs import routes as docs
@@ -17,6 +18,7 @@ from corosrv.errors import CorosrvError
 from corosrv.http import access, body, health, metrics, operation
 from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.lean_flask import current
 from corosrv.llamacpp.metrics import typed_as_there
 from corosrv.openai import answer_types, errors
 from corosrv.serving.models import ModelPart
@@ -48,7 +50,6 @@ class Server:
         self._has_told = False
         self._started_at = int(time.time())
         self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
-        self.blueprint = self._blueprint()
 
     def start(self) -> None:
         """Begins to load the first model and to set the predictor up, in the process that will serve; returns at once.
@@ -67,14 +68,20 @@ class Server:
         for part in self.parts:
             part.stop()
 
-    def _blueprint(self) -> Blueprint:
+    def add_hooks(self, scaffold: Scaffold) -> None:
+        """Puts what every request passes and every answer has around the routes of an app or a blueprint."""
+        scaffold.before_request(self._before)
+        scaffold.after_request(self._after)
+        scaffold.teardown_request(self._done)
+        scaffold.register_error_handler(CorosrvError, errors.response)
+
+    def make_blueprint(self, has_hooks: bool = True) -> Blueprint:
+        """Makes the blueprint of all routes; without hooks, it is for an app that has them."""
         whole = Blueprint("corosrv", __name__)
         for routes in self._routes():
             whole.register_blueprint(routes)
-        whole.before_request(self.before)
-        whole.after_request(self.after)
-        whole.teardown_request(self.done)
-        whole.register_error_handler(CorosrvError, errors.response)
+        if has_hooks:
+            self.add_hooks(whole)
 
         @whole.get("/metrics")
         @operation.operation(
@@ -104,35 +111,31 @@ class Server:
         if self.predictor is not None:
             yield self.predictor.blueprint(lambda: self.on_shutdown(), has_document=self.models is None)
 
-    def before(self) -> None:
-        """What every request has to pass. Once, also where the blueprint's hook and the app's both apply."""
-        if "corosrv_caller" in g:
-            return
+    def _before(self) -> None:
+        """Lets a request in, or raises why it may not pass."""
         self.start()
-        if not self._has_told and request.environ.get("wsgi.multiprocess"):
+        asked, notes = current(request), current(g)
+        if not self._has_told and asked.environ.get("wsgi.multiprocess"):
             self._has_told = True
             log.warning("several workers: process %d has an engine and a model of its own", os.getpid())
-        g.corosrv_is_busy = True
+        notes.corosrv_is_busy = True
         self._stats.began()
-        g.corosrv_request_id = access.request_id(request)
-        is_open = request.method == "OPTIONS" or operation.is_open(
-            current_app.view_functions.get(request.endpoint or "")
-        )
-        g.corosrv_caller = "" if is_open else self._access.check(request)
+        notes.corosrv_request_id = access.request_id(asked)
+        view = current_app.view_functions.get(asked.endpoint or "")
+        is_open = asked.method == "OPTIONS" or operation.is_open(view)
+        notes.corosrv_caller = "" if is_open else self._access.check(asked)
 
-    def done(self, error: BaseException | None) -> None:
-        """The request is over, or its stream has begun."""
+    def _done(self, error: BaseException | None) -> None:
+        """Counts the request as ended; its stream may have begun."""
         if g.pop("corosrv_is_busy", False):
             self._stats.ended()
         self._bodies.release(request)
 
-    def after(self, response: Response) -> Response:
-        """Adds what every answer has. Once, also where the blueprint's hook and the app's both apply."""
-        if g.get("corosrv_is_answered"):
-            return response
-        g.corosrv_is_answered = True
-        response.headers["X-Request-Id"] = g.get("corosrv_request_id") or access.request_id(request)
-        self._access.allow(request, response)
-        route = request.url_rule.rule if request.url_rule else "none"
+    def _after(self, response: Response) -> Response:
+        """Adds what every answer has."""
+        asked = current(request)
+        response.headers["X-Request-Id"] = g.get("corosrv_request_id") or access.request_id(asked)
+        self._access.allow(asked, response)
+        route = asked.url_rule.rule if asked.url_rule else "none"
         self._stats.answered(route, response.status_code)
         return response

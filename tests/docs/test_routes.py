@@ -22,7 +22,7 @@ NO_API = ("/docs", "/docs/<name>")
 def app() -> Iterator[Flask]:
     server = Server(settings.load({"model": "synthetic:", "api_keys": "secret"}, environ={}))
     app = Flask(__name__, static_folder=None)
-    app.register_blueprint(server.blueprint, url_prefix="/llm")
+    app.register_blueprint(server.make_blueprint(), url_prefix="/llm")
     yield app
     server.models.close()
 

@@ -11,7 +11,7 @@ PREDICTOR = {"predictor": "deploy/predictor/predict.py:Predictor"}
 def test_a_server_that_gives_each_request_a_thread_is_told_what_to_use():
     server = Server(settings.load(PREDICTOR, environ={}))
     app = Flask(__name__)
-    app.register_blueprint(server.blueprint, url_prefix="/p")
+    app.register_blueprint(server.make_blueprint(), url_prefix="/p")
 
     with app.test_client() as client:
         health = client.get("/p/health-check").get_json()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from corosrv.engine.binding.library import ffi, lib
@@ -28,7 +29,54 @@ _SAMPLERS = dict(
 _TASK = ("max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress")
 _TRANSLATED = ("seed", "logit_bias", "grammar", "grammar_triggers", "dry_sequence_breakers", "samplers")
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name not in _TRANSLATED)
+_BREAKERS = Sampling().dry_sequence_breakers
 _FEW = 64  # that are taken without anybody noticing
+
+
+class _LentTexts:
+    """`array` is of corosrv_text; it, and the texts, live as long as this object."""
+
+    __slots__ = ("_texts", "array")
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        self._texts = [(ffi.new("char[]", text), len(text)) for text in texts]
+        self.array = ffi.new("corosrv_text[]", [{"data": data, "size": size} for data, size in self._texts])
+
+
+class _LentSampling:
+    """`struct` is a corosrv_sampling without its seed; it, and what it points to, lives as long as this object."""
+
+    __slots__ = ("_biases", "_breakers", "_grammar", "_samplers", "_triggers", "struct")
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._biases = ffi.new("corosrv_bias[]", sampling.logit_bias)
+        self._grammar = ffi.new("char[]", sampling.grammar.encode())
+        self._triggers = _LentTexts(text.encode() for text in sampling.grammar_triggers)
+        self._breakers = _LentTexts(text.encode() for text in sampling.dry_sequence_breakers)
+        self._samplers = ffi.new("int32_t[]", [_SAMPLERS[name] for name in sampling.samplers])
+        translated = {
+            "biases": self._biases,
+            "n_biases": len(sampling.logit_bias),
+            "grammar": {"data": self._grammar, "size": len(self._grammar) - 1},  # without the NUL that cffi adds
+            "grammar_triggers": self._triggers.array,
+            "n_grammar_triggers": len(sampling.grammar_triggers),
+            "dry_breakers": self._breakers.array,
+            "n_dry_breakers": len(sampling.dry_sequence_breakers),
+            "samplers": self._samplers,
+            "n_samplers": len(sampling.samplers),
+        }
+        self.struct = ffi.new("corosrv_sampling *", {name: getattr(sampling, name) for name in _SAMPLING} | translated)
+
+
+_kept_sampling = lru_cache(maxsize=64)(_LentSampling)
+
+
+def _lent_sampling(sampling: Sampling) -> _LentSampling:
+    """Translates a sampling. Nearly all requests ask for one of a few, which are kept, if they hold no long text."""
+    is_small = not (sampling.grammar or sampling.grammar_triggers or sampling.logit_bias)
+    if is_small and sampling.dry_sequence_breakers == _BREAKERS:
+        return _kept_sampling(sampling)
+    return _LentSampling(sampling)
 
 
 class LentTasks:
@@ -43,44 +91,25 @@ class LentTasks:
         self.structs = ffi.new("corosrv_task[]", len(tasks))
         turns = Turns()
         for number, task in enumerate(tasks):
-            self.structs[number] = self._task(task)
+            self._fill(self.structs[number], task)
             turns.give_way()
 
-    def _task(self, task: Task) -> dict[str, Any]:
-        return {name: getattr(task, name) for name in _TASK} | {
-            "tokens": self._array("int32_t[]", task.tokens),
-            "n_tokens": len(task.tokens),
-            "stops": self._texts(task.stops),
-            "n_stops": len(task.stops),
-            "kind": task.kind.value,
-            "slot": task.slot + 1,
-            "adapter_scales": self._array("float[]", task.adapter_scales) if task.adapter_scales else ffi.NULL,
-            "sampling": self._once("sampling", task.sampling, self._sampling) | {"seed": task.seed},
-        }
-
-    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
-        """All but the seed."""
-        grammar = self._once("grammar", sampling.grammar, lambda text: ffi.new("char[]", text.encode()))
-        return {name: getattr(sampling, name) for name in _SAMPLING} | {
-            "biases": self._array("corosrv_bias[]", sampling.logit_bias),
-            "n_biases": len(sampling.logit_bias),
-            "grammar": {"data": grammar, "size": len(grammar) - 1},  # without the NUL that cffi adds
-            "grammar_triggers": self._texts([text.encode() for text in sampling.grammar_triggers]),
-            "n_grammar_triggers": len(sampling.grammar_triggers),
-            "dry_breakers": self._texts([text.encode() for text in sampling.dry_sequence_breakers]),
-            "n_dry_breakers": len(sampling.dry_sequence_breakers),
-            "samplers": self._array("int32_t[]", [_SAMPLERS[name] for name in sampling.samplers]),
-            "n_samplers": len(sampling.samplers),
-        }
+    def _fill(self, struct: Any, task: Task) -> None:
+        for name in _TASK:
+            setattr(struct, name, getattr(task, name))
+        struct.tokens = self._array("int32_t[]", task.tokens)
+        struct.n_tokens = len(task.tokens)
+        if task.stops:
+            struct.stops, struct.n_stops = self._once("stops", task.stops, _LentTexts).array, len(task.stops)
+        struct.kind = task.kind.value
+        struct.slot = task.slot + 1
+        if task.adapter_scales:
+            struct.adapter_scales = self._array("float[]", task.adapter_scales)
+        struct.sampling = self._once("sampling", task.sampling, _lent_sampling).struct[0]
+        struct.sampling.seed = task.seed
 
     def _array(self, c_type: str, value: Sequence[Any]) -> Any:
         return self._once(c_type, value, lambda value: ffi.new(c_type, value))
-
-    def _texts(self, of: Sequence[bytes]) -> Any:
-        return self._once("texts", of, self._new_texts)
-
-    def _new_texts(self, of: Sequence[bytes]) -> Any:
-        return ffi.new("corosrv_text[]", [{"data": self._array("char[]", text), "size": len(text)} for text in of])
 
     def _once(self, kind: str, value: Any, make: Callable[[Any], Any]) -> Any:
         key = kind, id(value)
