@@ -12,8 +12,8 @@ import gevent.monkey
 from gevent._hub_local import get_hub_if_exists
 
 from corosrv import errors, waits
-from corosrv.engine import Engine
 from corosrv.models.bell import Bell
+from corosrv.models.loadable import Loadable
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
@@ -32,10 +32,10 @@ class Keeper:
     the next model has been idle for long enough.
     """
 
-    def __init__(self, settings: Settings, make_engine: Callable[[ModelSettings], Engine]) -> None:
+    def __init__(self, settings: Settings, make: Callable[[ModelSettings], Loadable]) -> None:
         self.lock = _RLock()
         self._bell = Bell()
-        self._make_engine = make_engine
+        self._make = make
         self._limit = settings.server.model_bytes
         self._idle_s = settings.server.model_idle_s
         self._is_stopped = False
@@ -77,14 +77,14 @@ class Keeper:
             return decided.next_at
 
     def _begin_load(self, model: ServedModel) -> None:
-        engine = self._make_engine(model.settings)
+        engine = self._make(model.settings)
         model.begin_load(engine)
         if self._limit and model.bytes > self._limit:
             model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {self._limit}")
         else:
             _spawn("corosrv-load", self._load, model, engine)
 
-    def _load(self, model: ServedModel, engine: Engine) -> None:
+    def _load(self, model: ServedModel, engine: Loadable) -> None:
         failure = _open(engine)
         with self.lock:
             # Otherwise it was unloaded meanwhile.
@@ -128,7 +128,7 @@ class Keeper:
                     model.unloaded()
 
 
-def _open(engine: Engine) -> str:
+def _open(engine: Loadable) -> str:
     """Why it could not be opened; nothing when it is. Waits."""
     try:
         engine.open()

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from corosrv import errors
-from corosrv.engine import Engine, Reader
-from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
+from corosrv.jobs import Adapter, AnyJob, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models.keeper import Keeper
+from corosrv.models.loadable import Loadable
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
 from corosrv.settings import ModelSettings, Settings
@@ -44,7 +43,7 @@ class _Use:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    def __enter__(self) -> tuple[ServedModel, Engine]:
+    def __enter__(self) -> tuple[ServedModel, Loadable]:
         assert self._model.engine is not None
         return self._model, self._model.engine
 
@@ -53,7 +52,7 @@ class _Use:
 
 
 class ModelPool:
-    """A Worker over one engine for each model; see corosrv.jobs.Worker for the contract.
+    """A Worker over one Loadable, such as an engine, for each model; see corosrv.jobs.Worker for the contract.
 
     Any thread may submit. Readers are the engines' own: once a job is taken, the pool is not asked again. A model is
     unloaded only when its readers and vocabularies are gone. Not to be used across a fork.
@@ -62,14 +61,15 @@ class ModelPool:
     def __init__(
         self,
         settings: Settings,
-        make_engine: Callable[[ModelSettings], Engine] = Engine,
+        make: Callable[[ModelSettings], Loadable],
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _Nobody(),
     ) -> None:
         """Only remembers the settings and looks at the files' heads; nothing starts before `start`.
 
-        `watch` is asked to look after a caller that has to wait, and to call a function if the caller's client leaves.
+        `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
+        call a function if the caller's client leaves.
         """
-        self._keeper = Keeper(settings, make_engine)
+        self._keeper = Keeper(settings, make)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._by_name = {name: model for model in self._models for name in model.names}
@@ -136,7 +136,7 @@ class ModelPool:
         with self._using(model) as (served, _):
             return served.card
 
-    def vocabulary(self, model: str | None) -> EngineVocabulary:
+    def vocabulary(self, model: str | None) -> Vocabulary:
         """How it writes; the model stays loaded for as long as this lives. Waits and raises as `card` does."""
         with self._using(model) as (served, engine):
             vocabulary = copy.copy(engine.vocabulary(None))

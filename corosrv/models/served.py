@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from corosrv import errors
-from corosrv.engine import Engine
 from corosrv.jobs import ModelCard
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models import gguf, size
 from corosrv.models.bell import Bell
+from corosrv.models.loadable import Loadable
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
@@ -37,7 +37,7 @@ class ServedModel:
         self.settings = settings
         self.names = settings.names
         self.state = ModelState.UNLOADED
-        self.engine: Engine | None = None
+        self.engine: Loadable | None = None
         self.uses = Uses(on_idle)
         self.wanted_since: float | None = None
         self.n_loads = 0
@@ -114,7 +114,7 @@ class ServedModel:
 
     # Where it stands
 
-    def begin_load(self, engine: Engine) -> None:
+    def begin_load(self, engine: Loadable) -> None:
         self._enter(ModelState.LOADING)
         self.engine = engine
 

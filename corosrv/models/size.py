@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corosrv.engine.binding import ModelInfo
 from corosrv.models.gguf import Facts
+from corosrv.models.loadable import Footprint
 from corosrv.settings import ModelSettings
 
 _TOKEN_BYTES = 4  # what a made-up model keeps of each token: its id
@@ -21,7 +21,7 @@ def estimate(settings: ModelSettings, facts: Facts | None) -> int:
     return facts.size + copies + settings.slots * context * facts.kv_bytes_per_token
 
 
-def measured(settings: ModelSettings, facts: Facts | None, info: ModelInfo) -> int:
+def measured(settings: ModelSettings, facts: Facts | None, info: Footprint) -> int:
     """Bytes once it is loaded."""
     if settings.is_synthetic or facts is None:
         return estimate(settings, facts)

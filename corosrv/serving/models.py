@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
 from corosrv.decoding import json_limits
+from corosrv.engine import Engine
 from corosrv.engine.binding import JsonLimits
 from corosrv.engine.builtin_template import check_source
 from corosrv.errors import Refused, SettingsError
@@ -48,7 +49,7 @@ class ModelPart:
         self._settings = settings.server
         self._stats = stats
         self._bodies = bodies
-        self.pool = ModelPool(settings, watch=_watch)
+        self.pool = ModelPool(settings, Engine, watch=_watch)
 
     def json_scanner(self) -> json_limits.Scanner:
         """The native scanner of JSON texts, which runs without the GIL."""

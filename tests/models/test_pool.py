@@ -213,7 +213,7 @@ def test_plain_threads_are_served_without_a_hub():
 
     def serve() -> None:
         values = {"model": TWO, "slots": 4, "ctx": 512, "threads": 1, "model_bytes": MODEL_BYTES}
-        pool = ModelPool(settings.load(values, environ={}))
+        pool = ModelPool(settings.load(values, environ={}), Engine)
         pool.start()
         asking = [threading.Thread(target=lambda: texts.append(answer(pool, job(model="b")))) for _ in range(4)]
         for thread in asking:

@@ -1,0 +1,67 @@
+"""What a pool can hold: something that is loaded from a file, runs jobs, and is closed again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from corosrv.jobs import Adapter, AnyJob, ModelCard, Reader, SlotFile, SlotState, Vocabulary
+from corosrv.jobs.stats import DecodeStats
+
+
+class Footprint(Protocol):
+    """How much memory a loaded model takes, in bytes, and the tokens of context of each slot."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def packed_bytes(self) -> int:
+        """Copies of the weights in another order."""
+
+    @property
+    def context(self) -> int: ...
+
+
+class Loadable(Protocol):
+    """One model that can be loaded once and closed once; the engine is one.
+
+    Readers and vocabularies have to be weakly referable: the pool closes nothing that one of them needs.
+    """
+
+    def open(self) -> None:
+        """Loads the model; waits until it is ready. Raises ModelFailed."""
+
+    def close(self) -> None:
+        """Ends every job; waits for the step in progress. Twice is harmless."""
+
+    def drain(self, message: str) -> None:
+        """Refuses new jobs and ends every other with an error chunk of this message."""
+
+    @property
+    def info(self) -> Footprint:
+        """Raises Starting before the model is loaded."""
+
+    def card(self, model: str | None) -> ModelCard: ...
+
+    def vocabulary(self, model: str | None) -> Vocabulary: ...
+
+    def submit(self, job: AnyJob) -> Reader:
+        """Checks and queues a job; may wait. Raises Refused or Unavailable."""
+
+    def stats(self) -> DecodeStats | None:
+        """Counters as of the last step; None before the model is loaded and after it is closed."""
+
+    # As in corosrv.jobs.HasSlots and HasAdapters, of the one model.
+
+    def slots(self) -> tuple[SlotState, ...]: ...
+
+    def save_slot(self, slot: int, path: str, caller: str = "") -> SlotFile: ...
+
+    def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile: ...
+
+    def erase_slot(self, slot: int, caller: str = "") -> int: ...
+
+    def adapters(self) -> tuple[Adapter, ...]: ...
+
+    def set_adapters(self, scales: Mapping[int, float]) -> None: ...
