@@ -21,8 +21,6 @@ from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import connection, front
 from corosrv.http.lean_flask import LeanFlask
-from corosrv.openai import errors
-from corosrv.predictions import errors as prediction_errors
 from corosrv.serving.server import Server
 from corosrv.settings import PredictionSettings, Settings
 
@@ -61,9 +59,7 @@ def create_app(settings: Settings) -> Flask:
 
 def _http_error(error: HTTPException) -> Response:
     server: Server = current_app.extensions["corosrv"]
-    is_prediction = server.predictor is not None and (server.models is None or server.predictor.has_path(request.path))
-    shape = prediction_errors.http_response if is_prediction else errors.http_response
-    answer = shape(error.code or 500, _words(error))
+    answer = server.part_of(request.path).error_response(error.code or 500, _words(error))
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
             answer.headers[name] = value

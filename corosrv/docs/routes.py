@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from importlib import resources
 from typing import Any
 
@@ -24,14 +25,17 @@ _POLICY = (
 )
 
 
-def document(default_error: Any, needs_key: bool, beside: Callable[[], dict[str, Any]] | None = None) -> Blueprint:
+def document(
+    default_error: Any, needs_key: bool, others: Iterable[Callable[[], dict[str, Any] | None]] = ()
+) -> Blueprint:
     """Describes every route of the app it is registered in that says what it does, and is under the same prefix.
 
-    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one. `beside`:
-    another document, whose paths and schemas stand in this one too; it may raise Unavailable.
+    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one. `others`:
+    make other documents, or None, whose paths and schemas stand in this one too; they may raise Unavailable.
     """
     routes = Blueprint("document", __name__)
     made: dict[str, dict[str, Any]] = {}
+    makers = tuple(others)
 
     @routes.get("/openapi.json")
     @operation("Server", "Describe the API", "This document, as OpenAPI 3.1 has it.", answer=dict[str, Any])
@@ -39,7 +43,7 @@ def document(default_error: Any, needs_key: bool, beside: Callable[[], dict[str,
         root = request.script_root + _prefix("/openapi.json")
         if root not in made:
             made[root] = _described(root, default_error, needs_key)
-        whole = made[root] if beside is None else _joined(made[root], beside())
+        whole = reduce(_joined, filter(None, (make() for make in makers)), made[root])
         return Response(msgspec.json.encode(whole), mimetype="application/json")
 
     return routes

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import gevent
-from flask import Blueprint, has_request_context, request
+from flask import Blueprint, Response, has_request_context, request
 from gevent._hub_local import get_hub_if_exists
 from prometheus_client.registry import Collector
 
@@ -29,6 +29,7 @@ from corosrv.llamacpp import routes as llamacpp_routes
 from corosrv.llamacpp.metrics import LlamaCollector
 from corosrv.llamacpp.props import Switches
 from corosrv.models import ModelPool
+from corosrv.openai import errors as openai_errors
 from corosrv.openai import routes
 from corosrv.openai.embeddings import routes as embedding_routes
 from corosrv.openai.rerank import routes as rerank_routes
@@ -40,7 +41,7 @@ log = logging.getLogger("corosrv")
 
 
 class ModelPart:
-    """Begins to load its first model when it is started."""
+    """Serves models in every dialect; the first model begins to load when the part is started."""
 
     def __init__(self, settings: Settings, stats: metrics.HttpStats, bodies: BodyReader) -> None:
         """Raises SettingsError for a chat template that is none."""
@@ -77,6 +78,16 @@ class ModelPart:
 
     def close(self) -> None:
         self.pool.close()
+
+    def has_path(self, path: str) -> bool:
+        """True: clients of models expect their errors wherever no other part answers."""
+        return True
+
+    def error_response(self, status: int, message: str) -> Response:
+        return openai_errors.http_response(status, message)
+
+    def document(self) -> None:
+        """None: each route says what it does."""
 
     @property
     def state(self) -> State:
@@ -131,7 +142,7 @@ class ModelPart:
 
 
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:
-    """Of the request at hand, if there is one."""
+    """Watches the client of the current request, if there is one."""
     return ClientWatch(request.environ if has_request_context() else {}, on_gone)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import gevent
-from flask import Blueprint
+from flask import Blueprint, Response
 from gevent import monkey
 from prometheus_client.registry import Collector
 
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.jobs import State
-from corosrv.predictions import routes
+from corosrv.predictions import errors, routes
 from corosrv.predictions.collector import PredictionCollector
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import PredictionSettings, ServerSettings
@@ -37,14 +37,24 @@ _STATES = {
 
 
 class PredictorPart:
-    """Sets its predictor up when it is started, in a process of its own."""
+    """Serves a predictor, which is set up in a process of its own when the part is started."""
 
     def __init__(
-        self, predictor: PredictionSettings, settings: ServerSettings, stats: metrics.HttpStats, bodies: BodyReader
+        self,
+        predictor: PredictionSettings,
+        settings: ServerSettings,
+        stats: metrics.HttpStats,
+        bodies: BodyReader,
+        *,
+        stop_server: Callable[[], None],
+        is_alone: bool,
     ) -> None:
+        """`stop_server`: what POST /shutdown does. `is_alone`: nothing else is served, so every path is the part's."""
         self._settings = settings
         self._stats = stats
         self._bodies = bodies
+        self._stop_server = stop_server
+        self._is_alone = is_alone
         self._ending: gevent.Greenlet | None = None
         self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         self.service = PredictionService(self.worker, predictor)
@@ -65,7 +75,7 @@ class PredictorPart:
         self.service.check()
 
     def stats(self) -> None:
-        """It has no decode loop."""
+        """None: a predictor has no decode loop."""
 
     def stop(self) -> None:
         """Refuses new predictions, lets running ones end and their webhooks be delivered, then stops the worker.
@@ -80,7 +90,7 @@ class PredictorPart:
 
     @property
     def is_ending(self) -> bool:
-        """It was told to stop, and has not."""
+        """Whether stop() was called and something still runs."""
         return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:
@@ -101,19 +111,23 @@ class PredictorPart:
         return self.service.schema.document
 
     def has_path(self, path: str) -> bool:
-        """Whether this is where predictions are asked for, and not models."""
-        return path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
+        return self._is_alone or path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
 
-    def blueprint(self, stop_server: Callable[[], None], has_document: bool) -> Blueprint:
-        """`has_document`: GET /openapi.json is here, and nowhere else."""
-        return routes.blueprint(
-            self.service,
-            self._stats,
-            stop_server,
-            self._bodies,
-            has_document=has_document,
-            ping_interval=self._settings.sse_ping_interval,
-            write_timeout=self._settings.write_timeout_s,
+    def error_response(self, status: int, message: str) -> Response:
+        return errors.http_response(status, message)
+
+    def blueprints(self) -> tuple[Blueprint, ...]:
+        """Cog's endpoints; GET /openapi.json is among them where nothing else is served."""
+        return (
+            routes.blueprint(
+                self.service,
+                self._stats,
+                self._stop_server,
+                self._bodies,
+                has_document=self._is_alone,
+                ping_interval=self._settings.sse_ping_interval,
+                write_timeout=self._settings.write_timeout_s,
+            ),
         )
 
 

@@ -9,8 +9,8 @@ from corosrv.jobs import State
 from corosrv.jobs.stats import DecodeStats
 
 
-class Part(Protocol):
-    """What can take work, or says why not."""
+class HasReadiness(Protocol):
+    """Something that takes work, or says why not."""
 
     @property
     def state(self) -> State: ...
@@ -24,11 +24,12 @@ class Part(Protocol):
 class Readiness:
     """READY if every part is ready, otherwise the state of the first part that is not."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[HasReadiness]) -> None:
         self._parts = tuple(parts)
 
     @property
     def state(self) -> State:
+        """READY, or the state of the first part that is in another."""
         states = [part.state for part in self._parts]
         return next((state for state in states if state is not State.READY), State.READY)
 
@@ -37,5 +38,5 @@ class Readiness:
             part.check()
 
     def stats(self) -> DecodeStats | None:
-        """Of the decode loop, if there is one."""
+        """Counters of the first part's decode loop; None where no part has one."""
         return next((stats for part in self._parts if (stats := part.stats()) is not None), None)

@@ -22,6 +22,7 @@ from corosrv.http.lean_flask import current
 from corosrv.llamacpp.metrics import typed_as_there
 from corosrv.openai import answer_types, errors
 from corosrv.serving.models import ModelPart
+from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
 from corosrv.settings import Settings
@@ -35,12 +36,11 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
+        self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
         self.models = ModelPart(settings, self._stats, self._bodies) if settings.models else None
-        self.predictor = (
-            PredictorPart(settings.predictor, server, self._stats, self._bodies) if settings.predictor else None
-        )
-        self.parts = [part for part in (self.models, self.predictor) if part is not None]
+        self.predictor = self._predictor(settings)
+        self.parts: list[Part] = [part for part in (self.models, self.predictor) if part is not None]
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
         json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
@@ -49,7 +49,23 @@ class Server:
         self._is_started = False
         self._has_told = False
         self._started_at = int(time.time())
-        self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
+
+    def _predictor(self, settings: Settings) -> PredictorPart | None:
+        if settings.predictor is None:
+            return None
+        return PredictorPart(
+            settings.predictor,
+            settings.server,
+            self._stats,
+            self._bodies,
+            stop_server=lambda: self.on_shutdown(),
+            is_alone=not settings.models,
+        )
+
+    def part_of(self, path: str) -> Part:
+        """The part whose errors a client expects that asks at this path."""
+        # The first part takes what no other has.
+        return next((part for part in reversed(self.parts) if part.has_path(path)), self.parts[0])
 
     def start(self) -> None:
         """Begins to load the first model and to set the predictor up, in the process that will serve; returns at once.
@@ -103,13 +119,11 @@ class Server:
     def _routes(self) -> Iterator[Blueprint]:
         yield health.blueprint(Readiness(self.parts))
         yield docs.page()
-        needs_key = bool(self.settings.keys)
-        if self.models is not None:
-            yield from self.models.blueprints()
-            beside = self.predictor.document if self.predictor is not None else None
-            yield docs.document(answer_types.ErrorAnswer, needs_key, beside)
-        if self.predictor is not None:
-            yield self.predictor.blueprint(lambda: self.on_shutdown(), has_document=self.models is None)
+        for part in self.parts:
+            yield from part.blueprints()
+        if self.models is not None:  # a predictor alone has the document as Cog's server does
+            documents = [part.document for part in self.parts]
+            yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
 
     def _before(self) -> None:
         """Lets a request in, or raises why it may not pass."""

@@ -1,0 +1,39 @@
+"""What a server asks of each part: models, a predictor, and whatever comes beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from flask import Blueprint, Response
+from prometheus_client.registry import Collector
+
+from corosrv.serving.readiness import HasReadiness
+
+
+class Part(HasReadiness, Protocol):
+    """One kind of work that a server takes, with its endpoints."""
+
+    def start(self) -> None:
+        """Begins to load what the part needs, in the process that will serve; returns at once."""
+
+    def stop(self) -> None:
+        """Refuses new work and lets running work end in its time; a second call ends it at once. Never waits."""
+
+    def close(self) -> None:
+        """Ends everything; may wait for the step in progress. Twice is harmless."""
+
+    def collectors(self) -> Iterable[Collector]:
+        """The part's counters, for /metrics."""
+
+    def blueprints(self) -> Iterable[Blueprint]:
+        """The part's routes."""
+
+    def document(self) -> dict[str, Any] | None:
+        """The part's own OpenAPI document; None where its routes say everything. Raises Unavailable until known."""
+
+    def has_path(self, path: str) -> bool:
+        """Whether clients that ask at this path expect the part's errors, whether or not there is such a route."""
+
+    def error_response(self, status: int, message: str) -> Response:
+        """An error of HTTP itself (unknown path, wrong method) in the part's shape."""
