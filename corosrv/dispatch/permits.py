@@ -33,18 +33,20 @@ class Permit:
 
 
 class PermitPool:
-    """The slots of one worker, and who holds them: available + in_use + poisoned == total after every step.
+    """The slots of one worker, and who holds them.
 
-    Nothing here waits or switches, so that on one hub it needs no lock. The slot that was idle longest is next.
+    available + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so that on one
+    hub it needs no lock. The slot that was idle longest is next.
     """
 
-    def __init__(self, slots: Iterable[int]) -> None:
-        self._idle = deque(slots)
+    def __init__(self, slots: Iterable[int] = ()) -> None:
+        """Raises ValueError for a slot that is named twice."""
+        self._idle: deque[int] = deque()
         self._held: dict[int, Permit] = {}
+        self._retiring: dict[int, Permit] = {}  # held, and gone as soon as they are not
         self._poisoned: dict[int, str] = {}
-        self.total = len(self._idle)
-        if len(set(self._idle)) != self.total:
-            raise ValueError(f"a slot is named twice: {list(self._idle)}")
+        for slot in slots:
+            self.add(slot)
 
     @property
     def available(self) -> int:
@@ -59,9 +61,37 @@ class PermitPool:
         return len(self._poisoned)
 
     @property
+    def retiring(self) -> int:
+        """Slots that are held and leave the pool when they are given back."""
+        return len(self._retiring)
+
+    @property
+    def total(self) -> int:
+        return len(self._idle) + len(self._held) + len(self._poisoned) + len(self._retiring)
+
+    @property
     def reasons(self) -> Mapping[int, str]:
         """Why the poisoned slots are."""
         return MappingProxyType(self._poisoned)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._idle or slot in self._held or slot in self._poisoned or slot in self._retiring
+
+    def add(self, slot: int) -> None:
+        """Takes a slot into the pool, idle. Raises ValueError for one that it has."""
+        if slot in self:
+            raise ValueError(f"slot {slot} is named twice: the pool has it already")
+        self._idle.append(slot)
+
+    def retire(self, slot: int) -> None:
+        """Takes a slot out of the pool: at once, or, if it is held, when it is given back or poisoned.
+
+        Raises KeyError for a slot that the pool does not have.
+        """
+        if (permit := self._held.pop(slot, None)) is not None:
+            self._retiring[slot] = permit
+        elif slot not in self._retiring and self._poisoned.pop(slot, None) is None:
+            self._remove_idle(slot)
 
     def try_acquire(self) -> Permit | None:
         """An idle slot, or None. Never waits."""
@@ -76,17 +106,21 @@ class PermitPool:
 
         Raises KeyError for a slot that the pool does not have.
         """
-        if slot in self._poisoned:
+        if slot in self._poisoned or self._retiring.pop(slot, None) is not None:
             return
         if self._held.pop(slot, None) is None:
-            try:
-                self._idle.remove(slot)
-            except ValueError:
-                raise KeyError(slot) from None
+            self._remove_idle(slot)
         self._poisoned[slot] = reason
 
+    def _remove_idle(self, slot: int) -> None:
+        try:
+            self._idle.remove(slot)
+        except ValueError:
+            raise KeyError(slot) from None
+
     def holds(self, permit: Permit) -> bool:
-        return self._held.get(permit.slot) is permit
+        """Whether a permit has not ended."""
+        return permit in (self._held.get(permit.slot), self._retiring.get(permit.slot))
 
     def end(self, permit: Permit, reason: str | None) -> None:
         """Called by permits: a slot goes back, or with a reason out of use."""
@@ -94,6 +128,6 @@ class PermitPool:
             log.warning("a permit for slot %d was given back a second time", permit.slot)
         elif reason is not None:
             self.poison(permit.slot, reason)
-        else:
+        elif self._retiring.pop(permit.slot, None) is None:
             del self._held[permit.slot]
             self._idle.append(permit.slot)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from corosrv import errors
+from corosrv.dispatch.backoff import Backoff
 from corosrv.jobs import ModelCard
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models import gguf, size
@@ -43,7 +44,7 @@ class ServedModel:
         self.n_loads = 0
         self._is_asked = False
         self.failure = ""
-        self._n_failures = 0
+        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         self._retry_at = 0.0
         self._bells: list[Bell] = []
         self._facts = gguf.read(settings.model)
@@ -123,7 +124,7 @@ class ServedModel:
         assert self.engine is not None
         self._enter(ModelState.READY)
         self.n_loads += 1
-        self._n_failures = 0
+        self._backoff.succeed(time.monotonic())
         self.failure = ""
         self.uses.idle_since = time.monotonic()
         self.bytes = size.measured(self.settings, self._facts, self.engine.info)
@@ -132,8 +133,8 @@ class ServedModel:
 
     def failed(self, reason: str) -> None:
         """It could not be loaded; the engine is somebody else's to close."""
-        self._n_failures += 1
-        self._retry_at = time.monotonic() + min(FIRST_RETRY_S * 2.0 ** (self._n_failures - 1), LAST_RETRY_S)
+        now = time.monotonic()
+        self._retry_at = now + self._backoff.fail(now)
         self.failure = reason
         self.engine = None
         self._settle()

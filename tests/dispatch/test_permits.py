@@ -21,7 +21,30 @@ class Permits(RuleBasedStateMachine):
         self.pool = PermitPool(range(10, 10 + n_slots))
         self.idle = set(range(10, 10 + n_slots))
         self.held: dict[int, Permit] = {}
+        self.retiring: dict[int, Permit] = {}
         self.poisoned: dict[int, str] = {}
+
+    @rule(slot=st.integers(10, 16))
+    def add(self, slot: int) -> None:
+        if slot in self.pool:
+            with pytest.raises(ValueError, match="twice"):
+                self.pool.add(slot)
+        else:
+            self.pool.add(slot)
+            self.idle.add(slot)
+
+    @rule(slot=st.integers(10, 16))
+    def retire(self, slot: int) -> None:
+        if slot not in self.pool:
+            with pytest.raises(KeyError):
+                self.pool.retire(slot)
+            return
+        self.pool.retire(slot)
+
+        self.idle.discard(slot)
+        self.poisoned.pop(slot, None)
+        if slot in self.held:
+            self.retiring[slot] = self.held.pop(slot)
 
     @rule(target=permits)
     def acquire(self) -> Permit | None:
@@ -43,6 +66,8 @@ class Permits(RuleBasedStateMachine):
         if self.held.get(permit.slot) is permit:
             del self.held[permit.slot]
             self.idle.add(permit.slot)
+        elif self.retiring.get(permit.slot) is permit:
+            del self.retiring[permit.slot]
 
     @rule(permit=permits, reason=st.sampled_from("ab"))
     def poison(self, permit: Permit | None, reason: str) -> None:
@@ -53,13 +78,17 @@ class Permits(RuleBasedStateMachine):
         if self.held.get(permit.slot) is permit:
             del self.held[permit.slot]
             self.poisoned[permit.slot] = reason
+        elif self.retiring.get(permit.slot) is permit:
+            del self.retiring[permit.slot]
 
     @rule(slot=st.integers(10, 14), reason=st.sampled_from("ab"))
     def poison_slot(self, slot: int, reason: str) -> None:
-        if slot >= 10 + self.pool.total:
+        if slot not in self.pool:
             return
         self.pool.poison(slot, reason)
 
+        if self.retiring.pop(slot, None) is not None:
+            return
         self.idle.discard(slot)
         self.held.pop(slot, None)
         self.poisoned.setdefault(slot, reason)
@@ -69,9 +98,10 @@ class Permits(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         pool = self.pool
-        assert pool.available + pool.in_use + pool.poisoned == pool.total
-        assert (pool.available, pool.in_use, dict(pool.reasons)) == (len(self.idle), len(self.held), self.poisoned)
-        assert all(permit.is_held for permit in self.held.values())
+        assert pool.available + pool.in_use + pool.poisoned + pool.retiring == pool.total
+        counts = len(self.idle), len(self.held), len(self.retiring), self.poisoned
+        assert (pool.available, pool.in_use, pool.retiring, dict(pool.reasons)) == counts
+        assert all(permit.is_held for permit in (*self.held.values(), *self.retiring.values()))
 
 
 TestPermits = Permits.TestCase
@@ -121,6 +151,48 @@ def test_a_second_release_changes_nothing_and_is_logged(caplog: pytest.LogCaptur
     assert second.is_held
     assert pool.in_use == 1
     assert "slot 1 was given back a second time" in caplog.text
+
+
+def test_an_added_slot_is_handed_out() -> None:
+    pool = PermitPool()
+    assert pool.try_acquire() is None
+
+    pool.add(7)
+
+    permit = pool.try_acquire()
+    assert permit is not None
+    assert permit.slot == 7
+
+
+def test_an_idle_slot_retires_at_once() -> None:
+    pool = PermitPool([1, 2])
+
+    pool.retire(1)
+
+    assert (pool.available, pool.total, 1 in pool) == (1, 1, False)
+
+
+def test_a_held_slot_retires_when_it_is_given_back() -> None:
+    pool = PermitPool([1])
+    permit = pool.try_acquire()
+    assert permit is not None
+
+    pool.retire(1)
+    assert (permit.is_held, pool.in_use, pool.retiring, pool.total) == (True, 0, 1, 1)
+    permit.release()
+
+    assert (permit.is_held, pool.retiring, pool.total) == (False, 0, 0)
+    assert pool.try_acquire() is None
+
+
+def test_a_poisoned_slot_retires_and_may_come_again() -> None:
+    pool = PermitPool([1])
+    pool.poison(1, "broken")
+
+    pool.retire(1)
+    pool.add(1)
+
+    assert (pool.available, pool.poisoned, pool.total) == (1, 0, 1)
 
 
 def test_an_unknown_slot_cannot_be_poisoned() -> None:

@@ -115,20 +115,26 @@ def test_a_later_one_is_not():
         assert WorkerState.SETUP_FAILED in lives.told
 
 
-def test_pauses_double_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr("corosrv.worker.parent.restarting.MOST_PAUSE", 5 * PAUSE)
-    worker = Lives("well").worker
+def test_deaths_in_a_row_make_the_pauses_longer(caplog):
+    with living("well") as lives:
+        for n_restarts in range(2):
+            lives.wait_for(WorkerState.READY, n_restarts)
+            lives.made[-1]._link.kill()
+        lives.wait_for(WorkerState.READY, 2)
 
-    assert [worker._next_pause() for _ in range(5)] == [PAUSE, 2 * PAUSE, 4 * PAUSE, 5 * PAUSE, 5 * PAUSE]
+        assert f"started again in {PAUSE:g} s" in caplog.text
+        assert f"started again in {2 * PAUSE:g} s" in caplog.text
 
 
-def test_a_long_life_makes_the_next_pause_short_again(monkeypatch):
+def test_a_long_life_makes_the_next_pause_short_again(monkeypatch, caplog):
     monkeypatch.setattr("corosrv.worker.parent.restarting.LONG_LIFE", 0.0)
     with living("well") as lives:
-        lives.worker._next_pause()
-        lives.wait_for(WorkerState.READY)
+        for n_restarts in range(3):
+            lives.wait_for(WorkerState.READY, n_restarts)
+            lives.made[-1]._link.kill()
+        lives.wait_for(WorkerState.READY, 3)
 
-        assert lives.worker._next_pause() == PAUSE
+        assert caplog.text.count(f"started again in {PAUSE:g} s") == 3
 
 
 def test_what_is_stopped_while_it_pauses_stays_dead():

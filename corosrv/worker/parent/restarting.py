@@ -9,6 +9,7 @@ from typing import Any
 
 import gevent
 
+from corosrv.dispatch.backoff import Backoff
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.jobs import PredictJob
 from corosrv.worker.parent.orchestrator import PredictorProcess
@@ -33,12 +34,9 @@ class RestartingWorker:
         """`is_wanted`: without it this is the one process that it starts with."""
         self._make = make
         self._is_wanted = is_wanted
-        self._first_pause = first_pause
-        self._pause = first_pause
+        self._backoff = Backoff(first_pause, MOST_PAUSE, LONG_LIFE)
         self._listeners: list[Callable[[], None]] = []
         self._restart: gevent.Greenlet | None = None
-        self._was_ready = False
-        self._ready_at = 0.0
         self.n_restarts = 0
         self._process = self._made()
 
@@ -108,9 +106,8 @@ class RestartingWorker:
 
     def _on_change(self) -> None:
         state = self._process.state
-        if state is WorkerState.READY and not self._was_ready:
-            self._ready_at = time.monotonic()
-        self._was_ready = self._was_ready or state is WorkerState.READY
+        if state is WorkerState.READY:
+            self._backoff.succeed(time.monotonic())
         for listener in self._listeners:
             listener()
         is_dead = state is WorkerState.DEFUNCT or (state is WorkerState.SETUP_FAILED and self.n_restarts > 0)
@@ -118,19 +115,12 @@ class RestartingWorker:
             self._restart = gevent.spawn(self._follow, self._process)
 
     def _follow(self, dead: PredictorProcess) -> None:
-        pause = self._next_pause()
+        pause = self._backoff.fail(time.monotonic())
         log.warning("the worker is started again in %g s", pause)
         gevent.sleep(pause)
         dead.stop(0.0)  # nothing of it is left, then
         self.n_restarts += 1
-        self._was_ready = False
         self._process = self._made()
         for listener in self._listeners:
             listener()
         self._process.start()
-
-    def _next_pause(self) -> float:
-        if self._was_ready and time.monotonic() - self._ready_at >= LONG_LIFE:
-            self._pause = self._first_pause
-        pause, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)
-        return pause
