@@ -33,24 +33,37 @@ class _Kind(msgspec.Struct):
     type: str
 
 
-class JsonCodec(Generic[Out, In]):
-    """Messages as JSON objects that a `type` tells apart.
+class Format(Protocol):
+    """A way to write structs as bytes: the module msgspec.json or msgspec.msgpack."""
 
-    `incoming`: the union of tagged structs that may arrive.
+    @property
+    def Encoder(self) -> Any: ...
+
+    @property
+    def Decoder(self) -> Any: ...
+
+
+class StructCodec(Generic[Out, In]):
+    """Messages as objects that a `type` tells apart.
+
+    JSON can be read by people and by whoever has no msgpack; msgpack takes bytes as they are.
     """
 
-    def __init__(self, incoming: Any) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._decoder: msgspec.json.Decoder[In] = msgspec.json.Decoder(incoming)
-        self._kind = msgspec.json.Decoder(_Kind)
+    def __init__(self, incoming: Any, format: Format = msgspec.json) -> None:
+        """`incoming`: the union of tagged structs that may arrive."""
+        self._encoder = format.Encoder()
+        self._decoder = format.Decoder(incoming)
+        self._kind = format.Decoder(_Kind)
         self._known = frozenset(kind.__struct_config__.tag for kind in get_args(incoming) or (incoming,))
 
     def encode(self, message: Out) -> bytes:
-        return self._encoder.encode(message)
+        data: bytes = self._encoder.encode(message)
+        return data
 
     def decode(self, data: bytes) -> In | None:
         try:
-            return self._decoder.decode(data)
+            message: In = self._decoder.decode(data)
+            return message
         except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, as is bad UTF-8
             kind = self._kind_of(data)
             if kind is None or kind in self._known:
@@ -60,6 +73,7 @@ class JsonCodec(Generic[Out, In]):
 
     def _kind_of(self, data: bytes) -> str | None:
         try:
-            return self._kind.decode(data).type
+            kind: _Kind = self._kind.decode(data)
+            return kind.type
         except (ValueError, RecursionError):
             return None

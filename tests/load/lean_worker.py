@@ -4,7 +4,7 @@ import argparse
 import selectors
 
 from corosrv.wire import messages
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.thread_channel import ThreadChannel
 
 
@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
     control = ThreadChannel[messages.ControlToServer, messages.ControlToWorker].inherited(
-        arguments.control, JsonCodec(messages.ControlToWorker)
+        arguments.control, StructCodec(messages.ControlToWorker)
     )
     init = control.receive()
     assert isinstance(init, messages.Init)
@@ -24,7 +24,7 @@ def main() -> None:
     selector.register(control.fileno(), selectors.EVENT_READ, None)
     for fd in fds:
         slot = ThreadChannel[messages.SlotToServer, messages.SlotToWorker].inherited(
-            fd, JsonCodec(messages.SlotToWorker)
+            fd, StructCodec(messages.SlotToWorker)
         )
         selector.register(fd, selectors.EVENT_READ, slot)
     control.send(messages.Ready(list(range(len(fds))), {}))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from corosrv.wire import messages as m
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.thread_channel import ThreadChannel
 
 COMMAND = (sys.executable, "-m", "tests.support.hostile_worker")
@@ -48,9 +48,9 @@ def spawn_grandchild(escapes: bool = False) -> int:
 
 class HostileWorker:
     def __init__(self, control_fd: int, slot_fds: list[int]) -> None:
-        self.control: ThreadChannel[Any, Any] = ThreadChannel.inherited(control_fd, JsonCodec(m.ControlToWorker))
+        self.control: ThreadChannel[Any, Any] = ThreadChannel.inherited(control_fd, StructCodec(m.ControlToWorker))
         self.slots: list[ThreadChannel[Any, Any]] = [
-            ThreadChannel.inherited(fd, JsonCodec(m.SlotToWorker)) for fd in slot_fds
+            ThreadChannel.inherited(fd, StructCodec(m.SlotToWorker)) for fd in slot_fds
         ]
         self.cancelled: dict[str, threading.Event] = {}
         self.health = "healthy"

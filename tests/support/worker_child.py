@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.messages import (
     PROTOCOL,
     Cancel,
@@ -94,8 +94,8 @@ class ChildProcess:
             theirs.close()
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
         self.sockets = [ours for ours, _ in pairs]
-        self.control: Control = ThreadChannel(self.sockets[0], JsonCodec(ControlToServer))
-        self.slots: list[SlotChannel] = [ThreadChannel(ours, JsonCodec(SlotToServer)) for ours in self.sockets[1:]]
+        self.control: Control = ThreadChannel(self.sockets[0], StructCodec(ControlToServer))
+        self.slots: list[SlotChannel] = [ThreadChannel(ours, StructCodec(SlotToServer)) for ours in self.sockets[1:]]
         self.control.send(Init(reference, slots, protocol))
         self.setup_logs = ""  # what was printed until it was set up
         self.server_log = ""  # and since then, as far as it was read

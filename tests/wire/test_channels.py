@@ -14,7 +14,7 @@ import pytest
 
 from corosrv.errors import BadFrame, ChannelClosed, FrameTooLarge
 from corosrv.wire import messages
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.frame import Frames, encode
 from corosrv.wire.gevent_channel import GeventChannel
 from corosrv.wire.thread_channel import ThreadChannel
@@ -37,8 +37,8 @@ def limit() -> Iterator[None]:
 @pytest.fixture
 def pair() -> Iterator[tuple[Server, Worker]]:
     ours, theirs = _socket.socketpair()
-    server: Server = GeventChannel(ours, JsonCodec(messages.SlotToServer))
-    worker: Worker = ThreadChannel.inherited(theirs.detach(), JsonCodec(messages.SlotToWorker))
+    server: Server = GeventChannel(ours, StructCodec(messages.SlotToServer))
+    worker: Worker = ThreadChannel.inherited(theirs.detach(), StructCodec(messages.SlotToWorker))
     yield server, worker
     server.close()
     worker.close()
@@ -47,7 +47,7 @@ def pair() -> Iterator[tuple[Server, Worker]]:
 @pytest.fixture
 def raw() -> Iterator[tuple[Server, socket.socket]]:
     ours, theirs = _socket.socketpair()
-    server: Server = GeventChannel(ours, JsonCodec(messages.SlotToServer))
+    server: Server = GeventChannel(ours, StructCodec(messages.SlotToServer))
     with socket.socket(fileno=theirs.detach()) as end:
         yield server, end
     server.close()
@@ -185,7 +185,7 @@ def test_messages_before_garbage_are_received(raw: tuple[Server, socket.socket])
 def test_an_end_within_a_frame_is_a_bad_frame_on_both_sides(raw: tuple[Server, socket.socket]) -> None:
     server, end = raw
     ours, theirs = socket.socketpair()
-    worker: Worker = ThreadChannel(ours, JsonCodec(messages.SlotToWorker))
+    worker: Worker = ThreadChannel(ours, StructCodec(messages.SlotToWorker))
 
     for peer in (end, theirs):
         peer.sendall(b"\x00\x00\x00\x05he")
@@ -300,7 +300,7 @@ def test_a_closed_channel_gives_nothing_that_had_arrived(raw: tuple[Server, sock
 
 def test_nothing_follows_a_message_that_went_out_in_part() -> None:
     ours, theirs = socket.socketpair()
-    worker: Worker = ThreadChannel(ours, JsonCodec(messages.SlotToWorker))
+    worker: Worker = ThreadChannel(ours, StructCodec(messages.SlotToWorker))
     with theirs:
         ours.settimeout(0.01)  # in place of whatever else may interrupt it
         with pytest.raises(ChannelClosed):
@@ -316,7 +316,7 @@ def test_an_inherited_channel_is_not_passed_on() -> None:
     ours, theirs = socket.socketpair()
     ours.set_inheritable(True)
 
-    worker: Worker = ThreadChannel.inherited(ours.detach(), JsonCodec(messages.SlotToWorker))
+    worker: Worker = ThreadChannel.inherited(ours.detach(), StructCodec(messages.SlotToWorker))
 
     assert not os.get_inheritable(worker.fileno())
     worker.close()
@@ -326,8 +326,8 @@ def test_an_inherited_channel_is_not_passed_on() -> None:
 def test_a_closed_channel_leaves_no_descriptor() -> None:
     before = n_descriptors()
     ours, theirs = _socket.socketpair()
-    server: Server = GeventChannel(ours, JsonCodec(messages.SlotToServer))
-    worker: Worker = ThreadChannel.inherited(theirs.detach(), JsonCodec(messages.SlotToWorker))
+    server: Server = GeventChannel(ours, StructCodec(messages.SlotToServer))
+    worker: Worker = ThreadChannel.inherited(theirs.detach(), StructCodec(messages.SlotToWorker))
 
     server.close()
     worker.close()

@@ -1,13 +1,15 @@
 import logging
+from typing import Any
 
+import msgspec
 import pytest
 
 from corosrv.errors import BadFrame
 from corosrv.wire import messages
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 
-to_worker: JsonCodec[messages.ControlToServer, messages.ControlToWorker] = JsonCodec(messages.ControlToWorker)
-to_server: JsonCodec[messages.ControlToWorker, messages.ControlToServer] = JsonCodec(messages.ControlToServer)
+to_worker: StructCodec[messages.ControlToServer, messages.ControlToWorker] = StructCodec(messages.ControlToWorker)
+to_server: StructCodec[messages.ControlToWorker, messages.ControlToServer] = StructCodec(messages.ControlToServer)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +62,34 @@ def test_a_message_too_deep_to_read_is_a_bad_frame() -> None:
 
 
 def test_a_set_of_one_message_needs_no_union() -> None:
-    codec: JsonCodec[messages.SlotToServer, messages.SlotToWorker] = JsonCodec(messages.SlotToWorker)
+    codec: StructCodec[messages.SlotToServer, messages.SlotToWorker] = StructCodec(messages.SlotToWorker)
 
     assert codec.decode(codec.encode(messages.Done("x", 1.0))) is None
     with pytest.raises(BadFrame):
         codec.decode(b'{"type":"predict"}')
+
+
+class Blob(msgspec.Struct, tag_field="type", tag="blob"):
+    data: bytes
+
+
+class Name(msgspec.Struct, tag_field="type", tag="name"):
+    text: str
+
+
+@pytest.mark.parametrize("format", [msgspec.json, msgspec.msgpack], ids=lambda format: format.__name__)
+def test_both_formats_tell_messages_apart_and_skip_unknown_ones(format: Any, caplog: pytest.LogCaptureFixture) -> None:
+    codec: StructCodec[Any, Any] = StructCodec(Blob | Name, format)
+
+    assert codec.decode(codec.encode(Blob(b"\xff\0" * 100))) == Blob(b"\xff\0" * 100)
+    assert codec.decode(codec.encode(Name("x"))) == Name("x")
+    assert codec.decode(codec.encode({"type": "weather"})) is None
+    for data in (b"", b"\xc1", codec.encode({"type": "name", "text": 3}), codec.encode([])):
+        with pytest.raises(BadFrame):
+            codec.decode(data)
+
+
+def test_msgpack_takes_bytes_as_they_are() -> None:
+    codec: StructCodec[Any, Any] = StructCodec(Blob, msgspec.msgpack)
+
+    assert len(codec.encode(Blob(bytes(1 << 20)))) < (1 << 20) + 100

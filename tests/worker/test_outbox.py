@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from corosrv.errors import FrameTooLarge
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.frame import MAX_FRAME, Frames
 from corosrv.wire.messages import LogLine, Predict, SlotToServer, SlotToWorker
 from corosrv.worker.child.outbox import LOG_BACKLOG, Drops, Ferry, Outbox
@@ -29,7 +29,7 @@ def pair(told: list[int]) -> Iterator[Pair]:
     """An outbox, and the socket at the other end."""
     ours, theirs = socket.socketpair()
     theirs.settimeout(10)
-    codec: JsonCodec[SlotToServer, SlotToWorker] = JsonCodec(Predict)
+    codec: StructCodec[SlotToServer, SlotToWorker] = StructCodec(Predict)
     with ours, theirs:
         yield Outbox(ours, codec, Ferry(), Drops(lambda count, interval_ms: told.append(count))), theirs
 
@@ -39,7 +39,7 @@ def read(theirs: socket.socket, count: int) -> list[str]:
     frames, messages = Frames(), []
     while len(messages) < count:
         messages += frames.feed(theirs.recv(1 << 16))
-    return [JsonCodec[SlotToWorker, LogLine](LogLine).decode(message).data[-4:] for message in messages]  # type: ignore[union-attr]
+    return [StructCodec[SlotToWorker, LogLine](LogLine).decode(message).data[-4:] for message in messages]  # type: ignore[union-attr]
 
 
 def test_nobody_waits_for_a_reader_and_nothing_is_lost_or_reordered(pair: Pair) -> None:

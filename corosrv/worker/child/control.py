@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import NoReturn, Protocol
 
 from corosrv.errors import BadFrame
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.messages import Cancel, ControlToServer, ControlToWorker, DroppedLogs, Fatal, HealthCheck, Init
 from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
@@ -33,7 +33,7 @@ class Control:
     def __init__(self, fd: int, ferry: Ferry) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
-        codec: JsonCodec[ControlToServer, ControlToWorker] = JsonCodec(ControlToWorker)
+        codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
         self._channel: ThreadChannel[ControlToServer, ControlToWorker] = ThreadChannel(self._socket, codec)
         self.drops = Drops(lambda count, interval_ms: self.outbox.post(DroppedLogs(count, interval_ms)))
         self.outbox: Outbox[ControlToServer] = Outbox(self._socket, codec, ferry, self.drops)

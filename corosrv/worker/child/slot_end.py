@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from corosrv.errors import BadFrame
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.wire.frame import Frames
 from corosrv.wire.messages import Predict, SlotToServer, SlotToWorker
 from corosrv.wire.thread_channel import ThreadChannel
@@ -23,7 +23,7 @@ class SlotEnd:
         self.id = id
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
-        self._codec: JsonCodec[SlotToServer, SlotToWorker] = JsonCodec(SlotToWorker)
+        self._codec: StructCodec[SlotToServer, SlotToWorker] = StructCodec(SlotToWorker)
         self._frames = Frames()
         self._channel: ThreadChannel[SlotToServer, SlotToWorker] = ThreadChannel(self._socket, self._codec)
         self.outbox: Outbox[SlotToServer] = Outbox(self._socket, self._codec, ferry, drops)

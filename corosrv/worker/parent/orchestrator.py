@@ -15,7 +15,7 @@ from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import ChannelClosed, ProtocolError
 from corosrv.jobs import PredictJob
 from corosrv.wire import messages
-from corosrv.wire.codec import JsonCodec
+from corosrv.wire.codec import StructCodec
 from corosrv.worker.parent.health_checks import HealthChecks
 from corosrv.worker.parent.linked_process import LinkedProcess
 from corosrv.worker.parent.predict_reader import PredictReader
@@ -58,7 +58,7 @@ class PredictorProcess:
         self.setup = Setup()
         self.schema: dict[str, Any] | None = None  # once it is READY
         self._slots: Slots | None = None
-        self._link = Link(self, JsonCodec(messages.ControlToServer), JsonCodec(messages.SlotToServer))
+        self._link = Link(self, StructCodec(messages.ControlToServer), StructCodec(messages.SlotToServer))
         self._health = HealthChecks(self._send_health_check)
         self._has_healthcheck = True
         self._listeners: list[Callable[[], None]] = []
