@@ -34,11 +34,12 @@ format: $(INSTALLED)
 	$(BIN)/ruff format corosrv native benchmarks tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
-# Figures of the README: open streams and stalled ones on the synthetic model,
+# Figures of the README: open streams, stalled ones and a storm of clients on the synthetic model,
 # clients that leave on the real one, predictions through a worker process.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
 	$(BIN)/python -m tests.load.stalled
+	$(BIN)/python -m tests.load.storm
 	$(BIN)/python -m tests.load.disconnects
 	$(BIN)/python -m tests.load.predictor_process
 	$(BIN)/python -m tests.load.predictions

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import os
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 import gevent
 from gevent.event import Event
 from gevent.pool import Pool
-from gevent.server import StreamServer
 from gunicorn import sock as gunicorn_socket
 from gunicorn.http import wsgi
 from gunicorn.http.errors import ParseException
@@ -31,9 +29,9 @@ from corosrv.http.body_reader import PACED
 from corosrv.http.connection import Connection, Limits
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
+from corosrv.http.listener import Listener
 from corosrv.http.message import Answer
 from corosrv.http.pace import TooSlow
-from corosrv.http.patient_socket import PatientSocket
 from corosrv.http.refusal import Overloaded
 from corosrv.http.stops import let_stops_through
 from corosrv.processor import garbage_times
@@ -49,8 +47,6 @@ _RESERVE_PATIENCE = 0.5  # seconds
 _LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
 _HURRY = 2.5  # seconds that what goes on beside requests gets at a quick end
 _HANGS = 1.0  # seconds of the processor between two heartbeats
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_NO_DESCRIPTOR_PAUSE = 0.1  # seconds
 
 
 class Ending(Protocol):
@@ -90,7 +86,6 @@ class Front(GeventWorker):  # type: ignore[misc]
         self._full_collections = FullCollections()
         self.endings: list[Ending] = []
         self._unread = Flood(log, "%d requests could not be read, or not be taken, and were refused")
-        self._starved = Flood(log, "no file descriptor was left for a client, %d times")
 
     def init_signals(self) -> None:
         super().init_signals()
@@ -166,11 +161,11 @@ class Front(GeventWorker):  # type: ignore[misc]
     def _is_ending(self) -> bool:
         return any(ending.is_ending for ending in self.endings)
 
-    def _listen(self, listener: Any) -> StreamServer:
+    def _listen(self, listener: Any) -> Listener:
         listener.setblocking(1)
         options = {"ssl_context": gunicorn_socket.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
         pool = Pool(self.worker_connections + RESERVE)
-        return _Server(self._starved, listener, functools.partial(self.handle, listener), spawn=pool, **options)
+        return Listener(listener, functools.partial(self.handle, listener), pool, **options)
 
     @property
     def _is_full(self) -> bool:
@@ -256,29 +251,6 @@ class Front(GeventWorker):  # type: ignore[misc]
         finally:
             if hasattr(body, "close"):
                 body.close()
-
-
-class _Server(StreamServer):  # type: ignore[misc]
-    """Accepts; when no descriptor is left it pauses, where gevent's own fills the log with tracebacks."""
-
-    def __init__(self, starved: Flood, *args: Any, **options: Any) -> None:
-        self._starved = starved
-        super().__init__(*args, **options)
-
-    def do_read(self) -> Any:
-        try:
-            descriptor, address = self.socket._accept()
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno not in _NO_DESCRIPTOR:
-                raise
-            self._starved.count()
-            self.stop_accepting()
-            gevent.spawn_later(_NO_DESCRIPTOR_PAUSE, self._start_accepting_if_started)
-            return None
-        listening = self.socket
-        return PatientSocket(listening.family, listening.type, listening.proto, fileno=descriptor), address
 
 
 def adopt(limits: Limits) -> Front | None:
