@@ -18,8 +18,8 @@ from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from corosrv import settings as settings_module
-from corosrv.errors import CorosrvError, SettingsError
-from corosrv.http import connection, front
+from corosrv.errors import CorosrvError, HttpError, SettingsError
+from corosrv.http import connection, front, reply
 from corosrv.http.lean_flask import LeanFlask
 from corosrv.serving.server import Server
 from corosrv.settings import PredictionSettings, Settings
@@ -59,7 +59,8 @@ def create_app(settings: Settings) -> Flask:
 
 def _http_error(error: HTTPException) -> Response:
     server: Server = current_app.extensions["corosrv"]
-    answer = server.part_of(request.path).error_response(error.code or 500, _words(error))
+    http_error = HttpError(error.code or 500, _words(error))
+    answer = reply.error_response(http_error, server.error_body(http_error))
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
             answer.headers[name] = value

@@ -7,9 +7,9 @@ import pytest
 
 from tests.test_layers import MODULES
 
-# Modules of the dialects that are for HTTP, or wait for a job.
-WITH_IO = ("routes", "exchange", "loading")
-ROOMS = ("chat", "decoding", "generation", "jobs", "structured")
+# Modules of the dialects that are for HTTP, describe its routes, or wait for a job.
+WITH_IO = ("api_docs", "exchange", "loading", "metrics", "routes", "slots")
+ROOMS = ("anthropic", "chat", "decoding", "errors", "generation", "jobs", "llamacpp", "openai", "structured")
 
 PROGRAM = """
 import importlib, sys

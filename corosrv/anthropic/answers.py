@@ -13,7 +13,7 @@ from corosrv.chat.answer import BlockAnswer
 from corosrv.chat.blocks import Block, Kind
 from corosrv.chat.parser import Parser
 from corosrv.errors import CorosrvError
-from corosrv.http.sse import named_event
+from corosrv.generation.events import named_event
 from corosrv.jobs import Chunk, ModelCard
 
 _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

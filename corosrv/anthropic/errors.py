@@ -1,38 +1,30 @@
-"""Errors in Anthropic's shape: the one place where what happened becomes one of theirs."""
+"""Errors in Anthropic's shape."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flask import Response, g
+from corosrv.errors import CorosrvError, ErrorKind
 
-from corosrv import errors
-from corosrv.http import reply
-
-# The first class that matches decides, so that the narrower stand above the wider.
-_TYPES: tuple[tuple[type[errors.CorosrvError], str], ...] = (
-    (errors.BodyTooLarge, "request_too_large"),
-    (errors.NotFound, "not_found_error"),
-    (errors.Refused, "invalid_request_error"),
-    (errors.Unauthorized, "authentication_error"),
-    (errors.Forbidden, "permission_error"),
-    (errors.QueueFull, "rate_limit_error"),
-    (errors.Unavailable, "overloaded_error"),
-    (errors.UsedAfterFork, "overloaded_error"),
-    (errors.CorosrvError, "api_error"),
-)
+_TYPES = {
+    ErrorKind.INVALID_REQUEST: "invalid_request_error",
+    ErrorKind.CONTEXT_EXCEEDED: "invalid_request_error",
+    ErrorKind.TOO_LARGE: "request_too_large",
+    ErrorKind.UNAUTHORIZED: "authentication_error",
+    ErrorKind.FORBIDDEN: "permission_error",
+    ErrorKind.NOT_FOUND: "not_found_error",
+    ErrorKind.NOT_OFFERED: "invalid_request_error",
+    ErrorKind.RATE_LIMITED: "rate_limit_error",
+    ErrorKind.UNAVAILABLE: "overloaded_error",
+    ErrorKind.CLIENT_GONE: "api_error",
+    ErrorKind.FAILED: "api_error",
+}
 
 
-def body(error: errors.CorosrvError, request_id: str) -> dict[str, Any]:
-    """`{"type": "error", ...}`, as an answer and as an event."""
-    kind = next(kind for of, kind in _TYPES if isinstance(error, of))
+def body(error: CorosrvError, request_id: str) -> dict[str, Any]:
+    """Makes `{"type": "error", ...}`, for an answer or an event."""
     return {
         "type": "error",
-        "error": {"type": kind, "message": str(error)},
+        "error": {"type": _TYPES[error.kind], "message": str(error)},
         "request_id": request_id,
     }
-
-
-def response(error: errors.CorosrvError) -> Response:
-    """The error as an answer with its status and headers."""
-    return reply.error_response(error, body(error, g.corosrv_request_id))

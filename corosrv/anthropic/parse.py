@@ -12,7 +12,7 @@ from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoi
 from corosrv.chat.prepare import prepare
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.jobs import Messages, ModelCard
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].input_schema")

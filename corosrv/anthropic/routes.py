@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from flask import Blueprint, Response, g
 
 from corosrv.anthropic import api_docs, errors, parse, schema
 from corosrv.errors import CorosrvError
-from corosrv.generation.exchange import Call, RequestFlow
+from corosrv.generation.call import Call
+from corosrv.generation.exchange import RequestFlow
 from corosrv.http import reply
+
+MESSAGES = "/v1/messages"
 
 Body = TypeVar("Body", bound=schema.PromptBody)
 
@@ -19,12 +22,12 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     """Messages, and the tokens that they would have."""
     routes = Blueprint("anthropic", __name__)
 
-    @routes.post("/v1/messages")
+    @routes.post(MESSAGES)
     @api_docs.messages
     def create() -> Response:
         return flow.answer(call(schema.decoder))
 
-    @routes.post("/v1/messages/count_tokens")
+    @routes.post(f"{MESSAGES}/count_tokens")
     @api_docs.count
     def count() -> Response:
         return reply.json_response({"input_tokens": flow.count(call(schema.prompt_decoder))})
@@ -39,5 +42,15 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         response.headers["Request-Id"] = g.corosrv_request_id
         return response
 
-    routes.register_error_handler(CorosrvError, reply.handler(errors.response))
+    reply.register_errors(routes, error_body)
     return routes
+
+
+def error_body(error: CorosrvError) -> dict[str, Any]:
+    """Makes the body of an error that ends the current request."""
+    return errors.body(error, g.corosrv_request_id)
+
+
+def has_path(path: str) -> bool:
+    """Whether clients of Anthropic's API call this path, be there a route or not."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")

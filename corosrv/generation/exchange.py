@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from flask import Response, request
 
 from corosrv.errors import CorosrvError
+from corosrv.generation.call import Answer, Call
 from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.fields import Defaults
 from corosrv.http import body, sse
@@ -18,34 +18,9 @@ from corosrv.http.callers import with_caller
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
-from corosrv.jobs import AnyJob, Chunk, Job, Worker
+from corosrv.jobs import AnyJob, Chunk, Worker
 
 T = TypeVar("T")
-
-
-class Answer(Protocol):
-    """A dialect's translation out, for one request: chunks to a whole answer, or to events."""
-
-    def whole(self, chunks: list[Chunk]) -> Any:
-        """Makes the answer that is not streamed, a value for JSON. No task has failed."""
-
-    def first(self) -> bytes:
-        """Makes what is sent as soon as the job is taken: at least a comment, which carries the headers."""
-
-    def events(self, chunks: Sequence[Chunk]) -> bytes:
-        """Makes the events for these chunks, and the end of the stream after the last. No task of them has failed."""
-
-    def failure(self, error: CorosrvError) -> bytes:
-        """Makes the event of an error that ends the stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request translated: the job, and what makes its answer from the job's chunks."""
-
-    job: Job
-    stream: bool
-    answer: Answer
 
 
 class JobEvents:

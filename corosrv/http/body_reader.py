@@ -10,7 +10,7 @@ from gevent._hub_local import get_hub_if_exists
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
-from corosrv.errors import BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
+from corosrv.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
 from corosrv.http.body_budget import BodyBudget, BodyShare
 
 # In the WSGI environment: the server looks after the pace of the body itself, and does so better.
@@ -46,7 +46,7 @@ class BodyReader:
         except (ClientDisconnected, OSError, ParseException) as error:
             if isinstance(error.__context__ or error, TimeoutError):
                 raise BodyTooSlow from None
-            raise Refused("the request body could not be read to its end", None, "incomplete_body") from error
+            raise BodyIncomplete("the request body could not be read to its end") from error
         if len(body) > limit:
             raise BodyTooLarge(limit)
         _check_length(request, body)
@@ -81,8 +81,6 @@ def _check_length(request: Request, body: bytes) -> None:
         return
     if "form" in vars(request):  # parsed by somebody before us, who has the only copy
         raise Refused("the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body")
-    raise Refused(
-        f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}",
-        None,
-        "incomplete_body",
+    raise BodyIncomplete(
+        f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}"
     )

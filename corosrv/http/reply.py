@@ -8,41 +8,15 @@ from typing import Any
 
 import msgspec
 from flask import Response, request
+from flask.sansio.scaffold import Scaffold
 
-from corosrv import errors
+from corosrv.errors import CorosrvError, ErrorKind, Unavailable
 from corosrv.http.flood import Flood, line
-from corosrv.http.message import CLIENT_GONE
 
 log = logging.getLogger("corosrv.http")
 # Apart, for anybody can make many of the one kind, among which the other would be lost.
 _refused = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")
-
-# The first class that matches decides, so that the narrower stand above the wider.
-_STATUS: tuple[tuple[type[errors.CorosrvError], int], ...] = (
-    (errors.BodyTooLarge, 413),
-    (errors.BodyTooSlow, 408),
-    (errors.UnsupportedMedia, 415),
-    (errors.NotFound, 404),
-    (errors.NotOffered, 501),
-    (errors.InvalidInput, 422),
-    (errors.NotStreamed, 406),
-    (errors.IdTaken, 409),
-    (errors.TooManyReaders, 429),
-    (errors.Refused, 400),
-    (errors.Unauthorized, 401),
-    (errors.Forbidden, 403),
-    (errors.QueueFull, 429),
-    (errors.NoCapacity, 409),
-    (errors.Unavailable, 503),
-    (errors.UsedAfterFork, 503),
-    (errors.ClientGone, CLIENT_GONE),
-    (errors.CorosrvError, 500),
-)
-
-
-def status(error: errors.CorosrvError) -> int:
-    return next(status for kind, status in _STATUS if isinstance(error, kind))
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -56,29 +30,25 @@ def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:
     return answer
 
 
-def error_response(error: errors.CorosrvError, body: Any) -> Response:
-    """An error in a dialect's shape, with the status and headers that are the same in all."""
-    answer = json_response(body, status(error))
-    if isinstance(error, errors.Unauthorized):
+def error_response(error: CorosrvError, body: Any) -> Response:
+    """Makes the answer for an error from its body in a dialect's shape. Logs what is not the client's doing."""
+    answer = json_response(body, error.status)
+    if error.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, errors.Unavailable) and error.retry_after is not None:
+    if error.retry_after is not None:
         answer.headers["Retry-After"] = str(error.retry_after)
-    # What is left of a refused body is not read: nothing may follow it on this connection.
-    if isinstance(error, (errors.Unauthorized, errors.Forbidden, errors.BodyTooLarge, errors.UnsupportedMedia)) or (
-        getattr(error, "code", None) in ("incomplete_body", "request_timeout")
-    ):
+    if error.ends_connection:
         answer.headers["Connection"] = "close"
+    if error.status >= 500 and error.kind is not ErrorKind.NOT_OFFERED:
+        flood = _refused if isinstance(error, Unavailable) else _failed
+        flood.count(lambda: log.warning("%s %s: %s", request.method, line(request.path), line(str(error))))
     return answer
 
 
-def handler(render: Callable[[errors.CorosrvError], Response]) -> Callable[[errors.CorosrvError], Response]:
-    """The error handler of a dialect that renders errors so; what is our own fault is logged, too."""
+def register_errors(routes: Scaffold, body: Callable[[CorosrvError], Any]) -> None:
+    """Gives errors of these routes the shape that `body` makes."""
 
-    def refuse(error: errors.CorosrvError) -> Response:
-        answer = render(error)
-        if answer.status_code >= 500 and not isinstance(error, errors.NotOffered):
-            flood = _refused if isinstance(error, errors.Unavailable) else _failed
-            flood.count(lambda: log.warning("%s %s: %s", request.method, line(request.path), line(str(error))))
-        return answer
+    def answer(error: CorosrvError) -> Response:
+        return error_response(error, body(error))
 
-    return refuse
+    routes.register_error_handler(CorosrvError, answer)

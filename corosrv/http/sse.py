@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
 from flask import Request, Response
 
 from corosrv.errors import ClientGone, CorosrvError, ReadTimeout, Refused
@@ -45,12 +44,6 @@ class Source(Protocol[Item]):
     def cancel(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-def named_event(value: dict[str, Any]) -> bytes:
-    """An event that goes by its value's `type`."""
-    name: str = value["type"]
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class Encoder(Protocol[Item]):

@@ -7,6 +7,7 @@ from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation.answer_options import AnswerOptions
+from corosrv.generation.events import event
 from corosrv.generation.native import NativeTask
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry
@@ -47,13 +48,13 @@ class NativeAnswer:
             task = self._tasks[one.index]
             chunk = task.clip(one)
             for progress in self._telemetry.progress(chunk):
-                sent += events.event(task.partial(_without_text(chunk)) | progress)
+                sent += event(task.partial(_without_text(chunk)) | progress)
             task.add(chunk)
             timings = self._telemetry.timings(chunk)
             if chunk.text or (chunk.tokens and chunk.finish is None):
-                sent += events.event(task.partial(chunk) | timings)
+                sent += event(task.partial(chunk) | timings)
             if chunk.finish is not None:
-                sent += events.event(self._final(chunk))
+                sent += event(self._final(chunk))
         return sent
 
     def failure(self, error: CorosrvError) -> bytes:

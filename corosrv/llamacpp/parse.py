@@ -9,7 +9,7 @@ from corosrv.decoding.text import check_text
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation import fields, infill
 from corosrv.generation.answer_options import AnswerOptions
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
 from corosrv.jobs import Job, ModelCard, Prompt, Tokens, Vocabulary

@@ -10,7 +10,7 @@ from corosrv.errors import NotOffered, NotSupported, Refused, Unavailable
 from corosrv.generation.exchange import RequestFlow
 from corosrv.http.callers import caller
 from corosrv.http.long_json import long_json_response
-from corosrv.http.reply import json_response
+from corosrv.http.reply import json_response, register_errors
 from corosrv.jobs import HasAdapters, HasSlots, Job, Messages, ModelCard, Vocabulary, Worker
 from corosrv.llamacpp import api_docs, parse, props, schema, slots, tokens
 from corosrv.llamacpp.props import Switches
@@ -26,7 +26,7 @@ class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
 def blueprint(flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> Blueprint:
     """Everything that only llama-server's clients know. `worker` is the flow's."""
     routes = Blueprint("llamacpp", __name__)
-    errors.register(routes)
+    register_errors(routes, errors.body)
     _add_completions(routes, flow)
     _add_tokens(routes, flow)
     _add_server(routes, flow, worker, switches)

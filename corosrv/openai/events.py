@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from corosrv.errors import CorosrvError
+from corosrv.generation.events import event
 from corosrv.generation.tally import Tally
 from corosrv.jobs import ModelCard
 from corosrv.openai import errors
@@ -16,11 +17,6 @@ from corosrv.openai import errors
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.encode
-
-
-def event(value: Any) -> bytes:
-    """One server-sent event of a JSON value."""
-    return b"data: " + encode(value) + b"\n\n"
 
 
 def usage(tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from corosrv.generation.exchange import Call, RequestFlow
-from corosrv.http.reply import json_response
+from corosrv.generation.call import Call
+from corosrv.generation.exchange import RequestFlow
+from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import api_docs, errors, models
 from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
@@ -53,5 +54,5 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def one_model(name: str) -> Response:
         return json_response(models.one(flow.worker, name))
 
-    errors.register(routes)
+    register_errors(routes, errors.body)
     return routes

@@ -11,7 +11,7 @@ from corosrv.errors import NotFound
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
-from corosrv.http.reply import encoded_response, json_response
+from corosrv.http.reply import encoded_response, json_response, register_errors
 from corosrv.predictions import errors, events, service_info
 from corosrv.predictions.desk import Desk
 from corosrv.predictions.service import PredictionService
@@ -85,7 +85,7 @@ def blueprint(
         shut_down()
         return json_response({})
 
-    errors.register(routes)
+    register_errors(routes, errors.body)
     return routes
 
 

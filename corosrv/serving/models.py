@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import gevent
-from flask import Blueprint, Response, has_request_context, request
+from flask import Blueprint, has_request_context, request
 from gevent._hub_local import get_hub_if_exists
 from prometheus_client.registry import Collector
 
@@ -16,7 +17,7 @@ from corosrv.decoding import json_limits
 from corosrv.engine import Engine
 from corosrv.engine.binding import JsonLimits
 from corosrv.engine.builtin_template import check_source
-from corosrv.errors import Refused, SettingsError
+from corosrv.errors import CorosrvError, Refused, SettingsError
 from corosrv.generation.exchange import Limits, RequestFlow
 from corosrv.generation.fields import Defaults
 from corosrv.http import metrics
@@ -83,8 +84,8 @@ class ModelPart:
         """True: clients of models expect their errors wherever no other part answers."""
         return True
 
-    def error_response(self, status: int, message: str) -> Response:
-        return openai_errors.http_response(status, message)
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        return anthropic.error_body(error) if anthropic.has_path(path) else openai_errors.body(error)
 
     def document(self) -> None:
         """None: each route says what it does."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from flask import Blueprint, Response
+from flask import Blueprint
 from prometheus_client.registry import Collector
 
+from corosrv.errors import CorosrvError
 from corosrv.serving.readiness import HasReadiness
 
 
@@ -35,5 +36,5 @@ class Part(HasReadiness, Protocol):
     def has_path(self, path: str) -> bool:
         """Whether clients that ask at this path expect the part's errors, whether or not there is such a route."""
 
-    def error_response(self, status: int, message: str) -> Response:
-        """An error of HTTP itself (unknown path, wrong method) in the part's shape."""
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        """Makes the body of an error of a request to this path, in the shape that its clients expect."""

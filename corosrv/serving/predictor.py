@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import gevent
-from flask import Blueprint, Response
+from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
 
+from corosrv.errors import CorosrvError
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.jobs import State
@@ -113,8 +114,8 @@ class PredictorPart:
     def has_path(self, path: str) -> bool:
         return self._is_alone or path.split("/")[1:2] in (["predictions"], ["health-check"], ["shutdown"])
 
-    def error_response(self, status: int, message: str) -> Response:
-        return errors.http_response(status, message)
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        return errors.body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         """Cog's endpoints; GET /openapi.json is among them where nothing else is served."""

@@ -8,19 +8,21 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.decoding import json_limits
 from corosrv.docs import routes as docs
-from corosrv.errors import CorosrvError
+from corosrv.errors import CorosrvError, NotOffered
 from corosrv.http import access, body, health, metrics, operation
 from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.lean_flask import current
+from corosrv.http.reply import register_errors
 from corosrv.llamacpp.metrics import typed_as_there
-from corosrv.openai import answer_types, errors
+from corosrv.openai import answer_types
 from corosrv.serving.models import ModelPart
 from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
@@ -89,7 +91,7 @@ class Server:
         scaffold.before_request(self._before)
         scaffold.after_request(self._after)
         scaffold.teardown_request(self._done)
-        scaffold.register_error_handler(CorosrvError, errors.response)
+        register_errors(scaffold, self.error_body)
 
     def make_blueprint(self, has_hooks: bool = True) -> Blueprint:
         """Makes the blueprint of all routes; without hooks, it is for an app that has them."""
@@ -109,7 +111,7 @@ class Server:
         )
         def exposition() -> Response:
             if not self.settings.metrics:
-                return errors.http_response(501, "metrics are switched off (COROSRV_METRICS=0)")
+                raise NotOffered("metrics are switched off (COROSRV_METRICS=0)")
             answer = Response(typed_as_there(metrics.exposition(self._stats)), content_type=metrics.CONTENT_TYPE)
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
@@ -124,6 +126,10 @@ class Server:
         if self.models is not None:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
+
+    def error_body(self, error: CorosrvError) -> Any:
+        """Makes the body of an error that ends the current request, in the shape that its path asks for."""
+        return self.part_of(request.path).error_body(error, request.path)
 
     def _before(self) -> None:
         """Lets a request in, or raises why it may not pass."""

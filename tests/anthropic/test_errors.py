@@ -1,7 +1,6 @@
 """Errors in Anthropic's shape: a status and a type for each."""
 
 import pytest
-from flask import Flask, g
 
 from corosrv import errors
 from corosrv.anthropic import errors as wire
@@ -10,7 +9,9 @@ from tests.openai.test_errors import TABLE
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     408: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
@@ -24,12 +25,8 @@ TYPES = {
 
 @pytest.mark.parametrize(("error", "status"), [row[:2] for row in TABLE], ids=lambda value: type(value).__name__)
 def test_an_error_has_its_status_and_type(error: errors.CorosrvError, status: int) -> None:
-    with Flask(__name__).app_context():
-        g.corosrv_request_id = "req_1"
-        answer = wire.response(error)
-
-    assert answer.status_code == status
-    assert answer.get_json() == {
+    assert error.status == status
+    assert wire.body(error, "req_1") == {
         "type": "error",
         "error": {"type": TYPES[status], "message": str(error)},
         "request_id": "req_1",

@@ -9,7 +9,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import NotOffered, NotSupported, Refused
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens

@@ -10,7 +10,7 @@ from corosrv.chat.choice import Syntax
 from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import SyntaxParser, TextParser
 from corosrv.generation.answer_options import AnswerOptions
-from corosrv.generation.exchange import Answer
+from corosrv.generation.call import Answer
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
 from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.completions.answers import TextAnswer

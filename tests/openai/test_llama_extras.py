@@ -8,7 +8,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.errors import Refused
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Chunk, Finish, Job, ModelCard, TokenInfo

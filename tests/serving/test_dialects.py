@@ -64,3 +64,31 @@ def test_a_body_is_decoded_once(client: FlaskClient, monkeypatch: pytest.MonkeyP
 
     assert answer.status_code == 200, answer.text
     assert [msgspec.json.decode(data) for data in looked_through] == [BODIES[path]]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("DELETE", "/v1/messages/count_tokens", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("GET", "/v1/messages/batches/x", 404, "not_found_error"),
+        ("POST", "/v1/messages", 400, "invalid_request_error"),
+    ],
+)
+def test_every_error_below_messages_has_anthropic_s_shape(
+    client: FlaskClient, method: str, path: str, status: int, kind: str
+):
+    answer = client.open(path, method=method, data=b"{", headers={"X-Request-Id": "req_1"})
+
+    error = answer.get_json()
+    assert answer.status_code == status
+    assert (error["type"], error["error"]["type"], error["request_id"]) == ("error", kind, "req_1")
+
+
+@pytest.mark.parametrize("path", ["/v1/messagesx", "/v1/other", "/v1/chat/completions/x"])
+def test_errors_elsewhere_have_openai_s_shape(client: FlaskClient, path: str):
+    error = client.post(path).get_json()["error"]
+
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "not_found_error"

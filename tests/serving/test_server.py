@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv import settings
+from corosrv.errors import HttpError
 from corosrv.serving.server import Server
 
 PREDICTOR = "deploy/predictor/predict.py:Predictor"
@@ -26,6 +27,6 @@ def server(**chosen: str) -> Server:
     ],
 )
 def test_an_error_has_the_shape_of_the_part_that_the_path_belongs_to(chosen, path, members):
-    error = server(**chosen).part_of(path).error_response(404, "words").get_json()["error"]
+    error = server(**chosen).part_of(path).error_body(HttpError(404, "words"), path)["error"]
 
     assert error == "words" if not members else set(error) == members

@@ -10,7 +10,7 @@ from corosrv.decoding.text import check_text
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.jobs import Messages, ModelCard, Vocabulary
 from corosrv.openai.chat import forms, messages, schema
 from corosrv.openai.chat.answers import ChatAnswer

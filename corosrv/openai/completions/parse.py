@@ -5,7 +5,7 @@ from __future__ import annotations
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields, infill
 from corosrv.generation.answer_options import AnswerOptions, Echo
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.generation.prompts import prompts
 from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
 from corosrv.openai.completions import schema

@@ -7,7 +7,7 @@ from flask import Blueprint, Response
 from corosrv.errors import NotOffered
 from corosrv.generation import vectors
 from corosrv.generation.exchange import RequestFlow
-from corosrv.http.reply import json_response
+from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import errors
 from corosrv.openai.embeddings import answers, api_docs, parse, schema
 
@@ -15,7 +15,7 @@ from corosrv.openai.embeddings import answers, api_docs, parse, schema
 def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
     """OpenAI's, and llama-server's own. `is_on`: off, they are answered with 501."""
     routes = Blueprint("embeddings", __name__)
-    errors.register(routes)
+    register_errors(routes, errors.body)
 
     @routes.before_request
     def check_on() -> None:

@@ -6,14 +6,14 @@ from flask import Blueprint, Response
 
 from corosrv.generation import vectors
 from corosrv.generation.exchange import RequestFlow
-from corosrv.http.reply import json_response
+from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import errors
 from corosrv.openai.rerank import answers, api_docs, parse, schema
 
 
 def blueprint(flow: RequestFlow) -> Blueprint:
     routes = Blueprint("rerank", __name__)
-    errors.register(routes)
+    register_errors(routes, errors.body)
 
     @routes.post("/v1/rerank")
     @routes.post("/rerank", endpoint="short")

@@ -13,9 +13,9 @@ from corosrv.chat.parser import Parser
 from corosrv.chat.turns import Turn, Turns, arguments
 from corosrv.errors import CorosrvError
 from corosrv.generation.answer_options import AnswerOptions
+from corosrv.generation.events import named_event
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry
-from corosrv.http.sse import named_event
 from corosrv.jobs import Chunk
 from corosrv.openai.responses.store import Stored, item_id
 

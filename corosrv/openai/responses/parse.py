@@ -12,7 +12,7 @@ from corosrv.chat.turns import Turn, Turns
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
-from corosrv.generation.exchange import Call
+from corosrv.generation.call import Call
 from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from flask import Blueprint, Response, request
 
-from corosrv.errors import CorosrvError, NotSupported
-from corosrv.generation.exchange import Call, RequestFlow
-from corosrv.http import reply
+from corosrv.errors import NotSupported
+from corosrv.generation.call import Call
+from corosrv.generation.exchange import RequestFlow
 from corosrv.http.callers import caller
-from corosrv.http.reply import json_response
+from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import errors
 from corosrv.openai.fields import input_tokens
 from corosrv.openai.responses import api_docs, parse, schema
@@ -52,5 +52,5 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     def shelf() -> Shelf:
         return store.shelf(caller())
 
-    routes.register_error_handler(CorosrvError, reply.handler(errors.response))
+    register_errors(routes, errors.body)
     return routes

@@ -1,0 +1,181 @@
+"""What can go wrong, as one tree of exceptions.
+
+Inner code raises what happened. The attributes of a class say what that means for whoever sent the request: the HTTP
+status, the kind of failure, and a code for programs. A dialect only spells it: corosrv.openai.errors and its like.
+
+CorosrvError
+├── SettingsError            a setting is wrong; the start stops
+├── LibllamaError            libllama is missing, or is not the one that the extension was built with
+├── BenchError               the load generator cannot run as the command line says
+├── HttpError                an unknown path, a wrong method
+├── Unauthorized             the request has no key, or an unknown one
+├── Forbidden                a web page that may not call, or a host name that is not this server's
+├── ClientGone               the client left before its answer was ready
+├── Refused                  the request is wrong; `param` names the parameter
+│   ├── PromptTooLong        the prompt has more tokens than the context of a slot
+│   ├── BodyTooLarge         the body is over the limit
+│   ├── BodyTooSlow          the body did not arrive in time
+│   ├── BodyIncomplete       the body ended early
+│   ├── UnsupportedMedia     the body is not JSON, or is compressed
+│   ├── InvalidJson          the body is not well-formed JSON
+│   ├── NotFound             there is nothing of this name here
+│   │   └── ModelNotFound    there is no model of this name here
+│   ├── InvalidGrammar       the grammar is not GBNF, or is over a limit
+│   ├── InvalidSchema        the JSON schema is not one, or no grammar can hold it
+│   ├── NotSupported         a known parameter that this server does not offer
+│   ├── NotOffered           the endpoint is switched off, or the model lacks the ability
+│   ├── InvalidInput         fields of a prediction's request are wrong
+│   ├── NotStreamed          the predictor does not stream
+│   ├── IdTaken              another prediction has this id
+│   └── TooManyReaders       too many clients read the events of a prediction
+├── Unavailable              the server cannot take the request now; a later one may succeed
+│   ├── Starting             the model is loading
+│   ├── ModelFailed          the model could not be loaded
+│   ├── ShuttingDown         the server is stopping
+│   ├── NoDescriptor         no file descriptor is left
+│   ├── SlotBusy             the slot's task did not end in time
+│   ├── TooManyBodies        the bodies of all requests together are too large
+│   ├── TooBusy              the request could not be checked in time
+│   ├── NoCapacity           every slot runs a prediction
+│   ├── WorkerGone           the predictor's process has ended
+│   └── QueueFull            the queue is full
+├── RedirectRefused          a redirect of one of our own requests leads where it must not go
+├── DestinationRefused       one of our own requests would go where no client may send it
+├── LoadError                there is no such predictor, or it does not fit its slots; its set-up fails
+├── SignatureError           a predictor's inputs or output cannot be read; its set-up fails
+├── InputFailed              an input could not be fetched or decoded; the prediction fails
+├── OutputFailed             an output could not be sent; the prediction fails
+├── JobFailed                a running job ended in an error
+│   ├── JobRefused           because of what the client sent; also a Refused
+│   └── JobPutOff            for a reason that passes; also an Unavailable
+├── ReadTimeout              nothing arrived within the time-out
+├── WireError                two processes cannot talk to each other
+│   ├── BadFrame             the received bytes are no message
+│   ├── ProtocolError        a message came that is not allowed now
+│   ├── FrameTooLarge        the message is larger than the channel carries
+│   └── ChannelClosed        the other end is closed
+└── Misuse                   a bug of the caller; the message says what to do instead
+    ├── IllegalTransition    a state machine has no such transition
+    ├── WrongThread          a reader was used by another thread
+    ├── UsedAfterClose       an engine or reader was used after close()
+    └── UsedAfterFork        an engine or reader was used in a forked child
+
+Exceptions that stand outside this tree are signals within one package, caught there; their docstrings say where.
+"""
+
+from corosrv.errors.base import (
+    BenchError,
+    CorosrvError,
+    ErrorKind,
+    IllegalTransition,
+    LibllamaError,
+    Misuse,
+    ReadTimeout,
+    SettingsError,
+    UsedAfterClose,
+    UsedAfterFork,
+    WrongThread,
+)
+from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
+from corosrv.errors.jobs import JobFailed, JobPutOff, JobRefused
+from corosrv.errors.predictions import (
+    DestinationRefused,
+    IdTaken,
+    InputFailed,
+    InvalidInput,
+    LoadError,
+    NoCapacity,
+    NotStreamed,
+    OutputFailed,
+    RedirectRefused,
+    SignatureError,
+    TooManyReaders,
+    WorkerGone,
+)
+from corosrv.errors.refused import (
+    BodyIncomplete,
+    BodyTooLarge,
+    BodyTooSlow,
+    InvalidGrammar,
+    InvalidJson,
+    InvalidSchema,
+    ModelNotFound,
+    NotFound,
+    NotOffered,
+    NotSupported,
+    PromptTooLong,
+    Refused,
+    UnsupportedMedia,
+)
+from corosrv.errors.unavailable import (
+    ModelFailed,
+    NoDescriptor,
+    QueueFull,
+    ShuttingDown,
+    SlotBusy,
+    Starting,
+    TooBusy,
+    TooManyBodies,
+    Unavailable,
+)
+from corosrv.errors.wire import BadFrame, ChannelClosed, FrameTooLarge, ProtocolError, WireError
+
+__all__ = [
+    "BadFrame",
+    "BenchError",
+    "BodyIncomplete",
+    "BodyTooLarge",
+    "BodyTooSlow",
+    "ChannelClosed",
+    "ClientGone",
+    "CorosrvError",
+    "DestinationRefused",
+    "ErrorKind",
+    "Forbidden",
+    "FrameTooLarge",
+    "HttpError",
+    "IdTaken",
+    "IllegalTransition",
+    "InputFailed",
+    "InvalidGrammar",
+    "InvalidInput",
+    "InvalidJson",
+    "InvalidSchema",
+    "JobFailed",
+    "JobPutOff",
+    "JobRefused",
+    "LibllamaError",
+    "LoadError",
+    "Misuse",
+    "ModelFailed",
+    "ModelNotFound",
+    "NoCapacity",
+    "NoDescriptor",
+    "NotFound",
+    "NotOffered",
+    "NotStreamed",
+    "NotSupported",
+    "OutputFailed",
+    "PromptTooLong",
+    "ProtocolError",
+    "QueueFull",
+    "ReadTimeout",
+    "RedirectRefused",
+    "Refused",
+    "SettingsError",
+    "ShuttingDown",
+    "SignatureError",
+    "SlotBusy",
+    "Starting",
+    "TooBusy",
+    "TooManyBodies",
+    "TooManyReaders",
+    "Unauthorized",
+    "Unavailable",
+    "UnsupportedMedia",
+    "UsedAfterClose",
+    "UsedAfterFork",
+    "WireError",
+    "WorkerGone",
+    "WrongThread",
+]

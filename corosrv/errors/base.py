@@ -1,0 +1,74 @@
+"""The root of all errors, and those that belong to no request."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ErrorKind(Enum):
+    """What kind of failure it is, for dialects to spell."""
+
+    INVALID_REQUEST = "invalid request"
+    CONTEXT_EXCEEDED = "context exceeded"
+    TOO_LARGE = "too large"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not found"
+    NOT_OFFERED = "not offered"
+    RATE_LIMITED = "rate limited"
+    UNAVAILABLE = "unavailable"
+    CLIENT_GONE = "client gone"
+    FAILED = "failed"
+
+
+class CorosrvError(Exception):
+    """Any error of corosrv; `str()` is a sentence for whoever sent the request."""
+
+    status: int = 500  # of the HTTP answer
+    kind: ErrorKind = ErrorKind.FAILED
+    code: str | None = None  # for programs
+    param: str | None = None  # path of the field at fault
+    retry_after: int | None = None  # seconds after which another try makes sense
+    ends_connection: bool = False  # the rest of the body is not read: nothing may follow it
+
+
+class SettingsError(CorosrvError):
+    """A setting is wrong; names the variable."""
+
+
+class LibllamaError(CorosrvError):
+    """libllama cannot be used; says how to install or rebuild."""
+
+
+class BenchError(CorosrvError):
+    """The load generator cannot run: a wrong address, no server there, or more connections than this machine allows."""
+
+
+class ReadTimeout(CorosrvError):
+    """Nothing arrived within the time-out."""
+
+
+class Misuse(CorosrvError):
+    """A bug of the caller."""
+
+
+class IllegalTransition(Misuse):
+    """A state machine has no such transition in its table."""
+
+    def __init__(self, what: str, before: Enum, after: Enum) -> None:
+        super().__init__(f"{what} cannot go from {before.value} to {after.value}")
+
+
+class WrongThread(Misuse):
+    """A reader was used by another thread than the one that made it."""
+
+
+class UsedAfterClose(Misuse):
+    """An engine or reader was used after close()."""
+
+
+class UsedAfterFork(Misuse):
+    """An engine or reader was used in a child of the process that opened it."""
+
+    status = 503
+    kind = ErrorKind.UNAVAILABLE

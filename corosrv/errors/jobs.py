@@ -1,0 +1,25 @@
+"""How a running job ends in an error."""
+
+from __future__ import annotations
+
+from corosrv.errors.base import CorosrvError
+from corosrv.errors.refused import Refused
+from corosrv.errors.unavailable import Unavailable
+
+
+class JobFailed(CorosrvError):
+    """A job that was taken ended in an error chunk; the message is the chunk's."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class JobRefused(JobFailed, Refused):
+    """The request has no answer: no token continues its grammar, or its biases ban every token."""
+
+    param = None
+
+
+class JobPutOff(JobFailed, Unavailable):
+    """The server ended the job for a reason of its own: it is stopping, or no slot became free in time."""

@@ -1,0 +1,56 @@
+"""Why a server cannot take a request now."""
+
+from __future__ import annotations
+
+from corosrv.errors.base import CorosrvError, ErrorKind
+
+
+class Unavailable(CorosrvError):
+    """This server cannot take the request now."""
+
+    status = 503
+    kind = ErrorKind.UNAVAILABLE
+    retry_after: int | None = 1
+
+
+class Starting(Unavailable):
+    """The model is loading."""
+
+
+class ModelFailed(Unavailable):
+    """The model could not be loaded. Without `retry_after` nothing helps until an operator has acted."""
+
+    def __init__(self, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ShuttingDown(Unavailable):
+    """The server is stopping."""
+
+
+class NoDescriptor(Unavailable):
+    """The process has no file descriptor left for what was asked."""
+
+
+class SlotBusy(Unavailable):
+    """The slot whose content is wanted has a task, which did not end in time."""
+
+
+class TooManyBodies(Unavailable):
+    """The bodies of all requests that are read now are too large together."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the bodies of all requests at once exceed the {limit} bytes allowed; try again")
+
+
+class TooBusy(Unavailable):
+    """A check of the request could not be made in time: the machine was busy or paused. The request may be fine."""
+
+
+class QueueFull(Unavailable):
+    """The queue of jobs that wait for a slot is full."""
+
+    status = 429
+    kind = ErrorKind.RATE_LIMITED
+    code = "queue_full"

@@ -1,0 +1,35 @@
+"""A request after its dialect has translated it: the job, and what makes its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from corosrv.errors import CorosrvError
+from corosrv.jobs import Chunk, Job
+
+
+class Answer(Protocol):
+    """A dialect's translation out, for one request: chunks to a whole answer, or to events."""
+
+    def whole(self, chunks: list[Chunk]) -> Any:
+        """Makes the answer that is not streamed, a value for JSON. No task has failed."""
+
+    def first(self) -> bytes:
+        """Makes what is sent as soon as the job is taken: at least a comment, which carries the headers."""
+
+    def events(self, chunks: Sequence[Chunk]) -> bytes:
+        """Makes the events for these chunks, and the end of the stream after the last. No task of them has failed."""
+
+    def failure(self, error: CorosrvError) -> bytes:
+        """Makes the event of an error that ends the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request translated: the job, and what makes its answer from the job's chunks."""
+
+    job: Job
+    stream: bool
+    answer: Answer

@@ -1,0 +1,18 @@
+"""The text of server-sent events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def event(value: Any) -> bytes:
+    """Encodes a JSON value as one event."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def named_event(value: dict[str, Any]) -> bytes:
+    """Encodes a JSON object as an event of the name that is its `type`."""
+    name: str = value["type"]
+    return b"event: " + name.encode() + b"\n" + event(value)
