@@ -94,8 +94,8 @@ class Front(GeventWorker):  # type: ignore[misc]
     def run(self) -> None:
         """Serves until it is told to stop, then until the last answer, at most `graceful_timeout`."""
         servers = [self._listen(listener) for listener in self.sockets]
-        garbage_times.watch()
         self._full_collections.take_over()
+        garbage_times.watch()
         for server in servers:
             server.start()
         while self.alive:

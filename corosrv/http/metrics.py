@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.http.hub_lag import BLOCKED, HubLag
 from corosrv.jobs.stats import DecodeStats, HasModelStats
+from corosrv.processor import garbage_times
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,6 +36,7 @@ class HttpStats:
             "corosrv_hub_blocked", f"Times that it was more than {BLOCKED:g} s late", registry=self.registry
         )
         self._lag = HubLag(lag.observe, blocked.inc)
+        self.registry.register(GarbageCollector())
         self._n_busy = 0
 
     def answered(self, route: str, status: int) -> None:
@@ -87,6 +89,20 @@ _HISTOGRAMS = {
     "itl": "Between two tokens of a task",
 }
 _OUTCOMES = ("stop", "length", "cancelled", "error", "refused")
+
+
+class GarbageCollector(Collector):
+    """Reads what Python's garbage collector took. It is asked, and not told: it may run while a counter is locked."""
+
+    def collect(self) -> Iterable[Metric]:
+        runs = CounterMetricFamily("corosrv_garbage_collections", "Runs of the collector", labels=["generation"])
+        spent = CounterMetricFamily("corosrv_garbage_seconds", "Time that it took", labels=["generation"])
+        longest = GaugeMetricFamily("corosrv_garbage_longest_seconds", "Its longest run", labels=["generation"])
+        for generation, totals in garbage_times.totals.items():
+            runs.add_metric([str(generation)], totals.n)
+            spent.add_metric([str(generation)], totals.seconds)
+            longest.add_metric([str(generation)], totals.longest)
+        return runs, spent, longest
 
 
 class EngineCollector(Collector):

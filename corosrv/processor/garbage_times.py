@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 from threading import get_native_id
 from typing import NamedTuple
 
@@ -20,14 +20,23 @@ class Collection(NamedTuple):
     seconds: float
 
 
-class GarbageTimes:
-    """Keeps the latest collections but the smallest, which are too short to matter. One for each process.
+@dataclass(slots=True)
+class GenerationTotals:
+    """All collections of one generation together."""
 
-    Measures nothing before watch(). `observers` are called with each collection, in whichever thread it ran.
+    n: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0  # seconds
+
+
+class GarbageTimes:
+    """Measures all collections but the smallest, which are too short to matter. One for each process.
+
+    Measures nothing before watch(). `totals` are kept by generation.
     """
 
     def __init__(self) -> None:
-        self.observers: list[Callable[[Collection], None]] = []
+        self.totals = {1: GenerationTotals(), 2: GenerationTotals()}
         self._latest: deque[Collection] = deque(maxlen=_N_KEPT)
         self._began = 0.0
         self._thread_began = 0.0
@@ -53,8 +62,10 @@ class GarbageTimes:
         thread = get_native_id()
         spent = time.thread_time() - self._thread_began
         self._by_thread[thread] = self._by_thread.get(thread, 0.0) + spent
-        for observer in self.observers:
-            observer(collection)
+        totals = self.totals[generation]
+        totals.n += 1
+        totals.seconds += collection.seconds
+        totals.longest = max(totals.longest, collection.seconds)
 
     def longest_since(self, moment: float) -> Collection | None:
         """The longest of those kept that ended after this moment of the monotonic clock."""

@@ -1,11 +1,14 @@
 """Counters as Prometheus text."""
 
+import gc
+
 import gevent
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from corosrv.http import metrics
 from corosrv.http.metrics import EngineCollector, HttpStats
+from corosrv.processor import garbage_times
 from tests.support.engines import answer, job, opened
 
 ENGINE_FAMILIES = {f"corosrv_{name}" for name in ("jobs", "step_seconds", *metrics._COUNTERS, *metrics._GAUGES)} | {
@@ -49,6 +52,17 @@ def served(engine, stats) -> dict[str, list]:
 
 def value(samples: list, **labels: str) -> float:
     return next(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def test_the_garbage_collector_s_time_is_there(stats):
+    garbage_times.watch()
+    gc.collect()
+
+    families = exposed(stats)
+    longest = value(families["corosrv_garbage_longest_seconds"], generation="2")
+
+    assert value(families["corosrv_garbage_collections"], generation="2") >= 1
+    assert 0 < longest <= value(families["corosrv_garbage_seconds"], generation="2")
 
 
 def test_jobs_are_counted_by_outcome(served):

@@ -22,6 +22,7 @@ from tests.load.process import Server, Usage, serving, usage
 from tests.load.sending import bare_send
 
 EVENTS = "corosrv_eventfd_writes_total"  # one for each event that is sent
+LONGEST_COLLECTION = "corosrv_garbage_longest_seconds"  # of the younger generation, and full ones
 N_WINDOWS = 10  # that are measured, while all streams are open
 WINDOW = 1.0  # seconds of each
 
@@ -81,6 +82,7 @@ class Figures:
     bytes_per_stream: float
     idle: Usage
     loaded: Usage
+    collections: tuple[float, float]  # the longest runs of the garbage collector, small and full, in seconds
     health: list[float]
 
     @property
@@ -137,6 +139,7 @@ def measure(server: Server, load: Load) -> Figures:
     client.run_for(N_WINDOWS * WINDOW)
     taken = sorted(health.stop())
     n_open, loaded = client.n_open, usage(server.worker_pid)
+    small, full = (server.metric(f'{LONGEST_COLLECTION}{{generation="{i}"}}') for i in (1, 2))
     outcome = client.run(60 + 4 * load.n_tokens / load.rate)
     return Figures(
         n_open=n_open,
@@ -148,6 +151,7 @@ def measure(server: Server, load: Load) -> Figures:
         bytes_per_stream=(loaded.rss - idle.rss) / n_open,
         idle=idle,
         loaded=loaded,
+        collections=(small, full),
         health=taken,
     )
 
@@ -184,6 +188,7 @@ def show(figures: Figures) -> None:
         "RSS per stream above idle (kB)": f"{figures.bytes_per_stream / 1000:.1f}",
         "RSS idle (MB)": f"{figures.idle.rss / 1e6:.0f}",
         "threads idle / loaded": f"{figures.idle.threads} / {figures.loaded.threads}",
+        "longest garbage collection, small / full (ms)": " / ".join(f"{1000 * s:.1f}" for s in figures.collections),
         "/health answers": len(taken),
         "/health p50 / p99 / worst (ms)": " / ".join(f"{1000 * value:.1f}" for value in quantiles),
     }

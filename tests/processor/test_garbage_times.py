@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corosrv.processor import Collection, GarbageTimes
+from corosrv.processor import GarbageTimes, GenerationTotals
 
 
 @pytest.fixture
@@ -20,8 +20,6 @@ def times() -> Iterator[GarbageTimes]:
 
 
 def test_a_full_collection_is_kept_with_its_time(times: GarbageTimes) -> None:
-    seen: list[Collection] = []
-    times.observers.append(seen.append)
     began = time.monotonic()
 
     gc.collect()
@@ -29,7 +27,8 @@ def test_a_full_collection_is_kept_with_its_time(times: GarbageTimes) -> None:
     ended = time.monotonic()
     longest = times.longest_since(began)
     assert longest is not None
-    assert (longest.generation, seen) == (2, [longest])
+    assert longest.generation == 2
+    assert times.totals[2] == GenerationTotals(1, longest.seconds, longest.seconds)
     assert began <= longest.began <= longest.began + longest.seconds <= ended
     assert times.longest_since(ended) is None
 
@@ -41,10 +40,8 @@ def test_short_collections_are_not_measured(times: GarbageTimes) -> None:
 
 
 def test_watching_twice_counts_once(times: GarbageTimes) -> None:
-    seen: list[Collection] = []
-    times.observers.append(seen.append)
     times.watch()
 
     gc.collect()
 
-    assert len(seen) == 1
+    assert times.totals[2].n == 1
