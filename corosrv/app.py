@@ -30,12 +30,12 @@ _NEVER_STARTS = 4  # gunicorn's own status of an app that cannot be loaded: with
 
 
 def blueprint(**overrides: Any) -> Blueprint:
-    """Everything under one blueprint, for `app.register_blueprint(corosrv.blueprint(), url_prefix="/llm")`.
+    """Makes a blueprint with everything in it, for `app.register_blueprint(corosrv.blueprint(), url_prefix="/llm")`.
 
     Settings come from the environment and from `overrides`, by name: `blueprint(model="my.gguf", slots=8)`. The model
     begins to load with the first request that arrives, in the process that it arrives in. Raises SettingsError.
 
-    The names by which the app may be called are the app's own affair: `allowed_hosts` is `*` unless it is set.
+    Which host names the app may be called by is left to the app: `allowed_hosts` is `*` unless it is set.
     """
     settings = settings_module.load(overrides)
     server = replace(settings.server, allowed_hosts=settings.server.allowed_hosts or "*")
@@ -43,7 +43,7 @@ def blueprint(**overrides: Any) -> Blueprint:
 
 
 def create_app(settings: Settings) -> Flask:
-    """A Flask app of its own, starting its parts. Stops gracefully on SIGTERM when made in the main thread."""
+    """Makes a Flask app and starts its parts. Stops gracefully on SIGTERM when made in the main thread."""
     server = Server(settings)
     app = LeanFlask("corosrv")
     app.register_blueprint(server.make_blueprint(has_hooks=False))
@@ -68,16 +68,16 @@ def _http_error(error: HTTPException) -> Response:
 
 
 def _words(error: HTTPException) -> str:
-    """What went wrong, and what would go right."""
+    """Words an HTTP error: what went wrong, and what would work."""
     if isinstance(error, NotFound):
-        return f"there is nothing at this path for {request.method}: GET /docs shows what there is"
+        return f"nothing answers {request.method} at this path: GET /docs lists all paths"
     if isinstance(error, MethodNotAllowed):
-        return f"{request.method} is not offered at this path: {', '.join(sorted(error.valid_methods or ()))}"
+        return f"this path does not take {request.method}, only {', '.join(sorted(error.valid_methods or ()))}"
     return error.description or error.name
 
 
 def _stop_on_sigterm(server: Server) -> None:
-    """Before whatever the web server does on SIGTERM: it waits for the streams, and this ends the last of them."""
+    """Stops the server on SIGTERM before the web server's own handler runs, which waits for the streams to end."""
     previous = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
@@ -98,7 +98,7 @@ def _make_application() -> Flask:
         handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
         logging.getLogger("corosrv").addHandler(handler)
     for name in settings_module.unknown_variables(os.environ):
-        log.warning("%s is no setting of corosrv and is ignored", name)
+        log.warning("unknown setting %s ignored", name)
     try:
         settings = settings_module.load()
         server, predictor = settings.server, settings.predictor
@@ -106,7 +106,7 @@ def _make_application() -> Flask:
             connection.Limits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         )
         if predictor is not None and worker is not None and worker.cfg.workers > 1:
-            raise SettingsError("predictions live in one process: start gunicorn with one worker (-w 1)")
+            raise SettingsError("predictions run in one process: start gunicorn with one worker (-w 1)")
         app = create_app(settings)
         if predictor is not None and worker is not None:
             _end_with(worker, app.extensions["corosrv"], predictor)
@@ -117,7 +117,7 @@ def _make_application() -> Flask:
 
 
 def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings) -> None:
-    """Ties gunicorn's end to the predictor's: neither leaves the other behind."""
+    """Lets gunicorn wait for the predictor to end, and POST /shutdown end gunicorn."""
     assert server.predictor is not None
     worker.endings.append(server.predictor)
     # A terminal interrupts everybody; the master passes on what this process is to do.

@@ -33,7 +33,7 @@ main.add_command(bench)
 
 
 def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option for every setting of these parts, in their order; the environment and the file stand behind them."""
+    """Makes an option of every setting of these parts, in their order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for part in reversed(parts):
@@ -57,7 +57,7 @@ def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
 
 
 def _joined(context: click.Context, option: click.Parameter, models: tuple[str, ...]) -> str | None:
-    """`--model` said more than once is a list, as the environment and the file have it."""
+    """Joins several `--model` flags to a list, as the environment and the file have it."""
     return model_list.join(models) if models else None
 
 
@@ -75,12 +75,16 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),
-    help="processes, each with an engine of its own",
+    help="processes, each with its own copy of the model",
 )
 @click.option(
-    "--connections", default=CONNECTIONS, show_default=True, type=click.IntRange(1), help="clients at once, per process"
+    "--connections",
+    default=CONNECTIONS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="clients connected at once, per process",
 )
-@click.option("--open", "is_open", is_flag=True, help="listen beyond this machine without any API key")
+@click.option("--open", "is_open", is_flag=True, help="allow other machines to connect without an API key")
 @setting_options(*PARTS)
 def serve(
     host: str, port: int | None, workers: int, connections: int, is_open: bool, config: Path | None, **overrides: Any
@@ -89,15 +93,15 @@ def serve(
     chosen = _load(config, overrides)
     for model in chosen.models:
         _check_files(model)
-    hosts = [one.strip() for one in host.split(",")]
+    hosts = [name.strip() for name in host.split(",")]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, hosts)):
-        _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or say --open if everybody may use this server")
+        _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
     if chosen.predictor is not None and workers > 1:
-        _fail("predictions live in one process: --workers must be 1 where --predictor is given")
+        _fail("predictions run in one process: --workers must be 1 with --predictor")
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)
     if workers > 1:
-        click.echo(f"corosrv: {workers} processes, each with an engine and a model of its own", err=True)
+        click.echo(f"corosrv: {workers} worker processes, each of which loads its own copy of the model", err=True)
     if port is None:
         port = PORT if chosen.models else _predictor_port()
     from corosrv.gunicorn_app import options, run
@@ -105,7 +109,7 @@ def serve(
     run(
         {
             **options(chosen),
-            "bind": [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts],
+            "bind": [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in hosts],
             "workers": workers,
             "worker_connections": connections,
         }
@@ -113,7 +117,7 @@ def serve(
 
 
 def _predictor_port() -> int:
-    """Where a predictor alone is served, as Cog's server has it."""
+    """Returns the port of a predictor that is served alone, as Cog's server has it."""
     text = os.environ.get("PORT") or str(PREDICTOR_PORT)
     if not text.isdecimal() or int(text) > 65535:
         _fail(f"PORT must be from 0 to 65535, not {text!r}")
@@ -125,7 +129,7 @@ def _predictor_port() -> int:
 @click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(1, 65535))
 @setting_options(ModelSettings, ServerSettings)
 def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
-    """Check this machine, and say what to do about each finding."""
+    """Check this machine and advise on each finding."""
     from corosrv.doctor import examine
 
     findings = examine(lambda: settings.load(overrides, file=config), host, port)
@@ -141,7 +145,7 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 def models(config: Path | None, **overrides: Any) -> None:
     """Show the models that would be served: their names, files and sizes."""
     lines = list(map(_describe, _load(config, overrides).models))
-    click.echo("\n".join(lines or ["none: a predictor is served alone"]))
+    click.echo("\n".join(lines or ["no model: a predictor is served alone"]))
 
 
 def _check_files(model: ModelSettings) -> None:
@@ -154,7 +158,7 @@ def _check_files(model: ModelSettings) -> None:
 
 def _describe(model: ModelSettings) -> str:
     if model.is_synthetic:
-        return f"{model.names[0]}  made up, for load tests  {model.model}"
+        return f"{model.names[0]}  synthetic, for load tests  {model.model}"
     _check_files(model)
     path = Path(model.model)
     return f"{', '.join(model.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}"
@@ -173,7 +177,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _hand_down(config: Path | None, overrides: dict[str, Any]) -> None:
-    """Puts what the command line said where the worker processes will look for it."""
+    """Puts the options of the command line into the environment, where worker processes read them."""
     if config is not None:
         os.environ[sources.PREFIX + "CONFIG"] = str(config.resolve())
     for name, value in overrides.items():
@@ -189,18 +193,18 @@ def _is_loopback(host: str) -> bool:
 
 
 def raise_descriptor_limit(connections: int) -> None:
-    """Raises the soft limit of open files to the hard one; says so where that is not enough."""
+    """Raises the soft limit of open files to the hard one; warns if that is not enough."""
     hard = descriptors.raise_limit()
     # A socket and an eventfd for each stream.
     if hard < 2 * connections:
         click.echo(
-            f"corosrv: at most {hard} files may be open, enough for some {hard // 2 - 100} streams at once (ulimit -n)",
+            f"corosrv: the limit of open files is {hard}, enough for about {hard // 2 - 100} streams (ulimit -n)",
             err=True,
         )
 
 
 def run_main() -> None:
-    """Entry point: errors of ours are a sentence, not a traceback."""
+    """Runs the command line; an error of corosrv's own is printed as a sentence, not as a traceback."""
     try:
         main()
     except CorosrvError as error:

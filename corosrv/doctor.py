@@ -1,4 +1,4 @@
-"""Looks at the machine: what is there, what is wrong, and what to do about it."""
+"""Checks the machine, and advises on what is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Grade(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw; `advice` says what to do, and is empty when there is nothing to do."""
+    """The result of one check; `advice` says what to do, and is empty if nothing has to be done."""
 
     grade: Grade
     subject: str
@@ -40,9 +40,9 @@ class Finding:
 
 
 def examine(load: Load, host: str, port: int) -> list[Finding]:
-    """All findings, in the order in which things are needed.
+    """Makes all findings, in the order in which a server needs things.
 
-    Takes seconds: each model is loaded, and tried in a child process.
+    Takes seconds: each model is tried in a child process and loaded.
     """
     findings = [_compiler(), _libllama(), _cpu()]
     try:
@@ -75,10 +75,10 @@ def _compiler() -> Finding:
 
 
 def _miscompiles_amx(version: str) -> bool:
-    found = re.search(r"\b(\d+)\.(\d+)\.\d+\b", version)
-    if found is None or "clang" in version:
+    match = re.search(r"\b(\d+)\.(\d+)\.\d+\b", version)
+    if match is None or "clang" in version:
         return False
-    major, minor = int(found.group(1)), int(found.group(2))
+    major, minor = int(match.group(1)), int(match.group(2))
     return major < 12 or (major, minor) in ((12, 0), (12, 1), (12, 2), (12, 3), (13, 0), (13, 1), (13, 2))
 
 
@@ -110,18 +110,16 @@ def _cpu() -> Finding:
 
 
 def _settings() -> Finding:
-    """Those that can be read; whatever else looks like one is somebody's mistake."""
-    if ignored := unknown_variables(os.environ):
-        advice = "look for the name that was meant: corosrv serve --help"
-        return Finding(Grade.WARN, "settings", f"ignored, there are none of the name: {', '.join(ignored)}", advice)
-    return Finding(Grade.OK, "settings", "all can be used")
+    """Looks for variables that look like settings and are none."""
+    if unknown := unknown_variables(os.environ):
+        advice = "look for the right name with corosrv serve --help"
+        return Finding(Grade.WARN, "settings", f"unknown settings, ignored: {', '.join(unknown)}", advice)
+    return Finding(Grade.OK, "settings", "all are valid")
 
 
 def _model(settings: ModelSettings) -> Iterator[Finding]:
     if settings.is_synthetic:
-        yield Finding(
-            Grade.WARN, "model", "synthetic: it makes up its text", "set COROSRV_MODEL to a GGUF for real use"
-        )
+        yield Finding(Grade.WARN, "model", "synthetic: its text is made up", "set COROSRV_MODEL to a GGUF for real use")
         return
     path = Path(settings.model)
     if not path.is_file():
@@ -146,7 +144,7 @@ def _engine(settings: ModelSettings) -> Finding:
             return Finding(
                 Grade.WARN,
                 "engine",
-                "libllama crashes on this processor and runs without repacked weights, which is slow",
+                "libllama crashes on this processor with repacked weights, so it runs without them, which is slow",
                 f"rebuild it: {probe.REBUILD}",
             )
     except CorosrvError as error:
@@ -162,10 +160,12 @@ def _descriptors() -> Finding:
         return Finding(
             Grade.WARN,
             "descriptors",
-            f"{hard} may be open, enough for some {max(hard // 2 - 100, 1)} streams at once",
+            f"the limit of open files is {hard}, enough for about {max(hard // 2 - 100, 1)} streams",
             "raise the hard limit (ulimit -Hn, LimitNOFILE= in a systemd unit)",
         )
-    return Finding(Grade.OK, "descriptors", f"{hard} may be open" if hard != resource.RLIM_INFINITY else "no limit")
+    return Finding(
+        Grade.OK, "descriptors", f"the limit of open files is {hard}" if hard != resource.RLIM_INFINITY else "no limit"
+    )
 
 
 def _port(host: str, port: int) -> Finding:

@@ -1,4 +1,4 @@
-"""gunicorn with corosrv in it: `corosrv serve` is `gunicorn -k gevent corosrv.app` with other defaults."""
+"""Runs gunicorn: `corosrv serve` is `gunicorn -k gevent corosrv.app` with other defaults."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from corosrv.settings import Settings
 _MARGIN = 5  # seconds
 
 
-# By systemd, or by the process that this one takes over from: a socket that listens already.
-_HANDED_DOWN = {"LISTEN_FDS", "GUNICORN_FD"}
+# Set by systemd, or by the process that this one takes over from, for a socket that listens already.
+_INHERITED = {"LISTEN_FDS", "GUNICORN_FD"}
 
 
 class _Gunicorn(BaseApplication):  # type: ignore[misc]
@@ -86,7 +86,7 @@ def post_worker_init(worker: Any) -> None:
     let_stops_through()
 
 
-# What corosrv wants of gunicorn, by the names of its settings. Also read by deploy/gunicorn.conf.py.
+# gunicorn's settings by name. deploy/gunicorn.conf.py reads them as well.
 OPTIONS: dict[str, Any] = {
     "worker_class": "corosrv.http.front.Front",
     "worker_connections": 10_000,
@@ -103,7 +103,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """OPTIONS, and time enough for what runs to end."""
+    """Returns OPTIONS with enough time for running answers and predictions to end."""
     drain_s = max(settings.server.drain_s, settings.predictor.drain_timeout if settings.predictor else 0.0)
     return {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
 
@@ -111,9 +111,9 @@ def options(settings: Settings) -> dict[str, Any]:
 def run(options: Mapping[str, Any]) -> None:
     """Serves until told to stop; `options` are gunicorn's settings by name. Does not return.
 
-    Raises SettingsError where nobody can listen, at once: gunicorn would try for five seconds.
+    Raises SettingsError at once if an address cannot be listened on, where gunicorn would try for five seconds.
     """
-    if not _HANDED_DOWN & os.environ.keys():
+    if not _INHERITED & os.environ.keys():
         for bind in options["bind"]:
             if (fault := address.fault(*parse_address(bind))) is not None:
                 raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")

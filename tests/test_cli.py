@@ -52,13 +52,13 @@ def test_models_shows_the_made_up_one():
     result = run("models", "--model", "synthetic:?length=5", "--model-alias", "tiny,small")
 
     assert result.exit_code == 0
-    assert result.output.startswith("tiny  made up")
+    assert result.output.startswith("tiny  synthetic")
 
 
 def test_models_shows_that_there_is_none_beside_a_predictor(monkeypatch):
     monkeypatch.setenv("COROSRV_PREDICTOR", "predict.py:Predictor")
 
-    assert run("models").output.startswith("none")
+    assert run("models").output.startswith("no model")
 
 
 def test_an_address_that_is_taken_is_told_at_once():
@@ -151,10 +151,10 @@ def test_others_may_not_ask_without_a_key_unless_told_so(served, host):
 
 
 def test_several_processes_are_said_to_have_a_model_each(served):
-    assert "2 processes, each with an engine" in run("serve", "--model", "synthetic:", "-w", "2").stderr
+    assert "2 worker processes, each of which loads" in run("serve", "--model", "synthetic:", "-w", "2").stderr
 
 
 def test_a_low_limit_of_descriptors_is_said(served, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
 
-    assert "enough for some 1948 streams" in run("serve", "--model", "synthetic:").stderr
+    assert "enough for about 1948 streams" in run("serve", "--model", "synthetic:").stderr

@@ -1,4 +1,4 @@
-"""GET /openapi.json, and GET /docs: a page that reads it."""
+"""Serves the API document (GET /openapi.json) and a page that shows it (GET /docs)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from corosrv.http.operation import operation, without_key
 
 _TYPES = {"html": "text/html", "css": "text/css", "mjs": "text/javascript", "svg": "image/svg+xml"}
 _FILES = resources.files("corosrv.docs") / "static"
-# Nothing but what this server itself sends is run, shown or asked.
+# The page may run, show and call only what this server sends.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -34,17 +34,17 @@ def document(
     make other documents, or None, whose paths and schemas stand in this one too; they may raise Unavailable.
     """
     routes = Blueprint("document", __name__)
-    made: dict[str, dict[str, Any]] = {}
+    documents: dict[str, dict[str, Any]] = {}
     makers = tuple(others)
 
     @routes.get("/openapi.json")
     @operation("Server", "Describe the API", "This document, as OpenAPI 3.1 has it.", answer=dict[str, Any])
     def describe() -> Response:
         root = request.script_root + _prefix("/openapi.json")
-        if root not in made:
-            made[root] = _described(root, default_error, needs_key)
-        whole = reduce(_joined, filter(None, (make() for make in makers)), made[root])
-        return Response(msgspec.json.encode(whole), mimetype="application/json")
+        if root not in documents:
+            documents[root] = _describe_routes(root, default_error, needs_key)
+        joined = reduce(_join, filter(None, (make() for make in makers)), documents[root])
+        return Response(msgspec.json.encode(joined), mimetype="application/json")
 
     return routes
 
@@ -55,22 +55,22 @@ def page() -> Blueprint:
 
     @routes.get("/docs")
     @without_key
-    def whole() -> Response:
+    def show_page() -> Response:
         return _file("page.html")
 
     @routes.get("/docs/<name>")
     @without_key
-    def part(name: str) -> Response:
+    def page_file(name: str) -> Response:
         return _file(name)
 
     return routes
 
 
 def _file(name: str) -> Response:
-    """One of the files that the page is made of. Raises NotFound."""
+    """Answers with one of the files that the page is made of. Raises NotFound."""
     file = next((file for file in _FILES.iterdir() if file.name == name), None)
     if file is None:
-        raise NotFound(f"the page has no part '{name[:80]}'")
+        raise NotFound(f"the page has no file '{name[:80]}'")
     answer = Response(file.read_bytes(), mimetype=_TYPES[name.rpartition(".")[2]])
     answer.headers["Content-Security-Policy"] = _POLICY
     answer.headers["X-Content-Type-Options"] = "nosniff"
@@ -86,11 +86,11 @@ def _prefix(path: str) -> str:
     return request.url_rule.rule[: -len(path)]
 
 
-def _described(root: str, default_error: Any, needs_key: bool) -> dict[str, Any]:
+def _describe_routes(root: str, default_error: Any, needs_key: bool) -> dict[str, Any]:
     views, rules = current_app.view_functions, current_app.url_map.iter_rules()
-    found = openapi.routes(rules, views, _prefix("/openapi.json"))
+    routes = openapi.routes(rules, views, _prefix("/openapi.json"))
     return openapi.document(
-        found,
+        routes,
         default_error=default_error,
         title=TITLE,
         text=TEXT,
@@ -101,8 +101,8 @@ def _described(root: str, default_error: Any, needs_key: bool) -> dict[str, Any]
     )
 
 
-def _joined(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Both as one; where they give the same name to two things, it is the other's."""
+def _join(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Joins two documents; where both use a name, the other's meaning wins."""
     schemas = document["components"]["schemas"] | other["components"]["schemas"]
     components = document["components"] | {"schemas": schemas}
     return document | {"paths": document["paths"] | other["paths"], "components": components}

@@ -1,19 +1,19 @@
-"""What the API's document says beside what routes say about themselves."""
+"""Texts of the API document: its title, its introduction and its headings."""
 
 TITLE = "corosrv"
 TEXT = (
-    "A cooperative model server. Clients of OpenAI, Anthropic and llama-server find here what they expect. "
-    "Where keys are set, every request but the one for health carries one: `Authorization: Bearer KEY`, or "
-    "`X-Api-Key: KEY`."
+    "A cooperative model server that speaks the protocols of OpenAI, Anthropic and llama-server. "
+    "If the server has API keys, every request except the one for health must carry one: "
+    "`Authorization: Bearer KEY` or `X-Api-Key: KEY`."
 )
 # In the order of the page.
 TAGS = {
-    "Chat": "Conversations, written as the model's own template has them.",
-    "Text": "Prompts as they stand.",
-    "Responses": "OpenAI's newer form of conversations, kept on the server if wanted.",
+    "Chat": "Conversations, rendered with the model's chat template.",
+    "Text": "Prompts without a chat template.",
+    "Responses": "OpenAI's newer form of conversations, which the server can store.",
     "Messages": "Anthropic's form of conversations.",
-    "Embeddings": "Texts as vectors, and documents ranked.",
-    "Tokens": "What a model makes of a text.",
-    "Models": "What is served, and where each model stands.",
-    "Server": "The server itself.",
+    "Embeddings": "Vectors of texts, and ranking of documents.",
+    "Tokens": "Conversions between texts and tokens.",
+    "Models": "The models and their states.",
+    "Server": "Health, metrics and documentation of the server.",
 }

@@ -1,1 +1,1 @@
-"""What one process serves: the models, the predictor, and how ready they are together."""
+"""A server and its parts: the models, the predictor, and their readiness."""

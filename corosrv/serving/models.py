@@ -69,7 +69,7 @@ class ModelPart:
             self.pool.drain()
             return
         self.pool.stop_accepting()
-        log.info("stopping: running streams get %g s to finish", self._settings.drain_s)
+        log.info("stopping: running answers get %g s to finish", self._settings.drain_s)
         if get_hub_if_exists() is not None:
             gevent.spawn_later(self._settings.drain_s, self.pool.drain)
         else:
@@ -81,14 +81,14 @@ class ModelPart:
         self.pool.close()
 
     def has_path(self, path: str) -> bool:
-        """True: clients of models expect their errors wherever no other part answers."""
+        """Returns True: errors have this part's shape wherever no other part answers."""
         return True
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
         return anthropic.error_body(error) if anthropic.has_path(path) else openai_errors.body(error)
 
     def document(self) -> None:
-        """None: each route says what it does."""
+        """Returns None: each route describes itself."""
 
     @property
     def state(self) -> State:

@@ -1,4 +1,4 @@
-"""What a server asks of each part: models, a predictor, and whatever comes beside them."""
+"""The contract of a server's parts: models, a predictor, and others to come."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Part(HasReadiness, Protocol):
         """The part's own OpenAPI document; None where its routes say everything. Raises Unavailable until known."""
 
     def has_path(self, path: str) -> bool:
-        """Whether clients that ask at this path expect the part's errors, whether or not there is such a route."""
+        """Tells whether errors at this path have the part's shape, whether or not there is such a route."""
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
         """Makes the body of an error of a request to this path, in the shape that its clients expect."""

@@ -76,7 +76,7 @@ class PredictorPart:
         self.service.check()
 
     def stats(self) -> None:
-        """None: a predictor has no decode loop."""
+        """Returns None: a predictor has no decode loop."""
 
     def stop(self) -> None:
         """Refuses new predictions, lets running ones end and their webhooks be delivered, then stops the worker.
@@ -91,7 +91,7 @@ class PredictorPart:
 
     @property
     def is_ending(self) -> bool:
-        """Whether stop() was called and something still runs."""
+        """Tells whether stop() was called and something still runs."""
         return self._ending is not None and not self._ending.ready()
 
     def hurry(self) -> None:

@@ -1,4 +1,4 @@
-"""One process's worth of corosrv: its parts, and what every request passes and every answer has."""
+"""The server of one process: its parts, the checks of every request, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("corosrv")
 
 
 class Server:
-    """One process's worth of corosrv: its models, its predictor, and the blueprint in front of them."""
+    """The server of one process: its models, its predictor, and the blueprints in front of them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = server = settings.server
@@ -49,7 +49,7 @@ class Server:
             self._stats.registry.register(collector)
         self._access = access.Access(server.keys, server.origins, server.hosts)
         self._is_started = False
-        self._has_told = False
+        self._has_warned = False
         self._started_at = int(time.time())
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
@@ -82,12 +82,12 @@ class Server:
             part.start()
 
     def stop(self) -> None:
-        """Refuses what is new and lets what runs end, in its time. Asked a second time, it ends that at once."""
+        """Refuses new work and lets running work end in its time; a second call ends it at once."""
         for part in self.parts:
             part.stop()
 
     def add_hooks(self, scaffold: Scaffold) -> None:
-        """Puts what every request passes and every answer has around the routes of an app or a blueprint."""
+        """Adds the checks of requests and the headers of answers to an app or a blueprint."""
         scaffold.before_request(self._before)
         scaffold.after_request(self._after)
         scaffold.teardown_request(self._done)
@@ -95,16 +95,16 @@ class Server:
 
     def make_blueprint(self, has_hooks: bool = True) -> Blueprint:
         """Makes the blueprint of all routes; without hooks, it is for an app that has them."""
-        whole = Blueprint("corosrv", __name__)
+        root = Blueprint("corosrv", __name__)
         for routes in self._routes():
-            whole.register_blueprint(routes)
+            root.register_blueprint(routes)
         if has_hooks:
-            self.add_hooks(whole)
+            self.add_hooks(root)
 
-        @whole.get("/metrics")
+        @root.get("/metrics")
         @operation.operation(
             "Server",
-            "Count what was done",
+            "Report counters",
             "Prometheus' text form: every part's counters, by model where they are a model's.",
             media_type="text/plain",
             statuses=(501,),
@@ -116,7 +116,7 @@ class Server:
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 
-        return whole
+        return root
 
     def _routes(self) -> Iterator[Blueprint]:
         yield health.blueprint(Readiness(self.parts))
@@ -135,9 +135,9 @@ class Server:
         """Lets a request in, or raises why it may not pass."""
         self.start()
         asked, notes = current(request), current(g)
-        if not self._has_told and asked.environ.get("wsgi.multiprocess"):
-            self._has_told = True
-            log.warning("several workers: process %d has an engine and a model of its own", os.getpid())
+        if not self._has_warned and asked.environ.get("wsgi.multiprocess"):
+            self._has_warned = True
+            log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
         notes.corosrv_is_busy = True
         self._stats.began()
         notes.corosrv_request_id = access.request_id(asked)

@@ -1,4 +1,4 @@
-"""What a setting may be, as a check and in words."""
+"""Checks of settings: whether a value is allowed, and words that say which are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ DAY = 86_400  # seconds
 
 
 class Check(NamedTuple):
-    """`words` go on after a setting's name. A NaN, which compares false with everything, is never good."""
+    """A test of values and words for error messages, which follow the setting's name.
+
+    A NaN, which compares false with everything, never passes.
+    """
 
     is_good: Callable[[Any], bool]
     words: str
@@ -27,27 +30,27 @@ def at_least(least: float) -> Check:
 
 
 def of_bytes(least: int) -> Check:
-    """A number that the native core keeps in 64 bits."""
+    """Allows numbers that the native core keeps in 64 bits."""
     return Check(lambda value: least <= value < 2**63, f"must be at least {least}, and below 2**63")
 
 
 def one_of(*words: str) -> Check:
-    *others, last = map(repr, words)
-    return Check(lambda value: value in words, f"must be {', '.join(others)} or {last}")
+    *first, last = map(repr, words)
+    return Check(lambda value: value in words, f"must be {', '.join(first)} or {last}")
 
 
 def empty_or(check: Check) -> Check:
     return Check(lambda value: not value or check.is_good(value), f"{check.words}, or empty")
 
 
-def unsaid_or(check: Check) -> Check:
+def none_or(check: Check) -> Check:
     return Check(lambda value: value is None or check.is_good(value), check.words)
 
 
-def or_else(value: float, check: Check) -> Check:
-    """What the check allows, and one value that stands for something else."""
+def or_else(exception: float, check: Check) -> Check:
+    """Allows what the check allows, and one value with a meaning of its own."""
     words = check.words.removeprefix("must be ")
-    return Check(lambda given: given == value or check.is_good(given), f"must be {value} or {words}")
+    return Check(lambda value: value == exception or check.is_good(value), f"must be {exception} or {words}")
 
 
 FOLDER = Check(os.path.isdir, "must be a folder")

@@ -20,7 +20,7 @@ _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one process is configured with, by part. A server has models, a predictor, or both."""
+    """All settings of one process, by part. A server has models, a predictor, or both."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
     models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
@@ -39,10 +39,10 @@ def load(
     """
     raw = sources.read(overrides, environ, file, PARTS)
     predictor = _predictor(raw)
-    values = raw.of(ModelSettings)
+    values = raw.values(ModelSettings)
     if not values.get("model") and predictor is None:
         values["model"] = model_list.packaged_model()
-    return Settings(server=ServerSettings(**raw.of(ServerSettings)), models=models_of(values), predictor=predictor)
+    return Settings(server=ServerSettings(**raw.values(ServerSettings)), models=models_of(values), predictor=predictor)
 
 
 def load_predictor(
@@ -55,17 +55,17 @@ def load_predictor(
 
 
 def _predictor(raw: sources.RawSettings) -> PredictionSettings | None:
-    """Where no model is to be served, `slots` are the predictor's."""
-    values, of_model = raw.of(PredictionSettings), raw.of(ModelSettings)
+    """Makes the predictor's settings; `slots` are among them where no model is to be served."""
+    values, model_values = raw.values(PredictionSettings), raw.values(ModelSettings)
     if not values.get("predictor"):
         return None
-    is_alone = not of_model.get("model")
-    if is_alone and "slots" in of_model and "predictor_slots" not in raw.own(PredictionSettings):
-        values["predictor_slots"] = of_model["slots"]
+    is_alone = not model_values.get("model")
+    if is_alone and "slots" in model_values and "predictor_slots" not in raw.own_values(PredictionSettings):
+        values["predictor_slots"] = model_values["slots"]
     return PredictionSettings(**values)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Lists variables that look like settings and are none: misspelt, or of another version."""
-    known = {PREFIX + name.upper() for name in (*sources.names(PARTS), *_OTHER_VARIABLES)}
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    variables = {PREFIX + name.upper() for name in (*sources.names(PARTS), *_OTHER_VARIABLES)}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in variables)

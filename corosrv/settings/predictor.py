@@ -1,4 +1,4 @@
-"""How a predictor is served, checked and frozen. `sources` says where they come from."""
+"""Settings of a predictor. Checked and frozen."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from corosrv.outgoing.destinations import Destinations
 from corosrv.settings import sources
-from corosrv.settings.checks import DAY, MAX_INT32, PLAIN, URL, Check, at_least, between, empty_or, unsaid_or
-from corosrv.settings.sources import setting, words
+from corosrv.settings.checks import DAY, MAX_INT32, PLAIN, URL, Check, at_least, between, empty_or, none_or
+from corosrv.settings.sources import setting, split_words
 
 MOST_SLOTS = 4096
 
 
-def _are_destinations(listed: str) -> bool:
+def _are_destinations(text: str) -> bool:
     try:
-        Destinations(words(listed))
+        Destinations(split_words(text))
     except ValueError:
         return False
     return True
@@ -25,17 +25,17 @@ HOSTS = Check(_are_destinations, "must be host names, addresses and networks, se
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    """What is told of one predictor; read once, at start. Seconds and bytes, where nothing else is said.
+    """Settings of one predictor, read once at the start; times in seconds, sizes in bytes.
 
-    The variables named COG_... are those that Cog's own server reads; they count where nothing else is said.
+    The variables named COG_... are those that Cog's own server reads; they count where corosrv's own are not set.
     """
 
-    predictor: str = setting("", "FILE.py:CLASS, FILE.py:FUNCTION or a module's; empty: none is served")
+    predictor: str = setting("", "predictor to serve, as FILE.py:CLASS, FILE.py:FUNCTION or MODULE:CLASS; empty: none")
     predictor_slots: int | None = setting(
         None,
-        "predictions that run at once; unsaid: --slots where no model is served, what the predictor declares, or one",
+        "predictions that run at once; default: --slots if no model is served, what the predictor declares, or one",
         also="COG_MAX_CONCURRENCY",
-        check=unsaid_or(between(1, MOST_SLOTS)),
+        check=none_or(between(1, MOST_SLOTS)),
     )
     setup_timeout: float = setting(
         0.0,
@@ -43,12 +43,16 @@ class PredictionSettings:
         also="COG_SETUP_TIMEOUT",
         check=between(0, DAY),
     )
-    upload_url: str = setting("", "where files of outputs are put; empty: they become data URLs", check=empty_or(URL))
+    upload_url: str = setting(
+        "", "URL to which output files are uploaded; empty: they become data URLs", check=empty_or(URL)
+    )
     await_explicit_shutdown: bool = setting(False, "1: SIGTERM is ignored; POST /shutdown and SIGINT stop the server")
     drain_timeout: float = setting(
         60.0, "seconds that running predictions get to finish after a stop", check=between(0, DAY)
     )
-    restart_worker: bool = setting(False, "1: a worker that died is started again; 0: the predictor is DEFUNCT")
+    restart_worker: bool = setting(
+        False, "1: a worker process that died is started again; 0: the predictor stays DEFUNCT"
+    )
     webhook_interval: float = setting(
         0.5,
         "seconds between two webhooks about new output or logs",
@@ -66,18 +70,18 @@ class PredictionSettings:
     )
     user_agent: str = setting(
         "",
-        "what downloads of inputs call themselves; empty: corosrv and its version",
+        "User-Agent of downloads of inputs; empty: corosrv and its version",
         also="COG_USER_AGENT",
         check=PLAIN,
     )
     stream_history: int = setting(
         1024,
-        "events kept of each prediction for those who come later; 0: none",
+        "events of each prediction kept for clients that connect later; 0: none",
         also="COG_STREAM_HISTORY_CAPACITY",
         check=between(0, MAX_INT32),
     )
     result_ttl: float = setting(
-        60.0, "seconds that a finished prediction is remembered; 0: not at all", check=between(0, DAY)
+        60.0, "seconds that a finished prediction is kept; 0: not at all", check=between(0, DAY)
     )
     max_body: int = setting(
         100 << 20, "bytes of a prediction's request; larger ones are refused with 413", check=at_least(1024)
@@ -89,4 +93,4 @@ class PredictionSettings:
     @property
     def webhook_destinations(self) -> tuple[str, ...]:
         """The hosts of `webhook_hosts`, each by itself."""
-        return words(self.webhook_hosts)
+        return split_words(self.webhook_hosts)

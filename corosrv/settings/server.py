@@ -1,4 +1,4 @@
-"""How a server behaves towards its clients, checked and frozen. `sources` says where settings come from."""
+"""Settings of a server: how it behaves towards its clients. Checked and frozen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corosrv.settings.sources import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What holds for a whole server, whatever it serves."""
+    """Settings of a whole server, whatever it serves."""
 
     model_bytes: int = setting(
         0,
@@ -40,27 +40,29 @@ class ServerSettings:
     )
     n_predict: int = setting(
         -1,
-        "tokens of an answer when the request does not say; -1: until the context is full",
+        "tokens of an answer if the request sets no limit; -1: until the context is full",
         check=or_else(-1, at_least(1)),
     )
-    temp: float = setting(0.8, "temperature when the request does not say", check=between(0, 100))
-    seed: int = setting(-1, "seed when the request does not say; -1: random", check=between(-1, 2**32 - 1))
+    temp: float = setting(0.8, "temperature if the request sets none", check=between(0, 100))
+    seed: int = setting(-1, "seed if the request sets none; -1: random", check=between(-1, 2**32 - 1))
     strict_model: bool = setting(
-        False, "1: an unknown model is 404, as it is where several are served; 0: the only one answers to every name"
+        False,
+        "1: an unknown model name is 404, as it always is with several models; 0: a single model answers to any",
     )
     max_body_bytes: int = setting(33_554_432, "larger request bodies are refused with 413", check=at_least(1024))
     bodies_bytes: int = setting(
         268_435_456,
-        "bytes of the bodies of all requests that are in memory at once; more are refused with 503",
+        "bytes that the bodies of all requests may take in memory; more are refused with 503",
         check=of_bytes(1024),
     )
     response_store_bytes: int = setting(
         67_108_864,
-        "bytes of answers of the Responses API kept to be read again and gone on from, an equal part for each API key; "
-        "0: none are",
+        "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
         check=of_bytes(0),
     )
-    api_keys: str = setting("", "comma-separated bearer keys; empty: no key is asked for")
+    api_keys: str = setting(
+        "", "comma-separated API keys, one of which each request must carry; empty: no key is needed"
+    )
     cors_origins: str = setting(
         "",
         "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
@@ -73,27 +75,27 @@ class ServerSettings:
         "others and as a blueprint in another Flask app",
     )
     metrics: bool = setting(True, "1: GET /metrics answers")
-    embeddings: bool = setting(True, "1: embeddings are given; 0: 501")
+    embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
     slots_endpoint: bool = setting(True, "1: GET /slots answers")
     props: bool = setting(False, "1: POST /props answers")
     slot_save_path: str = setting(
-        "", "folder for what slots hold, on request; empty: none is kept", check=empty_or(FOLDER)
+        "", "folder in which clients may save the contents of slots; empty: none may be saved", check=empty_or(FOLDER)
     )
     slot_save_bytes: int = setting(
         17_179_869_184,
-        "bytes of files in slot_save_path, beyond which no slot is saved; 0: no limit",
+        "bytes that all files in slot_save_path may take; more are not saved; 0: no limit",
         check=of_bytes(0),
     )
     sse_ping_interval: float = setting(
         15.0, "seconds of silence in a stream before a comment line; -1: never", check=or_else(-1, between(0.1, DAY))
     )
     write_timeout_s: float = setting(
-        30.0, "seconds a client may accept nothing before its stream is ended", check=between(1, DAY)
+        30.0, "seconds that a client may accept no data before its answer is ended", check=between(1, DAY)
     )
-    head_timeout_s: float = setting(10.0, "seconds in which the head of a request has to arrive", check=between(1, DAY))
-    body_timeout_s: float = setting(30.0, "seconds in which the body of a request has to arrive", check=between(1, DAY))
+    head_timeout_s: float = setting(10.0, "seconds in which the head of a request must arrive", check=between(1, DAY))
+    body_timeout_s: float = setting(30.0, "seconds in which the body of a request must arrive", check=between(1, DAY))
     body_rate: float = setting(
-        1024.0, "bytes a second that a body has to bring, after 10 seconds", check=between(1, 1_000_000_000)
+        1024.0, "bytes a second at which a body must arrive, after 10 seconds", check=between(1, 1_000_000_000)
     )
     drain_s: float = setting(
         25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
@@ -108,16 +110,16 @@ class ServerSettings:
         sources.check(self)
         if self.bodies_bytes < self.max_body_bytes:
             words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
-            raise sources.refused("bodies_bytes", words, str(self.bodies_bytes))
+            raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return sources.words(self.api_keys)
+        return sources.split_words(self.api_keys)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        return sources.words(self.cors_origins)
+        return sources.split_words(self.cors_origins)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return sources.words(self.allowed_hosts)
+        return sources.split_words(self.allowed_hosts)

@@ -1,4 +1,4 @@
-"""Where settings come from. Sources in order: defaults, TOML file, environment `COROSRV_*`, command line.
+"""Reads settings from their sources. In order: defaults, TOML file, environment `COROSRV_*`, command line.
 
 A part is a frozen dataclass whose fields are made by setting(); all parts share one file and one environment.
 """
@@ -34,10 +34,10 @@ def setting(
     also: str = "",
     is_secret: bool = False,
 ) -> Any:
-    """A field with its help text, which the command line shows, and what it may be.
+    """Makes a field with its help text, which the command line shows, and a check of its values.
 
     `also`: a variable of another server's, which counts where no other source has the setting; `is_secret`: no error
-    may show its value.
+    message shows its value.
     """
     return dataclasses.field(
         default=default,
@@ -51,20 +51,21 @@ def check(part: Any) -> None:
         check: Check | None = field.metadata["check"]
         value = getattr(part, field.name)
         if check is not None and not check.is_good(value):
-            raise refused(field.name, check.words, "this value" if field.metadata["is_secret"] else repr(value))
+            raise bad_value(field.name, check.words, "this value" if field.metadata["is_secret"] else repr(value))
 
 
-def refused(name: str, words: str, shown: str) -> SettingsError:
-    return SettingsError(f"{PREFIX}{name.upper()} {words}, not {shown}")
+def bad_value(name: str, words: str, value: str) -> SettingsError:
+    """Makes the error for a setting whose value is not allowed; `words` say which values are."""
+    return SettingsError(f"{PREFIX}{name.upper()} {words}, not {value}")
 
 
-def words(listed: str) -> tuple[str, ...]:
-    """The members of a comma-separated list, without the empty ones."""
-    return tuple(word.strip() for word in listed.split(",") if word.strip())
+def split_words(text: str) -> tuple[str, ...]:
+    """Returns the members of a comma-separated list, without the empty ones."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def kinds(part: type) -> dict[str, type]:
-    """The type of each setting of a part, by name."""
+    """Returns the type of each setting of a part, by name."""
     return {field.name: _TYPES[str(field.type)] for field in fields(part)}
 
 
@@ -74,23 +75,23 @@ def names(parts: Iterable[type]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class RawSettings:
-    """The settings that the sources have, each as it came."""
+    """The settings of all sources, as they came."""
 
     overrides: Mapping[str, Any]
     environ: Mapping[str, str]
     path: Path | None
     in_file: Mapping[str, Any]
 
-    def of(self, part: type) -> dict[str, Any]:
-        """The settings of a part that somebody named. Raises SettingsError, which names the variable and the source."""
-        return self._from_others(part) | self.own(part)
+    def values(self, part: type) -> dict[str, Any]:
+        """Returns the settings of a part that some source has. Raises SettingsError, which names the variable."""
+        return self._from_other_servers(part) | self.own_values(part)
 
-    def own(self, part: type) -> dict[str, Any]:
-        """The same without what other servers' variables say."""
-        named = {name: self.overrides[name] for name in kinds(part) if self.overrides.get(name) is not None}
-        return self._from_file(part) | self._from_environment(part) | named
+    def own_values(self, part: type) -> dict[str, Any]:
+        """Returns the same without those that come from other servers' variables."""
+        overrides = {name: self.overrides[name] for name in kinds(part) if self.overrides.get(name) is not None}
+        return self._from_file(part) | self._from_environment(part) | overrides
 
-    def _from_others(self, part: type) -> dict[str, Any]:
+    def _from_other_servers(self, part: type) -> dict[str, Any]:
         variables = {field.name: field.metadata["also"] for field in fields(part)}
         return {
             name: parse(variable, kinds(part)[name], self.environ[variable])
@@ -125,15 +126,18 @@ class RawSettings:
 def read(
     overrides: Mapping[str, Any] | None, environ: Mapping[str, str] | None, file: Path | None, parts: Iterable[type]
 ) -> RawSettings:
-    """Looks at all sources. An override of None says nothing; the file may also be named by `COROSRV_CONFIG`, and knows
-    no settings but those of `parts`. Raises SettingsError."""
+    """Reads all sources; an override of None is as good as none.
+
+    The file is `file`, otherwise the one that `COROSRV_CONFIG` names. Raises SettingsError, also for a setting in the
+    file that none of `parts` has.
+    """
     environ = os.environ if environ is None else environ
     path = file or (Path(environ[PREFIX + "CONFIG"]) if environ.get(PREFIX + "CONFIG") else None)
-    return RawSettings(overrides or {}, environ, path, _parsed(path, names(parts)) if path else {})
+    return RawSettings(overrides or {}, environ, path, _parse_file(path, names(parts)) if path else {})
 
 
 def parse(variable: str, kind: type, text: str) -> Any:
-    """The value that a text stands for. Raises SettingsError, which names the variable."""
+    """Turns a variable's text into a value. Raises SettingsError, which names the variable."""
     if kind is bool:
         if text not in ("0", "1"):
             raise SettingsError(f"{variable} must be 0 or 1, not {text!r}")
@@ -144,12 +148,12 @@ def parse(variable: str, kind: type, text: str) -> Any:
         raise SettingsError(f"{variable} must be of type {kind.__name__}, not {text!r}") from None
 
 
-def _parsed(path: Path, known: frozenset[str]) -> dict[str, Any]:
+def _parse_file(path: Path, names: frozenset[str]) -> dict[str, Any]:
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"the settings file {path} cannot be read: {error}") from error
-    for name in found:
-        if name not in known:
+    for name in values:
+        if name not in names:
             raise SettingsError(f"the settings file {path} has the unknown setting '{name}'")
-    return found
+    return values

@@ -64,8 +64,8 @@ def test_more_processes_are_refused_in_words() -> None:
     by_command = refusal(*SERVE, "--predictor", TASKS, "-w", "2")
     by_app = refusal(*GUNICORN, "-b", "127.0.0.1:0", "-w", "2", "corosrv.app", COROSRV_PREDICTOR=TASKS)
 
-    assert "--workers must be 1 where --predictor is given" in by_command
-    assert "predictions live in one process: start gunicorn with one worker (-w 1)" in by_app
+    assert "--workers must be 1 with --predictor" in by_command
+    assert "predictions run in one process: start gunicorn with one worker (-w 1)" in by_app
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_each_worker_has_an_engine_of_its_own_and_the_log_says_so(start: Servers
     eventually(engines, what="a line for each worker")
     with server.connect() as connection:
         assert connection.post(chat(max_tokens=3)).status == 200
-    assert re.search(r"several workers: process \d+ has an engine and a model of its own", server.log)
+    assert re.search(r"several worker processes: process \d+ loads its own copy of the model", server.log)
 
 
 def test_requests_come_to_both_workers_and_both_answer_alike(start: Servers) -> None:
@@ -35,7 +35,7 @@ def test_requests_come_to_both_workers_and_both_answer_alike(start: Servers) -> 
         with server.connect() as connection:
             answer = connection.post(chat(max_tokens=5))
             texts.add(answer.json["choices"][0]["message"]["content"])
-        processes.update(re.findall(r"several workers: process (\d+)", server.log))
+        processes.update(re.findall(r"several worker processes: process (\d+)", server.log))
         return len(processes) == 2
 
     eventually(ask, 20, "an answer from each of the two")
@@ -89,7 +89,7 @@ def test_each_open_stream_holds_one_eventfd_and_gives_it_back(start: Servers) ->
 def test_a_misspelt_setting_is_told(start: Servers) -> None:
     server = start.start(slotts=3)
 
-    assert "COROSRV_SLOTTS is no setting of corosrv" in server.log
+    assert "unknown setting COROSRV_SLOTTS ignored" in server.log
 
 
 def test_serve_refuses_to_listen_beyond_this_machine_without_a_key(start: Servers) -> None:

@@ -12,10 +12,10 @@ from corosrv.settings.checks import (
     at_least,
     between,
     empty_or,
+    none_or,
     of_bytes,
     one_of,
     or_else,
-    unsaid_or,
 )
 
 
@@ -27,7 +27,7 @@ from corosrv.settings.checks import (
         (of_bytes(0), [0, 2**63 - 1], [-1, 2**63], "must be at least 0, and below 2**63"),
         (one_of("on", "off", "auto"), ["on", "auto"], ["", "ON"], "must be 'on', 'off' or 'auto'"),
         (empty_or(one_of("a", "b")), ["", "a"], ["c"], "must be 'a' or 'b', or empty"),
-        (unsaid_or(between(1, 2)), [None, 1], [0, 3], "must be from 1 to 2"),
+        (none_or(between(1, 2)), [None, 1], [0, 3], "must be from 1 to 2"),
         (or_else(-1, between(0.1, 9)), [-1, 0.1], [0, -2], "must be -1 or from 0.1 to 9"),
         (FOLDER, ["/"], ["/nowhere", __file__], "must be a folder"),
         (URL, ["http://a", "https://a/b"], ["", "ftp://a", "a"], "must be an http or https URL"),

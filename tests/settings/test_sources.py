@@ -22,7 +22,7 @@ class Part:
 
 
 def of(environ: dict[str, str] | None = None, file: Path | None = None, **overrides: Any) -> dict[str, Any]:
-    return sources.read(overrides, environ or {}, file, (Part,)).of(Part)
+    return sources.read(overrides, environ or {}, file, (Part,)).values(Part)
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -46,9 +46,9 @@ def test_later_sources_win(tmp_path: Path):
 
 
 def test_what_others_variables_say_is_not_ones_own():
-    said = sources.read({}, {"OTHER_SIZE": "2", "COROSRV_RATE": "3"}, None, (Part,))
+    raw = sources.read({}, {"OTHER_SIZE": "2", "COROSRV_RATE": "3"}, None, (Part,))
 
-    assert said.own(Part) == {"rate": 3.0}
+    assert raw.own_values(Part) == {"rate": 3.0}
 
 
 def test_the_file_may_be_named_by_the_environment(tmp_path: Path):
