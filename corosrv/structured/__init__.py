@@ -43,7 +43,7 @@ def fragment(
     """
     spent = effort or Effort(limits)
     spent.check(param)
-    check(schema, param, limits)
+    check(schema, param, limits, lambda: spent.check(param))
     return _cache.get(schema, f"{prefix} {limits}", lambda: convert(schema, param, prefix, limits, spent))
 
 

@@ -14,6 +14,8 @@ from corosrv.chat import answer_grammar
 from corosrv.chat.formats import FORMATS
 from corosrv.errors import InvalidSchema
 from corosrv.structured import Effort, Limits
+from corosrv.structured.limits import DEFAULT
+from corosrv.structured.schema.check import check
 from corosrv.turns import Turns
 
 LIMITS = Limits(seconds=0.02)
@@ -116,3 +118,16 @@ def test_what_others_compute_meanwhile_is_no_effort() -> None:
     effort = Effort(limits, others)
     for _ in range(3):
         effort.check("schema")
+
+
+def test_a_schema_that_is_as_large_as_it_may_be_gives_way_while_it_is_checked() -> None:
+    n_looks = 0
+
+    def look() -> bool:
+        nonlocal n_looks
+        n_looks += 1
+        return False
+
+    check({"prefixItems": [{}] * 19_000}, "schema", DEFAULT, look)
+
+    assert n_looks > 500

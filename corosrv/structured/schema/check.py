@@ -158,18 +158,26 @@ _PAIRS = (
 )
 
 
+_LOOK_EVERY = 64  # values
+
+
 def is_whole(value: Any) -> bool:
     """An integer, or a number like 2.0, which JSON does not tell from one."""
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
-def check(document: Any, param: str, limits: Limits) -> None:
-    """Refuses what cannot be used. Linear in the size of the schema, and not recursive: it may be hostile."""
-    _check_size(document, param, limits)
+def check(document: Any, param: str, limits: Limits, look: Callable[[], object] = lambda: None) -> None:
+    """Refuses what cannot be used. Linear in the size of the schema, and not recursive: it may be hostile.
+
+    Calls `look` again and again, which may wait and raise.
+    """
+    _check_size(document, param, limits, look)
     seen: set[int] = set()
     todo: list[tuple[Any, str, int]] = [(document, "#", 0)]
     n_properties = 0
     while todo:
+        if len(seen) % _LOOK_EVERY == 0:
+            look()
         schema, place, depth = todo.pop()
         if isinstance(schema, bool) or id(schema) in seen:
             continue
@@ -186,12 +194,14 @@ def check(document: Any, param: str, limits: Limits) -> None:
             todo.append((*resolve(document, schema["$ref"], place, param), 0))
 
 
-def _check_size(document: Any, param: str, limits: Limits) -> None:
+def _check_size(document: Any, param: str, limits: Limits, look: Callable[[], object]) -> None:
     todo = [(document, 0)]
     n_values = n_chars = 0
     while todo:
         value, depth = todo.pop()
         n_values += 1
+        if n_values % _LOOK_EVERY == 0:
+            look()
         # Those of a list are counted before they are walked through: it may have a million.
         n_inner = len(value) if isinstance(value, (list, dict)) else 0
         if n_values + len(todo) + n_inner > limits.nodes:
