@@ -81,7 +81,9 @@ class ModelSettings:
         check=between(1, 60_000),
     )
     deterministic: bool = setting(
-        False, "1: a text depends on its prompt and seed alone, not on other requests, cached prefixes or load"
+        False,
+        "1: texts and log-probabilities depend on prompt and seed alone, not on other requests, cached prefixes or"
+        " load; slower",
     )
     chat_template: str = setting(
         "",

@@ -87,10 +87,24 @@ def write_lora(path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1,
     return write(path, metadata, tensors)
 
 
+def byte_tokenizer() -> dict[str, Any]:
+    """The keys of a vocabulary that reads bytes: 259 tokens."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0 for _ in tokens],
+        "tokenizer.ggml.token_type": [2, 3, 3, *(6 for _ in range(256))],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
 def write_llama(path: Path, context: int = 256, **more: Any) -> Path:
     """A decoder that reads bytes: two layers, 32 numbers wide, and no chat template. `more` are keys of its own."""
     width, inner, layers, heads = 32, 64, 2, 2
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = byte_tokenizer()
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "general.name": "tiny",
@@ -101,16 +115,12 @@ def write_llama(path: Path, context: int = 256, **more: Any) -> Path:
         "llama.attention.head_count": heads,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": width // heads,
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0 for _ in tokens],
-        "tokenizer.ggml.token_type": [2, 3, 3, *(6 for _ in range(256))],
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
+        **tokenizer,
         **more,
     }
-    shapes: dict[str, Shape] = {name: (width, len(tokens)) for name in ("token_embd.weight", "output.weight")}
+    shapes: dict[str, Shape] = {
+        name: (width, len(tokenizer["tokenizer.ggml.tokens"])) for name in ("token_embd.weight", "output.weight")
+    }
     shapes["output_norm.weight"] = (width,)
     for layer in range(layers):
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):

@@ -9,6 +9,9 @@
 #include <optional>
 
 #include "kernels/attention.h"
+#include "kernels/row_independence.h"
+#include "kernels/row_products.h"
+#include "kernels/tensor_view.h"
 
 namespace corosrv {
 
@@ -31,8 +34,6 @@ bool is_untouched_weight(const ggml_tensor& tensor) {
          ggml_backend_buffer_get_usage(tensor.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
          ggml_backend_buffer_is_host(tensor.buffer);
 }
-
-size_t extent(const ggml_tensor& tensor, int dimension) { return static_cast<size_t>(tensor.ne[dimension]); }
 
 // The `part`-th of `n_parts` nearly equal parts of `total` things begins here.
 size_t part_begin(size_t total, int part, int n_parts) {
@@ -61,23 +62,19 @@ bool is_plain_attention(ggml_tensor& node) {
          attention_params(node)[kMaxBias] == 0 && attention_params(node)[kSoftcap] == 0;
 }
 
-const uint8_t* at(const ggml_tensor& tensor, size_t i1, size_t i2, size_t i3) {
-  return static_cast<const uint8_t*>(tensor.data) + i1 * tensor.nb[1] + i2 * tensor.nb[2] + i3 * tensor.nb[3];
-}
-
 // The part of a node that belongs to one token of one stream and one key head.
 Attention attention_of(ggml_tensor& node, size_t token, size_t key_head, size_t stream) {
   const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2], &mask = *node.src[3];
   Attention a;
   a.head_size = extent(queries, 0);
   a.n_heads = extent(queries, 2) / extent(keys, 2);
-  a.queries = reinterpret_cast<const float*>(at(queries, token, key_head * a.n_heads, stream));
+  a.queries = reinterpret_cast<const float*>(row_at(queries, token, key_head * a.n_heads, stream));
   a.query_stride = queries.nb[2];
   a.n_cells = extent(keys, 1);
-  a.mask = reinterpret_cast<const uint16_t*>(at(mask, token, 0, stream));
-  a.keys = at(keys, 0, key_head, stream);
+  a.mask = reinterpret_cast<const uint16_t*>(row_at(mask, token, 0, stream));
+  a.keys = row_at(keys, 0, key_head, stream);
   a.key_stride = keys.nb[1];
-  a.values = at(values, 0, key_head, stream);
+  a.values = row_at(values, 0, key_head, stream);
   a.value_stride = values.nb[1];
   a.scale = attention_params(node)[kKeptScale];
   const size_t row = (stream * extent(queries, 1) + token) * extent(queries, 2) + key_head * a.n_heads;
@@ -108,13 +105,27 @@ std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
 
 }  // namespace
 
-std::unique_ptr<GraphKernels> GraphKernels::make(size_t max_bytes) {
-  return (PackedMatrix::is_supported() || can_attend()) && is_cpu_alone() ? std::make_unique<GraphKernels>(max_bytes)
-                                                                          : nullptr;
+std::unique_ptr<GraphKernels> GraphKernels::make(const KernelChoice& choice) {
+  const bool has_faster = choice.is_faster_allowed && (PackedMatrix::is_supported() || can_attend()) && is_cpu_alone();
+  if (!has_faster && !choice.is_deterministic) return nullptr;
+  auto kernels = std::make_unique<GraphKernels>(choice);
+  if (choice.is_deterministic && !is_cpu_alone()) {
+    kernels->note_violation("libllama also computes on a device that is not the processor");
+  }
+  return kernels;
 }
 
-GraphKernels::GraphKernels(size_t max_bytes)
-    : max_bytes_(max_bytes), attend_(op_params_of(&GraphKernels::attend, nullptr)) {}
+GraphKernels::GraphKernels(const KernelChoice& choice)
+    : choice_(choice),
+      attend_(op_params_of(&GraphKernels::attend, nullptr)),
+      multiply_by_rows_(op_params_of(&GraphKernels::multiply_by_rows, this)),
+      row_products_(choice.is_deterministic ? RowProducts::make() : nullptr) {
+  if (choice.is_deterministic && !row_products_) {
+    note_violation("this build of libllama does not let others call its dot products");
+  }
+}
+
+GraphKernels::~GraphKernels() = default;
 
 GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml_tensor& tensor)
     : kernels(owner),
@@ -122,11 +133,13 @@ GraphKernels::Weight::Weight(GraphKernels& owner, BlockFormat format, const ggml
       quantize_and_multiply(op_params_of(&GraphKernels::quantize_and_multiply, this)),
       multiply_only(op_params_of(&GraphKernels::multiply, this)) {}
 
-bool GraphKernels::on_node(ggml_tensor* node, bool, void* kernels) {
+bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
+  auto& kernels = *static_cast<GraphKernels*>(user_data);
   try {
-    static_cast<GraphKernels*>(kernels)->replace(node);
+    kernels.replace(node);
   } catch (const std::bad_alloc&) {
     // No room for a copy or for activations: the node stays ggml's.
+    if (kernels.choice_.is_deterministic) kernels.note_violation("there is no memory left for a matrix product");
   }
   return false;
 }
@@ -134,27 +147,51 @@ bool GraphKernels::on_node(ggml_tensor* node, bool, void* kernels) {
 void GraphKernels::replace(ggml_tensor* node) {
   // Values computed anew are no longer those that were quantised.
   if (node == quantized_) quantized_ = nullptr;
-  if (node->op == GGML_OP_MUL_MAT) replace_product(node);
-  if (node->op == GGML_OP_FLASH_ATTN_EXT && can_attend() && is_plain_attention(*node)) replace_attention(node);
+  if (node->op == GGML_OP_CUSTOM) return;  // replaced already
+  if (replace_by_packed_product(node) || replace_by_row_product(node) || replace_attention(node)) return;
+  if (choice_.is_deterministic && !is_row_independent(*node)) {
+    const ggml_tensor* input = node->src[node->op == GGML_OP_FLASH_ATTN_EXT ? 1 : 0];
+    note_violation(std::string("its operation ") + ggml_op_desc(node) +
+                   (input == nullptr ? "" : std::string(" of ") + ggml_type_name(input->type)) +
+                   " rounds by what else is computed");
+  }
 }
 
-void GraphKernels::replace_product(ggml_tensor* node) {
+bool GraphKernels::replace_by_packed_product(ggml_tensor* node) {
+  if (node->op != GGML_OP_MUL_MAT) return false;
   const ggml_tensor* input = node->src[1];
-  if (input->type != GGML_TYPE_F32 || !is_plain_matrix(*input)) return;
+  // Whatever the shape of a batch: rows of one sequence and of several come in as many planes.
+  if (input->type != GGML_TYPE_F32 || input->nb[0] != sizeof(float)) return false;
   const Weight* weight = find(node->src[0]);
-  if (weight == nullptr) return;
-  const size_t n_blocks = extent(*input, 1) * weight->matrix.n_blocks();
+  if (weight == nullptr) return false;
+  const size_t n_blocks = row_count(*input) * weight->matrix.n_blocks();
   if (activations_.size() < n_blocks) activations_.resize(n_blocks);
 
   become_custom(node, input == quantized_ ? weight->multiply_only : weight->quantize_and_multiply);
   // What no node computes may change between two graphs without being shown.
   quantized_ = input->op == GGML_OP_NONE ? nullptr : input;
+  return true;
 }
 
-void GraphKernels::replace_attention(ggml_tensor* node) {
+bool GraphKernels::replace_by_row_product(ggml_tensor* node) {
+  if (!row_products_ || !row_products_->can_compute(*node)) return false;
+  row_products_->prepare(*node);
+  become_custom(node, multiply_by_rows_);
+  return true;
+}
+
+bool GraphKernels::replace_attention(ggml_tensor* node) {
+  if (node->op != GGML_OP_FLASH_ATTN_EXT || !choice_.is_faster_allowed || !can_attend() || !is_plain_attention(*node)) {
+    return false;
+  }
   const float scale = attention_params(*node)[kScale];
   become_custom(node, attend_);
   attention_params(*node)[kKeptScale] = scale;
+  return true;
+}
+
+void GraphKernels::note_violation(const std::string& reason) {
+  if (violation_.empty()) violation_ = reason;
 }
 
 void GraphKernels::become_custom(ggml_tensor* node, const OpParams& params) {
@@ -172,9 +209,9 @@ GraphKernels::Weight* GraphKernels::find(const ggml_tensor* tensor) {
 
 std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tensor) {
   const std::optional<BlockFormat> format = format_of(*tensor);
-  if (!PackedMatrix::is_supported() || !format || !is_plain_matrix(*tensor) ||
+  if (!choice_.is_faster_allowed || !PackedMatrix::is_supported() || !format || !is_plain_matrix(*tensor) ||
       !PackedMatrix::fits(extent(*tensor, 1), extent(*tensor, 0)) ||
-      ggml_nbytes(tensor) > max_bytes_ - std::min(bytes_, max_bytes_)) {
+      ggml_nbytes(tensor) > choice_.max_bytes - std::min(bytes_, choice_.max_bytes)) {
     return nullptr;
   }
   auto weight = std::make_unique<Weight>(*this, *format, *tensor);
@@ -182,25 +219,33 @@ std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tens
   return weight;
 }
 
-void GraphKernels::quantize_share(const ggml_tensor* activations, int thread, int n_threads) {
-  const size_t n_blocks = extent(*activations, 0) / kBlockValues * extent(*activations, 1);
-  const size_t from = part_begin(n_blocks, thread, n_threads);
-  const size_t to = part_begin(n_blocks, thread + 1, n_threads);
-  quantize(static_cast<const float*>(activations->data) + from * kBlockValues, to - from, activations_.data() + from);
+void GraphKernels::quantize_share(const ggml_tensor& activations, int thread, int n_threads) {
+  const size_t row_blocks = extent(activations, 0) / kBlockValues, n_blocks = row_blocks * row_count(activations);
+  const size_t end = part_begin(n_blocks, thread + 1, n_threads);
+  for (size_t block = part_begin(n_blocks, thread, n_threads), n; block < end; block += n) {
+    const size_t column = block % row_blocks;
+    n = std::min(row_blocks - column, end - block);
+    const float* row = reinterpret_cast<const float*>(row_at(activations, block / row_blocks));
+    quantize(row + column * kBlockValues, n, &activations_[block]);
+  }
 }
 
 void GraphKernels::quantize_and_multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
   GraphKernels& kernels = static_cast<Weight*>(weight)->kernels;
-  kernels.quantize_share(node->src[1], thread, n_threads);
+  kernels.quantize_share(*node->src[1], thread, n_threads);
   kernels.barrier_.wait(n_threads);
   multiply(node, thread, n_threads, weight);
 }
 
 void GraphKernels::multiply(ggml_tensor* node, int thread, int n_threads, void* weight) {
   const PackedMatrix& matrix = static_cast<Weight*>(weight)->matrix;
-  matrix.multiply(static_cast<Weight*>(weight)->kernels.activations_.data(), extent(*node, 1),
+  matrix.multiply(static_cast<Weight*>(weight)->kernels.activations_.data(), row_count(*node),
                   part_begin(matrix.n_groups(), thread, n_threads),
                   part_begin(matrix.n_groups(), thread + 1, n_threads), static_cast<float*>(node->data));
+}
+
+void GraphKernels::multiply_by_rows(ggml_tensor* node, int thread, int n_threads, void* kernels) {
+  static_cast<GraphKernels*>(kernels)->row_products_->compute(*node, thread, n_threads);
 }
 
 void GraphKernels::attend(ggml_tensor* node, int thread, int n_threads, void*) {

@@ -34,6 +34,14 @@ Status to_status(int32_t code) {
                                       (reason.empty() ? ")" : ", " + reason + ")"));
 }
 
+// Of whatever status: at the start a wrong setting, later an error of the engine.
+Status broken_promise(corosrv_code code, const std::string& violation) {
+  return Status(code, "COROSRV_DETERMINISTIC=1 cannot be kept for this model: " + violation +
+                          ". It holds where libllama computes on the processor alone, for every weight format, in "
+                          "models of attention, mixtures of experts, Mamba, RWKV, gated delta nets and short "
+                          "convolutions. Start without COROSRV_DETERMINISTIC to serve this model");
+}
+
 // While it lives, the context makes the vectors of all tokens that it decodes.
 class VectorMode {
  public:
@@ -55,13 +63,14 @@ class LlamaBackend final : public Backend {
   // `first` may have room for less than `info.context` tokens in each slot, until start_to_grow() has made one that
   // has.
   LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info,
-               std::vector<llama_adapter_lora*> adapters, int32_t slots, int32_t rows)
+               std::vector<llama_adapter_lora*> adapters, const corosrv_options& options, int32_t rows)
       : model_(std::move(model)),
         adapters_(std::move(adapters)),
         kernels_(std::move(kernels)),
         context_(std::move(first)),
         capacity_(tokens_per_slot(context_)),
-        slots_(slots),
+        slots_(options.slots),
+        is_deterministic_(options.deterministic != 0),
         memory_(llama_get_memory(context_.get())),
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
@@ -79,7 +88,7 @@ class LlamaBackend final : public Backend {
 
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
-    return to_status(llama_decode(context_.get(), batch_.fill(rows)));
+    return run(batch_.fill(rows));
   }
 
   Status embed(const std::vector<Row>& rows) override {
@@ -88,8 +97,7 @@ class LlamaBackend final : public Backend {
     vectors_.resize(rows.size() * vector_size());
     for (size_t first = 0, n_rows; first < rows.size(); first += n_rows) {
       n_rows = piece_size(rows, first);
-      const int32_t code = llama_decode(context_.get(), batch_.fill(&rows[first], n_rows));
-      if (code != 0) return to_status(code);
+      if (const Status status = run(batch_.fill(&rows[first], n_rows)); !status.is_ok()) return status;
       for (size_t i = 0; i < n_rows; ++i) keep_vector(first + i, static_cast<int32_t>(i), rows[first + i].slot);
     }
     return Status::ok();
@@ -132,8 +140,10 @@ class LlamaBackend final : public Backend {
     const Token token = info_.bos >= 0 ? info_.bos : 0;
     const std::vector<Row> row{{token, 0, 0, true}};
     Status status = info_.can_generate ? decode(row) : embed(row);
-    forget(0, 0);
+    if (status.is_ok() && is_deterministic_ && info_.can_generate) status = decode(mixed_batch(token));
+    for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, 0);
     if (kernels_) {
+      if (!kernels_->violation().empty()) return broken_promise(COROSRV_INVALID, kernels_->violation());
       info_.own_kernels = kernels_->is_used();
       info_.packed_bytes = kernels_->bytes();
     }
@@ -146,6 +156,19 @@ class LlamaBackend final : public Backend {
   }
 
  private:
+  Status run(const llama_batch& batch) {
+    const int32_t code = llama_decode(context_.get(), batch);
+    if (code != 0 || !kernels_ || kernels_->violation().empty()) return to_status(code);
+    return broken_promise(COROSRV_INTERNAL, kernels_->violation());
+  }
+
+  // Rows as they come when one prompt is read while another goes on: their graph has what that of one row lacks.
+  std::vector<Row> mixed_batch(Token token) const {
+    std::vector<Row> rows{{token, 1, 0, true}, {token, 2, 0, true}, {token, 3, 0, true}};
+    if (slots_ > 1) rows.push_back({token, 0, 1, true});
+    return rows;
+  }
+
   // Tells the context; libllama then plans its graphs anew, and does nothing where it has them already.
   void apply_adapters() {
     std::vector<llama_adapter_lora*> adapters = adapters_;
@@ -156,11 +179,11 @@ class LlamaBackend final : public Backend {
 
   // How many of the rows from `first` on may be computed together. Whoever sees all tokens of a sequence needs them in
   // one piece, and libllama cuts what lies in a KV cache where sequences differ in length; without a cache it cuts
-  // nothing.
+  // nothing. Where neighbours must not matter there are none.
   size_t piece_size(const std::vector<Row>& rows, size_t first) const {
     const size_t n_left = rows.size() - first;
     if (!info_.reads_whole) return std::min(n_left, static_cast<size_t>(kVectorRows));
-    if (memory_ == nullptr) return n_left;
+    if (memory_ == nullptr && !is_deterministic_) return n_left;
     const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(first);
     const auto end = std::find_if(begin, rows.end(), [&](const Row& row) { return row.slot != begin->slot; });
     return static_cast<size_t>(end - begin);
@@ -249,6 +272,7 @@ class LlamaBackend final : public Backend {
   Context context_;
   int32_t capacity_;  // tokens that a slot of context_ holds
   const int32_t slots_;
+  const bool is_deterministic_;
   llama_memory_t memory_;
   LlamaBatch batch_;
   const LlamaVocabulary vocabulary_;
@@ -267,7 +291,7 @@ constexpr int32_t kFirstTokens = 256;
 std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, const std::vector<std::string>& adapters,
                                             Status& status) {
   const std::string path = options.model == nullptr ? "" : options.model;
-  Model model = load_model(path, options.safe_load != 0, status);
+  Model model = load_model(path, options.safe_load == 0 && options.deterministic == 0, status);
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
@@ -277,7 +301,7 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, cons
   status = find_pooling(model.get(), path, options.pooling, wish.pooling);
   if (!status.is_ok()) return nullptr;
 
-  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context);
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context, options.deterministic != 0);
   wish.kernels = kernels.get();
   const auto make_context = [options, raw_model = model.get()](ContextWish wanted, int32_t tokens) {
     wanted.tokens = tokens;  // for a start fewer than there are to be
@@ -287,6 +311,10 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, cons
   // What libllama knows of a model it tells of a context.
   if (first && !llama_get_causal_attn(first.get())) {
     wish.reads_whole = true;
+    // Such sequences come alone where neighbours must not matter, and then any kernel will do.
+    first.reset();
+    kernels = make_kernels(options, model.get(), context, false);
+    wish.kernels = kernels.get();
     first = make_context(wish, context);
   }
   if (!first) {
@@ -302,7 +330,7 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, cons
   info.reads_whole = wish.reads_whole;
   info.can_generate = !wish.reads_whole;
   auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
-                                                std::move(loaded), options.slots, rows_of_step(options, wish));
+                                                std::move(loaded), options, rows_of_step(options, wish));
   status = backend->warm_up();
   if (!status.is_ok()) return nullptr;
   backend->start_to_grow([=] { return make_context(wish, context); });

@@ -22,8 +22,9 @@ double available_memory() {
   return std::numeric_limits<double>::infinity();
 }
 
-// Bytes of KV cache in 16-bit floats.
+// Bytes of KV cache in 16-bit floats. Models without attention have no heads.
 double kv_bytes(const llama_model* model, double n_cells) {
+  if (llama_model_n_head(model) == 0) return 0;
   const double head = static_cast<double>(llama_model_n_embd(model)) / llama_model_n_head(model);
   return n_cells * llama_model_n_layer(model) * llama_model_n_head_kv(model) * head * 2 * 2;
 }
@@ -71,11 +72,15 @@ Status check_memory(const llama_model* model, int32_t slots, int32_t context) {
   return Status(COROSRV_INVALID, text);
 }
 
-// Packed weights may take half of what the cache leaves: the other half is everybody else's.
-std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context) {
-  if (options.kernels == COROSRV_KERNELS_GGML) return nullptr;
+std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context,
+                                           bool is_deterministic) {
   const double left = available_memory() - kv_bytes(model, static_cast<double>(options.slots) * context);
-  return GraphKernels::make(static_cast<size_t>(std::clamp(left / 2, 0.0, 1e18)));
+  KernelChoice choice;
+  choice.is_faster_allowed = options.kernels != COROSRV_KERNELS_GGML;
+  // Packed weights may take half of what the cache leaves: the other half is everybody else's.
+  choice.max_bytes = static_cast<size_t>(std::clamp(left / 2, 0.0, 1e18));
+  choice.is_deterministic = is_deterministic;
+  return GraphKernels::make(choice);
 }
 
 }  // namespace corosrv

@@ -27,7 +27,9 @@ int32_t rows_of_step(const corosrv_options& options, const ContextWish& wish);
 // Whether the KV cache fits into what memory is left; says what to do when it does not.
 Status check_memory(const llama_model* model, int32_t slots, int32_t context);
 
-// Our kernels, or null where they have no place.
-std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context);
+// Our kernels, or null where they have no place. `is_deterministic`: whatever is computed together, no row's bits may
+// depend on the others.
+std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context,
+                                           bool is_deterministic);
 
 }  // namespace corosrv

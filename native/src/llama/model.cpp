@@ -54,13 +54,13 @@ bool has_classification_head(const std::string& path) {
 
 }  // namespace
 
-Model load_model(const std::string& path, bool safe, Status& status) {
+Model load_model(const std::string& path, bool may_repack, Status& status) {
   status = check_file(path);
   if (!status.is_ok()) return nullptr;
   keep_llama_errors();
 
   llama_model_params params = llama_model_default_params();
-  params.use_extra_bufts = !safe;
+  params.use_extra_bufts = may_repack;
   Model model(llama_model_load_from_file(path.c_str(), params));
   if (!model) {
     status = failure("libllama cannot load", path);

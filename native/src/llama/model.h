@@ -11,8 +11,8 @@
 namespace corosrv {
 
 // Loads the weights; takes seconds. Null, and a status in words for whoever chose the file, when they are none that can
-// be served. `safe`: no repacked weights.
-Model load_model(const std::string& path, bool safe, Status& status);
+// be served. `may_repack`: libllama may rearrange weights for kernels that are faster for batches.
+Model load_model(const std::string& path, bool may_repack, Status& status);
 
 // Loads LoRA adapters, which live as long as the model. Upon failure `status` names the file.
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,

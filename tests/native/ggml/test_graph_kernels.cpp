@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -19,6 +20,9 @@ namespace {
 constexpr int64_t kColumns = 96;
 constexpr int kThreads = 3;
 constexpr size_t kNoLimit = size_t{1} << 40;
+constexpr KernelChoice kFaster{true, kNoLimit, false};
+constexpr KernelChoice kDeterministic{true, kNoLimit, true};
+constexpr KernelChoice kDeterministicAlone{false, kNoLimit, true};
 
 using Values = std::vector<float>;
 using Tensors = std::vector<ggml_tensor*>;
@@ -175,7 +179,7 @@ Graph::Build layer(const Weights& weights) {
 
 TEST("products are ggml's but for the order of their sums, also in a graph that is computed again") {
   for (const ggml_type type : {GGML_TYPE_Q4_1, GGML_TYPE_Q8_0}) {
-    GraphKernels kernels(kNoLimit);
+    GraphKernels kernels(kFaster);
     Machine machine(&kernels);
     const Weights weights(machine, type, {48, 16, 160});
 
@@ -185,7 +189,7 @@ TEST("products are ggml's but for the order of their sums, also in a graph that 
 }
 
 TEST("activations of an earlier graph are not taken for those of a later one at the same address") {
-  GraphKernels kernels(kNoLimit);
+  GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights weights(machine, GGML_TYPE_Q4_1, {16});
   const Graph::Build of_a_node = [&](ggml_context* context, ggml_tensor* input) -> Tensors {
@@ -201,7 +205,7 @@ TEST("activations of an earlier graph are not taken for those of a later one at 
 }
 
 TEST("a row of a graph gives the same bits alone and among others") {
-  GraphKernels kernels(kNoLimit);
+  GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights weights(machine, GGML_TYPE_Q4_1, {48, 16, 160});
   const Values input = input_of(40, 1);
@@ -216,7 +220,7 @@ TEST("a row of a graph gives the same bits alone and among others") {
 }
 
 TEST("what is no plain product with a weight stays ggml's") {
-  GraphKernels kernels(kNoLimit);
+  GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Weights others(machine, GGML_TYPE_Q4_1, {16}, GGML_BACKEND_BUFFER_USAGE_ANY);
   const Weights unknown(machine, GGML_TYPE_Q5_1, {16});
@@ -227,20 +231,105 @@ TEST("what is no plain product with a weight stays ggml's") {
       machine, 4,
       [&](ggml_context* context, ggml_tensor* input) -> Tensors {
         ggml_tensor* half = ggml_view_2d(context, good[0], kColumns, 16, good[0]->nb[1], 0);
-        ggml_tensor* strided = ggml_view_2d(context, input, kColumns, 2, 2 * input->nb[1], 0);
-        ggml_tensor* stacked = ggml_view_3d(context, input, kColumns, 2, 2, input->nb[1], 2 * input->nb[1], 0);
         return {ggml_mul_mat(context, others[0], input), ggml_mul_mat(context, unknown[0], input),
-                ggml_mul_mat(context, odd[0], input),    ggml_mul_mat(context, half, input),
-                ggml_mul_mat(context, good[0], strided), ggml_mul_mat(context, good[0], stacked)};
+                ggml_mul_mat(context, odd[0], input), ggml_mul_mat(context, half, input)};
       },
       0);
   CHECK_EQ(kernels.bytes(), 0u);
 }
 
+// Products with rows that lie apart, and with the rows of two sequences.
+Graph::Build planes(const Weights& weights) {
+  return [&weights](ggml_context* context, ggml_tensor* input) -> Tensors {
+    const int64_t half = input->ne[1] / 2;
+    ggml_tensor* strided = ggml_view_2d(context, input, kColumns, half, 2 * input->nb[1], 0);
+    ggml_tensor* sequences =
+        ggml_view_3d(context, input, kColumns, half, 2, input->nb[1], static_cast<size_t>(half) * input->nb[1], 0);
+    return {ggml_mul_mat(context, weights[0], strided), ggml_mul_mat(context, weights[0], sequences)};
+  };
+}
+
+TEST("the packed product is taken however the rows of a batch lie") {
+  GraphKernels kernels(kFaster);
+  Machine machine(&kernels);
+  const Weights weights(machine, GGML_TYPE_Q4_1, {32});
+
+  for (const int64_t n_rows : {2, 10, 34}) check_against_ggml(machine, n_rows, planes(weights), 2);
+}
+
+// Whether the first rows give the same bits whatever comes behind them.
+void check_rows_alone_and_together(Machine& machine, const Graph::Build& build) {
+  const Values input = input_of(80, 1);
+  const std::vector<Values> together = Graph(machine, 80, build).compute(input);
+  for (const int64_t n_rows : {1, 2, 3, 17, 65}) {
+    const std::vector<Values> few = Graph(machine, n_rows, build).compute(input);
+    for (size_t i = 0; i < few.size(); ++i) {
+      CHECK(std::memcmp(few[i].data(), together[i].data(), few[i].size() * sizeof(float)) == 0);
+    }
+  }
+}
+
+constexpr ggml_type kTypes[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1,
+                                GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL};
+
+TEST("a deterministic product of any format gives a row the same bits alone and among others") {
+  for (const KernelChoice& choice : {kDeterministic, kDeterministicAlone}) {
+    for (const ggml_type type : kTypes) {
+      GraphKernels kernels(choice);
+      Machine machine(&kernels);
+      const Weights weights(machine, type, {48, 16, 24});
+
+      check_rows_alone_and_together(machine, layer(weights));
+      check_against_ggml(machine, 40, layer(weights), 5, 1, 1e-4f);
+      check_against_ggml(machine, 40, planes(weights), 2, 1, 1e-4f);
+      CHECK_EQ(kernels.violation(), "");
+    }
+  }
+}
+
+// Two of four experts for each row, chosen by its first four numbers.
+Graph::Build experts(const Weights& weights) {
+  return [&weights](ggml_context* context, ggml_tensor* input) -> Tensors {
+    const size_t row = weights[0]->nb[1];
+    ggml_tensor* matrices = ggml_view_3d(context, weights[0], kColumns, 16, 4, row, 16 * row, 0);
+    ggml_tensor* scores = ggml_cont(context, ggml_view_2d(context, input, 4, input->ne[1], input->nb[1], 0));
+    ggml_tensor* order = ggml_argsort(context, scores, GGML_SORT_ORDER_DESC);
+    ggml_tensor* best = ggml_view_2d(context, order, 2, input->ne[1], order->nb[1], 0);
+    ggml_tensor* rows = ggml_reshape_3d(context, input, kColumns, 1, input->ne[1]);
+    ggml_tensor* first = ggml_mul_mat_id(context, matrices, rows, best);
+    // The second product has an input for each expert.
+    ggml_tensor* inputs = ggml_repeat_4d(context, rows, kColumns, 2, input->ne[1], 1);
+    return {first, ggml_mul_mat_id(context, matrices, inputs, best)};
+  };
+}
+
+TEST("a deterministic product with experts gives a row the same bits alone and among others") {
+  for (const ggml_type type : kTypes) {
+    GraphKernels kernels(kDeterministic);
+    Machine machine(&kernels);
+    const Weights weights(machine, type, {64});
+
+    check_rows_alone_and_together(machine, experts(weights));
+    check_against_ggml(machine, 40, experts(weights), 2, 1, 1e-4f);
+    CHECK_EQ(kernels.violation(), "");
+  }
+}
+
+TEST("an operation that looks at its neighbours breaks the promise, and is named") {
+  GraphKernels kernels(kDeterministic);
+  Machine machine(&kernels);
+  const Graph::Build sums = [](ggml_context* context, ggml_tensor* input) -> Tensors {
+    return {ggml_cumsum(context, input)};
+  };
+  Graph(machine, 2, sums).compute(input_of(2, 1));
+
+  CHECK(kernels.violation().find("CUMSUM of f32") != std::string::npos);
+}
+
 TEST("weights are packed up to the limit, and each once") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16, 16, 16});
-  GraphKernels kernels(2 * weights.bytes(0) + weights.bytes(0) / 2);
+  GraphKernels kernels({true, 2 * weights.bytes(0) + weights.bytes(0) / 2, false});
   Machine machine(&kernels);
 
   check_against_ggml(machine, 5, layer(weights), 4);  // all but the products with the third
@@ -302,7 +391,7 @@ class Cache {
 };
 
 TEST("attention is ggml's but for rounding, also in a graph that is computed again") {
-  GraphKernels kernels(kNoLimit);
+  GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
 
@@ -311,7 +400,7 @@ TEST("attention is ggml's but for rounding, also in a graph that is computed aga
 }
 
 TEST("attention of a token gives the same bits alone and among others") {
-  GraphKernels kernels(kNoLimit);
+  GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
   const Values input = input_of(160, 1);
@@ -323,8 +412,19 @@ TEST("attention of a token gives the same bits alone and among others") {
   CHECK(std::memcmp(alone.data(), together.data(), kColumns * sizeof(float)) == 0);
 }
 
+TEST("attention that has several kernels in ggml breaks the promise unless ours computes it") {
+  GraphKernels kernels(kDeterministic);
+  Machine machine(&kernels);
+  const Cache cache(machine);
+
+  Graph(machine, 2, cache.attention()).compute(input_of(2, 1));
+  CHECK_EQ(kernels.violation(), "");
+  Graph(machine, 2, cache.attention(0.0f, 30.0f)).compute(input_of(2, 1));
+  CHECK(kernels.violation().find("FLASH_ATTN_EXT of f16") != std::string::npos);
+}
+
 TEST("attention with a bias by distance or a cap stays ggml's") {
-  GraphKernels kernels(kNoLimit);
+  GraphKernels kernels(kFaster);
   Machine machine(&kernels);
   const Cache cache(machine);
 
