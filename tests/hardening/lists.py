@@ -27,6 +27,7 @@ from corosrv import app as corosrv_app
 from corosrv import settings
 from corosrv.errors import SettingsError
 from corosrv.http import operation
+from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
 from corosrv.predictions import routes as prediction_routes
 from corosrv.predictions.service import PredictionService
@@ -142,7 +143,7 @@ def served(**chosen: Any) -> Iterator[Flask]:
     serving = corosrv_app.create_app(settings.load({"slots": 4, "threads": 1, **chosen}, environ={}))
     worker = PredictorProcess(WorkerConfig(predictor=f"{PREDICTOR}:Runner"))
     service = PredictionService(worker, PredictionSettings())
-    serving.register_blueprint(prediction_routes.blueprint(service, HttpStats(), lambda: None))
+    serving.register_blueprint(prediction_routes.blueprint(service, HttpStats(), lambda: None, BodyReader()))
     worker.start()
     try:
         wait_for(worker, WorkerState.READY)
