@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 STOREYS = (
     ("errors", "processor", "turns"),
     ("outgoing",),
-    ("decoding", "dispatch", "jobs", "settings", "structured", "waits", "wire"),
+    ("decoding", "jobs", "settings", "structured", "waits"),
+    ("dispatch", "wire"),
     ("models", "worker"),
     ("engine",),
     ("http",),

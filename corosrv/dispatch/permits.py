@@ -45,6 +45,7 @@ class PermitPool:
         self._held: dict[int, Permit] = {}
         self._retiring: dict[int, Permit] = {}  # held, and gone as soon as they are not
         self._poisoned: dict[int, str] = {}
+        self.total = 0
         for slot in slots:
             self.add(slot)
 
@@ -66,10 +67,6 @@ class PermitPool:
         return len(self._retiring)
 
     @property
-    def total(self) -> int:
-        return len(self._idle) + len(self._held) + len(self._poisoned) + len(self._retiring)
-
-    @property
     def reasons(self) -> Mapping[int, str]:
         """Why the poisoned slots are."""
         return MappingProxyType(self._poisoned)
@@ -82,16 +79,21 @@ class PermitPool:
         if slot in self:
             raise ValueError(f"slot {slot} is named twice: the pool has it already")
         self._idle.append(slot)
+        self.total += 1
 
     def retire(self, slot: int) -> None:
         """Takes a slot out of the pool: at once, or, if it is held, when it is given back or poisoned.
 
         Raises KeyError for a slot that the pool does not have.
         """
+        if slot in self._retiring:
+            return
         if (permit := self._held.pop(slot, None)) is not None:
             self._retiring[slot] = permit
-        elif slot not in self._retiring and self._poisoned.pop(slot, None) is None:
+            return
+        if self._poisoned.pop(slot, None) is None:
             self._remove_idle(slot)
+        self.total -= 1
 
     def try_acquire(self) -> Permit | None:
         """An idle slot, or None. Never waits."""
@@ -106,11 +108,18 @@ class PermitPool:
 
         Raises KeyError for a slot that the pool does not have.
         """
-        if slot in self._poisoned or self._retiring.pop(slot, None) is not None:
+        if slot in self._poisoned or self._leave(slot):
             return
         if self._held.pop(slot, None) is None:
             self._remove_idle(slot)
         self._poisoned[slot] = reason
+
+    def _leave(self, slot: int) -> bool:
+        """Whether a slot was retiring, and has left the pool now."""
+        if self._retiring.pop(slot, None) is None:
+            return False
+        self.total -= 1
+        return True
 
     def _remove_idle(self, slot: int) -> None:
         try:
@@ -128,6 +137,6 @@ class PermitPool:
             log.warning("a permit for slot %d was given back a second time", permit.slot)
         elif reason is not None:
             self.poison(permit.slot, reason)
-        elif self._retiring.pop(permit.slot, None) is None:
+        elif not self._leave(permit.slot):
             del self._held[permit.slot]
             self._idle.append(permit.slot)

@@ -71,7 +71,7 @@ class Reader:
         self.pump(keep, timeout)
         return chunks
 
-    def pump(self, sink: Sink, timeout: float | None = None) -> None:
+    def pump(self, sink: Sink[Chunk], timeout: float | None = None) -> None:
         """Hands all unread chunks to `sink` each time there are some; ends when that returns False, and at the end.
 
         Waits; meanwhile `sink` is called in the hub, without the switches that waking a greenlet costs, and must not

@@ -31,21 +31,6 @@ MOST_LISTED = 1_000_000
 Item = TypeVar("Item")
 
 
-class Source(Protocol[Item]):
-    """What a stream needs of a reader; see corosrv.jobs.Reader, which is one of chunks."""
-
-    @property
-    def is_finished(self) -> bool: ...
-
-    def take(self, timeout: float | None = None) -> list[Item]: ...
-
-    def pump(self, sink: Callable[[list[Item]], bool], timeout: float | None = None) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Encoder(Protocol[Item]):
     """Makes events of a reader's items."""
 
@@ -72,7 +57,7 @@ class EventStream(Generic[Item]):
     def __init__(
         self,
         environ: dict[str, Any],
-        reader: Source[Item],
+        reader: Reader[Item],
         first: bytes,
         encoder: Encoder[Item],
         ping_interval: float,
@@ -175,7 +160,7 @@ def _n_listed(chunk: Chunk) -> int:
 
 
 def collect(
-    request: Request, reader: Reader, failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None
+    request: Request, reader: Reader[Chunk], failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None
 ) -> list[Chunk]:
     """Waits for all chunks of a job that is not streamed, and closes the reader.
 

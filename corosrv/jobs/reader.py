@@ -4,47 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from corosrv.jobs.chunk import Chunk
+Item = TypeVar("Item")
 
-# Takes over chunks; says whether it wants more.
-Sink = Callable[[list[Chunk]], bool]
+# Takes over items; says whether it wants more.
+Sink = Callable[[list[Item]], bool]
 
 
-class Reader(Protocol):
-    """The receiving end of one job's results.
+class Reader(Protocol[Item]):
+    """The receiving end of one job's results: chunks of an engine, answers of a predictor, events of a prediction.
 
-    Iterating yields chunks until every task has had its terminal chunk. Leaving the `with` block cancels what is
-    unfinished. Belongs to the thread that made it; only `cancel` may be called from others.
+    Iterating yields items until the last one. Leaving the `with` block closes the reader. Belongs to the thread that
+    made it; only `cancel` may be called from others.
     """
 
     @property
     def is_finished(self) -> bool:
-        """Every task has had its terminal chunk, and it was taken."""
+        """The last item was taken, or nobody will take it."""
 
-    def take(self, timeout: float | None = None) -> list[Chunk]:
-        """All unread chunks, at least one; an empty list once every task has ended. Waits.
+    def take(self, timeout: float | None = None) -> list[Item]:
+        """All unread items, at least one; an empty list once the last one was taken. Waits.
 
-        Raises ReadTimeout after `timeout` seconds without any.
+        Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """
 
-    def pump(self, sink: Sink, timeout: float | None = None) -> None:
-        """Hands all unread chunks to `sink` each time there are some, until it returns False or every task has ended.
+    def pump(self, sink: Sink[Item], timeout: float | None = None) -> None:
+        """Hands all unread items to `sink` each time there are some, until it returns False or the last one was taken.
 
-        Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without chunks.
+        Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without items.
         """
 
     def cancel(self) -> None:
-        """Ends what is unfinished; its terminal chunks say CANCELLED."""
+        """Ends what is unfinished, in its own time; its last items say so. Never waits; twice is harmless."""
 
     def close(self) -> None:
-        """Cancels, and gives back the reader's descriptor. Twice is harmless."""
+        """Cancels, and drops what is unread or yet to come. Twice is harmless."""
 
-    def __iter__(self) -> Iterator[Chunk]: ...
+    def __iter__(self) -> Iterator[Item]:
+        while items := self.take():
+            yield from items
 
-    def __enter__(self) -> Reader: ...
+    def __enter__(self) -> Reader[Item]:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

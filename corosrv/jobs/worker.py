@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from corosrv.jobs.chunk import Chunk
 from corosrv.jobs.job import AnyJob
 from corosrv.jobs.model import ModelCard
 from corosrv.jobs.reader import Reader
@@ -41,5 +42,5 @@ class Worker(Protocol):
     def vocabulary(self, model: str | None) -> Vocabulary:
         """How that model writes. May wait while it is loaded; raises as `card` does."""
 
-    def submit(self, job: AnyJob) -> Reader:
+    def submit(self, job: AnyJob) -> Reader[Chunk]:
         """Checks and queues a job; may wait while a long prompt is read. Raises Refused or Unavailable."""

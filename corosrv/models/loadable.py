@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from corosrv.jobs import Adapter, AnyJob, ModelCard, Reader, SlotFile, SlotState, Vocabulary
+from corosrv.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, Vocabulary
 from corosrv.jobs.stats import DecodeStats
 
 
@@ -46,7 +46,7 @@ class Loadable(Protocol):
 
     def vocabulary(self, model: str | None) -> Vocabulary: ...
 
-    def submit(self, job: AnyJob) -> Reader:
+    def submit(self, job: AnyJob) -> Reader[Chunk]:
         """Checks and queues a job; may wait. Raises Refused or Unavailable."""
 
     def stats(self) -> DecodeStats | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from corosrv import errors
-from corosrv.jobs import Adapter, AnyJob, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
+from corosrv.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models.keeper import Keeper
 from corosrv.models.loadable import Loadable
@@ -144,7 +144,7 @@ class ModelPool:
                 served.uses.until_dropped(vocabulary)
             return vocabulary
 
-    def submit(self, job: AnyJob) -> Reader:
+    def submit(self, job: AnyJob) -> Reader[Chunk]:
         """Waits while the model is loaded, then as its engine does. Raises Refused or Unavailable."""
         with self._using(job.model) as (served, engine):
             reader = engine.submit(job)

@@ -8,11 +8,9 @@ from typing import Any
 import gevent
 from gevent.pool import Pool
 
-from corosrv.wire.messages import FileOutput, OutputChunk
+from corosrv.jobs.answers import Output, OutputChunk
 
 AT_ONCE = 8
-
-Output = OutputChunk | FileOutput
 
 
 class Chunks:

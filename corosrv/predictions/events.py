@@ -10,13 +10,11 @@ import gevent
 from gevent.hub import get_hub
 
 from corosrv.errors import CorosrvError, Misuse, ReadTimeout
+from corosrv.jobs import Reader, Sink
 from corosrv.predictions.history import Cursor, Event, Gap, History
 
 MAX_READERS = 1024  # of one prediction
 PING_SECONDS = 15.0
-
-# Takes over events; says whether it wants more.
-Sink = Callable[[list[Event]], bool]
 
 
 class EventEncoder:
@@ -31,7 +29,7 @@ class EventEncoder:
         return Event("error", {"error": str(error), "skipped": 0}).wire
 
 
-class EventReader:
+class EventReader(Reader[Event]):
     """Gives a prediction's events up to the last one, in a corosrv.http.sse.EventStream. Belongs to the hub's thread.
 
     Who falls behind what the history keeps gets an `error` event, and no more. `on_leave` is called once, when the
@@ -44,7 +42,7 @@ class EventReader:
         self._on_leave = on_leave
         self._is_lost = False
         self._is_closed = False
-        self._sink: Sink | None = None  # of whoever waits
+        self._sink: Sink[Event] | None = None  # of whoever waits
         self._greenlet: Any = None
 
     @property
@@ -66,7 +64,7 @@ class EventReader:
         self.pump(keep, timeout)
         return taken
 
-    def pump(self, sink: Sink, timeout: float | None = None) -> None:
+    def pump(self, sink: Sink[Event], timeout: float | None = None) -> None:
         """Hands unread events to `sink` whenever there are some, until it returns False or the last one was taken.
 
         Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without events.
@@ -76,7 +74,7 @@ class EventReader:
         if self._pass_on(sink):
             self._wait(sink, timeout)
 
-    def _pass_on(self, sink: Sink) -> bool:
+    def _pass_on(self, sink: Sink[Event]) -> bool:
         """Hands over what there is; True while there may be more, and it is wanted."""
         while events := self._unread():
             if not sink(events):
@@ -93,7 +91,7 @@ class EventReader:
             error = "SSE stream replay truncated: this reader was behind the events that are kept"
             return [Event("error", {"error": error, "skipped": gap.n_skipped})]
 
-    def _wait(self, sink: Sink, timeout: float | None) -> None:
+    def _wait(self, sink: Sink[Event], timeout: float | None) -> None:
         self._sink = sink
         self._greenlet = gevent.getcurrent()
         silence = _Silence(timeout, self._on_silence)

@@ -13,10 +13,10 @@ import msgspec
 from gevent.pool import Pool
 
 from corosrv.errors import OutputFailed
+from corosrv.jobs.answers import FileOutput, FileRef, OutputChunk
 from corosrv.predictions.encoding import LargeJson
 from corosrv.predictions.upload import Uploads
 from corosrv.waits import call_in_thread
-from corosrv.wire.messages import FileOutput, FileRef, OutputChunk
 
 _LARGE = 1 << 20  # bytes; smaller files are read at once, larger ones in a thread
 _PIECE = 3 << 18  # bytes; a multiple of three, so that the base64 of pieces is that of the whole

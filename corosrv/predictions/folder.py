@@ -25,11 +25,14 @@ class ServerFolder:
         self._lock = -1  # a descriptor of the folder; its lock ends with the process, however that ends
 
     def new_path(self) -> str:
-        """Returns a path in the folder that nobody can guess and where nothing is. Raises OSError."""
+        """Returns a path in the folder that nobody can guess and where nothing is."""
+        name = os.urandom(16).hex()
         if self._path is None or not _is_at(self._lock, self._path):
-            self._make()
-        assert self._path is not None
-        return os.path.join(self._path, os.urandom(16).hex())
+            try:
+                self._make()
+            except OSError as error:  # a full disk, say: most predictions have no files and go on
+                log.warning("the folder for files of predictions cannot be made: %s", error)
+        return os.path.join(self._path or os.path.join(tempfile.gettempdir(), f"{PREFIX}{name}"), name)
 
     def _make(self) -> None:
         self.close()

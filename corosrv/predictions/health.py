@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from corosrv.errors import IllegalTransition
-from corosrv.worker.parent.state import WorkerState
+from corosrv.jobs.worker_state import WorkerState
 
 
 class Health(str, Enum):

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gevent.hub import get_hub
 
-from corosrv.dispatch.permits import Permit
-from corosrv.jobs import PredictJob
-from corosrv.predictions.chunks import Chunks, Output
+from corosrv.jobs import Reader
+from corosrv.jobs.answers import Answer, Cancelled, Done, Failed, LogLine, Metric, Output, Terminal
+from corosrv.predictions.chunks import Chunks
 from corosrv.predictions.files import weight
-from corosrv.predictions.folder import ServerFolder
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.times import now
-from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, Metric, SlotToServer
-from corosrv.worker.parent.predict_reader import PredictReader
 
 log = logging.getLogger("corosrv.predictions")
 
 CANCEL_GRACE = 1.0  # seconds that outputs of a canceled prediction have to be uploaded or encoded
 
-Terminal = Done | Failed | Cancelled
 
+class AnswerReader(Reader[Answer], Protocol):
+    """What a run needs of a reader."""
 
-class Submits(Protocol):
-    """What a run needs of a worker."""
-
-    def submit(self, job: PredictJob, permit: Permit) -> PredictReader: ...
+    @property
+    def n_received(self) -> int:
+        """Bytes of all answers so far."""
 
 
 class Resolves(Protocol):
@@ -42,30 +38,26 @@ class Resolves(Protocol):
 
 
 class Run:
-    """Drives one prediction, in a greenlet of its own. Owns its permit until the worker has it, and its directory.
+    """Drives one prediction, from the worker's first answer to its end, in a greenlet of its own.
 
-    `on_end` is called with the prediction's terminal state once the permit is back; it must not wait.
+    Owns its reader and its directory. `on_end` is called with the prediction's terminal state once its slot is free
+    again; it must not wait.
     """
 
     def __init__(
         self,
         prediction: Prediction,
-        permit: Permit,
-        context: Mapping[str, str],
-        worker: Submits,
+        reader: AnswerReader,
         files: Resolves,
-        folder: ServerFolder,
+        directory: str,
         on_end: Callable[[Run, Status, str | None, Terminal | None], None],
     ) -> None:
         self.prediction = prediction
-        self._permit: Permit | None = permit
-        self._context = context
-        self._worker = worker
+        self._reader = reader
         self._files = files
-        self._folder = folder
+        self._directory = directory
         self._on_end = on_end
-        self._reader: PredictReader | None = None
-        self._chunks: Chunks | None = None  # while the worker's messages are read
+        self._chunks: Chunks | None = None  # while the worker's answers are read
         self._is_cut = False  # canceled while outputs were uploaded or encoded
         self._doom: str | None = None
         self._fault: str | None = None  # of an output
@@ -73,8 +65,7 @@ class Run:
     def cancel(self) -> None:
         """Ends the prediction, also one whose outputs are still being uploaded. Never waits; twice is harmless."""
         self.prediction.is_cancel_requested = True
-        if self._reader is not None:
-            self._reader.cancel()
+        self._reader.cancel()
         if self._chunks is not None:
             self._is_cut = self._is_cut or not self._chunks.is_finished
             self._chunks.give_up_after(CANCEL_GRACE)
@@ -88,54 +79,40 @@ class Run:
         terminal: Terminal | None = None
         error: str | None = "RuntimeError: the prediction was given up"
         try:
-            with _directory(self._folder) as directory:
-                terminal, error = self._work(directory), None
+            with _removed(self._directory), self._reader:
+                if not self.prediction.is_cancel_requested:
+                    self.prediction.begin(now())
+                terminal, error = self._read(), None
         except Exception as raised:
             log.exception("prediction %s could not be run", self.prediction.id)
             error = f"{type(raised).__name__}: {raised}"
         finally:
-            if self._permit is not None:
-                self._permit.release()
             self._on_end(self, *self._verdict(terminal, error), terminal)
 
-    def _work(self, directory: str) -> Terminal | None:
-        """The worker's last word; None where the prediction was canceled before the worker heard of it."""
-        prediction = self.prediction
-        if prediction.is_cancel_requested:
-            return None
-        permit, self._permit = self._permit, None
-        assert permit is not None
-        job = PredictJob(prediction.id, prediction.input, directory, self._context)
-        with self._worker.submit(job, permit) as reader:
-            self._reader = reader
-            prediction.begin(now())
-            if prediction.is_cancel_requested:
-                reader.cancel()
-            return self._read(reader, directory)
-
-    def _read(self, reader: PredictReader, directory: str) -> Terminal | None:
-        chunks = Chunks(functools.partial(self._resolve, directory), self.prediction.add_output, self._on_fault)
-        self._chunks = chunks
+    def _read(self) -> Terminal | None:
+        """The worker's last answer."""
+        reader = self._reader
+        self._chunks = chunks = Chunks(self._resolve, self.prediction.add_output, self._on_fault)
         n_counted = 0
         terminal: Terminal | None = None
         try:
-            while messages := reader.take():
+            while answers := reader.take():
                 self.prediction.n_bytes += reader.n_received - n_counted
                 n_counted = reader.n_received
-                for message in messages:
-                    terminal = self._take(message, chunks)
+                for answer in answers:
+                    terminal = self._take(answer, chunks)
             chunks.finish()
         finally:
             self._chunks = None
             chunks.close()
         return terminal
 
-    def _resolve(self, directory: str, message: Output) -> Any:
-        value = self._files.resolve(message, directory)
+    def _resolve(self, message: Output) -> Any:
+        value = self._files.resolve(message, self._directory)
         self.prediction.n_bytes += weight(message, value)
         return value
 
-    def _take(self, message: SlotToServer, chunks: Chunks) -> Terminal | None:
+    def _take(self, message: Answer, chunks: Chunks) -> Terminal | None:
         if isinstance(message, LogLine):
             self.prediction.add_log(message.source, message.data)
         elif isinstance(message, Metric):
@@ -151,8 +128,7 @@ class Run:
     def _on_fault(self, error: Exception) -> None:
         """An output could not be had: that is the end of it, whatever else it may bring forth."""
         self._fault = f"{type(error).__name__}: {error}"
-        if self._reader is not None:
-            self._reader.cancel()
+        self._reader.cancel()
 
     def _verdict(self, terminal: Terminal | None, error: str | None) -> tuple[Status, str | None]:
         if self._doom is not None and not isinstance(terminal, Done):
@@ -169,15 +145,14 @@ class Run:
 
 
 @contextmanager
-def _directory(folder: ServerFolder) -> Iterator[str]:
-    """A place that nobody can guess, for files; whatever is there in the end is removed.
+def _removed(directory: str) -> Iterator[None]:
+    """Removes a prediction's directory in the end.
 
-    Most predictions have none. So whoever has the first one makes it: to make and remove a directory may take a disk
+    Most predictions have none: whoever has the first file makes it. To make and remove a directory may take a disk
     milliseconds, in which nothing else would be served.
     """
-    path = folder.new_path()
     try:
-        yield path
+        yield
     finally:
-        if os.path.lexists(path):
-            get_hub().threadpool.apply(shutil.rmtree, (path, True))
+        if os.path.lexists(directory):
+            get_hub().threadpool.apply(shutil.rmtree, (directory, True))

@@ -13,8 +13,12 @@ from typing import Any, Protocol
 import gevent
 from gevent.hub import get_hub
 
-from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.dispatch.permits import PermitPool
 from corosrv.errors import IdTaken, NoCapacity, NotStreamed, ShuttingDown, Starting, TooManyReaders, WorkerGone
+from corosrv.jobs import PredictJob
+from corosrv.jobs.answers import Done, Terminal
+from corosrv.jobs.setup import Setup
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.outgoing.destinations import Destinations
 from corosrv.predictions import health, ids
 from corosrv.predictions.drain import Drain
@@ -25,20 +29,17 @@ from corosrv.predictions.health import Health, HealthState, Slots
 from corosrv.predictions.history import History
 from corosrv.predictions.parse import Call
 from corosrv.predictions.prediction import Prediction, Status
-from corosrv.predictions.run import Run, Submits, Terminal
+from corosrv.predictions.run import AnswerReader, Run
 from corosrv.predictions.supervisor import Supervisor
 from corosrv.predictions.times import now
 from corosrv.predictions.validation import InputSchema
 from corosrv.predictions.webhooks import Deliveries, Webhooks
 from corosrv.settings import PredictionSettings
-from corosrv.wire.messages import Done
-from corosrv.worker.parent.setup import Setup
-from corosrv.worker.parent.state import WorkerState
 
 log = logging.getLogger("corosrv.predictions")
 
 
-class WorkerLike(Submits, Protocol):
+class WorkerLike(Protocol):
     """What the service needs of a worker; see corosrv.worker.parent.orchestrator.PredictorProcess."""
 
     @property
@@ -53,6 +54,9 @@ class WorkerLike(Submits, Protocol):
     def permits(self) -> PermitPool | None: ...
 
     def on_change(self, listener: Callable[[], None]) -> None: ...
+
+    def submit(self, job: PredictJob) -> AnswerReader:
+        """Never waits. Raises NoCapacity where no slot is free."""
 
     def check_health(self) -> str | None: ...
 
@@ -162,33 +166,33 @@ class PredictionService:
         return None
 
     def _accept(self, call: Call, input: dict[str, Any]) -> Prediction:
-        assert self.worker.permits is not None
-        permit = self.worker.permits.try_acquire()
-        if permit is None:
-            self._n_refused += 1
-            raise NoCapacity
-        try:
-            return self._begin(call, input, permit)
-        except BaseException:
-            permit.release()
-            raise
-
-    def _begin(self, call: Call, input: dict[str, Any], permit: Permit) -> Prediction:
         schema = self.schema
         history = History(self.settings.stream_history) if schema.is_streaming else None
         id = call.id or ids.new_id()
         prediction = Prediction(id, input, schema.mask(input), now(), history, _is_list(schema.document))
         prediction.n_bytes = call.n_bytes
-        run = Run(prediction, permit, call.context, self.worker, self._files, self._folder, self._on_end)
+        directory = self._folder.new_path()
+        try:
+            reader = self.worker.submit(PredictJob(id, input, directory, call.context))
+        except NoCapacity:
+            self._n_refused += 1
+            raise
+        try:
+            self._begin(prediction, Run(prediction, reader, self._files, directory, self._on_end), call)
+        except BaseException:  # whatever it is, nobody would ever read the answers
+            reader.close()
+            raise
+        return prediction
+
+    def _begin(self, prediction: Prediction, run: Run, call: Call) -> None:
         if call.receiver is not None:
             self.webhooks.attach(prediction, call.receiver)
         # It is known once nothing can go wrong with it any more.
         self._supervisor.add(prediction)
-        self._runs[id] = run
+        self._runs[prediction.id] = run
         if call.is_stream:
-            self._bound_to_readers.add(id)
+            self._bound_to_readers.add(prediction.id)
         self._drain.began(run, gevent.spawn(run.run))
-        return prediction
 
     def _on_end(self, run: Run, status: Status, error: str | None, terminal: Terminal | None) -> None:
         """Publishes a result: its permit is back, and whoever hears of it may ask for the next one at once."""

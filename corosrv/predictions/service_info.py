@@ -12,9 +12,9 @@ from flask import Request, current_app
 from werkzeug.exceptions import HTTPException
 
 import corosrv
+from corosrv.jobs.setup import Setup
 from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.times import rfc3339
-from corosrv.worker.parent.setup import Setup
 
 _URLS = {
     "docs_url": ("GET", "/docs"),

@@ -17,13 +17,13 @@ from corosrv.errors import CorosrvError
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.jobs import State
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import errors, routes
 from corosrv.predictions.collector import PredictionCollector
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import PredictionSettings, ServerSettings
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.restarting import RestartingWorker
-from corosrv.worker.parent.state import WorkerState
 
 log = logging.getLogger("corosrv")
 

@@ -1,8 +1,8 @@
 """What server and worker say to each other about predictions: JSON objects, told apart by their `type`.
 
 A worker has one control channel, and one channel for each slot, so that bulk data in one slot delays neither another
-slot nor a cancel. The terminal message (Done, Failed or Cancelled) is a prediction's last: behind its logs and outputs,
-and sent when the slot is idle again.
+slot nor a cancel. What a slot's channel carries to the server are a prediction's answers (corosrv.jobs.answers). The
+terminal one is the last: behind its logs and outputs, and sent when the slot is idle again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
+from corosrv.jobs.answers import Answer
 
 PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
 MAX_FRAME = 8 << 20  # bytes of one message
@@ -109,78 +111,7 @@ class Predict(_Message, frozen=True, tag="predict"):
     context: dict[str, str] = {}
 
 
-# Slot channel, to the server.
-
-
-class LogLine(_Message, frozen=True, tag="log_line"):
-    source: str
-    data: str
-
-
-class FileRef(msgspec.Struct, frozen=True):
-    """A file within an output: its place there, which holds null until the file is put in."""
-
-    path: list[str | int]
-    filename: str
-    mime_type: str
-
-
-class OutputChunk(_Message, frozen=True, tag="output_chunk"):
-    """`index` counts a prediction's chunks from 0. `is_stream`: as at the end, where nobody could know it before."""
-
-    output: Any
-    index: int
-    files: list[FileRef] = []
-    is_stream: bool = False
-
-
-class FileOutput(_Message, frozen=True, tag="file_output"):
-    """A chunk in a file. `kind`: file_type, the file is the chunk; oversized, it holds the chunk as JSON.
-
-    `n_bytes`: the size of an oversized chunk's file.
-    """
-
-    filename: str
-    kind: str
-    mime_type: str
-    index: int
-    files: list[FileRef] = []
-    is_stream: bool = False
-    n_bytes: int = 0
-
-
-class Metric(_Message, frozen=True, tag="metric"):
-    """`mode`: replace, increment or append. A value of None deletes."""
-
-    name: str
-    value: Any
-    mode: str = "replace"
-
-
-class Done(_Message, frozen=True, tag="done"):
-    """`is_stream`: the chunks are members of a list, also if there is one or none."""
-
-    id: str
-    predict_time: float  # seconds
-    is_stream: bool = False
-
-
-class Failed(_Message, frozen=True, tag="failed"):
-    """`error`: type and message."""
-
-    id: str
-    predict_time: float
-    error: str
-    is_stream: bool = False
-
-
-class Cancelled(_Message, frozen=True, tag="cancelled"):
-    id: str
-    predict_time: float
-    is_stream: bool = False
-
-
 ControlToWorker = Init | Cancel | HealthCheck | Shutdown
 ControlToServer = Ready | Log | HealthCheckResult | SlotFailed | Fatal | DroppedLogs | ShuttingDown
 SlotToWorker = Predict
-SlotToServer = LogLine | OutputChunk | FileOutput | Metric | Done | Failed | Cancelled
+SlotToServer = Answer

@@ -3,6 +3,7 @@
 import argparse
 import selectors
 
+from corosrv.jobs import answers
 from corosrv.wire import messages
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.thread_channel import ThreadChannel
@@ -33,7 +34,7 @@ def main() -> None:
             if key.data is None:
                 return  # a shutdown, or the server's end
             predict = key.data.receive()
-            key.data.send(messages.Done(predict.id, 0.0))
+            key.data.send(answers.Done(predict.id, 0.0))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ import gevent
 from gevent.event import Event
 
 from corosrv.jobs import PredictJob
-from corosrv.wire.messages import Done
+from corosrv.jobs.answers import Done
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.parent.state import WorkerState
 
 NOTHING = "tests/predictors/nothing.py:Predictor"
 LEAN = (sys.executable, "-m", "tests.load.lean_worker")
@@ -94,10 +94,7 @@ class Load:
         return times
 
     def _predict(self) -> None:
-        assert self._worker.permits is not None
-        permit = self._worker.permits.try_acquire()
-        assert permit is not None, "a caller without a slot"
-        with self._worker.submit(PredictJob(next(self._ids), {}, "/nonexistent"), permit) as reader:
+        with self._worker.submit(PredictJob(next(self._ids), {}, "/nonexistent")) as reader:
             messages = list(reader)
         assert isinstance(messages[-1], Done), messages
 

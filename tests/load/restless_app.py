@@ -21,14 +21,14 @@ def counted(step: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(step)
     def counting(pool: PermitPool, *arguments: Any) -> Any:
         result = step(pool, *arguments)
-        if pool.available + pool.in_use + pool.poisoned != pool.total:
+        if pool.available + pool.in_use + pool.poisoned + pool.retiring != pool.total:
             logging.getLogger("corosrv").critical("%s after %s: %s", MISCOUNTED, step.__name__, vars(pool))
         return result
 
     return counting
 
 
-for name in ("try_acquire", "poison", "end"):
+for name in ("add", "retire", "try_acquire", "poison", "end"):
     setattr(PermitPool, name, counted(getattr(PermitPool, name)))
 
 

@@ -33,7 +33,7 @@ ROWS: dict[int, Row] = {
     2: row(
         "an unusable id costs no slot",
         "predictions/test_http test_an_id_that_cannot_be_one_leaves_nothing_behind",
-        "worker/test_worker_predictions test_a_greenlet_killed_while_it_submits_leaves_no_permit",
+        "worker/test_worker_predictions test_a_reader_closed_while_its_input_is_written_leaves_no_permit",
     ),
     3: row("a running id is taken", "predictions/test_http test_a_post_with_a_running_id_leaves_that_one_alone"),
     4: row(

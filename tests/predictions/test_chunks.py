@@ -7,8 +7,8 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
+from corosrv.jobs.answers import FileOutput, OutputChunk
 from corosrv.predictions.chunks import AT_ONCE, Chunks, Output
-from corosrv.wire.messages import FileOutput, OutputChunk
 
 TIMEOUT = 10
 

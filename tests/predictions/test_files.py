@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import OutputFailed
+from corosrv.jobs.answers import FileOutput, FileRef, OutputChunk
 from corosrv.predictions import upload
 from corosrv.predictions.encoding import LargeJson
 from corosrv.predictions.encoding import encode as encode_json
 from corosrv.predictions.files import Files
-from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
+from corosrv.wire.messages import MAX_VALUE
 from corosrv.worker.values.addresses import DataUrl
 from corosrv.worker.values.outputs import encode
 from tests.support.children import output

@@ -102,3 +102,16 @@ def test_a_sweep_removes_the_folder_of_a_killed_server(temporary: Path):
     sweep()
 
     assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_made_later(
+    folder: ServerFolder, temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
+    path = folder.new_path()
+    assert not Path(path).parent.exists()
+    assert "cannot be made" in caplog.text
+
+    (temporary / "missing").mkdir()
+
+    assert Path(folder.new_path()).parent.is_dir()

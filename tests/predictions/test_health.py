@@ -3,8 +3,8 @@
 import pytest
 
 from corosrv.errors import IllegalTransition
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions.health import NEXT, Health, HealthState, Slots, of_worker
-from corosrv.worker.parent.state import WorkerState
 
 
 @pytest.mark.parametrize("after", Health)

@@ -22,6 +22,8 @@ from corosrv.errors import (
     TooManyReaders,
     WorkerGone,
 )
+from corosrv.jobs.answers import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import run
 from corosrv.predictions.health import Health, Slots
 from corosrv.predictions.parse import Call
@@ -29,9 +31,8 @@ from corosrv.predictions.prediction import Change, Prediction, Status
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target
 from corosrv.settings import PredictionSettings
-from corosrv.wire.messages import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk, SlotToServer
+from corosrv.wire.messages import SlotToServer
 from corosrv.worker import ConcatenateIterator, Input, Secret, streaming
-from corosrv.worker.parent.state import WorkerState
 from corosrv.worker.values.private import make_private
 from tests.support.predicting import HandWorker, serving, settle, start, wait
 from tests.support.receiver import Receiver
@@ -154,10 +155,11 @@ def test_whatever_goes_wrong_before_the_worker_has_it_keeps_the_slot(
 
     monkeypatch.setattr(tempfile, "gettempdir", broken)
 
-    shown = wait(start(service))
+    with pytest.raises(OSError, match="No space left"):
+        service.admit(Call(id="a"))
 
-    assert (shown["status"], "No space left" in shown["error"]) == ("failed", True)
     assert service.slots == Slots(1, 0, 0)
+    assert service.find("a") is None
 
 
 def test_a_run_that_is_killed_gives_its_slot_back(service: PredictionService):
@@ -248,7 +250,7 @@ def test_a_worker_that_goes_while_an_input_is_checked_is_noticed(
 
 
 def test_a_call_that_cannot_be_begun_leaves_nothing_behind(
-    service: PredictionService, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+    service: PredictionService, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ):
     def broken(*_: Any) -> None:
         raise MemoryError
@@ -258,6 +260,8 @@ def test_a_call_that_cannot_be_begun_leaves_nothing_behind(
     with pytest.raises(MemoryError):
         service.admit(Call(id="a", receiver=Target(receiver.url, to_loopback=True)))
 
+    assert worker.running[0].is_cancelled
+    worker.running[0].cancelled()
     assert service.slots == Slots(1, 0, 0)
     assert service.find("a") is None
 
@@ -345,32 +349,16 @@ def test_a_result_that_was_on_its_way_outruns_the_cancel(service: PredictionServ
     assert wait(prediction)["status"] == "succeeded"
 
 
-def test_what_is_canceled_before_the_worker_hears_of_it_never_starts(service: PredictionService, worker: HandWorker):
+def test_what_is_canceled_at_once_is_never_shown_as_started(service: PredictionService, worker: HandWorker):
     prediction, _ = service.admit(Call(id="a"))
 
     service.cancel("a")
+    assert worker.running[0].is_cancelled
+    worker.running[0].cancelled()
 
     assert wait(prediction)["status"] == "canceled"
     assert "started_at" not in prediction.view()
-    assert not worker.running
     assert service.slots == Slots(1, 0, 0)
-
-
-def test_a_cancel_that_comes_while_it_is_being_sent_is_not_lost(
-    service: PredictionService, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
-):
-    submit = worker.submit
-
-    def slow(*arguments: Any) -> Any:
-        reader = submit(*arguments)
-        service.cancel("a")
-        return reader
-
-    monkeypatch.setattr(worker, "submit", slow)
-
-    start(service, id="a")
-
-    assert worker.running[0].is_cancelled
 
 
 def test_who_cancels_is_told_that_and_not_what_else_went_wrong(service: PredictionService, worker: HandWorker):

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from corosrv.jobs import answers
 from corosrv.wire import messages as m
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.thread_channel import ThreadChannel
@@ -112,7 +113,7 @@ class Call:
         os.write(self.channel.fileno(), data)
 
     def done(self) -> None:
-        self.send(m.Done(self.id, 0.0))
+        self.send(answers.Done(self.id, 0.0))
 
 
 SET_UPS: dict[str, Callable[[HostileWorker, int, str], None]] = {}
@@ -261,7 +262,7 @@ def is_ready_and_exits(worker: HostileWorker, n_slots: int, code: str) -> None:
 
 @prediction
 def echo(call: Call) -> None:
-    call.send(m.LogLine("stdout", "hello\n"), m.OutputChunk(call.input.get("value"), 0))
+    call.send(answers.LogLine("stdout", "hello\n"), answers.OutputChunk(call.input.get("value"), 0))
     call.done()
 
 
@@ -274,7 +275,7 @@ def nothing(call: Call) -> None:
 def tell_request(call: Call) -> None:
     predict = call.predict
     n_bytes = os.path.getsize(predict.input_file) if predict.input_file else -1
-    call.send(m.OutputChunk({"input_bytes": n_bytes, "file": predict.input_file, "context": predict.context}, 0))
+    call.send(answers.OutputChunk({"input_bytes": n_bytes, "file": predict.input_file, "context": predict.context}, 0))
     call.done()
 
 
@@ -286,31 +287,31 @@ def print_outside(call: Call) -> None:
 
 @prediction
 def fail(call: Call) -> None:
-    call.send(m.Failed(call.id, 0.0, "ValueError: no"))
+    call.send(answers.Failed(call.id, 0.0, "ValueError: no"))
 
 
 @prediction
 def wait_for_cancel(call: Call) -> None:
-    call.send(m.LogLine("stdout", "waits\n"))
+    call.send(answers.LogLine("stdout", "waits\n"))
     call.worker.cancelled.setdefault(call.id, threading.Event()).wait()
-    call.send(m.Cancelled(call.id, 0.0))
+    call.send(answers.Cancelled(call.id, 0.0))
 
 
 @prediction
 def hang(call: Call) -> None:
-    call.send(m.LogLine("stdout", "hangs\n"))
+    call.send(answers.LogLine("stdout", "hangs\n"))
     pause_thread()
 
 
 @prediction
 def exit(call: Call) -> None:
-    call.send(m.LogLine("stdout", "so far\n"))
+    call.send(answers.LogLine("stdout", "so far\n"))
     os._exit(call.input["code"])
 
 
 @prediction
 def die(call: Call) -> None:
-    call.send(m.LogLine("stdout", "so far\n"))
+    call.send(answers.LogLine("stdout", "so far\n"))
     os.kill(os.getpid(), call.input["signal"])
 
 
@@ -364,7 +365,7 @@ def close_control(call: Call) -> None:
 
 @prediction
 def end_another(call: Call) -> None:
-    call.send(m.Done("another", 0.0))
+    call.send(answers.Done("another", 0.0))
 
 
 @prediction
@@ -376,7 +377,7 @@ def end_twice(call: Call) -> None:
 @prediction
 def talk_after_the_end(call: Call) -> None:
     call.done()
-    call.send(m.LogLine("stdout", "late"))
+    call.send(answers.LogLine("stdout", "late"))
 
 
 @prediction
@@ -389,7 +390,7 @@ def fail_slot(call: Call) -> None:
 @prediction
 def flood(call: Call) -> None:
     for index in range(call.input["chunks"]):
-        call.send(m.OutputChunk("x" * call.input["size"], index))
+        call.send(answers.OutputChunk("x" * call.input["size"], index))
     call.done()
 
 
@@ -401,7 +402,7 @@ def flood_and_exit(call: Call) -> None:
 
 @prediction
 def leave_family(call: Call) -> None:
-    call.send(m.OutputChunk(spawn_grandchild(call.input.get("escapes", False)), 0))
+    call.send(answers.OutputChunk(spawn_grandchild(call.input.get("escapes", False)), 0))
     os._exit(7)
 
 

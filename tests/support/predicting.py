@@ -11,15 +11,17 @@ import gevent
 from gevent.event import Event
 
 from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.errors import NoCapacity
 from corosrv.jobs import PredictJob
+from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.setup import Setup
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions.parse import Call
 from corosrv.predictions.prediction import Change, Prediction
 from corosrv.predictions.service import Found, PredictionService
 from corosrv.settings import PredictionSettings
-from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, OutputChunk, SlotToServer
+from corosrv.wire.messages import SlotToServer
 from corosrv.worker.parent.predict_reader import PredictReader
-from corosrv.worker.parent.setup import Setup
-from corosrv.worker.parent.state import WorkerState
 from corosrv.worker.signatures import schema, signature
 
 TIMEOUT = 10.0
@@ -89,7 +91,11 @@ class HandWorker:
         for listener in self._listeners:
             listener()
 
-    def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
+    def submit(self, job: PredictJob) -> PredictReader:
+        assert self.permits is not None
+        permit = self.permits.try_acquire()
+        if permit is None:
+            raise NoCapacity
         reader = PredictReader(lambda: self._cancel(running))
         running = Running(job, permit, reader)
         self.running.append(running)

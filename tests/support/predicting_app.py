@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.parent.state import WorkerState
 from tests.support.hostile_worker import COMMAND
 from tests.worker.predicting import TIMEOUT, counters, submit, wait_for
 

@@ -14,21 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.messages import (
     PROTOCOL,
     Cancel,
-    Cancelled,
     ControlToServer,
     ControlToWorker,
-    Done,
-    Failed,
     HealthCheck,
     HealthCheckResult,
     Init,
     Log,
-    LogLine,
-    OutputChunk,
     Predict,
     Ready,
     Shutdown,

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from corosrv.errors import BadFrame
+from corosrv.jobs import answers
 from corosrv.wire import messages
 from corosrv.wire.codec import StructCodec
 
@@ -64,7 +65,7 @@ def test_a_message_too_deep_to_read_is_a_bad_frame() -> None:
 def test_a_set_of_one_message_needs_no_union() -> None:
     codec: StructCodec[messages.SlotToServer, messages.SlotToWorker] = StructCodec(messages.SlotToWorker)
 
-    assert codec.decode(codec.encode(messages.Done("x", 1.0))) is None
+    assert codec.decode(codec.encode(answers.Done("x", 1.0))) is None
     with pytest.raises(BadFrame):
         codec.decode(b'{"type":"predict"}')
 

@@ -12,10 +12,10 @@ import gevent
 from gevent.event import Event
 
 from corosrv.jobs import PredictJob
+from corosrv.jobs.worker_state import NEXT, WorkerState
 from corosrv.wire.messages import SlotToServer
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.predict_reader import PredictReader
-from corosrv.worker.parent.state import NEXT, WorkerState
 from tests.support.hostile_worker import COMMAND
 
 TIMEOUT = 10.0  # seconds that anything may take
@@ -55,11 +55,8 @@ def wait_for(worker: PredictorProcess, *states: WorkerState) -> None:
 
 def submit(worker: PredictorProcess, do: str = "echo", *, context: Any = None, **arguments: Any) -> PredictReader:
     """A prediction on a free slot."""
-    assert worker.permits is not None
-    permit = worker.permits.try_acquire()
-    assert permit is not None, "no slot is free"
     job = PredictJob(f"p{next(_numbers)}", {"do": do} | arguments, "/proc/nowhere", context or {})
-    return worker.submit(job, permit)
+    return worker.submit(job)
 
 
 def read(reader: PredictReader) -> list[SlotToServer]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from corosrv.wire.messages import FileOutput, Predict
+from corosrv.jobs.answers import FileOutput
+from corosrv.wire.messages import Predict
 from tests.support.worker_child import TIMEOUT, ChildProcess, write_predictor
 
 PREDICTOR = f"""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.wire.messages import Done
+from corosrv.jobs.answers import Done
 from tests.support.worker_child import ChildProcess, write_predictor
 
 

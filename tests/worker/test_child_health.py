@@ -8,7 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from corosrv.wire.messages import Cancelled, HealthCheck, HealthCheckResult
+from corosrv.jobs.answers import Cancelled
+from corosrv.wire.messages import HealthCheck, HealthCheckResult
 from corosrv.worker.child.predictor_health import HealthChecks
 from tests.support.worker_child import ChildProcess, write_predictor
 

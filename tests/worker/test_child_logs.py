@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.wire.messages import Cancelled, Done, DroppedLogs, Log, LogLine
+from corosrv.jobs.answers import Cancelled, Done, LogLine
+from corosrv.wire.messages import DroppedLogs, Log
 from tests.support.worker_child import ChildProcess, names, write_predictor
 
 PREDICTORS = Path(__file__).parent.parent / "predictors"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from corosrv.wire.messages import Cancelled, Done, Failed, FileOutput, Metric, OutputChunk, Predict
+from corosrv.jobs.answers import Cancelled, Done, Failed, FileOutput, Metric, OutputChunk
+from corosrv.wire.messages import Predict
 from tests.support.worker_child import ChildProcess, names, write_predictor
 
 PREDICTORS = Path(__file__).parent.parent / "predictors"

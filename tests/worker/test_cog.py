@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import pytest
 
-from corosrv.wire.messages import FileRef
+from corosrv.jobs.answers import FileRef
 from corosrv.worker.signatures.schema import document
 from corosrv.worker.signatures.signature import Signature, read
 from corosrv.worker.values.inputs import Inputs

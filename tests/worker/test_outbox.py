@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from corosrv.errors import FrameTooLarge
+from corosrv.jobs.answers import LogLine
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.frame import MAX_FRAME, Frames
-from corosrv.wire.messages import LogLine, Predict, SlotToServer, SlotToWorker
+from corosrv.wire.messages import Predict, SlotToServer, SlotToWorker
 from corosrv.worker.child.outbox import LOG_BACKLOG, Drops, Ferry, Outbox
 
 Pair = tuple["Outbox[SlotToServer]", socket.socket]

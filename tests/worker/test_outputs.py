@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import OutputFailed
-from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
+from corosrv.jobs.answers import FileOutput, FileRef, OutputChunk
+from corosrv.wire.messages import MAX_VALUE
 from corosrv.worker import BaseModel, Path, Secret
 from corosrv.worker.values.outputs import encode
 

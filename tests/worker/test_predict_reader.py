@@ -6,7 +6,8 @@ import gevent
 import pytest
 
 from corosrv.errors import ReadTimeout
-from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, SlotToServer
+from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine
+from corosrv.wire.messages import SlotToServer
 from corosrv.worker.parent.predict_reader import MAX_UNREAD, PredictReader
 
 LINE = LogLine("stdout", "hello\n")

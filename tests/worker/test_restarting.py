@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import gevent
 from gevent.event import Event
 
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.restarting import RestartingWorker
-from corosrv.worker.parent.state import WorkerState
 from tests.support.hostile_worker import COMMAND
 from tests.worker.predicting import TIMEOUT, wait_for_death
 

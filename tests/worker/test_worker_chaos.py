@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire.messages import SlotToServer
 from corosrv.worker.parent.orchestrator import PredictorProcess
 from corosrv.worker.parent.predict_reader import TERMINAL
-from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, is_alive, ready, submit
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

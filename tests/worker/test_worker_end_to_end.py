@@ -14,10 +14,10 @@ import gevent
 import pytest
 
 from corosrv.jobs import PredictJob
-from corosrv.wire.messages import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.predict_reader import PredictReader
-from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, read, started, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -88,10 +88,7 @@ def serving(directory: Path, source: str, **config: Any) -> Iterator[PredictorPr
 
 
 def predict(worker: PredictorProcess, directory: Path, **arguments: Any) -> PredictReader:
-    assert worker.permits is not None
-    permit = worker.permits.try_acquire()
-    assert permit is not None
-    return worker.submit(PredictJob(f"p{os.urandom(4).hex()}", arguments, str(directory)), permit)
+    return worker.submit(PredictJob(f"p{os.urandom(4).hex()}", arguments, str(directory)))
 
 
 def test_a_predictor_is_set_up_and_predicts(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from corosrv.errors import NoCapacity
 from corosrv.jobs import PredictJob
-from corosrv.wire.messages import Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.answers import Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.predict_reader import MAX_UNREAD
-from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -131,17 +132,13 @@ def test_a_worker_that_dies_right_after_it_was_ready_is_defunct() -> None:
         assert "exit code 3" in worker.reason
 
 
-def test_predictions_on_a_dead_worker_fail_with_the_reason() -> None:
+def test_a_dead_worker_has_no_capacity() -> None:
     with ready(slots=2) as worker:
-        assert worker.permits is not None
-        permit = worker.permits.try_acquire()
-        assert permit is not None
         read(submit(worker, "exit", code=5))
 
-        (failed,) = read(worker.submit(PredictJob("late", {}, "/proc/nowhere"), permit))
+        with pytest.raises(NoCapacity):
+            worker.submit(PredictJob("late", {}, "/proc/nowhere"))
 
-        assert isinstance(failed, Failed)
-        assert "exit code 5" in failed.error
         assert counters(worker) == (0, 0, 2)
 
 

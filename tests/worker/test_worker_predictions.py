@@ -8,10 +8,12 @@ from pathlib import Path
 import gevent
 import pytest
 
+from corosrv.errors import NoCapacity
 from corosrv.jobs import PredictJob
-from corosrv.wire.messages import MAX_VALUE, Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
+from corosrv.jobs.worker_state import WorkerState
+from corosrv.wire.messages import MAX_VALUE
 from corosrv.worker.parent.orchestrator import PredictorProcess
-from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, read, ready, submit, wait_for
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -76,14 +78,14 @@ def test_context_reaches_the_worker(worker: PredictorProcess) -> None:
 
 
 def submit_large(worker: PredictorProcess, directory: Path, n_bytes: int) -> OutputChunk | Failed:
-    assert worker.permits is not None
-    permit = worker.permits.try_acquire()
-    assert permit is not None
-    text = "x" * (n_bytes - len('{"do":"tell_request","text":""}'))
-    job = PredictJob("large", {"do": "tell_request", "text": text}, str(directory))
-    told = read(worker.submit(job, permit))[0]
+    told = read(worker.submit(large_job(directory, n_bytes)))[0]
     assert isinstance(told, (OutputChunk, Failed))
     return told
+
+
+def large_job(directory: Path, n_bytes: int) -> PredictJob:
+    text = "x" * (n_bytes - len('{"do":"tell_request","text":""}'))
+    return PredictJob("large", {"do": "tell_request", "text": text}, str(directory))
 
 
 def test_an_input_over_the_limit_travels_in_a_file_that_only_its_owner_reads(
@@ -132,26 +134,34 @@ def test_a_context_that_no_frame_holds_fails_its_prediction(worker: PredictorPro
     assert counters(worker) == (2, 0, 0)
 
 
-def test_a_greenlet_killed_while_it_submits_leaves_no_permit(worker: PredictorProcess, tmp_path: Path) -> None:
-    submitting = gevent.spawn(submit_large, worker, tmp_path, MAX_VALUE + 1)
-    gevent.sleep(0)  # it waits for the file now
-    assert counters(worker) == (1, 1, 0)
-
-    submitting.kill()
-
-    assert isinstance(submitting.value, gevent.GreenletExit)
-    assert [file.stat().st_size for file in tmp_path.iterdir()] == [MAX_VALUE + 1]  # nobody writes any more
-    assert counters(worker) == (2, 0, 0)
+def test_a_full_worker_has_no_capacity(worker: PredictorProcess) -> None:
+    with submit(worker, "wait_for_cancel"), submit(worker, "wait_for_cancel"):
+        with pytest.raises(NoCapacity):
+            submit(worker)
+        assert counters(worker) == (0, 2, 0)
 
 
-def test_a_worker_that_dies_while_an_input_is_written_fails_it(worker: PredictorProcess, tmp_path: Path) -> None:
-    submitting = gevent.spawn(submit_large, worker, tmp_path, MAX_VALUE + 1)
-    gevent.sleep(0)
+def test_a_reader_closed_while_its_input_is_written_leaves_no_permit(worker: PredictorProcess, tmp_path: Path) -> None:
+    with worker.submit(large_job(tmp_path, MAX_VALUE + 1)):
+        assert counters(worker) == (1, 1, 0)
+
+    with gevent.Timeout(TIMEOUT):
+        while counters(worker) != (2, 0, 0):
+            gevent.sleep(0.001)
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [MAX_VALUE + 1]
+
+
+def test_a_worker_that_dies_while_an_input_is_written_fails_it_when_nobody_writes_any_more(
+    worker: PredictorProcess, tmp_path: Path
+) -> None:
+    reader = worker.submit(large_job(tmp_path, MAX_VALUE + 1))
+    gevent.sleep(0)  # it is being written now
 
     worker.kill()
-    told = submitting.get(timeout=TIMEOUT)
+    *_, last = read(reader)
 
-    assert isinstance(told, (Failed, OutputChunk))
+    assert isinstance(last, Failed)
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [MAX_VALUE + 1]
     wait_for(worker, WorkerState.STOPPED)
     assert counters(worker) == (0, 0, 2)
 

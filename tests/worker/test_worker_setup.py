@@ -8,8 +8,8 @@ import time
 import gevent
 import pytest
 
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.parent.state import WorkerState
 from tests.worker.predicting import TIMEOUT, counters, ready, started, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from corosrv.errors import BadFrame
-from corosrv.wire.messages import FileOutput, OutputChunk, Predict
+from corosrv.jobs.answers import FileOutput, OutputChunk
+from corosrv.wire.messages import Predict
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
 from corosrv.worker.child.run import Desk, Run

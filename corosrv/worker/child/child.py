@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from corosrv.errors import LoadError
-from corosrv.wire.messages import (
-    PROTOCOL,
-    HealthCheckResult,
-    Init,
-    Log,
-    Ready,
-    ShuttingDown,
-    SlotFailed,
-)
+from corosrv.wire.messages import PROTOCOL, HealthCheckResult, Init, Log, Ready, ShuttingDown, SlotFailed
 from corosrv.worker.child import cog, lifeline
 from corosrv.worker.child.cancel import Cancels, Interrupts
 from corosrv.worker.child.control import Control

@@ -12,17 +12,8 @@ from typing import Any
 import msgspec
 
 from corosrv.errors import CorosrvError, InputFailed
-from corosrv.wire.messages import (
-    Cancelled,
-    Done,
-    Failed,
-    FileOutput,
-    LogLine,
-    Metric,
-    OutputChunk,
-    Predict,
-    SlotToServer,
-)
+from corosrv.jobs.answers import Cancelled, Done, Failed, FileOutput, LogLine, Metric, OutputChunk
+from corosrv.wire.messages import Predict, SlotToServer
 from corosrv.worker.child.cancel import Cancels
 from corosrv.worker.child.outbox import Outbox
 from corosrv.worker.metrics import Metrics

@@ -14,12 +14,18 @@ from corosrv.wire.messages import MAX_VALUE, Predict
 from corosrv.worker.values.private import make_private
 
 
-def predict_message(job: PredictJob) -> Predict:
-    """Waits while a file is written, in the job's directory. Raises OSError, and what no JSON can hold."""
+def small_message(job: PredictJob) -> Predict | None:
+    """The message with the input within; None if the input is too large. Never waits. Raises what no JSON can hold."""
     value = msgspec.json.encode(job.input)
     if len(value) > MAX_VALUE:
-        return Predict(job.id, job.output_dir, input_file=_spilled(value, job.output_dir), context=dict(job.context))
+        return None
     return Predict(job.id, job.output_dir, input=_as_encoded(value), context=dict(job.context))
+
+
+def large_message(job: PredictJob) -> Predict:
+    """The message with the input in a file, in the job's directory. Waits while it is written. Raises OSError."""
+    path = _spilled(msgspec.json.encode(job.input), job.output_dir)
+    return Predict(job.id, job.output_dir, input_file=path, context=dict(job.context))
 
 
 def _as_encoded(value: bytes) -> dict[str, Any]:

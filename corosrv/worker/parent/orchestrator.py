@@ -11,18 +11,18 @@ from typing import Any
 
 import gevent
 
-from corosrv.dispatch.permits import Permit, PermitPool
-from corosrv.errors import ChannelClosed, ProtocolError
+from corosrv.dispatch.permits import PermitPool
+from corosrv.errors import ChannelClosed, ProtocolError, WorkerGone
 from corosrv.jobs import PredictJob
+from corosrv.jobs.setup import Setup
+from corosrv.jobs.worker_state import WorkerState, check_move
 from corosrv.wire import messages
 from corosrv.wire.codec import StructCodec
 from corosrv.worker.parent.health_checks import HealthChecks
 from corosrv.worker.parent.linked_process import LinkedProcess
 from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.process import Exit
-from corosrv.worker.parent.setup import Setup
 from corosrv.worker.parent.slots import Slots
-from corosrv.worker.parent.state import WorkerState, check_move
 
 log = logging.getLogger("corosrv.worker")
 printed = logging.getLogger("corosrv.predictor")  # what it prints outside of predictions
@@ -138,13 +138,14 @@ class PredictorProcess:
         """Once the worker is READY."""
         return None if self._slots is None else self._slots.permits
 
-    def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
-        """Takes over the permit, whatever happens; what goes wrong, the reader says with Failed.
+    def submit(self, job: PredictJob) -> PredictReader:
+        """Runs a job on an idle slot. Never waits. Raises NoCapacity if there is none, WorkerGone before the set-up.
 
-        Waits only while a large input is written to a file.
+        What goes wrong later, the reader says with Failed.
         """
-        assert self._slots is not None
-        return self._slots.submit(job, permit)
+        if self._slots is None:
+            raise WorkerGone(self.reason or "the worker is not set up")
+        return self._slots.submit(job)
 
     def _cancel(self, slot_id: int, prediction: str) -> None:
         self._send(messages.Cancel(slot_id, prediction))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Callable
 
 from gevent.event import Event
 
 from corosrv.errors import ReadTimeout
-from corosrv.wire.messages import Cancelled, Done, Failed, SlotToServer
+from corosrv.jobs.answers import TERMINAL, Answer
+from corosrv.jobs.reader import Reader, Sink
 
 MAX_UNREAD = 1 << 20  # bytes; a message that goes beyond is kept, and no more are read
 
-TERMINAL = (Done, Failed, Cancelled)
 
-
-class PredictReader:
+class PredictReader(Reader[Answer]):
     """Yields a prediction's messages; the terminal one comes once and is the last, whatever happens to the worker.
 
     The permit has ended when the terminal message can be taken. Leaving the `with` block cancels what is unfinished.
@@ -24,7 +22,7 @@ class PredictReader:
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
-        self._unread: list[SlotToServer] = []
+        self._unread: list[Answer] = []
         self._n_bytes = 0  # of those
         self.n_received = 0  # bytes of all messages so far
         self._has_ended = False  # the terminal message is there
@@ -39,7 +37,7 @@ class PredictReader:
         """The terminal message was taken, or nobody is to take it."""
         return self._has_ended and not self._unread
 
-    def take(self, timeout: float | None = None) -> list[SlotToServer]:
+    def take(self, timeout: float | None = None) -> list[Answer]:
         """All unread messages, at least one; an empty list once the terminal one was taken, and after close(). Waits.
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
@@ -50,7 +48,7 @@ class PredictReader:
                 raise ReadTimeout(f"nothing to read for {timeout:g} s")
         return self._empty()
 
-    def _empty(self) -> list[SlotToServer]:
+    def _empty(self) -> list[Answer]:
         messages, self._unread = self._unread, []
         self._n_bytes = 0
         self._has_room.set()
@@ -69,21 +67,17 @@ class PredictReader:
         self._empty()
         self._has_news.set()
 
-    def __iter__(self) -> Iterator[SlotToServer]:
-        while messages := self.take():
-            yield from messages
+    def pump(self, sink: Sink[Answer], timeout: float | None = None) -> None:
+        """Hands all unread messages to `sink` until it returns False or the terminal one was taken.
 
-    def __enter__(self) -> PredictReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without messages.
+        """
+        while (answers := self.take(timeout)) and sink(answers):
+            pass
 
     # What follows is for whoever feeds the reader.
 
-    def put(self, message: SlotToServer, n_bytes: int) -> None:
+    def put(self, message: Answer, n_bytes: int) -> None:
         """Never waits. Nothing may follow a terminal message."""
         assert not self._has_ended, f"{message} comes behind the terminal message"
         self._has_ended = isinstance(message, TERMINAL)

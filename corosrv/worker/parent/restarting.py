@@ -10,12 +10,12 @@ from typing import Any
 import gevent
 
 from corosrv.dispatch.backoff import Backoff
-from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.dispatch.permits import PermitPool
 from corosrv.jobs import PredictJob
+from corosrv.jobs.setup import Setup
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.orchestrator import PredictorProcess
 from corosrv.worker.parent.predict_reader import PredictReader
-from corosrv.worker.parent.setup import Setup
-from corosrv.worker.parent.state import WorkerState
 
 log = logging.getLogger("corosrv.worker")
 
@@ -71,8 +71,8 @@ class RestartingWorker:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
-        return self._process.submit(job, permit)
+    def submit(self, job: PredictJob) -> PredictReader:
+        return self._process.submit(job)
 
     def check_health(self) -> str | None:
         return self._process.check_health()

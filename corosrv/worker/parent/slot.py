@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 
+import gevent
+
 from corosrv.dispatch.permits import Permit
-from corosrv.errors import ProtocolError
+from corosrv.errors import ChannelClosed, ProtocolError
+from corosrv.jobs.answers import TERMINAL, Failed
 from corosrv.wire.gevent_channel import GeventChannel
-from corosrv.wire.messages import Failed, Predict, SlotToServer
-from corosrv.worker.parent.predict_reader import TERMINAL, PredictReader
+from corosrv.wire.messages import Predict, SlotToServer
+from corosrv.worker.parent.predict_reader import PredictReader
 
 
 @dataclass(slots=True)
@@ -19,6 +23,7 @@ class Running:
     id: str
     permit: Permit
     reader: PredictReader
+    sending: gevent.Greenlet | None = None  # while its large input is written to a file
     began: float = field(default_factory=time.monotonic)
 
 
@@ -33,6 +38,11 @@ class Slot:
     def begin(self, prediction: Running) -> None:
         assert self.running is None, f"slot {self.id} runs {self.running}"
         self.running = prediction
+
+    def send(self, message: Predict) -> None:
+        """Sends the prediction that has begun. Raises FrameTooLarge, and what JSON cannot hold."""
+        with contextlib.suppress(ChannelClosed):  # whoever reads the channel hears of it, and ends what runs
+            self.channel.send(message)
 
     def on_message(self, message: SlotToServer, n_bytes: int) -> None:
         """Raises ProtocolError for one that no prediction here can have sent."""
@@ -60,4 +70,8 @@ class Slot:
             running.permit.release()
         else:
             running.permit.poison(poison)
-        running.reader.put(Failed(running.id, time.monotonic() - running.began, error), 0)
+        failed = Failed(running.id, time.monotonic() - running.began, error)
+        if running.sending is None or running.sending.ready():
+            running.reader.put(failed, 0)
+        else:  # whoever reads it removes the directory, where a file is still written
+            running.sending.rawlink(lambda _: running.reader.put(failed, 0))

@@ -6,12 +6,14 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 
-from corosrv.dispatch.permits import Permit, PermitPool
-from corosrv.errors import ChannelClosed
+import gevent
+
+from corosrv.dispatch.permits import PermitPool
+from corosrv.errors import NoCapacity
 from corosrv.jobs import PredictJob
 from corosrv.wire.gevent_channel import GeventChannel
-from corosrv.wire.messages import Failed, Predict, SlotToServer
-from corosrv.worker.parent.input_file import predict_message
+from corosrv.wire.messages import Predict, SlotToServer
+from corosrv.worker.parent.input_file import large_message, small_message
 from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.slot import Running, Slot
 
@@ -39,24 +41,34 @@ class Slots:
         """The slot whose channel has this number."""
         return self._slots[lane].id
 
-    def submit(self, job: PredictJob, permit: Permit) -> PredictReader:
-        """See PredictorProcess.submit."""
+    def submit(self, job: PredictJob) -> PredictReader:
+        """Runs a job on an idle slot, or raises NoCapacity. Never waits; a large input is sent when it is written."""
+        permit = self.permits.try_acquire()
+        if permit is None:
+            raise NoCapacity
         reader = PredictReader(functools.partial(self._cancel, permit.slot, job.id))
-        if not permit.is_held:  # the slot was poisoned meanwhile, maybe with all others
-            reason = self.permits.reasons.get(permit.slot, "its permit has ended")
-            reader.put(Failed(job.id, 0.0, reason), 0)
-            return reader
+        running = Running(job.id, permit, reader)
         slot = self._by_id[permit.slot]
-        slot.begin(Running(job.id, permit, reader))
+        slot.begin(running)
         try:
-            slot.channel.send(predict_message(job))
-        except ChannelClosed:
-            pass  # whoever reads the channel hears of it, and ends what runs
-        except BaseException as error:  # a greenlet that is killed must not keep its slot
+            message = small_message(job)
+            if message is not None:
+                slot.send(message)
+            else:
+                running.sending = gevent.spawn(self._send_large, slot, running, job)
+        except Exception as error:  # whatever keeps the job from its slot is the job's own failure
             slot.fail(f"{type(error).__name__}: {error}")
-            if not isinstance(error, Exception):
-                raise
         return reader
+
+    def _send_large(self, slot: Slot, running: Running, job: PredictJob) -> None:
+        try:
+            message = large_message(job)
+            if slot.running is running:
+                slot.send(message)
+        except Exception as error:  # as in submit
+            if slot.running is running:
+                running.sending = None
+                slot.fail(f"{type(error).__name__}: {error}")
 
     def on_message(self, lane: int, message: SlotToServer, n_bytes: int) -> None:
         """Raises ProtocolError for one that no prediction can have sent."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from corosrv.wire.messages import MAX_VALUE, FileOutput, FileRef, OutputChunk
+from corosrv.jobs.answers import FileOutput, FileRef, OutputChunk
+from corosrv.wire.messages import MAX_VALUE
 from corosrv.worker.values.jsonable import Place, is_file, jsonable
 from corosrv.worker.values.models import dump_of
 from corosrv.worker.values.output_files import OutputFiles

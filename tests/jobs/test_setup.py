@@ -1,4 +1,4 @@
-from corosrv.worker.parent.setup import MAX_LOGS, Setup
+from corosrv.jobs.setup import MAX_LOGS, Setup
 
 
 def test_a_setup_keeps_what_was_printed_and_when_it_ended() -> None:

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from corosrv.errors import IllegalTransition
-from corosrv.worker.parent.state import NEXT, WorkerState, check_move
+from corosrv.jobs.worker_state import NEXT, WorkerState, check_move
 
 ALLOWED = {
     ("starting", "ready"),
