@@ -29,11 +29,11 @@ from corosrv.errors import SettingsError
 from corosrv.http import operation
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import routes as prediction_routes
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import PredictionSettings, model_list
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
-from corosrv.worker.parent.state import WorkerState
 from tests.hardening.largest import Body, Limits, bodies
 from tests.worker.predicting import wait_for
 
