@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from corosrv.bench.load.plan import Mix, Plan, Point
+from corosrv.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.errors import BenchError
 
 RATE_OF_ARRIVALS = 1.0  # long prompts a second, where nobody said how many
@@ -113,12 +113,12 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     sys.exit(130 if section.is_interrupted else 1 if section.failed else 0)
 
 
-def plan_of(chosen: dict[str, Any]) -> Plan:
+def plan_of(chosen: dict[str, Any]) -> BenchPlan:
     """The plan that the options ask for. Raises BenchError where they contradict each other."""
     mix = Mix(chosen["mix"])
     if mix is Mix.ARRIVALS and chosen["processes"] > 1:
         raise click.UsageError("--mix arrivals runs in one process: leave out --processes")
-    return Plan(
+    return BenchPlan(
         mix=mix,
         points=_points(mix, chosen["clients"], chosen["rate"]),
         rounds=chosen["rounds"],
@@ -143,7 +143,7 @@ def _points(mix: Mix, clients: tuple[int, ...] | None, rates: tuple[float, ...] 
     return tuple(Point(rate=rate) for rate in rates) if rates else tuple(Point(n) for n in clients or (1, 8, 32))
 
 
-def raise_descriptor_limit(plan: Plan) -> None:
+def raise_descriptor_limit(plan: BenchPlan) -> None:
     """Raises the soft limit of open files to the hard one. Raises BenchError where that is not enough."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -12,8 +12,8 @@ from corosrv.bench.figures import rounds as figures
 from corosrv.bench.figures import stats
 from corosrv.bench.load import processes as spread
 from corosrv.bench.load.client import Client
-from corosrv.bench.load.outcome import Outcome
-from corosrv.bench.load.plan import Mix, Plan, Point
+from corosrv.bench.load.outcome import RequestOutcome
+from corosrv.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.bench.load.progress import Progress
 from corosrv.bench.load.round import Work
 from corosrv.bench.load.schedule import in_turn
@@ -56,7 +56,7 @@ def find_model(target: Target) -> Target:
 class Comparison:
     """One plan on one server or two. `section` has what was found so far, whenever it is looked at."""
 
-    def __init__(self, plan: Plan, targets: list[Target], command: str, progress: Progress) -> None:
+    def __init__(self, plan: BenchPlan, targets: list[Target], command: str, progress: Progress) -> None:
         self._plan = plan
         self._targets = targets
         self._progress = progress
@@ -87,7 +87,7 @@ class Comparison:
         self.section.points.append(
             PointFigures(point.label, point.clients, point.rate, self._plan.n_requests(point), list(servers.values()))
         )
-        outcomes: dict[Target, list[list[Outcome]]] = {target: [] for target in servers}
+        outcomes: dict[Target, list[list[RequestOutcome]]] = {target: [] for target in servers}
         for number in range(self._plan.warmup + self._plan.rounds):
             for target in in_turn(self._targets, number):
                 done = self._run_round(target, point, number)
@@ -102,7 +102,7 @@ class Comparison:
             return bool(done.outcomes) and not server.rounds
         return number >= self._plan.warmup
 
-    def _keep(self, done: spread.Round, server: ServerFigures, outcomes: list[list[Outcome]]) -> None:
+    def _keep(self, done: spread.Round, server: ServerFigures, outcomes: list[list[RequestOutcome]]) -> None:
         outcomes.append(done.outcomes)
         server.rounds.append(figures.figures(done.outcomes, done.cpu, n_cores(), self._plan.tokens))
         server.ttft_curve = stats.curve(_ttfts(outcomes))
@@ -115,7 +115,7 @@ class Comparison:
         return spread.run(Work(target, self._plan, point, number), on_progress)
 
 
-def _ttfts(rounds: list[list[Outcome]]) -> Iterable[float]:
+def _ttfts(rounds: list[list[RequestOutcome]]) -> Iterable[float]:
     streams = (outcome for one in rounds for outcome in one if outcome.failure is None)
     return figures.ttfts(outcome for outcome in streams if not outcome.is_arriving)
 

@@ -29,7 +29,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Names to load and to unload now, and when to think again if nothing else happens."""
 
     load: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Plan:
     next_at: float | None = None
 
 
-def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> Plan:
+def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> LoadPlan:
     """Loads what is wanted, first come, first served, as far as `limit` bytes go (0: no limit).
 
     Idle models make room, the least recently used first, and only if that is enough; they go by themselves after
@@ -58,7 +58,7 @@ def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> P
         load.append(model.name)
     staying = [model for model in kept if model.name not in room.unloaded]
     next_at = staying[0].idle_since + idle_s if idle_s and staying else None
-    return Plan(tuple(load), tuple(room.unloaded), next_at)
+    return LoadPlan(tuple(load), tuple(room.unloaded), next_at)
 
 
 def _wanted_since(model: Standing) -> float:

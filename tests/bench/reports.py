@@ -6,15 +6,15 @@ from array import array
 
 from corosrv.bench.figures import rounds as figures
 from corosrv.bench.figures import stats
-from corosrv.bench.load.outcome import Failure, Kind, Outcome
+from corosrv.bench.load.outcome import Failure, FailureKind, RequestOutcome
 from corosrv.bench.report.document import PointFigures, Report, Section, ServerFigures
 from corosrv.bench.report.machine import look
 
 
-def outcomes(n: int, speed: float) -> list[Outcome]:
+def outcomes(n: int, speed: float) -> list[RequestOutcome]:
     """Streams of ten tokens, `speed` a second, after twice the time of one."""
     times = [(i + 2) / speed for i in range(10)]
-    return [Outcome(0.0, times[-1], array("d", times), 10, 10, 24, True, "length") for _ in range(n)]
+    return [RequestOutcome(0.0, times[-1], array("d", times), 10, 10, 24, True, "length") for _ in range(n)]
 
 
 def server(name: str, *speeds: float, n: int = 8) -> ServerFigures:
@@ -45,5 +45,5 @@ def report(*sections: Section) -> Report:
 
 
 def failing() -> ServerFigures:
-    bad = Outcome(0.0, 1.0, failure=Failure(Kind.STATUS, "out of <memory>", 500))
+    bad = RequestOutcome(0.0, 1.0, failure=Failure(FailureKind.STATUS, "out of <memory>", 500))
     return ServerFigures("broken", "http://broken/v1", "model", [figures.figures([bad, bad], (0.1,), 2, 10)])

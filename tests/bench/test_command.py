@@ -9,20 +9,20 @@ from click.testing import CliRunner, Result
 
 from corosrv import cli
 from corosrv.bench.command import bench, plan_of
-from corosrv.bench.load.plan import Mix, Plan, Point
+from corosrv.bench.load.plan import BenchPlan, Mix, Point
 
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli.main, ["bench", *arguments])
 
 
-def plan(*arguments: str) -> Plan:
+def plan(*arguments: str) -> BenchPlan:
     with bench.make_context("bench", ["--url", "http://x", *arguments]) as context:
         return plan_of(context.params)
 
 
 def test_without_options_there_is_a_sweep_of_short_chats():
-    assert plan() == Plan(points=(Point(1), Point(8), Point(32)))
+    assert plan() == BenchPlan(points=(Point(1), Point(8), Point(32)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_options_go_into_the_plan():
         "--temperature", "0", "--seed", "7", "--extra", '{"top_k": 3}', "--timeout", "2.5", "--processes", "2",
     )  # fmt: skip
 
-    assert chosen == Plan(
+    assert chosen == BenchPlan(
         mix=Mix.SHARED, points=(Point(1), Point(8), Point(32)), rounds=2, warmup=0, requests=9, tokens=5,
         is_forced=False, is_chat=False, temperature=0.0, seed=7, extra={"top_k": 3}, timeout=2.5, processes=2,
     )  # fmt: skip

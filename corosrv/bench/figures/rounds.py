@@ -11,7 +11,7 @@ import msgspec
 
 from corosrv.bench.figures import stats
 from corosrv.bench.figures.stats import Quantiles
-from corosrv.bench.load.outcome import Outcome
+from corosrv.bench.load.outcome import RequestOutcome
 
 BUSY = 0.8  # of a core: from here on the load's own process may be what limits
 
@@ -55,7 +55,7 @@ class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.failures.values())
 
 
-def figures(outcomes: list[Outcome], cpu: tuple[float, ...], cores: int, asked: int) -> RoundFigures:
+def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, asked: int) -> RoundFigures:
     """The figures of one round whose streams were asked for `asked` tokens."""
     good = [outcome for outcome in outcomes if outcome.failure is None]
     streams = [outcome for outcome in good if not outcome.is_arriving]
@@ -83,11 +83,11 @@ def figures(outcomes: list[Outcome], cpu: tuple[float, ...], cores: int, asked: 
     )
 
 
-def ttfts(outcomes: Iterable[Outcome]) -> Iterator[float]:
+def ttfts(outcomes: Iterable[RequestOutcome]) -> Iterator[float]:
     return (outcome.ttft for outcome in outcomes if outcome.ttft is not None)
 
 
-def gaps(outcomes: list[Outcome]) -> Iterator[float]:
+def gaps(outcomes: list[RequestOutcome]) -> Iterator[float]:
     """Seconds between one arrival and the next of streams that ended well.
 
     Where long prompts arrived, only those gaps of the running streams that ended while one of them was on its way: from
@@ -101,21 +101,21 @@ def gaps(outcomes: list[Outcome]) -> Iterator[float]:
                     yield after - before
 
 
-def _window(arriving: list[Outcome]) -> tuple[float, float]:
+def _window(arriving: list[RequestOutcome]) -> tuple[float, float]:
     if not arriving:
         return float("-inf"), float("inf")
     ends = (outcome.arrivals[0] if outcome.arrivals else outcome.ended for outcome in arriving)
     return min(outcome.began for outcome in arriving), max(ends)
 
 
-def _span(outcomes: list[Outcome]) -> float:
+def _span(outcomes: list[RequestOutcome]) -> float:
     """From the beginning of the first request to the end of the last."""
     if not outcomes:
         return 0.0
     return max(outcome.ended for outcome in outcomes) - min(outcome.began for outcome in outcomes)
 
 
-def _stream_speed(outcome: Outcome) -> float | None:
+def _stream_speed(outcome: RequestOutcome) -> float | None:
     """Tokens a second after the first arrival, which may have brought several: as many as the others, on average."""
     n = len(outcome.arrivals)
     if n < 2 or outcome.arrivals[-1] == outcome.arrivals[0]:
@@ -123,12 +123,12 @@ def _stream_speed(outcome: Outcome) -> float | None:
     return outcome.tokens * (n - 1) / n / (outcome.arrivals[-1] - outcome.arrivals[0])
 
 
-def _tokens_per_arrival(outcomes: list[Outcome]) -> float | None:
+def _tokens_per_arrival(outcomes: list[RequestOutcome]) -> float | None:
     arrivals = sum(len(outcome.arrivals) for outcome in outcomes)
     return sum(outcome.tokens for outcome in outcomes) / arrivals if arrivals else None
 
 
-def _counted_by(outcomes: list[Outcome]) -> str:
+def _counted_by(outcomes: list[RequestOutcome]) -> str:
     by_usage = {outcome.is_counted_by_usage for outcome in outcomes}
     return "both" if len(by_usage) == 2 else "events" if by_usage == {False} else "usage"
 

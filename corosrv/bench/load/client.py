@@ -11,8 +11,8 @@ import gevent.ssl
 from gevent.hub import Waiter
 
 from corosrv.bench.load.events import error_message
-from corosrv.bench.load.http import Answer, Malformed
-from corosrv.bench.load.outcome import Kind, Outcome
+from corosrv.bench.load.http import HttpAnswer, Malformed
+from corosrv.bench.load.outcome import FailureKind, RequestOutcome
 from corosrv.bench.load.target import Target
 from corosrv.bench.load.transcript import Transcript
 from corosrv.errors import BenchError
@@ -38,7 +38,7 @@ class Client:
         began: float | None = None,
         is_arriving: bool = False,
         on_text: Callable[[], None] | None = None,
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """Sends a request and follows its stream. `began`: when it was meant to begin, if that was earlier than now;
         `on_text` is called once, at the first text. Waits; never raises for what the server does."""
         began = monotonic() if began is None else began
@@ -50,9 +50,9 @@ class Client:
         except gevent.Timeout as timeout:
             if timeout is not limit:
                 raise
-            transcript.fail(Kind.TIMEOUT, f"not over within {self._timeout:g} s")
+            transcript.fail(FailureKind.TIMEOUT, f"not over within {self._timeout:g} s")
         except OSError as error:
-            transcript.fail(Kind.CONNECTION, error.strerror or str(error))
+            transcript.fail(FailureKind.CONNECTION, error.strerror or str(error))
         finally:
             limit.close()
             self.open.discard(transcript)
@@ -60,7 +60,7 @@ class Client:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a plain question. Waits. Raises BenchError when nobody answers."""
-        answer, body = Answer(), b""
+        answer, body = HttpAnswer(), b""
         unreachable = BenchError(f"{self._target.url} cannot be reached: no answer within {ASK_TIMEOUT:g} s")
         try:
             with gevent.Timeout(ASK_TIMEOUT, unreachable), self._connect() as connected:

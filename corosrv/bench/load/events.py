@@ -9,7 +9,7 @@ import msgspec
 DONE = b"[DONE]"
 
 
-class Delta(msgspec.Struct):
+class StreamDelta(msgspec.Struct):
     """What a chat adds; models that think aloud have one of two more names for it."""
 
     content: str | None = None
@@ -18,9 +18,9 @@ class Delta(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
-class Choice(msgspec.Struct):
+class StreamChoice(msgspec.Struct):
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     finish_reason: str | None = None
 
     @property
@@ -31,32 +31,32 @@ class Choice(msgspec.Struct):
         return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
-class Usage(msgspec.Struct):
+class StreamUsage(msgspec.Struct):
     completion_tokens: int = 0
     prompt_tokens: int = 0
 
 
-class Event(msgspec.Struct):
-    choices: list[Choice] = []
-    usage: Usage | None = None
+class StreamEvent(msgspec.Struct):
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
     error: Any = None
 
 
-decode = msgspec.json.Decoder(Event).decode
+decode = msgspec.json.Decoder(StreamEvent).decode
 
 
 class ErrorBody(msgspec.Struct):
     message: str = ""
 
 
-class ErrorAnswer(msgspec.Struct):
+class ErrorReply(msgspec.Struct):
     error: ErrorBody | str = ""
 
 
 def error_message(body: bytes) -> str:
     """The sentence in the body of an error, or its beginning."""
     try:
-        error = msgspec.json.decode(body, type=ErrorAnswer).error
+        error = msgspec.json.decode(body, type=ErrorReply).error
     except msgspec.DecodeError:
         error = ""
     text = error.message if isinstance(error, ErrorBody) else error

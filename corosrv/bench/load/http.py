@@ -10,7 +10,7 @@ class Malformed(Exception):
     """What came is no HTTP, or not the HTTP that was asked for."""
 
 
-class Answer:
+class HttpAnswer:
     """Head and body of one answer; `status` is 0 until the head is whole."""
 
     __slots__ = ("_buffer", "_is_chunked", "_left", "is_complete", "status")

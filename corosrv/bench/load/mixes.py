@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.bench.load.plan import Mix, Plan
+from corosrv.bench.load.plan import BenchPlan, Mix
 
 SHORT_WORDS = 24
 LONG_WORDS = 1400  # about 1,500 tokens
@@ -30,13 +30,13 @@ WORDS = """
 """.split()  # noqa: SIM905  # a list of words reads as words
 
 
-def system_prompt(plan: Plan, number: int) -> str:
+def system_prompt(plan: BenchPlan, number: int) -> str:
     """The beginning that all requests of a round share: new in each, so that every round reads it anew."""
     chance = random.Random(f"{plan.seed}/{number}/system")
     return "You answer in the words of this list. " + _words(chance, SYSTEM_WORDS)
 
 
-def user_prompt(plan: Plan, number: int, index: int, is_long: bool) -> str:
+def user_prompt(plan: BenchPlan, number: int, index: int, is_long: bool) -> str:
     """What request `index` of round `number` asks."""
     chance = random.Random(f"{plan.seed}/{number}/{index}/{'long' if is_long else 'short'}")
     if is_long:
@@ -44,7 +44,7 @@ def user_prompt(plan: Plan, number: int, index: int, is_long: bool) -> str:
     return f"{_words(chance, SHORT_WORDS)}. Tell a long story with these words."
 
 
-def body(plan: Plan, model: str, number: int, index: int, is_arriving: bool = False) -> bytes:
+def body(plan: BenchPlan, model: str, number: int, index: int, is_arriving: bool = False) -> bytes:
     """The JSON of a request. `is_arriving`: a long prompt among running streams."""
     user = user_prompt(plan, number, index, is_long=is_arriving or plan.mix is Mix.LONG)
     system = system_prompt(plan, number) if plan.mix is Mix.SHARED else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Kind(str, Enum):
+class FailureKind(str, Enum):
     """How a request can fail; the value is what reports say."""
 
     CONNECTION = "connection"
@@ -21,7 +21,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    kind: Kind
+    kind: FailureKind
     detail: str
     status: int = 0
 
@@ -32,7 +32,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """One request from its intended start to its end; times are of the monotonic clock.
 
     `arrivals` has the time of every read that brought text: events that come together are one arrival, because that is

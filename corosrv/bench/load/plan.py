@@ -35,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """A whole benchmark, for one server or for two in turn."""
 
     mix: Mix = Mix.SHORT

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 
-from corosrv.bench.load.outcome import Outcome
+from corosrv.bench.load.outcome import RequestOutcome
 from corosrv.bench.load.round import PROGRESS_INTERVAL, Counts, Load, Work, Yield
 from corosrv.errors import BenchError
 
@@ -23,7 +23,7 @@ STOP_TIMEOUT = 5.0
 class Round:
     """All outcomes of one round, and the seconds of processor time of each process that made it."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     cpu: tuple[float, ...]
     is_interrupted: bool
 

@@ -17,8 +17,8 @@ from gevent.pool import Group
 
 from corosrv.bench.load import mixes
 from corosrv.bench.load.client import Client
-from corosrv.bench.load.outcome import Outcome
-from corosrv.bench.load.plan import Mix, Plan, Point
+from corosrv.bench.load.outcome import RequestOutcome
+from corosrv.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.bench.load.schedule import poisson, share
 from corosrv.bench.load.target import Target
 
@@ -30,7 +30,7 @@ class Work:
     """What one process does in one round: part `part` of `parts`."""
 
     target: Target
-    plan: Plan
+    plan: BenchPlan
     point: Point
     number: int  # of the round
     part: int = 0
@@ -56,7 +56,7 @@ class Counts:
 class Yield:
     """What a round brought, and what producing it cost this process."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
     cpu: float = 0.0  # seconds of processor time
     is_interrupted: bool = False
 
@@ -67,7 +67,7 @@ class Load:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._client = Client(work.target, work.plan.timeout)
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestOutcome] = []
         self._counts = Counts()
         self._greenlets = Group()
         self._is_interrupted = False
@@ -166,7 +166,7 @@ class Load:
         body = mixes.body(work.plan, work.target.model, work.number, index, is_arriving)
         return work.target.request("POST", "/chat/completions" if work.plan.is_chat else "/completions", body)
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: RequestOutcome) -> None:
         self._outcomes.append(outcome)
         self._counts.done += outcome.failure is None
         self._counts.failed += outcome.failure is not None

@@ -6,9 +6,9 @@ from array import array
 
 import msgspec
 
-from corosrv.bench.load.events import DONE, Event, decode, error_message
-from corosrv.bench.load.http import Answer, Malformed
-from corosrv.bench.load.outcome import Failure, Kind, Outcome
+from corosrv.bench.load.events import DONE, StreamEvent, decode, error_message
+from corosrv.bench.load.http import HttpAnswer, Malformed
+from corosrv.bench.load.outcome import Failure, FailureKind, RequestOutcome
 from corosrv.bench.load.sse import Scanner
 
 MAX_ERROR_BODY = 64 * 1024  # bytes
@@ -34,7 +34,7 @@ class Transcript:
         self.arrivals = array("d")
         self.events = 0  # those with text
         self._asked = asked
-        self._answer = Answer()
+        self._answer = HttpAnswer()
         self._scanner = Scanner()
         self._error_body = b""
         self._failure: Failure | None = None
@@ -51,21 +51,21 @@ class Transcript:
             n_before = self.events
             is_done = self._take_events(body)
         except (Malformed, msgspec.DecodeError) as error:
-            return self.fail(Kind.MALFORMED, str(error))
+            return self.fail(FailureKind.MALFORMED, str(error))
         if self.events > n_before:
             self.arrivals.append(now)
         if is_done or self._answer.is_complete:
             return True
         return not data and self._take_end()
 
-    def fail(self, kind: Kind, detail: str, status: int = 0) -> bool:
+    def fail(self, kind: FailureKind, detail: str, status: int = 0) -> bool:
         """Notes what went wrong; the first thing counts. Always true: the answer is over."""
         self._failure = self._failure or Failure(kind, detail, status)
         return True
 
-    def outcome(self, began: float, ended: float, is_arriving: bool = False) -> Outcome:
+    def outcome(self, began: float, ended: float, is_arriving: bool = False) -> RequestOutcome:
         tokens = self.events if self._usage_tokens is None else self._usage_tokens
-        return Outcome(
+        return RequestOutcome(
             began,
             ended,
             self.arrivals,
@@ -86,7 +86,7 @@ class Transcript:
                 return True
         return False
 
-    def _take(self, event: Event) -> bool:
+    def _take(self, event: StreamEvent) -> bool:
         for choice in event.choices:
             if choice.has_text:
                 self.events += 1
@@ -98,28 +98,28 @@ class Transcript:
             self._prompt_tokens = event.usage.prompt_tokens
         if event.error is None:
             return False
-        return self.fail(Kind.ERROR, error_message(msgspec.json.encode({"error": event.error})))
+        return self.fail(FailureKind.ERROR, error_message(msgspec.json.encode({"error": event.error})))
 
     def _take_error(self, body: bytes, is_end: bool) -> bool:
         self._error_body += body
         if is_end or self._answer.is_complete or len(self._error_body) > MAX_ERROR_BODY:
-            return self.fail(Kind.STATUS, error_message(self._error_body), self._answer.status)
+            return self.fail(FailureKind.STATUS, error_message(self._error_body), self._answer.status)
         return False
 
     def _take_end(self) -> bool:
         """The connection was closed, without [DONE] before it."""
         if self._answer.status == 0:
-            return self.fail(Kind.CONNECTION, "closed before an answer")
+            return self.fail(FailureKind.CONNECTION, "closed before an answer")
         if not self._answer.end():
-            return self.fail(Kind.CONNECTION, "closed within the answer")
+            return self.fail(FailureKind.CONNECTION, "closed within the answer")
         return True
 
     def _shortfall(self) -> Failure | None:
         """What an answer lacks that looks complete."""
         if not self._finish:
-            return Failure(Kind.CUT, "the stream ended without a finish reason")
+            return Failure(FailureKind.CUT, "the stream ended without a finish reason")
         # Events may carry several tokens: only a usage can tell that there were too few.
         tokens = self._usage_tokens
         if self._finish == "length" and tokens is not None and tokens < self._asked:
-            return Failure(Kind.SHORT, f"{tokens} tokens of {self._asked}, and the finish reason is length")
+            return Failure(FailureKind.SHORT, f"{tokens} tokens of {self._asked}, and the finish reason is length")
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from corosrv.bench.figures.stats import CURVE
 from corosrv.bench.report import words
 from corosrv.bench.report.document import PointFigures, Report, Section, ServerFigures
-from corosrv.bench.report.scale import Linear, Log, Tail
+from corosrv.bench.report.scale import LinearScale, LogScale, TailScale
 from corosrv.bench.report.svg import Drawing
 
 KINDS = ("a", "b")  # of the first server and the second
@@ -85,7 +85,7 @@ def bars(title: str, subtitle: str, servers: list[str], groups: list[Group]) -> 
     _head(drawing, title, subtitle, servers)
     box = Box(MARGIN + LEFT, HEAD + 20, WIDTH - MARGIN, 340 - 56)
     top = max((bar.high for group in groups for bar in group.bars if bar), default=0.0) or 1.0
-    scale = Linear(1.1 * top, box.bottom, box.top)
+    scale = LinearScale(1.1 * top, box.bottom, box.top)
     for tick in scale.ticks():
         drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
         drawing.text(box.left - 8, scale(tick) + 4, f"{tick:,g}", "soft", "end", 11)
@@ -98,7 +98,7 @@ def bars(title: str, subtitle: str, servers: list[str], groups: list[Group]) -> 
     return str(drawing)
 
 
-def _group(drawing: Drawing, group: Group, middle: float, step: float, scale: Linear) -> None:
+def _group(drawing: Drawing, group: Group, middle: float, step: float, scale: LinearScale) -> None:
     width = min(64.0, 0.36 * step)
     left = middle - width * len(group.bars) / 2
     for j, bar in enumerate(group.bars):
@@ -125,18 +125,18 @@ def latency(section: Section, title: str, curve: Callable[[ServerFigures], list[
         left, top = MARGIN + width * (i % columns), HEAD + 224 * (i // columns)
         box = Box(left + LEFT, top + 28, left + width - 10, top + 192)
         drawing.text(box.left, top + 18, point.label, bold=True)
-        _panel(drawing, box, point, Log(low, high, box.bottom, box.top), curve)
+        _panel(drawing, box, point, LogScale(low, high, box.bottom, box.top), curve)
     return str(drawing)
 
 
 def _panel(
-    drawing: Drawing, box: Box, point: PointFigures, scale: Log, curve: Callable[[ServerFigures], list[float]]
+    drawing: Drawing, box: Box, point: PointFigures, scale: LogScale, curve: Callable[[ServerFigures], list[float]]
 ) -> None:
-    tail = Tail(box.left, box.right)
+    tail = TailScale(box.left, box.right)
     for tick in scale.ticks():
         drawing.line(box.left, scale(tick), box.right, scale(tick), "grid")
         drawing.text(box.left - 6, scale(tick) + 4, f"{1000 * tick:g}", "soft", "end", 10)
-    for share in Tail.KNOTS:
+    for share in TailScale.KNOTS:
         drawing.line(tail(share), box.top, tail(share), box.bottom, "grid")
         drawing.text(tail(share), box.bottom + 16, f"{100 * share:g}%", "soft", "middle", 10)
     for kind, server in zip(KINDS, point.servers, strict=False):  # one server or two
@@ -153,8 +153,8 @@ def _values(
     drawing: Drawing,
     point: PointFigures,
     curve: Callable[[ServerFigures], list[float]],
-    tail: Tail,
-    scale: Log,
+    tail: TailScale,
+    scale: LogScale,
 ) -> None:
     """The median and p99 beside their dots: above the higher curve, below the lower one."""
     for share in MARKED:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearScale:
     """From 0 to `top` in the values, from `start` to `end` on the paper."""
 
     top: float
@@ -28,7 +28,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogScale:
     """Logarithmic from `low` to `high`, both above zero."""
 
     low: float
@@ -53,7 +53,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class TailScale:
     """Shares of samples, so that the slow ones can be seen: each step between two of KNOTS takes as much room."""
 
     KNOTS: ClassVar[tuple[float, ...]] = (0.0, 0.5, 0.9, 0.99, 0.999)

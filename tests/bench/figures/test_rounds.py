@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from corosrv.bench.figures.rounds import figures, gaps
-from corosrv.bench.load.outcome import Failure, Kind, Outcome
+from corosrv.bench.load.outcome import Failure, FailureKind, RequestOutcome
 
 
-def outcome(began: float, *arrivals: float, ended: float | None = None, **more: Any) -> Outcome:
+def outcome(began: float, *arrivals: float, ended: float | None = None, **more: Any) -> RequestOutcome:
     """One token with each arrival, unless told otherwise."""
     end = arrivals[-1] if ended is None else ended
     chosen = {"tokens": len(arrivals), "events": len(arrivals), "finish": "length", "is_counted_by_usage": True} | more
-    return Outcome(began, end, array("d", arrivals), **chosen)
+    return RequestOutcome(began, end, array("d", arrivals), **chosen)
 
 
 TWO = [outcome(0.0, 0.5, 1.0, 1.5), outcome(1.0, 1.25, 1.75, 3.0, 4.0)]
@@ -52,8 +52,8 @@ def test_tokens_of_one_read_are_told():
 
 
 def test_failures_are_counted_by_kind_and_nothing_else_counts_them():
-    bad = outcome(0.0, 1.0, failure=Failure(Kind.STATUS, "out of memory", 500), tokens=1)
-    late = outcome(0.0, ended=9.0, failure=Failure(Kind.TIMEOUT, "late"), tokens=0)
+    bad = outcome(0.0, 1.0, failure=Failure(FailureKind.STATUS, "out of memory", 500), tokens=1)
+    late = outcome(0.0, ended=9.0, failure=Failure(FailureKind.TIMEOUT, "late"), tokens=0)
 
     seen = figures([*TWO, bad, bad, late], (1.0,), 1, 3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.bench.load.http import MAX_CHUNK, MAX_HEAD, Answer, Malformed
+from corosrv.bench.load.http import MAX_CHUNK, MAX_HEAD, HttpAnswer, Malformed
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = (
@@ -13,8 +13,8 @@ CHUNKED = (
 COUNTED = HEAD + b"Content-Length: 21\r\n\r\nWikipedia in \r\nchunks and what follows"
 
 
-def body_of(pieces: list[bytes]) -> tuple[Answer, bytes]:
-    answer = Answer()
+def body_of(pieces: list[bytes]) -> tuple[HttpAnswer, bytes]:
+    answer = HttpAnswer()
     return answer, b"".join(answer.feed(piece) for piece in pieces)
 
 

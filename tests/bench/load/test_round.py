@@ -6,16 +6,16 @@ from time import monotonic
 
 import pytest
 
-from corosrv.bench.load.outcome import Outcome
-from corosrv.bench.load.plan import Mix, Plan, Point
+from corosrv.bench.load.outcome import RequestOutcome
+from corosrv.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.bench.load.round import Counts, Load, Work
 from corosrv.bench.load.target import parse
 from tests.bench.handmade import HandMade
 
 
-def load(server: HandMade, point: Point, begin: float = 0.0, **plan: object) -> list[Outcome]:
+def load(server: HandMade, point: Point, begin: float = 0.0, **plan: object) -> list[RequestOutcome]:
     """The outcomes of a round that was to begin so many seconds ago."""
-    work = Work(parse(server.url, model="m"), Plan(**{"tokens": 4, "timeout": 20.0, **plan}), point, number=0)
+    work = Work(parse(server.url, model="m"), BenchPlan(**{"tokens": 4, "timeout": 20.0, **plan}), point, number=0)
     return Load(work).run(monotonic() - begin, lambda counts: None).outcomes
 
 
@@ -41,7 +41,7 @@ def test_long_prompts_count_from_when_they_were_due_and_run_among_others(handmad
 
 def test_the_last_counts_are_of_all(handmade):
     seen: list[Counts] = []
-    work = Work(parse(handmade.url, model="m"), Plan(tokens=4, requests=3), Point(clients=2), number=0)
+    work = Work(parse(handmade.url, model="m"), BenchPlan(tokens=4, requests=3), Point(clients=2), number=0)
     done = Load(work).run(monotonic(), seen.append)
 
     assert seen[-1] == Counts(done=3, failed=0, open=0, events=12)
@@ -51,7 +51,7 @@ def test_the_last_counts_are_of_all(handmade):
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_a_part_sends_its_share(handmade, part):
-    work = Work(parse(handmade.url, model="m"), Plan(tokens=4, requests=5), Point(clients=2), 0, part, 2)
+    work = Work(parse(handmade.url, model="m"), BenchPlan(tokens=4, requests=5), Point(clients=2), 0, part, 2)
     done = Load(work).run(monotonic(), lambda counts: None)
 
     assert len(done.outcomes) == (3, 2)[part]

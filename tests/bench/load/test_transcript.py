@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.bench.load.outcome import Kind, Outcome
+from corosrv.bench.load.outcome import FailureKind, RequestOutcome
 from corosrv.bench.load.transcript import Transcript
 from tests.bench.streams import DONE, HEAD, delta, error, event, usage, whole
 
 
-def read(*pieces: bytes, asked: int = 4, is_closed: bool = True) -> Outcome:
+def read(*pieces: bytes, asked: int = 4, is_closed: bool = True) -> RequestOutcome:
     """The outcome when a read brings one piece each second, and then the end of the connection."""
     transcript = Transcript(asked)
     reads = [*pieces, b""] if is_closed else list(pieces)
@@ -19,7 +19,7 @@ def read(*pieces: bytes, asked: int = 4, is_closed: bool = True) -> Outcome:
     raise AssertionError("it is not over")
 
 
-def kind(outcome: Outcome) -> Kind | None:
+def kind(outcome: RequestOutcome) -> FailureKind | None:
     return outcome.failure.kind if outcome.failure else None
 
 
@@ -76,17 +76,17 @@ def test_a_stop_may_come_early():
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        ([], Kind.CONNECTION),
-        ([HEAD[:30]], Kind.CONNECTION),
-        ([HEAD.replace(b"Connection", b"Content-Length: 999\r\nConnection"), delta("a")], Kind.CONNECTION),
-        ([HEAD, delta("a"), DONE], Kind.CUT),
-        ([HEAD, delta("a")], Kind.CUT),
-        ([HEAD, b'{"choices": []}'], Kind.CUT),
-        ([HEAD, delta("a"), delta(finish="length"), usage(3), DONE], Kind.SHORT),
-        ([HEAD, event(error={"message": "out of memory"})], Kind.ERROR),
-        ([HEAD, b"data: {oops\n\n"], Kind.MALFORMED),
-        ([HEAD, b'data: {"choices": 7}\n\n'], Kind.MALFORMED),
-        ([b"SMTP\r\n\r\n"], Kind.MALFORMED),
+        ([], FailureKind.CONNECTION),
+        ([HEAD[:30]], FailureKind.CONNECTION),
+        ([HEAD.replace(b"Connection", b"Content-Length: 999\r\nConnection"), delta("a")], FailureKind.CONNECTION),
+        ([HEAD, delta("a"), DONE], FailureKind.CUT),
+        ([HEAD, delta("a")], FailureKind.CUT),
+        ([HEAD, b'{"choices": []}'], FailureKind.CUT),
+        ([HEAD, delta("a"), delta(finish="length"), usage(3), DONE], FailureKind.SHORT),
+        ([HEAD, event(error={"message": "out of memory"})], FailureKind.ERROR),
+        ([HEAD, b"data: {oops\n\n"], FailureKind.MALFORMED),
+        ([HEAD, b'data: {"choices": 7}\n\n'], FailureKind.MALFORMED),
+        ([b"SMTP\r\n\r\n"], FailureKind.MALFORMED),
     ],
 )
 def test_what_is_wrong_has_its_kind(pieces, expected):
@@ -115,10 +115,10 @@ def test_an_error_event_of_null_is_none():
 
 def test_the_first_failure_counts():
     transcript = Transcript(4)
-    transcript.fail(Kind.TIMEOUT, "first")
-    transcript.fail(Kind.CONNECTION, "second")
+    transcript.fail(FailureKind.TIMEOUT, "first")
+    transcript.fail(FailureKind.CONNECTION, "second")
 
-    assert kind(transcript.outcome(0, 1)) is Kind.TIMEOUT
+    assert kind(transcript.outcome(0, 1)) is FailureKind.TIMEOUT
 
 
 def test_one_read_may_hold_all_of_it():

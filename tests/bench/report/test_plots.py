@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from corosrv.bench.report.plots import plots, section_plots
-from corosrv.bench.report.scale import Linear, Log, Tail
+from corosrv.bench.report.scale import LinearScale, LogScale, TailScale
 from corosrv.bench.report.svg import Drawing
 from tests.bench.reports import failing, pair, report, section, server
 
@@ -100,7 +100,7 @@ def test_dark_readers_get_every_colour_anew():
 
 
 def test_a_linear_scale_is_marked_at_round_numbers():
-    scale = Linear(950.0, 100.0, 0.0)
+    scale = LinearScale(950.0, 100.0, 0.0)
 
     assert scale.ticks() == [0, 200, 400, 600, 800]
     assert (scale(0), scale(950)) == (100, 0)
@@ -108,7 +108,7 @@ def test_a_linear_scale_is_marked_at_round_numbers():
 
 @pytest.mark.parametrize(("low", "high"), [(0.001, 0.0011), (0.002, 0.4), (1e-5, 100.0)])
 def test_a_logarithmic_scale_stays_within_and_is_marked_within(low, high):
-    scale = Log(low, high, 100.0, 0.0)
+    scale = LogScale(low, high, 100.0, 0.0)
 
     assert (scale(low), scale(high), scale(high * 9)) == (100, 0, 0)
     assert scale(math.sqrt(low * high)) == pytest.approx(50)
@@ -116,6 +116,6 @@ def test_a_logarithmic_scale_stays_within_and_is_marked_within(low, high):
 
 
 def test_each_step_of_the_tail_takes_as_much_room():
-    scale = Tail(0.0, 400.0)
+    scale = TailScale(0.0, 400.0)
 
     assert [scale(share) for share in (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)] == [0, 100, 200, 300, 400, 400]
