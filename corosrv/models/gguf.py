@@ -1,4 +1,4 @@
-"""The few facts in a GGUF file's head that tell how much memory the model takes, read without libllama."""
+"""Reads the head of a GGUF file without libllama: the few facts that tell how much memory the model takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BrokenFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the head of a model file says."""
+    """Facts from the head of a model file."""
 
     architecture: str
     n_ctx_train: int
@@ -33,7 +33,7 @@ class Facts:
 
 
 def read(path: str) -> Facts | None:
-    """The facts of a model file; None where there is no such file, or no GGUF in it."""
+    """Reads the facts of a model file; None if there is no such file, or it is not a GGUF."""
     try:
         # A fifo or a device would make us wait.
         if not stat.S_ISREG(os.stat(path).st_mode):

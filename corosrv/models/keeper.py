@@ -12,11 +12,11 @@ import gevent.monkey
 from gevent._hub_local import get_hub_if_exists
 
 from corosrv import errors, waits
-from corosrv.models.bell import Bell
 from corosrv.models.loadable import Loadable
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
+from corosrv.models.wakeup import Wakeup
 from corosrv.settings import ModelSettings, Settings
 
 log = logging.getLogger("corosrv.models")
@@ -28,41 +28,41 @@ _RLock = gevent.monkey.get_original("_thread", "RLock")
 class Keeper:
     """A greenlet of the thread that calls `start`, or a thread where there is no hub. Owns the models and their lock.
 
-    It alone begins to load, and to unload what nobody asked to be unloaded; it sleeps until somebody rings, or until
-    the next model has been idle for long enough.
+    It alone begins to load, and to unload models without being asked; it sleeps until somebody wakes it, or until the
+    next model has been idle for long enough.
     """
 
     def __init__(self, settings: Settings, make: Callable[[ModelSettings], Loadable]) -> None:
         self.lock = _RLock()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._make = make
         self._limit = settings.server.model_bytes
         self._idle_s = settings.server.model_idle_s
         self._is_stopped = False
-        # Who uses what matters only where something is unloaded by itself.
-        on_idle = self._bell.ring if self._limit or self._idle_s else _ignore
+        # The end of a use matters only if models are unloaded without being asked.
+        on_idle = self._wakeup.set if self._limit or self._idle_s else _ignore
         self.models: Sequence[ServedModel] = tuple(ServedModel(model, on_idle) for model in settings.models)
 
     def start(self) -> None:
         """Begins to work; returns at once."""
         _spawn("corosrv-models", self._keep)
 
-    def ring(self) -> None:
-        """Something has changed that may need a load, or make room for one. Any thread."""
-        self._bell.ring()
+    def wake(self) -> None:
+        """Looks again soon, because something changed that needs a load or makes room for one. Any thread."""
+        self._wakeup.set()
 
     def stop(self) -> None:
-        """From now on nothing is loaded or unloaded by itself, and nobody waits for it."""
+        """Stops loading and unloading on its own, and wakes everybody who waits for a model."""
         self._is_stopped = True
         with self.lock:
             for model in self.models:
-                model.ring()
-        self._bell.ring()
+                model.wake()
+        self._wakeup.set()
 
     def _keep(self) -> None:
         while not self._is_stopped:
             next_at = self._act()
-            self._bell.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
+            self._wakeup.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
 
     def _act(self) -> float | None:
         """Does what the plan says; returns when to look again at the latest. Never waits."""
@@ -97,10 +97,10 @@ class Keeper:
             log.info("model %s: %s", model.name, failure or "loaded")
         if failure or not is_wanted:
             waits.call_in_thread(engine.close)
-        self.ring()
+        self.wake()
 
     def begin_unload(self, model: ServedModel) -> None:
-        """Of a model that is loaded, or loads; under the lock. Never waits."""
+        """Begins to unload a model that is loaded or loading; under the lock. Never waits."""
         model.begin_unload()
         _spawn("corosrv-unload", self._unload, model)
 
@@ -111,17 +111,17 @@ class Keeper:
             if model.state is ModelState.UNLOADING:
                 model.unloaded()
         log.info("model %s: unloaded", model.name)
-        self.ring()
+        self.wake()
 
     def close(self) -> None:
         """Unloads everything; waits for steps and loads in progress."""
         self.stop()
         with self.lock:
-            held = [(model, model.engine) for model in self.models if model.engine is not None]
-            for model, _ in held:
+            open_engines = [(model, model.engine) for model in self.models if model.engine is not None]
+            for model, _ in open_engines:
                 if model.state is not ModelState.UNLOADING:
                     model.begin_unload()
-        for model, engine in held:
+        for model, engine in open_engines:
             engine.close()
             with self.lock:
                 if model.state is ModelState.UNLOADING:
@@ -129,7 +129,7 @@ class Keeper:
 
 
 def _open(engine: Loadable) -> str:
-    """Why it could not be opened; nothing when it is. Waits."""
+    """Opens the engine; returns why that failed, or nothing. Waits."""
     try:
         engine.open()
     except errors.CorosrvError as error:
@@ -145,7 +145,7 @@ def _ignore() -> None:
 
 
 def _spawn(name: str, function: Callable[..., None], *arguments: object) -> None:
-    """In a greenlet, or in a thread where there is no hub."""
+    """Runs the function in a greenlet, or in a thread where there is no hub."""
     if get_hub_if_exists() is not None:
         gevent.spawn(function, *arguments)
     else:

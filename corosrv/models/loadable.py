@@ -1,4 +1,4 @@
-"""What a pool can hold: something that is loaded from a file, runs jobs, and is closed again."""
+"""The contract of a pool's members: models that are loaded, run jobs, and are closed again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corosrv.jobs.stats import DecodeStats
 
 
 class Footprint(Protocol):
-    """How much memory a loaded model takes, in bytes, and the tokens of context of each slot."""
+    """The memory of a loaded model in bytes, and the tokens of context of each slot."""
 
     @property
     def size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What to load and what to unload next: pure thought over where the models stand."""
+"""Plans which models to load and to unload next, from their states alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from corosrv.models.state import HOLDING, ModelState
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One model, as the plan sees it. Times are seconds of one clock."""
+    """One model as the plan needs it. Times are seconds of one clock."""
 
     name: str
     state: ModelState
     bytes: int
-    wanted_since: float | None = None  # somebody waits for it, or asked for it to be there
-    is_used: bool = False  # jobs are alive, or somebody is about to submit one
+    wanted_since: float | None = None  # since when a request waits for it, or the operator wants it
+    is_used: bool = False  # whether jobs are alive, or one is about to be submitted
     idle_since: float = 0.0
 
     @property
@@ -30,7 +30,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Names to load and to unload now, and when to think again if nothing else happens."""
+    """Names to load and to unload now, and when to plan again if nothing else happens."""
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
@@ -46,17 +46,17 @@ def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> L
     models = list(models)
     idle = sorted((model for model in models if model.is_idle), key=lambda model: model.idle_since)
     expired = [model for model in idle if idle_s and now - model.idle_since >= idle_s]
-    kept = idle[len(expired) :]
+    spare = idle[len(expired) :]
     room = _Room(models, limit)
     room.unload(expired)
     load: list[str] = []
     for model in sorted((model for model in models if model.can_load), key=_wanted_since):
         if not room.has(model):
-            room.make(model, kept)
+            room.make(model, spare)
             break
         room.take(model)
         load.append(model.name)
-    staying = [model for model in kept if model.name not in room.unloaded]
+    staying = [model for model in spare if model.name not in room.unloaded]
     next_at = staying[0].idle_since + idle_s if idle_s and staying else None
     return LoadPlan(tuple(load), tuple(room.unloaded), next_at)
 
@@ -89,12 +89,12 @@ class _Room:
             self._coming += model.bytes
 
     def make(self, model: Standing, idle: Iterable[Standing]) -> None:
-        missing = model.bytes - self._free - self._coming
-        chosen: list[Standing] = []
+        shortage = model.bytes - self._free - self._coming
+        victims: list[Standing] = []
         for candidate in idle:
-            if missing <= 0:
+            if shortage <= 0:
                 break
-            chosen.append(candidate)
-            missing -= candidate.bytes
-        if missing <= 0:
-            self.unload(chosen)
+            victims.append(candidate)
+            shortage -= candidate.bytes
+        if shortage <= 0:
+            self.unload(victims)

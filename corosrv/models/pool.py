@@ -19,15 +19,15 @@ from corosrv.settings import ModelSettings, Settings
 
 
 class Watch(Protocol):
-    """Whether whoever waits is still there."""
+    """Tells whether the client of a waiting caller has left."""
 
     is_gone: bool
 
     def close(self) -> None: ...
 
 
-class _Nobody:
-    """Nobody's leaving is seen."""
+class _NoWatch:
+    """Watches nobody."""
 
     is_gone = False
 
@@ -62,9 +62,9 @@ class ModelPool:
         self,
         settings: Settings,
         make: Callable[[ModelSettings], Loadable],
-        watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _Nobody(),
+        watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _NoWatch(),
     ) -> None:
-        """Only remembers the settings and looks at the files' heads; nothing starts before `start`.
+        """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
         `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
         call a function if the caller's client leaves.
@@ -93,7 +93,7 @@ class ModelPool:
 
     @property
     def state(self) -> State:
-        """Of the first model: whoever waits for the server waits for that one."""
+        """The state of the first model: a server is ready when that is."""
         if self._is_inherited or self._first.state is ModelState.FAILED:
             return State.FAILED
         if self._is_draining or self._is_closed:
@@ -126,18 +126,18 @@ class ModelPool:
             raise errors.ShuttingDown("the server is shutting down")
 
     def models(self) -> tuple[ModelCard, ...]:
-        """All of them, loaded or not; a single one from its first load on."""
+        """Returns every model, loaded or not; a single model only after its first load."""
         if len(self._models) == 1 and not self._first.n_loads:
             return ()
         return tuple(model.card for model in self._models)
 
     def card(self, model: str | None) -> ModelCard:
-        """The model. Waits while it is loaded; raises ModelNotFound or Unavailable."""
+        """Returns the model's card. Waits while it is loaded; raises ModelNotFound or Unavailable."""
         with self._using(model) as (served, _):
             return served.card
 
     def vocabulary(self, model: str | None) -> Vocabulary:
-        """How it writes; the model stays loaded for as long as this lives. Waits and raises as `card` does."""
+        """Returns the model's vocabulary, which keeps it loaded for as long as it lives. Waits and raises as `card`."""
         with self._using(model) as (served, engine):
             vocabulary = copy.copy(engine.vocabulary(None))
             with self._lock:
@@ -152,7 +152,7 @@ class ModelPool:
                 served.uses.until_dropped(reader)
             return reader
 
-    # What llama-server tells
+    # As llama-server has it
 
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
         with self._using(model) as (_, engine):
@@ -181,11 +181,11 @@ class ModelPool:
     # From a name to an engine
 
     def _route(self, name: str | None) -> ServedModel:
-        found = self._first if name is None else self._by_name.get(name)
-        if found is None and self._is_strict:
+        model = self._first if name is None else self._by_name.get(name)
+        if model is None and self._is_strict:
             assert name is not None
             raise errors.ModelNotFound(name)
-        return found or self._first
+        return model or self._first
 
     def _using(self, name: str | None) -> _Use:
         """Returns the loaded model, which stays so for the length of a `with` block. Waits for it."""
@@ -205,29 +205,29 @@ class ModelPool:
     def _wait_for(self, model: ServedModel) -> None:
         """Returns when the model is loaded, and counted as used. Waits; raises Unavailable."""
         if len(self._models) == 1 and model.state is ModelState.LOADING:
-            self.check()  # the only model's first load: as everybody is told by /health
+            self.check()  # during the only model's first load requests are refused, as /health says
         deadline = time.monotonic() + self._wait_s
         with self._lock:
             model.check_failed()
-            bell = model.join()
-        watch = self._watch(bell.ring)
+            wakeup = model.join()
+        watch = self._watch(wakeup.set)
         try:
             while not self._try_use(model):
                 self._check_open()
                 if watch.is_gone:
                     raise errors.ClientGone(f"the client left while the model '{model.name}' was being loaded")
-                left = deadline - time.monotonic()
-                if left <= 0:
+                seconds = deadline - time.monotonic()
+                if seconds <= 0:
                     raise errors.Starting(f"the model '{model.name}' was not loaded within {self._wait_s:g} s")
                 with self._lock:
                     model.check_failed()
                     model.want()
-                self._keeper.ring()
-                bell.wait(left)
+                self._keeper.wake()
+                wakeup.wait(seconds)
         finally:
             watch.close()
             with self._lock:
-                model.leave(bell)
+                model.leave(wakeup)
 
     # Loading and unloading
 
@@ -235,8 +235,8 @@ class ModelPool:
         """Begins to load a model as soon as there is room; returns at once. Raises ModelNotFound or Unavailable."""
         self._check_open()
         with self._lock:
-            self._named(name).ask()
-        self._keeper.ring()
+            self._model_named(name).ask()
+        self._keeper.wake()
 
     def unload(self, name: str) -> None:
         """Begins to unload a model, also one that is still loading; returns at once.
@@ -245,14 +245,14 @@ class ModelPool:
         """
         self._check_open()
         with self._lock:
-            model = self._named(name)
+            model = self._model_named(name)
             if model.state not in (ModelState.READY, ModelState.LOADING):
                 raise errors.Refused(f"the model '{name}' is not loaded", "model", "model_not_loaded")
             if model.is_used:
                 raise errors.Refused(f"the model '{name}' is in use", "model", "model_in_use")
             self._keeper.begin_unload(model)
 
-    def _named(self, name: str) -> ServedModel:
+    def _model_named(self, name: str) -> ServedModel:
         if name not in self._by_name:
             raise errors.ModelNotFound(name)
         return self._by_name[name]
@@ -260,16 +260,16 @@ class ModelPool:
     # Numbers
 
     def stats(self) -> DecodeStats | None:
-        """The first model's; None while it is not loaded."""
+        """Returns the first model's counters; None while it is not loaded."""
         return self.model_stats().get(self._first.name)
 
     def model_stats(self) -> Mapping[str, DecodeStats]:
-        """Of each model that is loaded."""
+        """Returns the counters of each model that is loaded."""
         if self._is_inherited:
             return {}
         with self._lock:
-            found = {model.name: model.stats() for model in self._models}
-        return {name: stats for name, stats in found.items() if stats is not None}
+            all_stats = {model.name: model.stats() for model in self._models}
+        return {name: stats for name, stats in all_stats.items() if stats is not None}
 
     def model_states(self) -> Mapping[str, str]:
         return {model.name: model.state.value for model in self._models}
@@ -277,7 +277,7 @@ class ModelPool:
     # The end
 
     def stop_accepting(self) -> None:
-        """From now on jobs are refused, also those that wait for a model; those that were taken go on."""
+        """Refuses new jobs, also those that wait for a model; jobs that were taken go on."""
         self._is_draining = True
         if not self._is_inherited:
             self._keeper.stop()

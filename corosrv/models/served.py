@@ -1,4 +1,4 @@
-"""One model of a pool: where it stands, who waits for it, and why it failed."""
+"""One model of a pool: its state, who waits for it, and why it failed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from corosrv.dispatch.backoff import Backoff
 from corosrv.jobs import ModelCard
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models import gguf, size
-from corosrv.models.bell import Bell
 from corosrv.models.loadable import Loadable
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
+from corosrv.models.wakeup import Wakeup
 from corosrv.settings import ModelSettings
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
-# What lists of models call it; unloading is as good as unloaded, for a request has to wait for another load.
+# The words of model lists. Unloading counts as unloaded, because a request has to wait for another load.
 _STATUS = {
     ModelState.UNLOADED: "unloaded",
     ModelState.LOADING: "loading",
@@ -46,10 +46,10 @@ class ServedModel:
         self.failure = ""
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         self._retry_at = 0.0
-        self._bells: list[Bell] = []
+        self._wakeups: list[Wakeup] = []
         self._facts = gguf.read(settings.model)
         self.bytes = size.estimate(settings, self._facts)
-        self._card = self._bare_card()
+        self._card = self._unloaded_card()
         self._shown: tuple[ModelCard, ModelState, ModelCard] | None = None  # what the card was made of, and that card
 
     @property
@@ -73,10 +73,10 @@ class ServedModel:
         """Counters as of the last step; None while it is not loaded."""
         return self.engine.stats() if self.engine is not None and self.state is ModelState.READY else None
 
-    # Who waits for it
+    # Waiters
 
     def want(self) -> None:
-        """Somebody needs it: it is loaded as soon as there is room."""
+        """Has the model loaded as soon as there is room."""
         if self.wanted_since is not None or self.state is ModelState.READY:
             return
         self.wanted_since = time.monotonic()
@@ -86,41 +86,41 @@ class ServedModel:
             self.bytes = size.estimate(self.settings, self._facts)
 
     def ask(self) -> None:
-        """Wanted by the operator, who does not wait for it."""
+        """Has the model loaded for the operator, who does not wait for it."""
         self._is_asked = self.state is not ModelState.READY
         self.want()
 
-    def join(self) -> Bell:
-        """Wanted by a request, which waits: the bell rings whenever the state changes. To be given to `leave`."""
-        bell = Bell()
-        self._bells.append(bell)
+    def join(self) -> Wakeup:
+        """Has the model loaded for a request; returns what wakes it at each change of state, to be given to leave()."""
+        wakeup = Wakeup()
+        self._wakeups.append(wakeup)
         self.want()
-        return bell
+        return wakeup
 
-    def leave(self, bell: Bell) -> None:
-        """The request waits no longer; a load that has begun goes on."""
-        self._bells.remove(bell)
-        bell.close()
-        if not self._bells and not self._is_asked and self.state is not ModelState.LOADING:
+    def leave(self, wakeup: Wakeup) -> None:
+        """Ends a request's wait; a load that has begun goes on."""
+        self._wakeups.remove(wakeup)
+        wakeup.close()
+        if not self._wakeups and not self._is_asked and self.state is not ModelState.LOADING:
             self.wanted_since = None
 
     @property
     def is_used(self) -> bool:
-        """Jobs are alive, or requests wait for it."""
-        return bool(self._bells) or self.uses.is_used
+        """Whether jobs of the model are alive, or requests wait for it."""
+        return bool(self._wakeups) or self.uses.is_used
 
-    def ring(self) -> None:
-        for bell in self._bells:
-            bell.ring()
+    def wake(self) -> None:
+        for wakeup in self._wakeups:
+            wakeup.set()
 
-    # Where it stands
+    # State
 
     def begin_load(self, engine: Loadable) -> None:
         self._enter(ModelState.LOADING)
         self.engine = engine
 
     def loaded(self) -> None:
-        """Its engine is open."""
+        """Notes that the model's engine is open."""
         assert self.engine is not None
         self._enter(ModelState.READY)
         self.n_loads += 1
@@ -132,7 +132,7 @@ class ServedModel:
         self._settle()
 
     def failed(self, reason: str) -> None:
-        """It could not be loaded; the engine is somebody else's to close."""
+        """Notes why the model could not be loaded; closing its engine is left to the caller."""
         now = time.monotonic()
         self._retry_at = now + self._backoff.fail(now)
         self.failure = reason
@@ -155,18 +155,18 @@ class ServedModel:
     def _enter(self, state: ModelState) -> None:
         check_move(self.state, state)
         self.state = state
-        self.ring()
+        self.wake()
 
     def check_failed(self) -> None:
         """Raises ModelFailed while it is too early to try again."""
-        left = self._retry_at - time.monotonic()
-        if self.state is ModelState.FAILED and left > 0:
+        seconds = self._retry_at - time.monotonic()
+        if self.state is ModelState.FAILED and seconds > 0:
             raise errors.ModelFailed(
-                f"the model '{self.name}' could not be loaded: {self.failure}", retry_after=math.ceil(left)
+                f"the model '{self.name}' could not be loaded: {self.failure}", retry_after=math.ceil(seconds)
             )
 
-    def _bare_card(self) -> ModelCard:
-        """What is known of a model that is not loaded."""
+    def _unloaded_card(self) -> ModelCard:
+        """Makes the card of a model that is not loaded."""
         facts = self._facts
         meta = {} if facts is None else {"n_ctx_train": facts.n_ctx_train, "n_embd": facts.n_embd, "size": facts.size}
         return ModelCard(

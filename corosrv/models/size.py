@@ -1,4 +1,4 @@
-"""How much memory a model takes: its weights, their repacked copies, and the keys and values of all slots."""
+"""Estimates a model's memory: its weights, their repacked copies, and the keys and values of all slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TOKEN_BYTES = 4  # what a made-up model keeps of each token: its id
 
 
 def estimate(settings: ModelSettings, facts: Facts | None) -> int:
-    """Bytes before it is loaded, rather too many than too few; 0 where the file says nothing."""
+    """Estimates the bytes of a model that is not loaded, rather too many than too few; 0 without any facts."""
     if settings.is_synthetic:
         return settings.slots * settings.ctx * _TOKEN_BYTES
     if facts is None:
@@ -22,7 +22,7 @@ def estimate(settings: ModelSettings, facts: Facts | None) -> int:
 
 
 def measured(settings: ModelSettings, facts: Facts | None, info: Footprint) -> int:
-    """Bytes once it is loaded."""
+    """Returns the bytes of a loaded model."""
     if settings.is_synthetic or facts is None:
         return estimate(settings, facts)
     return info.size + info.packed_bytes + settings.slots * info.context * facts.kv_bytes_per_token

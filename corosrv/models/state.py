@@ -1,4 +1,4 @@
-"""Where a model of a pool stands, and how it may move on."""
+"""The states of a model in a pool, and the moves between them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NEXT: dict[ModelState, frozenset[ModelState]] = {
     ModelState.UNLOADING: frozenset({ModelState.UNLOADED}),
     ModelState.FAILED: frozenset({ModelState.LOADING}),
 }
-# A model in one of these has memory, or is about to.
+# A model in one of these states has memory, or is about to get some.
 HOLDING = frozenset({ModelState.LOADING, ModelState.READY, ModelState.UNLOADING})
 
 
-def check_move(now: ModelState, then: ModelState) -> None:
-    """Raises IllegalTransition unless the table has it."""
-    if then not in NEXT[now]:
-        raise IllegalTransition("a model", now, then)
+def check_move(before: ModelState, after: ModelState) -> None:
+    """Raises IllegalTransition for a move that the table does not have."""
+    if after not in NEXT[before]:
+        raise IllegalTransition("a model", before, after)

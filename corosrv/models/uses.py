@@ -1,4 +1,4 @@
-"""Who uses a model right now: jobs that live, calls under way."""
+"""Counts the uses of a model: jobs that are alive, and calls under way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Uses:
     """Counts uses. All of it under the pool's lock, but for a use's end, which may come from anywhere.
 
     Things that are used until they are dropped (readers, vocabularies) may be dropped by the garbage collector, in
-    any thread and in the middle of anything: so an end takes no lock, it is put down and counted later.
+    any thread and in the middle of anything: so the end of a use takes no lock, it is noted and counted later.
     """
 
     def __init__(self, on_idle: Callable[[], None]) -> None:
@@ -31,11 +31,11 @@ class Uses:
         return self._n_begun > 0
 
     def begin(self) -> None:
-        """One more, until somebody calls `end`."""
+        """Counts a use that lasts until end() is called."""
         self._n_begun += 1
 
     def until_dropped(self, thing: object) -> None:
-        """Used for as long as `thing` lives."""
+        """Counts a use that lasts as long as `thing` lives."""
         self._n_begun += 1
         self._alive.add(weakref.ref(thing, self._dropped))
 
@@ -44,7 +44,7 @@ class Uses:
         self.end()
 
     def end(self) -> None:
-        """Any thread, at any moment."""
+        """Ends a use that begin() counted. Any thread, at any moment."""
         self.idle_since = time.monotonic()
         self._ended.append(None)
         if len(self._ended) == self._n_begun:

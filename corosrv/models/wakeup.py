@@ -1,4 +1,4 @@
-"""A bell that anybody may ring, and one waits for."""
+"""Wakes one waiter, from any thread."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from corosrv.errors import NoDescriptor
 from corosrv.waits import TimedOut, wait_readable
 
 
-class Bell:
-    """Rung from any thread, also by the garbage collector; heard by a greenlet, which lets others run, or a thread.
+class Wakeup:
+    """Wakes a greenlet or a thread that waits; may be set from any thread, also by the garbage collector.
 
-    Rings while nobody waits are heard by the next wait, as one. Unless it is closed, its descriptor lives
-    as long as whoever may ring it.
+    Calls of set() while nobody waits end the next wait, all together. Unless close() is called, the descriptor lives
+    as long as the object.
     """
 
     _fd = -1
 
     def __init__(self) -> None:
-        """Raises NoDescriptor when the process may not open another one."""
+        """Raises NoDescriptor when the process has no file descriptor left."""
         try:
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as error:
             raise NoDescriptor("no file descriptor is left to wait for a model: raise the limit (ulimit -n)") from error
 
-    def ring(self) -> None:
+    def set(self) -> None:
         os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout: float | None) -> None:
-        """Returns when it was rung, or after `timeout` seconds. Waits."""
+        """Waits until set() is or was called, or for `timeout` seconds."""
         try:
             wait_readable(self._fd, timeout)
         except TimedOut:
@@ -36,7 +36,7 @@ class Bell:
         os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        """By its owner, when nobody can ring it any more. Twice is harmless."""
+        """Closes the descriptor; nobody may call set() any more. Twice is harmless."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
