@@ -4,6 +4,8 @@ VENV   ?= .venv
 HOST   ?= 127.0.0.1
 PORT   ?= 8080
 
+JOBS     ?= $(shell nproc)
+
 BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CLIENTS  := $(VENV)/clients/.installed
@@ -20,8 +22,12 @@ install: $(INSTALLED)
 run: $(INSTALLED)
 	$(BIN)/corosrv serve --host $(HOST) --port $(PORT)
 
+# The tests of one file run one after the other, files on all processors. A native test that cannot be built here fails,
+# or is skipped, in its turn and says why.
 test: $(INSTALLED) $(CLIENTS)
-	$(BIN)/python -m pytest $(PYTEST)
+	@echo "corosrv: building the native tests, plain and under sanitizers (about 4 minutes on 2 cores, the first time)"
+	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
+	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py

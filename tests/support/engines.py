@@ -29,8 +29,11 @@ def packaged_model() -> str:
 
 @contextmanager
 def opened(**chosen: Any) -> Iterator[Engine]:
-    """An open engine, closed at the end; synthetic unless `model` says otherwise."""
-    engine = Engine(ModelSettings(**{"model": FAST, "slots": 4, "ctx": 512, "threads": 2, **chosen}))
+    """An open engine, closed at the end; synthetic unless `model` says otherwise.
+
+    One thread computes: two wait for each other where other tests compute too.
+    """
+    engine = Engine(ModelSettings(**{"model": FAST, "slots": 4, "ctx": 512, "threads": 1, **chosen}))
     try:
         engine.open()
         yield engine

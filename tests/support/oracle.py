@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,12 @@ class Oracle:
 def oracle() -> Iterator[Oracle]:
     """Built if need be."""
     built = subprocess.run(
-        ["make", "-s", "oracle"], cwd=NATIVE, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False
+        ["make", "-s", f"-j{os.cpu_count() or 1}", "oracle"],
+        cwd=NATIVE,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT,
+        check=False,
     )
     assert built.returncode == 0, built.stderr
     process = subprocess.Popen([NATIVE / "build" / "oracle"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
