@@ -315,6 +315,37 @@ TEST("a deterministic product with experts gives a row the same bits alone and a
   }
 }
 
+// Three heads of 64 numbers, for which ggml's recurrences are written, go through them one token after the other.
+Tensors recurrences(ggml_context* context, ggml_tensor* input) {
+  constexpr int64_t kHeads = 3, kSize = 64;
+  const int64_t n = input->ne[1];
+  ggml_tensor* small = ggml_scale(context, ggml_concat(context, input, input, 0), 0.1f);
+  ggml_tensor* x = ggml_reshape_3d(context, small, kSize, kHeads, n);
+  ggml_tensor* gate = ggml_cont(context, ggml_view_3d(context, x, 1, kHeads, n, x->nb[1], x->nb[2], 0));
+  ggml_tensor* first = ggml_cont(context, ggml_view_2d(context, small, kSize, kHeads, x->nb[1], 0));
+  ggml_tensor* states = ggml_repeat_4d(context, first, kSize, kHeads, kSize, 1);
+  ggml_tensor* state = ggml_reshape_2d(context, states, kSize * kSize * kHeads, 1);
+  ggml_tensor* matrices = ggml_reshape_4d(context, states, kSize, kSize, kHeads, 1);
+
+  Tensors outputs;
+  for (ggml_tensor* result :
+       {ggml_rwkv_wkv6(context, x, x, x, first, x, state), ggml_rwkv_wkv7(context, x, x, x, x, x, x, state),
+        ggml_gated_linear_attn(context, x, x, x, x, state, 0.25f),
+        ggml_gated_delta_net(context, x, x, x, gate, gate, matrices, 1)}) {
+    // Behind the outputs lies the new state.
+    outputs.push_back(ggml_cont(context, ggml_view_1d(context, result, kSize * kHeads * n, 0)));
+  }
+  return outputs;
+}
+
+TEST("recurrences give a token the same bits whatever tokens follow") {
+  GraphKernels kernels(kDeterministic);
+  Machine machine(&kernels);
+
+  check_rows_alone_and_together(machine, recurrences);
+  CHECK_EQ(kernels.violation(), "");
+}
+
 TEST("an operation that looks at its neighbours breaks the promise, and is named") {
   GraphKernels kernels(kDeterministic);
   Machine machine(&kernels);
