@@ -8,35 +8,33 @@ from corosrv import structured
 from corosrv.chat.conversation import JsonFormat
 from corosrv.chat.formats import ToolFormat
 from corosrv.chat.tools import NO_ARGUMENTS, Tool, name_of, parameters_of
+from corosrv.generation.schemas import effort
+from corosrv.structured import Effort, SchemaLimits
 from corosrv.structured.grammar.gbnf import Rules, char_set, either, literal, sequence
-from corosrv.turns import Turns
 
 # A model that cannot stop calling would go on until its tokens end, in the middle of a call.
 _MOST_CALLS = 16
 
 
-def json_rules(answer_format: JsonFormat) -> Rules:
-    """A JSON answer. Raises Refused for a schema that cannot be used."""
+def json_rules(answer_format: JsonFormat, limits: SchemaLimits) -> Rules:
+    """Makes rules for a JSON answer. Raises Refused for a schema that cannot be used."""
     if answer_format.schema is None:
-        return structured.any_object_rules()
-    return structured.fragment(answer_format.schema, answer_format.param, "answer", effort=_effort())
+        return structured.any_object_rules(limits)
+    return structured.fragment(answer_format.schema, answer_format.param, "answer", limits, effort(limits))
 
 
-def _effort() -> structured.Effort:
-    """Lets others run meanwhile."""
-    return structured.Effort(give_way=Turns().give_way)
-
-
-def call_rules(tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel: bool, schema_param: str) -> Rules:
-    """One call of one of these tools, or several; each comes with its number in the request.
+def call_rules(
+    tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel: bool, schema_param: str, limits: SchemaLimits
+) -> Rules:
+    """Makes rules for one call of one of these tools, or several; each tool comes with its number in the request.
 
     `schema_param`: where schemas stand, with {} for the number. Raises Refused for a schema that cannot be used.
     """
     bodies: dict[str, str] = {}
     calls = {}
-    effort = _effort()
+    one_effort = effort(limits)
     for number, tool in tools:
-        arguments = _arguments(tool, number, schema_param, effort)
+        arguments = _arguments(tool, number, schema_param, limits, one_effort)
         bodies |= arguments.bodies
         before = literal(form.head + name_of(tool) + form.middle)
         calls[f"call-{number}"] = f'{before} {arguments.start} "}}"'
@@ -50,12 +48,12 @@ def call_rules(tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel:
     return Rules("calls", bodies)
 
 
-def _arguments(tool: Tool, number: int, schema_param: str, effort: structured.Effort) -> Rules:
+def _arguments(tool: Tool, number: int, schema_param: str, limits: SchemaLimits, effort: Effort) -> Rules:
     schema = parameters_of(tool)
     if schema == NO_ARGUMENTS:
-        # Anything is valid for this schema. Whoever sends it, or none, means a function that takes nothing.
+        # Clients send this schema, or none at all, for a function without arguments.
         return Rules("none", {"none": literal("{}")})
-    return structured.fragment(schema, schema_param.format(number), f"tool{number}", effort=effort)
+    return structured.fragment(schema, schema_param.format(number), f"tool{number}", limits, effort)
 
 
 def free_rules(begin: str) -> Rules:

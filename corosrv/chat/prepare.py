@@ -13,19 +13,18 @@ from corosrv.chat.formats import FORMATS, ToolFormat
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.tools import Tool, checked, name_of
 from corosrv.errors import NotOffered, Refused
+from corosrv.generation.schemas import schema_limits
 from corosrv.jobs import Job, Messages, ModelCard, Sampling
 from corosrv.structured.grammar.gbnf import Rules, either, grammar, sequence
-
-_MAX_GRAMMAR = 64 * 1024  # bytes that the engine compiles
 
 
 def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     """Raises Refused for what this model cannot do, and for what contradicts itself."""
     plan = _Plan.of(conversation, card)
     plan.check()
-    job = conversation.job
+    job, prompt = conversation.job, plan.prompt
     if plan.changes_prompt:
-        prompt = replace(plan.prompt, tools=plan.tools, template_arguments=plan.template_arguments)
+        prompt = replace(prompt, tools=plan.tools, template_arguments=plan.template_arguments)
         job = replace(job, prompts=(prompt,), sampling=plan.sampling())
     elif (sampling := plan.sampling()) is not job.sampling:
         job = replace(job, sampling=sampling)
@@ -109,24 +108,32 @@ class _Plan:
         may_be_text = bool(self.tools) and not self.is_forced and self.conversation.answer_format is None
         if may_be_text and not self.form.is_alone:
             # Text and thoughts are free, up to the marker of a call.
-            whole = grammar(answers[0].start, *answers)
-            return replace(sampling, grammar=self._checked(whole), grammar_triggers=self.form.markers)
+            text = self._checked(grammar(answers[0].start, *answers))
+            triggers = self.form.markers
+            return replace(sampling, grammar=text, grammar_param=self._schema_param, grammar_triggers=triggers)
         if may_be_text:
             answers.append(answer_grammar.free_rules(self.form.markers[0][0]))
         thoughts = self._thoughts()
         root = sequence(*(rules.start for rules in thoughts), either(rules.start for rules in answers))
-        return replace(sampling, grammar=self._checked(grammar(root, *thoughts, *answers)))
+        text = self._checked(grammar(root, *thoughts, *answers))
+        return replace(sampling, grammar=text, grammar_param=self._schema_param)
+
+    @property
+    def _schema_param(self) -> str:
+        """The field whose schemas the grammar is made from, for errors."""
+        answer_format = self.conversation.answer_format
+        return "tools" if self.tools or answer_format is None else answer_format.param
 
     def _answers(self) -> Iterator[Rules]:
-        """What an answer may be, of all that has a form."""
-        asked = self.conversation
+        """Yields the rules of each form that an answer may have."""
+        asked, limits = self.conversation, schema_limits(self.card)
         if self.tools:
             name = asked.tool_choice.name
             chosen = [(number, tool) for number, tool in enumerate(self.tools) if name in (None, name_of(tool))]
             is_parallel = asked.parallel_calls and name is None
-            yield answer_grammar.call_rules(chosen, self.form, is_parallel, asked.places.schema)
+            yield answer_grammar.call_rules(chosen, self.form, is_parallel, asked.places.schema, limits)
         if asked.answer_format is not None and not self.is_forced:
-            yield answer_grammar.json_rules(asked.answer_format)
+            yield answer_grammar.json_rules(asked.answer_format, limits)
 
     def _thoughts(self) -> list[Rules]:
         if not self.may_think or self.card.reasoning_tags is None:
@@ -134,8 +141,9 @@ class _Plan:
         return [answer_grammar.thought_rules(self.card.reasoning_tags, self.card.opens_reasoning)]
 
     def _checked(self, text: str) -> str:
-        if len(text.encode()) > _MAX_GRAMMAR:
-            param = "tools" if self.tools else "response_format"
+        """Returns a grammar that the engine compiles. Raises Refused for schemas that are too large together."""
+        if len(text.encode()) > self.card.grammar_bytes:
+            param = self._schema_param
             raise Refused(f"{param}: the schemas together are too large: ask for fewer or simpler values", param)
         return text
 

@@ -19,7 +19,7 @@ from corosrv.engine.slot_keeper import SlotKeeper
 from corosrv.engine.slots import TaskNotes
 from corosrv.engine.tasks import TaskMaker, owner_of
 from corosrv.engine.vocabulary import EngineVocabulary
-from corosrv.jobs import Adapter, AnyJob, ModelCard, SlotFile, SlotState, State
+from corosrv.jobs import Adapter, AnyJob, Job, ModelCard, SlotFile, SlotState, State
 from corosrv.jobs.stats import DecodeStats
 from corosrv.settings import ModelSettings, Settings
 
@@ -160,7 +160,10 @@ class Engine:
         """
         model = self._model()
         tasks = model.maker.make(job)
-        native = model.native.submit(tasks)
+        try:
+            native = model.native.submit(tasks)
+        except errors.InvalidGrammar as error:
+            raise error.about(job.sampling.grammar_param) if isinstance(job, Job) else error from None
         if native.fd < 0:
             self._shortage.count()
         return Reader(native, len(tasks))

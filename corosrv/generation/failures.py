@@ -13,11 +13,17 @@ _KINDS: dict[str, type[JobFailed]] = {
     **dict.fromkeys(("server_shutting_down", "queue_timeout"), JobPutOff),
 }
 
+# Clients that sent a schema know of no grammar.
+_WORDS = {
+    "grammar_dead_end": "no token of this model continues the answer in the form that it must have",
+    "grammar_too_slow": "the form that the answer must have is too ambiguous to be followed",
+}
+
 
 def failure_of(chunk: Chunk) -> JobFailed | None:
     """Returns why a terminal chunk's task failed, or None where it did not."""
     if chunk.finish is Finish.ERROR:
-        return _KINDS.get(chunk.code, JobFailed)(chunk.text, chunk.code or None)
+        return _KINDS.get(chunk.code, JobFailed)(_WORDS.get(chunk.code, chunk.text), chunk.code or None)
     return JobFailed("the request was cancelled") if chunk.finish is Finish.CANCELLED else None
 
 

@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from corosrv.decoding.text import check_text
 from corosrv.errors import Refused
-from corosrv.jobs import SAMPLERS, Job, Prompt, Sampling
-from corosrv.structured import Effort, grammar_of
-from corosrv.turns import Turns
+from corosrv.generation.schemas import effort, schema_limits
+from corosrv.jobs import SAMPLERS, Job, ModelCard, Prompt, Sampling
+from corosrv.structured import grammar_of
 
 MAX_STOPS = 64
 MAX_BIASES = 1024
@@ -160,8 +160,8 @@ def job(
     )
 
 
-def with_schema(job: Job, schema: dict[str, Any] | bool | None) -> Job:
-    """The same job, whose whole text is JSON that is valid for `schema`, if there is one. Raises Refused.
+def with_schema(job: Job, schema: dict[str, Any] | bool | None, card: ModelCard) -> Job:
+    """Makes the whole text of a job JSON that is valid for `schema`, if there is one. Raises Refused.
 
     Gives way to others where the schema is large.
     """
@@ -169,8 +169,9 @@ def with_schema(job: Job, schema: dict[str, Any] | bool | None) -> Job:
         return job
     if job.sampling.grammar:
         raise Refused("grammar and json_schema contradict each other: send one of them", "json_schema")
-    grammar = grammar_of(schema, "json_schema", effort=Effort(give_way=Turns().give_way))
-    return replace(job, sampling=replace(job.sampling, grammar=grammar))
+    limits = schema_limits(card)
+    grammar = grammar_of(schema, "json_schema", limits, effort(limits))
+    return replace(job, sampling=replace(job.sampling, grammar=grammar, grammar_param="json_schema"))
 
 
 def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> int | None:

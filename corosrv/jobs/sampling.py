@@ -32,6 +32,7 @@ class Sampling:
     # Token id, or a text for all its tokens; and what is added to the logit: -inf bans it.
     logit_bias: tuple[tuple[int | str, float], ...] = ()
     grammar: str = ""  # GBNF that the text follows; empty: any text
+    grammar_param: str = "grammar"  # the client's field that the grammar comes from, for errors
     grammar_triggers: tuple[str, ...] = ()  # the grammar begins with the first of these in the text; (): at once
     top_n_sigma: float = -1.0  # -1 is off
     xtc_probability: float = 0.0

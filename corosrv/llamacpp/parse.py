@@ -45,7 +45,7 @@ def _call(
 ) -> Call:
     # Read here, because the answer shows what became of them.
     read = tuple(Tokens(tuple(vocabulary.encode(one, i, len(asked)))) for i, one in enumerate(asked))
-    job = _job(body, read, defaults)
+    job = _job(body, read, defaults, card)
     form = NativeForm.of(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
     )
@@ -58,7 +58,7 @@ def _call(
     return Call(job, options.stream, NativeAnswer(options))
 
 
-def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
+def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
     n_probs = body.n_probs or 0
@@ -78,7 +78,7 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
         n_probs=n_probs if has_tokens else -1,
         post_sampling_probs=post_sampling,
     )
-    return fields.with_schema(job, body.json_schema)
+    return fields.with_schema(job, body.json_schema, card)
 
 
 def _token_or_text(key: str) -> int | str:

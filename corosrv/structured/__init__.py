@@ -1,7 +1,19 @@
-"""JSON schemas to GBNF: the texts of the grammar are the JSON values that are valid for the schema.
+"""JSON schemas to GBNF grammars, for answers that are valid by construction.
 
-Knows no HTTP and no engine: values in, text out. What a grammar cannot hold is refused by name, so that an answer that
-is complete is valid.
+The contract:
+
+- Sound: every text of the grammar is JSON and valid for the schema (draft 2020-12; `format` and `pattern` included). So
+  an answer that comes to its end validates. One that the token limit cuts off is the beginning of a valid text.
+- Not complete: not every valid value is a text of the grammar. Properties come in the schema's order, the named ones
+  before others. Objects, arrays, strings and numbers that the schema leaves open are bounded by `SchemaLimits`; white
+  space is bounded, too.
+- Refused by name: what no grammar can enforce (`not`, remote references, look-ahead in patterns, ...) raises
+  InvalidSchema with a pointer to the place, and is never ignored. So is a schema over a limit. Annotations are ignored.
+- Bounded: converting takes at most `SchemaLimits.seconds` of the processor for all schemas of a request, and memory in
+  proportion to `SchemaLimits.grammar_bytes`. The same schema is converted once, and then kept in a cache.
+- Pure: values in, text out. Knows no HTTP and no engine, and waits only in `Effort.check`, where its caller says so.
+
+The rooms: `schema` checks and converts schemas, `patterns` converts regular expressions, `grammar` writes rules.
 """
 
 from __future__ import annotations
@@ -11,19 +23,19 @@ from typing import Any
 from corosrv.structured.effort import Effort
 from corosrv.structured.grammar.gbnf import Rules, grammar
 from corosrv.structured.grammar.rule_book import RuleBook
-from corosrv.structured.limits import DEFAULT, Limits
+from corosrv.structured.limits import DEFAULT_LIMITS, SchemaLimits
 from corosrv.structured.schema.anything import Anything
 from corosrv.structured.schema.cache import RulesCache
 from corosrv.structured.schema.check import check
 from corosrv.structured.schema.convert import convert
 
-__all__ = ["Effort", "Limits", "Rules", "any_object_rules", "fragment", "grammar", "grammar_of"]
+__all__ = ["Effort", "Rules", "SchemaLimits", "any_object_rules", "fragment", "grammar", "grammar_of"]
 
 _cache = RulesCache()
 
 
 def grammar_of(
-    schema: dict[str, Any] | bool, param: str, limits: Limits = DEFAULT, effort: Effort | None = None
+    schema: dict[str, Any] | bool, param: str, limits: SchemaLimits = DEFAULT_LIMITS, effort: Effort | None = None
 ) -> str:
     """GBNF whose texts are valid for the schema. Raises InvalidSchema, which names `param` and the place in it.
 
@@ -34,7 +46,11 @@ def grammar_of(
 
 
 def fragment(
-    schema: dict[str, Any] | bool, param: str, prefix: str, limits: Limits = DEFAULT, effort: Effort | None = None
+    schema: dict[str, Any] | bool,
+    param: str,
+    prefix: str,
+    limits: SchemaLimits = DEFAULT_LIMITS,
+    effort: Effort | None = None,
 ) -> Rules:
     """The same as rules to be built into another grammar, with `gbnf.grammar`. Raises InvalidSchema.
 
@@ -47,7 +63,7 @@ def fragment(
     return _cache.get(schema, f"{prefix} {limits}", lambda: convert(schema, param, prefix, limits, spent))
 
 
-def any_object_rules(limits: Limits = DEFAULT) -> Rules:
+def any_object_rules(limits: SchemaLimits = DEFAULT_LIMITS) -> Rules:
     """Any JSON object."""
     book = RuleBook("json", "", limits)
     return book.rules_from(Anything(book, limits).object())

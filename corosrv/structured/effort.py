@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from corosrv.errors import InvalidSchema
 from corosrv.processor import thread_seconds
-from corosrv.structured.limits import DEFAULT, Limits
+from corosrv.structured.limits import DEFAULT_LIMITS, SchemaLimits
 
 
 class Effort:
@@ -19,7 +19,7 @@ class Effort:
 
     __slots__ = ("_end", "_give_way", "_seconds")
 
-    def __init__(self, limits: Limits = DEFAULT, give_way: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limits: SchemaLimits = DEFAULT_LIMITS, give_way: Callable[[], bool] = lambda: False) -> None:
         """`give_way` is called again and again, may let others run, and says whether it did."""
         self._seconds = limits.seconds
         self._give_way = give_way

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchemaLimits:
     """What is refused before it costs anything, and what ends an answer that the schema would let go on for ever."""
 
     # Over these, a schema is refused.
@@ -32,4 +32,4 @@ class Limits:
     value_depth: int = 5  # objects and arrays in each other, where any value may stand
 
 
-DEFAULT = Limits()
+DEFAULT_LIMITS = SchemaLimits()

@@ -270,3 +270,48 @@ def test_the_beginning_of_a_continued_message_comes_back_where_it_is_asked_for(e
     _, parser = prepare(Conversation(Job((prompt,)), echo=echo), CARD)
 
     assert "".join(part.text for part in parser.parts([Chunk(0, "dark", 1)]) if isinstance(part, Text)) == text
+
+
+LONG_LIST = {"enum": [f"value number {number}" for number in range(900)]}
+SHORT_LIST = {"enum": ["yes", "no"]}
+FIELD = "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"answer_format": JsonFormat(LONG_LIST, FIELD)}, FIELD),
+        ({"tools": (tool("pick", None, {"type": "object", "properties": {"one": LONG_LIST}}),)}, "tools[0]"),
+    ],
+)
+def test_a_schema_is_bound_by_the_limit_of_the_model_and_named_as_the_client_knows_it(asked: Any, param: str):
+    small, large = (dataclasses.replace(CARD, grammar_bytes=size) for size in (4_000, 100_000))
+
+    prepare(conversation(**asked), large)
+    with pytest.raises(Refused) as refused:
+        prepare(conversation(**asked), small)
+
+    assert (refused.value.param or "").startswith(param)
+    assert "4000 bytes" in str(refused.value)
+    assert "grammar" not in str(refused.value)
+
+
+def test_schemas_that_are_too_large_together_are_named_as_the_client_knows_them():
+    tools = tuple(tool(f"pick{number}", None, {"properties": {"one": SHORT_LIST}}) for number in range(40))
+    small = dataclasses.replace(CARD, grammar_bytes=4_000)
+
+    with pytest.raises(Refused, match="too large") as refused:
+        prepare(conversation(tools), small)
+
+    assert refused.value.param == "tools"
+    assert "grammar" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [({"answer_format": JsonFormat(SHORT_LIST, FIELD)}, FIELD), ({"tools": TOOLS, "tool_choice": FORCED}, "tools")],
+)
+def test_a_grammar_knows_the_field_that_it_comes_from(asked: Any, param: str):
+    job, _ = prepare(conversation(**asked), CARD)
+
+    assert job.sampling.grammar_param == param

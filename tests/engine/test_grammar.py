@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.engine import Engine
-from corosrv.errors import InvalidGrammar
+from corosrv.errors import InvalidGrammar, InvalidSchema
 from corosrv.jobs import Finish, Job, Sampling
 from tests.support.engines import GREEDY, answer, job, opened, packaged_model, read_all, text_of
 from tests.support.grammars import JSON_OBJECT
@@ -71,6 +71,23 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_its_place(engine: Engine,
 
     assert words in str(refused.value)
     assert (refused.value.param, refused.value.code) == ("grammar", "invalid_grammar")
+
+
+def test_a_grammar_made_from_a_schema_is_refused_under_the_name_of_the_schema(engine: Engine) -> None:
+    deep = replace(GREEDY, grammar_param="response_format.json_schema.schema")
+
+    with pytest.raises(InvalidSchema) as refused:
+        engine.submit(asked("x", "root ::= " + "(" * 200 + '"a"' + ")" * 200, deep))
+
+    assert refused.value.param == "response_format.json_schema.schema"
+    assert "grammar" not in str(refused.value)
+
+
+def test_the_card_has_the_limits_that_the_operator_set() -> None:
+    with opened(grammar_bytes=1000, grammar_rules=50, grammar_repetitions=30) as engine:
+        card = engine.card(None)
+
+    assert (card.grammar_bytes, card.grammar_rules, card.grammar_repetitions) == (1000, 50, 30)
 
 
 def test_a_grammar_that_nothing_can_follow_ends_its_own_job_only(engine: Engine) -> None:

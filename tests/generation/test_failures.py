@@ -31,7 +31,11 @@ class TextAnswer:
     ("chunk", "kind", "words"),
     [
         (Chunk(0, "the model broke", 0, Finish.ERROR), JobFailed, "the model broke"),
-        (Chunk(0, "no token fits", 0, Finish.ERROR, code="grammar_dead_end"), JobRefused, "no token fits"),
+        (
+            Chunk(0, "grammar_dead_end: x", 0, Finish.ERROR, code="grammar_dead_end"),
+            JobRefused,
+            "no token of this model continues the answer in the form that it must have",
+        ),
         (Chunk(0, "stopping", 0, Finish.ERROR, code="server_shutting_down"), JobPutOff, "stopping"),
         (Chunk(0, "", 0, Finish.CANCELLED), JobFailed, "the request was cancelled"),
     ],

@@ -13,12 +13,12 @@ from corosrv import structured
 from corosrv.chat import answer_grammar
 from corosrv.chat.formats import FORMATS
 from corosrv.errors import InvalidSchema
-from corosrv.structured import Effort, Limits
-from corosrv.structured.limits import DEFAULT
+from corosrv.structured import Effort, SchemaLimits
+from corosrv.structured.limits import DEFAULT_LIMITS
 from corosrv.structured.schema.check import check
 from corosrv.turns import Turns
 
-LIMITS = Limits(seconds=0.02)
+LIMITS = SchemaLimits(seconds=0.02)
 
 
 def chain(link: Callable[[dict[str, str]], dict[str, Any]]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_many_tools_take_no_longer_than_one() -> None:
 
     began = time.thread_time()
     with pytest.raises(InvalidSchema, match="processor time"):
-        answer_grammar.call_rules(tools, FORMATS["hermes"], True, "tools[{}]")
+        answer_grammar.call_rules(tools, FORMATS["hermes"], True, "tools[{}]", SchemaLimits())
     assert time.thread_time() - began < 2
 
 
@@ -89,7 +89,7 @@ def test_a_value_no_float_step_divides_is_compared_all_the_same() -> None:
 
 
 def test_others_run_while_a_schema_is_worked_on() -> None:
-    limits = Limits(seconds=0.1)
+    limits = SchemaLimits(seconds=0.1)
     ticks: list[float] = []
 
     def tick() -> None:
@@ -107,7 +107,7 @@ def test_others_run_while_a_schema_is_worked_on() -> None:
 
 
 def test_what_others_compute_meanwhile_is_no_effort() -> None:
-    limits = Limits(seconds=0.05)
+    limits = SchemaLimits(seconds=0.05)
 
     def others() -> bool:
         began = time.thread_time()
@@ -128,6 +128,6 @@ def test_a_schema_that_is_as_large_as_it_may_be_gives_way_while_it_is_checked() 
         n_looks += 1
         return False
 
-    check({"prefixItems": [{} for _ in range(19_000)]}, "schema", DEFAULT, look)
+    check({"prefixItems": [{} for _ in range(19_000)]}, "schema", DEFAULT_LIMITS, look)
 
     assert n_looks > 500

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from corosrv import structured
 from corosrv.errors import InvalidSchema
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from tests.support.oracle import Oracle, oracle
 from tests.support.sentences import Sentences
 
@@ -236,7 +236,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"pattern": "^abc$", "maxLength": 2}, "its shortest text has 3 characters"),
     ({"pattern": "^abc$", "minLength": 4}, "minLength"),
     # Patterns.
-    ({"pattern": "a(?=b)"}, "look-ahead ((?=...) cannot be held by a grammar at character 2"),
+    ({"pattern": "a(?=b)"}, "look-ahead ((?=...) cannot be enforced at character 2"),
     ({"pattern": "(?<!a)b"}, "look-behind"),
     ({"pattern": r"(a)\1"}, "back-references"),
     ({"pattern": r"\bword"}, "word boundaries"),
@@ -315,7 +315,7 @@ def test_a_schema_at_the_limits_is_taken(judge: Oracle) -> None:
 
 
 def test_limits_are_what_they_are_set_to() -> None:
-    limits = Limits(properties=2, enum=1, depth=3)
+    limits = SchemaLimits(properties=2, enum=1, depth=3)
 
     for schema in (props(a={}, b={}, c={}), {"enum": [1, 2]}, deep(4)):
         with pytest.raises(InvalidSchema):

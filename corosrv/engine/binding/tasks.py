@@ -27,7 +27,15 @@ _SAMPLERS = dict(
 )  # fmt: skip
 # Fields that are the same here and there; cffi refuses names that the C struct does not have.
 _TASK = ("max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress")
-_TRANSLATED = ("seed", "logit_bias", "grammar", "grammar_triggers", "dry_sequence_breakers", "samplers")
+_TRANSLATED = (
+    "seed",
+    "logit_bias",
+    "grammar",
+    "grammar_param",
+    "grammar_triggers",
+    "dry_sequence_breakers",
+    "samplers",
+)
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name not in _TRANSLATED)
 _BREAKERS = Sampling().dry_sequence_breakers
 _FEW = 64  # that are taken without anybody noticing

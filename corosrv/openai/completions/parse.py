@@ -18,7 +18,7 @@ def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard
     """Checks a text completion. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
-    job = _job(body, _with_suffix(body, asked, vocabulary), defaults)
+    job = _job(body, _with_suffix(body, asked, vocabulary), defaults, card)
     options = AnswerOptions.of(
         body,
         n=body.n or 1,
@@ -31,7 +31,7 @@ def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard
     return Call(job, options.stream, TextAnswer(job, card, options))
 
 
-def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults) -> Job:
+def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
     n_tried = _n_tried(body)
     job = fields.job(
         body,
@@ -43,7 +43,7 @@ def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: field
         post_sampling_probs=bool(body.post_sampling_probs),
         scores_prompt=body.logprobs is not None and bool(body.echo),
     )
-    return fields.with_schema(job, body.json_schema)
+    return fields.with_schema(job, body.json_schema, card)
 
 
 def _n_probs(body: schema.CompletionBody, n_tried: int) -> int:

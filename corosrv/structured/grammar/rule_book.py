@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from corosrv.errors import InvalidSchema
 from corosrv.structured.grammar.ending import endless
 from corosrv.structured.grammar.gbnf import SHARED_PREFIX, Rules, repeated, sequence
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 
 CHUNK = 32
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
@@ -39,7 +39,7 @@ class Namer(ABC):
 class RuleBook(Namer):
     """Rules under one prefix. What goes over the limits is refused as soon as it does."""
 
-    def __init__(self, prefix: str, param: str, limits: Limits) -> None:
+    def __init__(self, prefix: str, param: str, limits: SchemaLimits) -> None:
         self._prefix = prefix
         self._param = param
         self._limits = limits
@@ -82,7 +82,8 @@ class RuleBook(Namer):
             self._refuse(f"{self._limits.rules} rules")
 
     def _refuse(self, what: str) -> None:
-        raise InvalidSchema("#", f"its grammar takes more than {what}; ask for fewer or simpler values", self._param)
+        too_much = f"takes more than {what} once it is compiled; ask for fewer or simpler values"
+        raise InvalidSchema("#", too_much, self._param)
 
     def endless(self) -> set[str]:
         """Rules that no text ever comes to the end of."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corosrv.structured.grammar.chars import ANY, Chars
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.patterns.tree import Choice, Edge, Node, One, PatternError, Repeat, Sequence, repeat
 
 _DIGITS = Chars.of([(ord("0"), ord("9"))])
@@ -55,7 +55,7 @@ class _Parser:
     """Recursive descent, as deep as the limits say."""
 
     text: str
-    limits: Limits
+    limits: SchemaLimits
     position: int = 0
     depth: int = 0
     n_edges: int = field(default=0)
@@ -122,7 +122,7 @@ class _Parser:
         start = self.position
         for opening, name in _REFUSED_GROUPS.items():
             if self.text.startswith(opening, start):
-                raise self.error(f"{name} ({opening}...) cannot be held by a grammar", start)
+                raise self.error(f"{name} ({opening}...) cannot be enforced", start)
         self.position += 1
         if self.skip("?") and not self.skip(":"):
             self.group_name(start)
@@ -230,7 +230,7 @@ class _Parser:
         if char in _CLASSES:
             return _CLASSES[char]
         if char in _REFUSED_ESCAPES:
-            raise self.error(f"{_REFUSED_ESCAPES[char]} (\\{char}) cannot be held by a grammar", start)
+            raise self.error(f"{_REFUSED_ESCAPES[char]} (\\{char}) cannot be enforced", start)
         code = self.escaped_code(char, start)
         if code not in ANY:
             raise self.error("half of a surrogate pair, or no character", start)
@@ -263,7 +263,7 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def parse(text: str, limits: Limits) -> Node:
+def parse(text: str, limits: SchemaLimits) -> Node:
     """The texts in which the pattern is found somewhere, as JSON schemas have it. Raises PatternError."""
     if len(text) > limits.pattern_chars:
         raise PatternError(f"it has {len(text)} characters, and at most {limits.pattern_chars} are taken")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.patterns.parse import parse
 from corosrv.structured.patterns.tree import Check, PatternError, matches
 from corosrv.structured.schema.check import is_whole
@@ -24,7 +24,7 @@ def type_of(value: Any) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def admits(schema: Schema, value: Any, limits: Limits, flat: Flat, check: Check) -> bool:
+def admits(schema: Schema, value: Any, limits: SchemaLimits, flat: Flat, check: Check) -> bool:
     """Raises Undecided, and what `check` does. As deep as the value is nested."""
     check()
     kind = type_of(value)
@@ -54,7 +54,7 @@ def _admits_number(schema: Schema, value: float) -> bool:
     )
 
 
-def _admits_string(schema: Schema, value: str, limits: Limits, check: Check) -> bool:
+def _admits_string(schema: Schema, value: str, limits: SchemaLimits, check: Check) -> bool:
     if not _is_count_within(schema, len(value), "Length"):
         return False
     if "pattern" not in schema:
@@ -65,7 +65,7 @@ def _admits_string(schema: Schema, value: str, limits: Limits, check: Check) -> 
         raise Undecided("pattern") from None
 
 
-def _admits_array(schema: Schema, value: list[Any], limits: Limits, flat: Flat, check: Check) -> bool:
+def _admits_array(schema: Schema, value: list[Any], limits: SchemaLimits, flat: Flat, check: Check) -> bool:
     first = schema.get("prefixItems", [])
     schemas = [*first, *[schema.get("items", True)] * (len(value) - len(first))]
     return _is_count_within(schema, len(value), "Items") and all(
@@ -73,7 +73,7 @@ def _admits_array(schema: Schema, value: list[Any], limits: Limits, flat: Flat, 
     )
 
 
-def _admits_object(schema: Schema, value: dict[str, Any], limits: Limits, flat: Flat, check: Check) -> bool:
+def _admits_object(schema: Schema, value: dict[str, Any], limits: SchemaLimits, flat: Flat, check: Check) -> bool:
     if "patternProperties" in schema:
         raise Undecided("patternProperties")
     known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
@@ -84,7 +84,7 @@ def _admits_object(schema: Schema, value: dict[str, Any], limits: Limits, flat: 
     )
 
 
-def _admits_inner(schema: Any, value: Any, limits: Limits, flat: Flat, check: Check) -> bool:
+def _admits_inner(schema: Any, value: Any, limits: SchemaLimits, flat: Flat, check: Check) -> bool:
     try:
         return admits(flat(schema), value, limits, flat, check)
     except Impossible:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corosrv.structured.grammar.gbnf import repeated
 from corosrv.structured.grammar.members import SPACE_RULE, elements, members, pair
 from corosrv.structured.grammar.rule_book import RuleBook
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.schema import strings
 
 BOOLEAN = '("true" | "false")'
@@ -15,7 +15,7 @@ NULL = '"null"'
 class Anything:
     """Writes the shared rules into a book when they are asked for."""
 
-    def __init__(self, book: RuleBook, limits: Limits) -> None:
+    def __init__(self, book: RuleBook, limits: SchemaLimits) -> None:
         self._book = book
         self._limits = limits
         self._values: dict[int, str] = {}  # rules by their depth

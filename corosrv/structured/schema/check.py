@@ -7,24 +7,24 @@ from decimal import Decimal
 from typing import Any
 
 from corosrv.errors import InvalidSchema
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.schema.refs import resolve, step
 
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 
 # Yields the subschemas of a keyword's value and the steps that lead there; raises ValueError with what would be right.
-Check = Callable[[Any, Limits], Iterator[tuple[tuple[str, ...], Any]]]
+Check = Callable[[Any, SchemaLimits], Iterator[tuple[tuple[str, ...], Any]]]
 _Found = Iterator[tuple[tuple[str, ...], Any]]
 
 
-def _types(value: Any, limits: Limits) -> _Found:
+def _types(value: Any, limits: SchemaLimits) -> _Found:
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str) and name in TYPES for name in names):
         raise ValueError(f"must be one of {', '.join(TYPES)}, or a list of them")
     yield from ()
 
 
-def _enum(value: Any, limits: Limits) -> _Found:
+def _enum(value: Any, limits: SchemaLimits) -> _Found:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of at least one value")
     if len(value) > limits.enum:
@@ -32,23 +32,23 @@ def _enum(value: Any, limits: Limits) -> _Found:
     yield from ()
 
 
-def _anything(value: Any, limits: Limits) -> _Found:
+def _anything(value: Any, limits: SchemaLimits) -> _Found:
     yield from ()
 
 
-def _count(value: Any, limits: Limits) -> _Found:
+def _count(value: Any, limits: SchemaLimits) -> _Found:
     if not is_whole(value) or value < 0:
         raise ValueError("must be an integer of at least 0")
     yield from ()
 
 
-def _least_count(value: Any, limits: Limits) -> _Found:
+def _least_count(value: Any, limits: SchemaLimits) -> _Found:
     yield from _count(value, limits)
     if value > limits.repetitions:
         raise ValueError(f"must be at most {limits.repetitions}")
 
 
-def _number(value: Any, limits: Limits) -> _Found:
+def _number(value: Any, limits: SchemaLimits) -> _Found:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == float("inf"):
         raise ValueError("must be a number")
     if abs(value) >= 10**30:
@@ -56,19 +56,19 @@ def _number(value: Any, limits: Limits) -> _Found:
     yield from ()
 
 
-def _step(value: Any, limits: Limits) -> _Found:
+def _step(value: Any, limits: SchemaLimits) -> _Found:
     yield from _number(value, limits)
     if value <= 0:
         raise ValueError("must be above 0")
 
 
-def _text(value: Any, limits: Limits) -> _Found:
+def _text(value: Any, limits: SchemaLimits) -> _Found:
     if not isinstance(value, str):
         raise ValueError("must be a string")
     yield from ()
 
 
-def _names(value: Any, limits: Limits) -> _Found:
+def _names(value: Any, limits: SchemaLimits) -> _Found:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a list of strings")
     if len(value) > limits.properties:
@@ -76,28 +76,28 @@ def _names(value: Any, limits: Limits) -> _Found:
     yield from ()
 
 
-def _flag(value: Any, limits: Limits) -> _Found:
+def _flag(value: Any, limits: SchemaLimits) -> _Found:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     yield from ()
 
 
-def _schema(value: Any, limits: Limits) -> _Found:
+def _schema(value: Any, limits: SchemaLimits) -> _Found:
     yield (), value
 
 
-def _schemas(value: Any, limits: Limits) -> _Found:
+def _schemas(value: Any, limits: SchemaLimits) -> _Found:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of at least one schema")
     for index, schema in enumerate(value):
         yield (str(index),), schema
 
 
-def _items(value: Any, limits: Limits) -> _Found:
+def _items(value: Any, limits: SchemaLimits) -> _Found:
     yield from _schemas(value, limits) if isinstance(value, list) else _schema(value, limits)
 
 
-def _named_schemas(value: Any, limits: Limits) -> _Found:
+def _named_schemas(value: Any, limits: SchemaLimits) -> _Found:
     if not isinstance(value, dict):
         raise ValueError("must be an object that gives names schemas")
     for name, schema in value.items():
@@ -166,7 +166,7 @@ def is_whole(value: Any) -> bool:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
-def check(document: Any, param: str, limits: Limits, look: Callable[[], object] = lambda: None) -> None:
+def check(document: Any, param: str, limits: SchemaLimits, look: Callable[[], object] = lambda: None) -> None:
     """Refuses what cannot be used. Linear in the size of the schema, and not recursive: it may be hostile.
 
     Calls `look` again and again, which may wait and raise.
@@ -194,7 +194,7 @@ def check(document: Any, param: str, limits: Limits, look: Callable[[], object] 
             todo.append((*resolve(document, schema["$ref"], place, param), 0))
 
 
-def _check_size(document: Any, param: str, limits: Limits, look: Callable[[], object]) -> None:
+def _check_size(document: Any, param: str, limits: SchemaLimits, look: Callable[[], object]) -> None:
     todo = [(document, 0)]
     n_values = n_chars = 0
     while todo:
@@ -219,7 +219,7 @@ def _check_size(document: Any, param: str, limits: Limits, look: Callable[[], ob
             raise InvalidSchema("#", f"its texts have more than {limits.chars} characters", param)
 
 
-def _checked(schema: dict[str, Any], place: str, param: str, limits: Limits) -> list[tuple[Any, str]]:
+def _checked(schema: dict[str, Any], place: str, param: str, limits: SchemaLimits) -> list[tuple[Any, str]]:
     """Looks at one schema without those inside it, which are returned."""
     found = []
     for keyword, value in schema.items():

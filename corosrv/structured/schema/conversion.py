@@ -10,7 +10,7 @@ from corosrv.structured.effort import Effort
 from corosrv.structured.grammar.beginnings import Beginnings
 from corosrv.structured.grammar.members import SPACE_RULE
 from corosrv.structured.grammar.rule_book import RuleBook
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.patterns.parse import parse
 from corosrv.structured.patterns.tree import Node
 from corosrv.structured.schema.anything import Anything
@@ -22,7 +22,7 @@ Value = Callable[[Any, str], str]
 class Conversion:
     """One document on its way to rules: where they are written, and how much of them there may be."""
 
-    def __init__(self, document: Any, param: str, prefix: str, limits: Limits, effort: Effort) -> None:
+    def __init__(self, document: Any, param: str, prefix: str, limits: SchemaLimits, effort: Effort) -> None:
         self.document = document
         self.param = param
         self.limits = limits

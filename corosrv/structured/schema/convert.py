@@ -7,7 +7,7 @@ from typing import Any
 
 from corosrv.structured.effort import Effort
 from corosrv.structured.grammar.gbnf import Rules, either, json_literal
-from corosrv.structured.limits import Limits
+from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.schema.admit import Undecided, admits
 from corosrv.structured.schema.conversion import Conversion
 from corosrv.structured.schema.disjoint import overlap
@@ -21,7 +21,7 @@ _MOST_MERGED = 500  # schemas that come of `allOf`, as each branch of one choice
 _MOST_MERGED_BYTES = 2_000_000
 
 
-def convert(document: Any, param: str, prefix: str, limits: Limits, effort: Effort) -> Rules:
+def convert(document: Any, param: str, prefix: str, limits: SchemaLimits, effort: Effort) -> Rules:
     """The rules of a document that check() has let pass.
 
     Raises InvalidSchema for what cannot be held together, and for what takes too long.

@@ -53,5 +53,5 @@ class Flattener:
             return merge(found, self._flat(normal(part), at, seen))
         except Unmergeable as keyword:
             raise self._refused(
-                at, f"'{keyword}' stands in two schemas that must both hold, and a grammar cannot hold both"
+                at, f"'{keyword}' stands in two schemas that must both hold, and cannot be enforced for both"
             ) from None
