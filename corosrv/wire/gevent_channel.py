@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Generic
 
 import gevent.event
 from gevent.hub import get_hub
 
 from corosrv.errors import BadFrame, ChannelClosed
+from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
+from corosrv.wire.descriptors import Attachments
 from corosrv.wire.frame import MAX_FRAME, Frames, encode
 
 _READ_SIZE = 256 << 10  # bytes
@@ -24,7 +28,10 @@ class GeventChannel(Generic[Out, In]):
     The hub itself reads, and no more than what is about to be received: whoever stops receiving stops the other side.
     """
 
-    def __init__(self, sock: _socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME) -> None:
+    def __init__(
+        self, sock: _socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME, *, takes_fds: bool = False
+    ) -> None:
+        """`takes_fds`: descriptors that come with messages are kept for take_fds(); else the kernel drops them."""
         sock.setblocking(False)
         self._socket = sock
         self._codec = codec
@@ -34,31 +41,35 @@ class GeventChannel(Generic[Out, In]):
         self._has_news = gevent.event.Event()  # something has arrived, or nothing will any more
         self._is_over = False  # nothing more arrives
         self._fault: BadFrame | None = None  # of what arrived last
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # with descriptors of our own, to be closed
+        self._attachments = Attachments() if takes_fds else None
+        self._fds: tuple[int, ...] = ()  # of the message received last
         self.is_closed = False  # by this side
         loop = get_hub().loop
         self._readable: Any = loop.io(sock.fileno(), _READ)
         self._writable: Any = loop.io(sock.fileno(), _WRITE)
         self.n_bytes = 0  # of the message received last
 
-    def send(self, message: Out) -> None:
+    def send(self, message: Out, fds: Sequence[int] = ()) -> None:
         """All of the message or nothing, in the order of the calls. Never waits: what the socket does not take now, the
         hub writes when it does; so callers see to it that not too much is under way.
 
-        Raises FrameTooLarge, what the codec raises, and ChannelClosed when nobody is there any more.
+        The descriptors `fds` go with the message; they stay the caller's, who may close them at once. Raises
+        FrameTooLarge, what the codec raises, ValueError for too many descriptors, and ChannelClosed when nobody is
+        there any more.
         """
+        descriptors.check_number(fds)
         frame = memoryview(encode(self._codec.encode(message), self._limit))
         if self.is_closed:
             raise ChannelClosed("the channel is closed")
-        if not self._unsent:
-            frame = frame[self._write(frame) :]
-        if frame:
-            self._unsent.append(frame)
+        n_written = 0 if self._unsent else self._write(frame, fds)
+        if n_written < len(frame):
+            self._unsent.append((frame[n_written:], () if n_written else tuple(map(os.dup, fds))))
             self._writable.start(self._flush)
 
-    def _write(self, data: memoryview) -> int:
+    def _write(self, data: memoryview, fds: Sequence[int]) -> int:
         try:
-            return self._socket.send(data)
+            return descriptors.send(self._socket, data, fds) if fds else self._socket.send(data)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -68,15 +79,28 @@ class GeventChannel(Generic[Out, In]):
     def _flush(self) -> None:
         try:
             while self._unsent:
-                frame = self._unsent[0]
-                n_written = self._write(frame)
+                frame, fds = self._unsent[0]
+                n_written = self._write(frame, fds)
+                if n_written:
+                    descriptors.close_all(fds)
+                    fds = ()
                 if n_written < len(frame):
-                    self._unsent[0] = frame[n_written:]
+                    self._unsent[0] = frame[n_written:], fds
                     return
                 self._unsent.popleft()
         except ChannelClosed:
-            self._unsent.clear()
+            self._drop_unsent()
         self._writable.stop()
+
+    def _drop_unsent(self) -> None:
+        for _, fds in self._unsent:
+            descriptors.close_all(fds)
+        self._unsent.clear()
+
+    def take_fds(self) -> tuple[int, ...]:
+        """The descriptors that came with the message received last; from now on the caller's to close."""
+        fds, self._fds = self._fds, ()
+        return fds
 
     def receive(self) -> In | None:
         """The next message, or None when either side has closed. Waits. Raises BadFrame, and then no more arrives."""
@@ -84,6 +108,9 @@ class GeventChannel(Generic[Out, In]):
             while self._arrived:
                 data = self._arrived.popleft()
                 self.n_bytes = len(data)
+                if self._attachments is not None:
+                    descriptors.close_all(self._fds)
+                    self._fds = self._attachments.take()
                 message = self._codec.decode(data)
                 if message is not None:
                     return message
@@ -96,15 +123,27 @@ class GeventChannel(Generic[Out, In]):
             self._has_news.wait()
 
     def _read(self) -> None:
+        data, fds = b"", list[int]()
         try:
-            data = self._socket.recv(_READ_SIZE)
+            if self._attachments is None:
+                data = self._socket.recv(_READ_SIZE)
+            else:
+                data, fds = descriptors.receive(self._socket, _READ_SIZE)
         except BlockingIOError:
             return
+        except BadFrame as fault:
+            self._fault = fault
         except OSError:  # reset
-            data = b""
+            pass
+        self._feed(data, fds)
+
+    def _feed(self, data: bytes, fds: list[int]) -> None:
         try:
             if data:
-                self._arrived.extend(self._frames.feed(data))
+                messages = self._frames.feed(data)
+                self._arrived.extend(messages)
+                if self._attachments is not None:
+                    self._attachments.arrive(fds, len(messages), self._frames.is_partial)
             elif self._frames.is_partial:
                 raise BadFrame("the channel ended within a frame")
         except BadFrame as fault:
@@ -131,7 +170,10 @@ class GeventChannel(Generic[Out, In]):
             return
         self.is_closed = True
         self._arrived.clear()
-        self._unsent.clear()
+        self._drop_unsent()
+        descriptors.close_all(self.take_fds())
+        if self._attachments is not None:
+            self._attachments.close()
         self._end()
         # Before the socket: libev aborts a process that watches a closed descriptor.
         self._readable.close()

@@ -9,10 +9,13 @@ import contextlib
 import socket
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic
 
 from corosrv.errors import BadFrame, ChannelClosed
+from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
+from corosrv.wire.descriptors import Attachments
 from corosrv.wire.frame import MAX_FRAME, Frames, encode
 
 _READ_SIZE = 256 << 10  # bytes
@@ -21,7 +24,10 @@ _READ_SIZE = 256 << 10  # bytes
 class ThreadChannel(Generic[Out, In]):
     """Owns a connected stream socket. Any thread may send or close; one at a time receives."""
 
-    def __init__(self, sock: socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME) -> None:
+    def __init__(
+        self, sock: socket.socket, codec: Codec[Out, In], limit: int = MAX_FRAME, *, takes_fds: bool = False
+    ) -> None:
+        """`takes_fds`: descriptors that come with messages are kept for take_fds(); else the kernel drops them."""
         sock.setblocking(True)
         self._socket = sock
         self._codec = codec
@@ -30,22 +36,28 @@ class ThreadChannel(Generic[Out, In]):
         self._arrived: deque[bytes] = deque()
         self._sending = threading.Lock()
         self._is_broken = False
+        self._attachments = Attachments() if takes_fds else None
+        self._fds: tuple[int, ...] = ()  # of the message received last
 
     @classmethod
-    def inherited(cls, fd: int, codec: Codec[Out, In], limit: int = MAX_FRAME) -> ThreadChannel[Out, In]:
+    def inherited(
+        cls, fd: int, codec: Codec[Out, In], limit: int = MAX_FRAME, *, takes_fds: bool = False
+    ) -> ThreadChannel[Out, In]:
         """Over a descriptor that came with the process; from now on the process's own children do not get it."""
         sock = socket.socket(fileno=fd)
         sock.set_inheritable(False)
-        return cls(sock, codec, limit)
+        return cls(sock, codec, limit, takes_fds=takes_fds)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: Out) -> None:
+    def send(self, message: Out, fds: Sequence[int] = ()) -> None:
         """All of the message or nothing, in the order of the calls. Waits while the other side does not read.
 
-        Raises FrameTooLarge, what the codec raises, and ChannelClosed when nobody is there any more.
+        The descriptors `fds` go with the message and stay the caller's. Raises ValueError for too many, FrameTooLarge,
+        what the codec raises, and ChannelClosed when nobody is there any more.
         """
+        descriptors.check_number(fds)
         frame = encode(self._codec.encode(message), self._limit)
         with self._sending:
             if self._is_broken:
@@ -53,7 +65,8 @@ class ThreadChannel(Generic[Out, In]):
             # Unless sendall returns, part of a frame may be out, and nothing can follow it.
             self._is_broken = True
             try:
-                self._socket.sendall(frame)
+                n_sent = descriptors.send(self._socket, frame, fds) if fds else 0
+                self._socket.sendall(memoryview(frame)[n_sent:])
             except OSError as error:
                 raise ChannelClosed(f"the channel is closed: {error}") from error
             self._is_broken = False
@@ -62,21 +75,34 @@ class ThreadChannel(Generic[Out, In]):
         """The next message, or None when the other side has closed. Waits. Raises BadFrame."""
         while True:
             while self._arrived:
+                if self._attachments is not None:
+                    descriptors.close_all(self._fds)
+                    self._fds = self._attachments.take()
                 message = self._codec.decode(self._arrived.popleft())
                 if message is not None:
                     return message
-            data = self._read()
+            data, fds = self._read()
             if not data:
                 if self._frames.is_partial:
                     raise BadFrame("the channel ended within a frame")
                 return None
-            self._arrived.extend(self._frames.feed(data))
+            messages = self._frames.feed(data)
+            self._arrived.extend(messages)
+            if self._attachments is not None:
+                self._attachments.arrive(fds, len(messages), self._frames.is_partial)
 
-    def _read(self) -> bytes:
+    def _read(self) -> tuple[bytes, list[int]]:
         try:
-            return self._socket.recv(_READ_SIZE)
+            if self._attachments is not None:
+                return descriptors.receive(self._socket, _READ_SIZE)
+            return self._socket.recv(_READ_SIZE), []
         except OSError:  # reset, or closed by ourselves
-            return b""
+            return b"", []
+
+    def take_fds(self) -> tuple[int, ...]:
+        """The descriptors that came with the message received last; from now on the caller's to close."""
+        fds, self._fds = self._fds, ()
+        return fds
 
     def close(self) -> None:
         """Whoever waits is woken and sees the end. Twice is harmless."""
@@ -84,3 +110,6 @@ class ThreadChannel(Generic[Out, In]):
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # what wakes a receiver; close alone would leave it waiting
         self._socket.close()
+        descriptors.close_all(self.take_fds())
+        if self._attachments is not None:
+            self._attachments.close()
