@@ -30,7 +30,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         text = body.removeprefix(_BYTE_ORDER_MARK)
         json_limits.check(text)
         text.decode("utf-8")
-        with _without_collector(len(text)):
+        if len(text) <= _LARGE:
+            return decoder.decode(text)
+        with _without_collector():
             return decoder.decode(text)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
@@ -41,9 +43,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 @contextmanager
-def _without_collector(size: int) -> Iterator[None]:
+def _without_collector() -> Iterator[None]:
     """Pauses the garbage collector while a large body is decoded, which takes several times as long with it."""
-    is_paused = size > _LARGE and gc.isenabled()
+    is_paused = gc.isenabled()
     if is_paused:
         gc.disable()
     try:

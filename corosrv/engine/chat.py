@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from corosrv.engine.builtin_template import BuiltinTemplate, builtin_name
 from corosrv.engine.jinja_template import JinjaTemplate
@@ -46,12 +47,15 @@ class ChatTemplate:
 
     def render(self, prompt: Messages) -> list[Piece]:
         """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation."""
-        marks = Marks.free_in([prompt.messages, prompt.tools, prompt.template_arguments])
-        messages: list[Message] = self._guard.guarded(prompt.messages, marks)
-        messages, tools = written_in(messages, self._guard.guarded(prompt.tools, marks), self.traits)
+        conversation: list[Any] = [list(prompt.messages), list(prompt.tools), prompt.template_arguments]
+        marks = Marks.free_in(conversation)
+        if self._guard.finds_markers(conversation):
+            conversation = self._guard.guarded(conversation, marks)
+        messages: list[Message]
+        messages, tools = written_in(conversation[0], conversation[1], self.traits)
         if prompt.continue_final:
             messages[-1] = {**messages[-1], "content": messages[-1].get("content", "") + marks.end}
-        arguments = {"enable_thinking": self._thinks, **self._guard.guarded(prompt.template_arguments, marks)}
+        arguments = {"enable_thinking": self._thinks, **conversation[2]}
         if tools:
             arguments["tools"] = tools
         try:

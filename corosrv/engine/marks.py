@@ -34,6 +34,10 @@ class Marks(NamedTuple):
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
         """Cuts at the marks; those that a template has torn apart are dropped."""
+        if self.opening not in rendered and self.closing not in rendered:
+            if rendered:
+                yield Piece(rendered, is_text=False)
+            return
         at = 0
         for marked in re.finditer(f"{self.opening}([^{self.opening}{self.closing}]*){self.closing}", rendered):
             yield from self._piece(rendered[at : marked.start()])
@@ -61,6 +65,10 @@ class Guard:
     def __init__(self, control_markers: Iterable[str]) -> None:
         markers = sorted((marker for marker in control_markers if marker), key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, markers))) if markers else None
+
+    def finds_markers(self, value: Any) -> bool:
+        """Tells whether there is a control marker in a string of `value`, at any depth."""
+        return self._markers is not None and any(map(self._markers.search, strings(value)))
 
     def guarded(self, value: Any, marks: Marks) -> Any:
         """A copy of `value` with each control marker set between marks, in strings at any depth, names included."""

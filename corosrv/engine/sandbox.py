@@ -200,6 +200,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _size(self, value: Any) -> int:
         """Characters that a value may take, each part as often as it occurs. Refuses what is too large."""
+        if isinstance(value, str):
+            self._check_size(len(value))
+            return len(value)
         size, left = 0, [value]
         while left:
             one = left.pop()

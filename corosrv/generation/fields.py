@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any
 
@@ -195,7 +196,8 @@ def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_s
         chosen["dry_sequence_breakers"] = tuple(check_text(one, "dry_sequence_breakers") for one in breakers)
     if fields.samplers is not None:
         chosen["samplers"] = tuple(_samplers(fields.samplers))
-    return Sampling(
+    kind = _shared_sampling if chosen.keys() <= _NUMBERS and not (fields.logit_bias or fields.grammar) else Sampling
+    return kind(
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         seed=_seed(fields.seed, defaults.seed),
         logit_bias=tuple(_biases(fields.logit_bias or {})),
@@ -204,6 +206,12 @@ def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_s
         post_sampling_probs=post_sampling_probs,
         **chosen,
     )
+
+
+# Nearly all requests ask for one of a few: each is made once, and open streams share it. Those with a client's texts in
+# them are not kept.
+_shared_sampling = lru_cache(maxsize=256)(Sampling)
+_NUMBERS = frozenset((*_SAME, "top_k"))
 
 
 def _samplers(names: str | list[str]) -> Iterable[str]:

@@ -80,6 +80,8 @@ class Front(GeventWorker):  # type: ignore[misc]
         if self.cfg.http_parser == "auto":
             # The one written in C, taken wherever it is installed, lets bare line feeds and folded fields pass.
             self.cfg.set("http_parser", "python")
+        # Each look at a setting goes through three calls, twenty times a request: from here on they are attributes.
+        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         self._connections: set[Connection] = set()
         self._stopping = Event()
         self._used_at_beat = time.thread_time()
@@ -222,7 +224,8 @@ class Front(GeventWorker):  # type: ignore[misc]
             self._run(answer, environ, sock)
             return self.alive and not answer.should_close()
         finally:
-            if answer is not None and answer.status is not None:
+            is_logged = getattr(self.log, "access_log_enabled", True)  # a log of somebody else's may not say
+            if is_logged and answer is not None and answer.status is not None:
                 self.log.access(answer, req, access.redacted(environ), datetime.now() - began)
             self.cfg.post_request(self, req, environ, answer)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from flask import Flask, Request
 from flask.sessions import NullSession, SessionInterface, SessionMixin
-from werkzeug.local import LocalProxy
 from werkzeug.routing import MapAdapter
 
 T = TypeVar("T")
@@ -22,7 +21,7 @@ def _text(value: str) -> str:
 
 def current(proxy: T) -> T:
     """Returns what one of Flask's proxies stands for now: each use of the proxy would look it up once more."""
-    return cast(LocalProxy[T], proxy)._get_current_object()
+    return proxy._get_current_object()  # type: ignore[attr-defined, no-any-return]
 
 
 class _NoSessions(SessionInterface):

@@ -19,8 +19,18 @@ _refused = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")
 
 
+class _JsonResponse(Response):
+    """JSON in one piece. Its headers are complete, so that nothing is left of what werkzeug does before it sends."""
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        if environ["REQUEST_METHOD"] == "HEAD" or self._on_close:
+            return super().__call__(environ, start_response)
+        start_response(self.status, self.headers.to_wsgi_list())
+        return self.response
+
+
 def json_response(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, content_type="application/json")
+    return _JsonResponse(msgspec.json.encode(value), status, content_type="application/json")
 
 
 def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:

@@ -76,7 +76,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     def apply_template() -> Response:
         body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
-        job = chat_parse.call(body, flow.defaults, card, vocabulary).job
+        job = chat_parse.call(body, flow.defaults, card, lambda: vocabulary).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)

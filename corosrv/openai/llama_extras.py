@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from corosrv.generation.answer_options import AnswerOptions
@@ -12,12 +12,14 @@ from corosrv.jobs import Chunk, Job, ModelCard, Vocabulary
 from corosrv.openai.fields import CompletionFields
 
 
-def native_form(body: CompletionFields, job: Job, card: ModelCard, vocabulary: Vocabulary) -> NativeForm | None:
+def native_form(
+    body: CompletionFields, job: Job, card: ModelCard, find_vocabulary: Callable[[], Vocabulary]
+) -> NativeForm | None:
     """Makes the form of the native answer if the body asks for one. May wait as `tokenize` does."""
     if not body.verbose:
         return None
     return NativeForm.of(
-        job, card, vocabulary, bool(body.stream), bool(body.return_tokens), bool(body.timings_per_token)
+        job, card, find_vocabulary(), bool(body.stream), bool(body.return_tokens), bool(body.timings_per_token)
     )
 
 

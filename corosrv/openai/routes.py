@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from flask import Blueprint, Response
 
 from corosrv.generation.call import Call
@@ -27,8 +29,8 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
     def chat_call() -> Call:
         body = flow.receive(chat_schema.decoder)
-        card, vocabulary = flow.worker.card(body.model), flow.worker.vocabulary(body.model)
-        return chat_parse.call(body, flow.defaults, card, vocabulary)
+        find_vocabulary = partial(flow.worker.vocabulary, body.model)
+        return chat_parse.call(body, flow.defaults, flow.worker.card(body.model), find_vocabulary)
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")
@@ -40,8 +42,8 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @api_docs.completion
     def complete() -> Response:
         body = flow.receive(completion_schema.decoder)
-        card, vocabulary = flow.worker.card(body.model), flow.worker.vocabulary(body.model)
-        return flow.answer(completion_parse.call(body, flow.defaults, card, vocabulary))
+        find_vocabulary = partial(flow.worker.vocabulary, body.model)
+        return flow.answer(completion_parse.call(body, flow.defaults, flow.worker.card(body.model), find_vocabulary))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")

@@ -23,7 +23,7 @@ CARD = ModelCard("tiny", created=1)
 def call(vocabulary: ByteVocabulary | None = None, **sent: Any) -> Call:
     raw = json.dumps({"prompt": "Hi", **sent}).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
-    return parse.call(fields, DEFAULTS, CARD, vocabulary or ByteVocabulary())
+    return parse.call(fields, DEFAULTS, CARD, lambda: vocabulary or ByteVocabulary())
 
 
 def job(**sent: Any) -> Job:

@@ -36,7 +36,7 @@ def text(**sent: Any) -> Call:
 def made(making: Any, schema: Any, sent: dict[str, Any]) -> Call:
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
-    call: Call = making(fields, DEFAULTS, CARD, ByteVocabulary())
+    call: Call = making(fields, DEFAULTS, CARD, ByteVocabulary)
     return call
 
 

@@ -42,7 +42,7 @@ def parse(make, schema, sent: Any, defaults: Defaults) -> Asked:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
-    made = make(fields, defaults, CARD, ByteVocabulary())
+    made = make(fields, defaults, CARD, ByteVocabulary)
     return Asked(made.job, made.stream, includes_usage(fields))
 
 

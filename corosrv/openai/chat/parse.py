@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from corosrv.chat.conversation import Conversation
@@ -18,7 +19,9 @@ from corosrv.openai.fields import includes_usage
 from corosrv.openai.llama_extras import native_form
 
 
-def call(body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+def call(
+    body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, find_vocabulary: Callable[[], Vocabulary]
+) -> Call:
     """Checks a chat completion. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
     if body.reasoning_format is not None:
@@ -28,7 +31,7 @@ def call(body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, voca
         body,
         usage=include_usage,
         logprobs=_n_probs(body) >= 0,
-        native_form=native_form(body, job, card, vocabulary),
+        native_form=native_form(body, job, card, find_vocabulary),
     )
     return Call(job, options.stream, ChatAnswer(job, card, parser, options))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields, infill
 from corosrv.generation.answer_options import AnswerOptions, Echo
@@ -14,9 +16,12 @@ from corosrv.openai.fields import includes_usage
 from corosrv.openai.llama_extras import native_form
 
 
-def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+def call(
+    body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, find_vocabulary: Callable[[], Vocabulary]
+) -> Call:
     """Checks a text completion. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
+    vocabulary = find_vocabulary()
     asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
     job = _job(body, _with_suffix(body, asked, vocabulary), defaults, card)
     options = AnswerOptions.of(
@@ -26,7 +31,7 @@ def call(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard
         echoes=tuple(_echo(prompt, vocabulary) for prompt in asked) if body.echo else None,
         logprobs=body.logprobs is not None,
         probs=bool(body.n_probs),
-        native_form=native_form(body, job, card, vocabulary),
+        native_form=native_form(body, job, card, find_vocabulary),
     )
     return Call(job, options.stream, TextAnswer(job, card, options))
 
