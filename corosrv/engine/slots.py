@@ -11,6 +11,8 @@ from threading import Lock
 from corosrv.engine.binding import Slot
 from corosrv.jobs import Job, Sampling, SlotState
 
+_BREAKERS = Sampling().dry_sequence_breakers  # the same for all jobs that name none
+
 
 @dataclass(frozen=True, slots=True)
 class TaskNote:
@@ -23,7 +25,9 @@ class TaskNote:
 
     @classmethod
     def of(cls, job: Job) -> TaskNote:
-        sampling = replace(job.sampling, logit_bias=(), grammar="", grammar_triggers=(), dry_sequence_breakers=())
+        sampling = job.sampling
+        if sampling.logit_bias or sampling.grammar or sampling.dry_sequence_breakers != _BREAKERS:
+            sampling = replace(sampling, logit_bias=(), grammar="", grammar_triggers=(), dry_sequence_breakers=())
         return cls(sampling, job.max_tokens, job.stream, job.caller)
 
 

@@ -75,7 +75,7 @@ class RequestFlow:
     def collect(self, job: AnyJob) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
         whereupon the others are cancelled."""
-        return sse.collect(request, self.worker.submit(with_caller(job)), failure_of)
+        return sse.collect(current(request), self.worker.submit(with_caller(job)), failure_of)
 
     def answer(self, call: Call) -> Response:
         """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import gevent
 from flask import Request
 from gevent._hub_local import get_hub_if_exists
@@ -53,15 +51,18 @@ class BodyReader:
         return body
 
     def _read_in_time(self, request: Request) -> bytes:
-        is_watched = get_hub_if_exists() is not None and PACED not in request.environ
-        with gevent.Timeout(self._seconds if is_watched else None, BodyTooSlow()):
+        if PACED in request.environ or get_hub_if_exists() is None:
+            return self._read_counted(request)
+        with gevent.Timeout(self._seconds, BodyTooSlow()):
             return self._read_counted(request)
 
     def _read_counted(self, request: Request) -> bytes:
         share = request.environ[_SHARE] = BodyShare(self._budget)
-        if (request.content_length or math.inf) <= _PIECE:
-            share.grow(request.content_length or 0)
-            return request.get_data(cache=False)
+        length = request.content_length
+        if length and length <= _PIECE:
+            share.grow(length)
+            short: bytes = request.environ["wsgi.input"].read(length)
+            return short
         pieces = []
         # Counted as it comes, not as it is announced: a client that sends nothing takes nothing from others.
         while piece := request.stream.read(_PIECE):

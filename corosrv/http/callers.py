@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from flask import g
 
+from corosrv.http.lean_flask import current
 from corosrv.jobs import AnyJob
 
 
 def caller() -> str:
     """A name for the key of the request at hand, not the key itself; empty where no keys are asked for."""
-    return str(g.get("corosrv_caller", ""))
+    return str(current(g).get("corosrv_caller", ""))
 
 
 def with_caller(job: AnyJob) -> AnyJob:

@@ -147,14 +147,14 @@ class Server:
 
     def _done(self, error: BaseException | None) -> None:
         """Counts the request as ended; its stream may have begun."""
-        if g.pop("corosrv_is_busy", False):
+        if current(g).pop("corosrv_is_busy", False):
             self._stats.ended()
-        self._bodies.release(request)
+        self._bodies.release(current(request))
 
     def _after(self, response: Response) -> Response:
         """Adds what every answer has."""
         asked = current(request)
-        response.headers["X-Request-Id"] = g.get("corosrv_request_id") or access.request_id(asked)
+        response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(asked)
         self._access.allow(asked, response)
         route = asked.url_rule.rule if asked.url_rule else "none"
         self._stats.answered(route, response.status_code)

@@ -20,7 +20,7 @@ def test_a_slot_shows_its_task_while_it_runs_and_afterwards():
         rests = engine.slots()[2]
 
     assert (busy.is_busy, busy.task, busy.prompt_tokens, busy.computed_tokens) == (True, 0, 5, 5)
-    assert (busy.max_tokens, busy.sampling) == (4, Sampling(temperature=0, top_k=7, dry_sequence_breakers=()))
+    assert (busy.max_tokens, busy.sampling) == (4, Sampling(temperature=0, top_k=7))
     assert (rests.task, rests.generated_tokens) == (0, 4)
     assert chunks[-1].slot == 2
 
