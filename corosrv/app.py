@@ -102,6 +102,7 @@ def _make_application() -> Flask:
     try:
         settings = settings_module.load()
         server, predictor = settings.server, settings.predictor
+        logging.getLogger("corosrv").setLevel(server.log_level.upper())
         worker = front.adopt(
             connection.Limits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         )

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
-from flask import Response, request
+from flask import Response, g, request
 
 from corosrv.errors import CorosrvError
 from corosrv.generation.call import Answer, Call
 from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.fields import Defaults
+from corosrv.generation.job_log import JobRecord
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import with_caller
@@ -26,13 +27,15 @@ T = TypeVar("T")
 class JobEvents:
     """Makes a stream's events from the chunks of one job, which may fail; see corosrv.http.sse.Encoder."""
 
-    __slots__ = ("_answer", "failure")
+    __slots__ = ("_answer", "_record", "failure")
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, record: JobRecord) -> None:
         self.failure: CorosrvError | None = None
         self._answer = answer
+        self._record = record
 
     def encode(self, chunks: list[Chunk]) -> bytes:
+        self._record.add(chunks)
         answered, self.failure = until_failure(chunks)
         if self.failure is None:
             return self._answer.events(answered)
@@ -41,6 +44,9 @@ class JobEvents:
 
     def encode_error(self, error: CorosrvError) -> bytes:
         return self._answer.failure(error)
+
+    def close(self) -> None:
+        self._record.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class RequestFlow:
     defaults: Defaults
     limits: Limits
     stats: HttpStats
+    logs_json: bool = False
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""
@@ -75,21 +82,32 @@ class RequestFlow:
     def collect(self, job: AnyJob) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
         whereupon the others are cancelled."""
-        return sse.collect(current(request), self.worker.submit(with_caller(job)), failure_of)
+        record = self._record(job)
+        reader = self.worker.submit(with_caller(job))
+        try:
+            return sse.collect(current(request), reader, failure_of, record.add)
+        finally:
+            record.end()
 
     def answer(self, call: Call) -> Response:
         """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
         if not call.stream:
             return json_response(call.answer.whole(self.collect(call.job)))
+        record = self._record(call.job)
         reader = self.worker.submit(with_caller(replace(call.job, stream=True)))
         return sse.response(
             sse.EventStream(
                 request.environ,
                 reader,
                 call.answer.first(),
-                JobEvents(call.answer),
+                JobEvents(call.answer, record),
                 self.limits.ping_interval,
                 self.limits.write_timeout,
                 self.stats,
             )
         )
+
+    def _record(self, job: AnyJob) -> JobRecord:
+        """Begins the record of a job. May wait while its model is loaded; raises as `submit` does."""
+        model = self.worker.card(job.model).id
+        return JobRecord(g.get("corosrv_request_id", ""), model, job.n_tasks, self.logs_json)

@@ -41,6 +41,9 @@ class Encoder(Protocol[Item]):
     def encode_error(self, error: CorosrvError) -> bytes:
         """Makes the event of an error that the reader raised."""
 
+    def close(self) -> None:
+        """The stream is over, whether its reader has ended or not."""
+
 
 class EventStream(Generic[Item]):
     """A WSGI body: what the encoder makes of the items, one piece for all that were unread.
@@ -103,10 +106,11 @@ class EventStream(Generic[Item]):
             except ReadTimeout:
                 yield PING
             except CorosrvError as error:
-                _log_failure(error)
+                if not watch.is_gone:
+                    _log_failure(error)
                 yield encoder.encode_error(error)
                 return
-        if encoder.failure:
+        if encoder.failure and not watch.is_gone:  # who leaves has the job cancelled: nothing went wrong
             _log_failure(encoder.failure)
 
     def _pass_on(self, items: list[Item]) -> bool:
@@ -122,6 +126,7 @@ class EventStream(Generic[Item]):
         self._is_closed = True
         self._watch.close()
         self._reader.close()
+        self._encoder.close()
         if self._socket is not None:
             self._socket.settimeout(self._timeout_before)
         self._stats.stream_closed()
@@ -160,9 +165,12 @@ def _n_listed(chunk: Chunk) -> int:
 
 
 def collect(
-    request: Request, reader: Reader[Chunk], failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None
+    request: Request,
+    reader: Reader[Chunk],
+    failure_of: Callable[[Chunk], CorosrvError | None] = lambda chunk: None,
+    on_chunks: Callable[[list[Chunk]], None] = lambda chunks: None,
 ) -> list[Chunk]:
-    """Waits for all chunks of a job that is not streamed, and closes the reader.
+    """Waits for all chunks of a job that is not streamed, and closes the reader. Tells `on_chunks` of each that comes.
 
     Raises ClientGone when the client left meanwhile, at once what `failure_of` finds in a chunk, and Refused for an
     answer that lists more tokens than there is memory for: hundreds of bytes for each.
@@ -173,6 +181,9 @@ def collect(
     try:
         with reader:
             while taken := reader.take():
+                on_chunks(taken)
+                if watch.is_gone:  # whose job was cancelled, which is no failure of its own
+                    raise ClientGone("the client left before its answer was ready")
                 for chunk in taken:
                     if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
                         raise failure
@@ -185,8 +196,6 @@ def collect(
                         "logprobs",
                         "answer_too_large",
                     )
-                if watch.is_gone:
-                    raise ClientGone("the client left before its answer was ready")
     finally:
         watch.close()
     return chunks

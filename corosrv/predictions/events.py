@@ -28,6 +28,9 @@ class EventEncoder:
     def encode_error(self, error: CorosrvError) -> bytes:
         return Event("error", {"error": str(error), "skipped": 0}).wire
 
+    def close(self) -> None:
+        """Does nothing."""
+
 
 class EventReader(Reader[Event]):
     """Gives a prediction's events up to the last one, in a corosrv.http.sse.EventStream. Belongs to the hub's thread.

@@ -139,6 +139,7 @@ class ModelPart:
                 write_timeout=settings.write_timeout_s,
             ),
             stats=self._stats,
+            logs_json=settings.log_format == "json",
         )
 
 

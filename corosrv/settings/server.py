@@ -13,6 +13,7 @@ from corosrv.settings.checks import (
     between,
     empty_or,
     of_bytes,
+    one_of,
     or_else,
 )
 from corosrv.settings.sources import setting
@@ -73,6 +74,14 @@ class ServerSettings:
         "comma-separated host names by which a server without API keys may be called, besides local names and "
         "addresses; *.example.com: every name below; *: any; empty: only local ones on a loopback address, any on "
         "others and as a blueprint in another Flask app",
+    )
+    log_level: str = setting(
+        "info",
+        "debug: a line for every job, info: for each that ended early, warning: for none",
+        check=one_of("debug", "info", "warning"),
+    )
+    log_format: str = setting(
+        "text", "how the lines of ended jobs are written: text, or json", check=one_of("text", "json")
     )
     metrics: bool = setting(True, "1: GET /metrics answers")
     embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")

@@ -5,6 +5,7 @@ import pytest
 from corosrv.errors import CorosrvError, JobFailed, JobPutOff, JobRefused
 from corosrv.generation.exchange import JobEvents
 from corosrv.generation.failures import failure_of, until_failure
+from corosrv.generation.job_log import JobRecord
 from corosrv.jobs import Chunk, Finish
 
 HELLO = Chunk(0, "Hello", 1)
@@ -52,7 +53,7 @@ def test_other_chunks_are_no_failure(chunk: Chunk):
 
 
 def test_what_came_before_a_failure_is_sent_before_its_event():
-    events = JobEvents(TextAnswer())
+    events = JobEvents(TextAnswer(), JobRecord("req-1", "tiny", 1))
 
     sent = events.encode([HELLO, Chunk(1, "it broke", 0, Finish.ERROR), Chunk(0, " and on", 1)])
 
@@ -61,10 +62,13 @@ def test_what_came_before_a_failure_is_sent_before_its_event():
 
 
 def test_a_failure_alone_is_its_event():
-    assert JobEvents(TextAnswer()).encode([Chunk(0, "it broke", 0, Finish.ERROR)]) == b"error: it broke"
+    assert (
+        JobEvents(TextAnswer(), JobRecord("req-1", "tiny", 1)).encode([Chunk(0, "it broke", 0, Finish.ERROR)])
+        == b"error: it broke"
+    )
 
 
 def test_without_a_failure_the_stream_goes_on():
-    events = JobEvents(TextAnswer())
+    events = JobEvents(TextAnswer(), JobRecord("req-1", "tiny", 1))
 
     assert (events.encode([HELLO, END]), events.failure) == (b"<Hello>", None)

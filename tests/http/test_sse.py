@@ -47,6 +47,9 @@ class Encoder:
     def encode_error(self, error: CorosrvError) -> bytes:
         return f"error: {error}".encode()
 
+    def close(self) -> None:
+        self.is_closed = True
+
 
 def stream(
     reader: HandDrivenReader, stats: HttpStats, ping_interval: float = NEVER, environ: dict[str, Any] | None = None

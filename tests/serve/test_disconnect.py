@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,3 +187,22 @@ def test_a_client_that_reads_slowly_gets_it_all(start: Servers) -> None:
         assert body.count(b'"delta":{"content":') > 100
         assert body.endswith(b"data: [DONE]\n\n")
     server.wait_idle()
+
+
+@KINDS
+def test_a_client_that_leaves_is_a_line_of_log_and_no_warning(start: Servers, is_stream: bool) -> None:
+    server = start.start(model="synthetic:?tokens_per_s=50", log_format="json")
+    with server.connect() as connection:
+        assert connection.post(chat(max_tokens=1)).status == 200  # a normal end, which is no line
+        connection.send(request("POST", CHAT, chat(stream=is_stream), {"X-Request-Id": "who-left"}))
+        server.wait_metric("running", 1)
+        connection.leave()
+        server.wait_idle()
+
+    eventually(lambda: "job_ended" in server.log, what="a line about the job")
+    (line,) = [line for line in server.log.splitlines() if "job_ended" in line]
+    assert "[INFO]" in line
+    members = json.loads(line[line.index("{") :])
+    assert (members["id"], members["model"], members["outcome"]) == ("who-left", "synthetic", "cancelled")
+    assert "ended in an error" not in server.log
+    assert "WARNING" not in server.log
