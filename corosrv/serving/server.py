@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
@@ -23,11 +23,13 @@ from corosrv.http.lean_flask import current
 from corosrv.http.reply import register_errors
 from corosrv.llamacpp.metrics import typed_as_there
 from corosrv.openai import answer_types
-from corosrv.serving.models import ModelPart
 from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
 from corosrv.settings import Settings
+
+if TYPE_CHECKING:
+    from corosrv.serving.models import ModelPart
 
 log = logging.getLogger("corosrv")
 
@@ -40,7 +42,7 @@ class Server:
         self._stats = metrics.HttpStats()
         self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
-        self.models = ModelPart(settings, self._stats, self._bodies) if settings.models else None
+        self.models = self._models(settings)
         self.predictor = self._predictor(settings)
         self.parts: list[Part] = [part for part in (self.models, self.predictor) if part is not None]
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
@@ -51,6 +53,14 @@ class Server:
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
+
+    def _models(self, settings: Settings) -> ModelPart | None:
+        if not settings.models:
+            return None
+        # Loads libllama, which a server of predictions alone does without.
+        from corosrv.serving.models import ModelPart
+
+        return ModelPart(settings, self._stats, self._bodies)
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
         if settings.predictor is None:

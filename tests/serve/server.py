@@ -202,6 +202,11 @@ class Process:
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 
+    def files(self) -> set[str]:
+        """The names of the files that are mapped into its memory, libraries among them."""
+        lines = (self._proc / "maps").read_text().splitlines()
+        return {Path(line.split(maxsplit=5)[5]).name for line in lines if len(line.split(maxsplit=5)) == 6}
+
     def n_descriptors(self) -> int:
         return len(self.descriptors())
 

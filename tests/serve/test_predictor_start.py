@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import APP, BIN, GUNICORN, REPOSITORY, SERVE, Server, eventually
+from tests.serve.server import APP, BIN, GUNICORN, REPOSITORY, SERVE, Process, Server, eventually
 from tests.support.predictors import PREDICTORS
 from tests.support.receiver import Receiver
 
@@ -40,6 +40,20 @@ def test_a_class_is_served(start_predictor: StartPredictor, command: tuple[str, 
     assert (answer.status, answer.json["output"]) == (200, "hi")
     assert server.health()["setup"]["logs"] == "ready to serve\n"
     assert server.process.health() == "ok"
+
+
+@COMMANDS
+def test_a_server_of_predictions_alone_loads_no_libllama(
+    start_predictor: StartPredictor, command: tuple[str, ...]
+) -> None:
+    server = start_predictor("tasks.py:Predictor", command=command)
+    assert server.predict({"text": "hi"}).status == 200
+
+    processes = [Process(server.process.pid), server.process.worker, server.worker]
+
+    files = set().union(*(process.files() for process in processes))
+    assert "libpython" in " ".join(files) or any(name.startswith("python") for name in files), "maps are read"
+    assert [name for name in files if "llama" in name or "ggml" in name or name.startswith("_native")] == []
 
 
 @COMMANDS
