@@ -21,7 +21,7 @@ namespace corosrv {
 
 namespace {
 
-// Makes the context that a backend is to have in the end. Touching gigabytes of KV cache takes seconds.
+// Makes the full-sized context. Takes seconds where the KV cache has gigabytes.
 using MakeContext = std::function<Context()>;
 
 int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
@@ -29,12 +29,12 @@ int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(ll
 Status to_status(int32_t code) {
   if (code == 0) return Status::ok();
   if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
-  const std::string reason = last_reason();
+  const std::string reason = take_last_error();
   return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
                                       (reason.empty() ? ")" : ", " + reason + ")"));
 }
 
-// Of whatever status: at the start a wrong setting, later an error of the engine.
+// `code`: at the start the setting is at fault, later the engine.
 Status broken_promise(corosrv_code code, const std::string& violation) {
   return Status(code, "COROSRV_DETERMINISTIC=1 cannot be kept for this model: " + violation +
                           ". It holds where libllama computes on the processor alone, for every weight format, in "
@@ -42,7 +42,7 @@ Status broken_promise(corosrv_code code, const std::string& violation) {
                           "convolutions. Start without COROSRV_DETERMINISTIC to serve this model");
 }
 
-// While it lives, the context makes the vectors of all tokens that it decodes.
+// Makes the context compute vectors of all tokens that it decodes, for as long as this object lives.
 class VectorMode {
  public:
   VectorMode(llama_context* context, bool is_always_on) : context_(is_always_on ? nullptr : context) {
@@ -60,8 +60,7 @@ class VectorMode {
 
 class LlamaBackend final : public Backend {
  public:
-  // `first` may have room for less than `info.context` tokens in each slot, until start_to_grow() has made one that
-  // has.
+  // `first` may hold fewer than `info.context` tokens in each slot: start_to_grow() replaces it.
   LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info,
                std::vector<llama_adapter_lora*> adapters, const corosrv_options& options, int32_t rows)
       : model_(std::move(model)),
@@ -109,7 +108,7 @@ class LlamaBackend final : public Backend {
 
   void forget(int32_t slot, int32_t position) override {
     if (memory_ == nullptr) return;
-    // Recurrent memory cannot be cut in the middle: it is then dropped whole.
+    // Recurrent memory cannot be cut in the middle: all of it is dropped then.
     if (!llama_memory_seq_rm(memory_, slot, position, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
   }
 
@@ -126,16 +125,16 @@ class LlamaBackend final : public Backend {
 
   bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
     if (!grow(n_tokens).is_ok()) return false;
-    // What was kept in a file may be anything: it has to come to positions from the first to the last one.
-    const bool is_whole = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
-                          llama_memory_seq_pos_min(memory_, slot) == 0 &&
-                          llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
-    if (!is_whole) wipe(slot);
-    return is_whole;
+    // A snapshot from a file may hold anything: check that it has every position from 0 to n_tokens - 1.
+    const bool is_complete = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
+                             llama_memory_seq_pos_min(memory_, slot) == 0 &&
+                             llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
+    if (!is_complete) wipe(slot);
+    return is_complete;
   }
 
-  // Touches the weights, packs those that want it and lets libllama reserve its buffers, so that the first request
-  // does not wait for it.
+  // Decodes a token, so that the first request does not wait until weights are read and packed and buffers are
+  // reserved.
   Status warm_up() {
     const Token token = info_.bos >= 0 ? info_.bos : 0;
     const std::vector<Row> row{{token, 0, 0, true}};
@@ -150,7 +149,7 @@ class LlamaBackend final : public Backend {
     return status;
   }
 
-  // Makes the full context beside the first one, which serves meanwhile.
+  // Makes the full context in the background, while the first one serves.
   void start_to_grow(MakeContext make_full) {
     if (capacity_ < info_.context) full_ = std::async(std::launch::async, make_in_background, std::move(make_full));
   }
@@ -162,14 +161,15 @@ class LlamaBackend final : public Backend {
     return broken_promise(COROSRV_INTERNAL, kernels_->violation());
   }
 
-  // Rows as they come when one prompt is read while another goes on: their graph has what that of one row lacks.
+  // Returns rows of two slots, one of which reads several tokens: their graph may have operations that the graph of a
+  // single row lacks.
   std::vector<Row> mixed_batch(Token token) const {
     std::vector<Row> rows{{token, 1, 0, true}, {token, 2, 0, true}, {token, 3, 0, true}};
     if (slots_ > 1) rows.push_back({token, 0, 1, true});
     return rows;
   }
 
-  // Tells the context; libllama then plans its graphs anew, and does nothing where it has them already.
+  // Sets the adapters of the context. libllama then plans its graphs again; it does nothing if they are set already.
   void apply_adapters() {
     std::vector<llama_adapter_lora*> adapters = adapters_;
     llama_set_adapters_lora(context_.get(), adapters.data(), used_.size(), used_.data());
@@ -177,9 +177,9 @@ class LlamaBackend final : public Backend {
 
   size_t vector_size() const { return info_.pooling == Pooling::kRank ? 1 : static_cast<size_t>(info_.n_vector); }
 
-  // How many of the rows from `first` on may be computed together. Whoever sees all tokens of a sequence needs them in
-  // one piece, and libllama cuts what lies in a KV cache where sequences differ in length; without a cache it cuts
-  // nothing. Where neighbours must not matter there are none.
+  // Returns how many of the rows from `first` on are computed together. A model whose tokens see all others needs a
+  // sequence in one piece. With a KV cache, libllama splits a batch where sequences differ in length; without a cache
+  // it does not. In deterministic mode each sequence is computed alone.
   size_t piece_size(const std::vector<Row>& rows, size_t first) const {
     const size_t n_left = rows.size() - first;
     if (!info_.reads_whole) return std::min(n_left, static_cast<size_t>(kVectorRows));
@@ -190,14 +190,14 @@ class LlamaBackend final : public Backend {
   }
 
   void keep_vector(size_t row, int32_t row_of_batch, int32_t slot) {
-    const float* found = info_.pooling == Pooling::kRank ? llama_get_embeddings_seq(context_.get(), slot)
-                                                         : llama_get_embeddings_ith(context_.get(), row_of_batch);
-    if (found == nullptr) throw std::runtime_error("libllama made no vector of a token");
-    std::copy_n(found, vector_size(), &vectors_[row * vector_size()]);
+    const float* numbers = info_.pooling == Pooling::kRank ? llama_get_embeddings_seq(context_.get(), slot)
+                                                           : llama_get_embeddings_ith(context_.get(), row_of_batch);
+    if (numbers == nullptr) throw std::runtime_error("libllama made no vector for a token");
+    std::copy_n(numbers, vector_size(), &vectors_[row * vector_size()]);
   }
 
   static Context make_in_background(const MakeContext& make) {
-    // Whoever is served meanwhile goes first.
+    // Requests that are served meanwhile go first.
     const sched_param none{};
     ::sched_setscheduler(::gettid(), SCHED_IDLE, &none);
     return make();
@@ -209,14 +209,14 @@ class LlamaBackend final : public Backend {
     return false;
   }
 
-  // How many tokens the fullest slot holds once the rows are computed.
+  // Returns the tokens of the fullest slot after these rows.
   static int32_t tokens_of(const std::vector<Row>& rows) {
     int32_t most = 0;
     for (const Row& row : rows) most = std::max(most, row.position + 1);
     return most;
   }
 
-  // Goes over to the full context once it is there, and waits for it where a slot is to hold `n_tokens`.
+  // Changes to the full context if it is ready. Waits for it if a slot is to hold `n_tokens` and cannot yet.
   Status grow(int32_t n_tokens) {
     if (full_.valid()) {
       const bool needs_full = n_tokens > capacity_;
@@ -245,7 +245,7 @@ class LlamaBackend final : public Backend {
     }
   }
 
-  // Whatever goes wrong, the first context serves on with what room it has.
+  // If anything fails, the first context goes on serving with the room that it has.
   void take_full() {
     try {
       if (Context full = full_.get()) move_to(std::move(full));
@@ -268,7 +268,7 @@ class LlamaBackend final : public Backend {
 
   const Model model_;
   const std::vector<llama_adapter_lora*> adapters_;  // the model frees them
-  const std::unique_ptr<GraphKernels> kernels_;      // null: libllama's alone
+  const std::unique_ptr<GraphKernels> kernels_;      // null: libllama computes everything
   Context context_;
   int32_t capacity_;  // tokens that a slot of context_ holds
   const int32_t slots_;
@@ -278,12 +278,12 @@ class LlamaBackend final : public Backend {
   const LlamaVocabulary vocabulary_;
   ModelInfo info_;  // constant once warm
   const bool has_snapshots_;
-  Adapters used_;               // what the context computes with
+  Adapters used_;               // set in context_
   std::vector<float> vectors_;  // of the last embed()
-  std::future<Context> full_;   // last: it uses the model, and is waited for first
+  std::future<Context> full_;   // the last member, so that it is waited for while the model still lives
 };
 
-// Of each slot: what a server starts with, where the whole KV cache would keep it waiting.
+// Tokens of each slot in the first context, which is made faster than the full KV cache.
 constexpr int32_t kFirstTokens = 256;
 
 }  // namespace
@@ -297,25 +297,25 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, cons
   const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
   std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), adapters, status);
   if (!status.is_ok()) return nullptr;
-  ContextWish wish{context};
-  status = find_pooling(model.get(), path, options.pooling, wish.pooling);
+  ContextPurpose purpose{context};
+  status = find_pooling(model.get(), path, options.pooling, purpose.pooling);
   if (!status.is_ok()) return nullptr;
 
   std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context, options.deterministic != 0);
-  wish.kernels = kernels.get();
-  const auto make_context = [options, raw_model = model.get()](ContextWish wanted, int32_t tokens) {
-    wanted.tokens = tokens;  // for a start fewer than there are to be
-    return Context(llama_init_from_model(raw_model, context_params(options, wanted)));
+  purpose.kernels = kernels.get();
+  const auto make_context = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
+    sized.tokens = tokens;  // fewer at first than the context is to have
+    return Context(llama_init_from_model(raw_model, context_params(options, sized)));
   };
-  Context first = make_context(wish, can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
-  // What libllama knows of a model it tells of a context.
+  Context first = make_context(purpose, can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
+  // libllama reports this of a context, not of a model.
   if (first && !llama_get_causal_attn(first.get())) {
-    wish.reads_whole = true;
+    purpose.reads_whole = true;
     // Such sequences come alone where neighbours must not matter, and then any kernel will do.
     first.reset();
     kernels = make_kernels(options, model.get(), context, false);
-    wish.kernels = kernels.get();
-    first = make_context(wish, context);
+    purpose.kernels = kernels.get();
+    first = make_context(purpose, context);
   }
   if (!first) {
     status = failure("libllama cannot make a context for", path);
@@ -324,16 +324,16 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, cons
   if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options.slots, context);
   if (!status.is_ok()) return nullptr;
 
-  ModelInfo info = describe(model.get(), wish.reads_whole ? context : std::max(context, tokens_per_slot(first)));
+  ModelInfo info = describe(model.get(), purpose.reads_whole ? context : std::max(context, tokens_per_slot(first)));
   info.n_adapters = static_cast<int32_t>(loaded.size());
-  info.pooling = wish.pooling;
-  info.reads_whole = wish.reads_whole;
-  info.can_generate = !wish.reads_whole;
+  info.pooling = purpose.pooling;
+  info.reads_whole = purpose.reads_whole;
+  info.can_generate = !purpose.reads_whole;
   auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
-                                                std::move(loaded), options, rows_of_step(options, wish));
+                                                std::move(loaded), options, rows_of_step(options, purpose));
   status = backend->warm_up();
   if (!status.is_ok()) return nullptr;
-  backend->start_to_grow([=] { return make_context(wish, context); });
+  backend->start_to_grow([=] { return make_context(purpose, context); });
   return backend;
 }
 

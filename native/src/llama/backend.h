@@ -1,4 +1,4 @@
-// libllama behind the Backend interface; llama_handles.h alone includes llama.h.
+// Implements the Backend interface with libllama.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace corosrv {
 
-// Loads a model and makes its context, one KV stream per slot. Takes seconds. Upon failure `status` says why, in
-// words for whoever chose the file, and the result is null. `adapters`: paths, in the order of their numbers.
+// Loads a model and makes its context, with one KV stream per slot; takes seconds. Returns null on failure, with the
+// reason in `status`, worded for the operator. `adapters`: paths of LoRA files; the first becomes adapter number 0.
 std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, const std::vector<std::string>& adapters,
                                             Status& status);
 

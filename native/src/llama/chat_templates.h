@@ -1,4 +1,4 @@
-// The chat templates that libllama has built in.
+// Applies the chat templates that libllama has built in.
 #pragma once
 
 #include <string>
@@ -13,11 +13,11 @@ struct ChatMessage {
   std::string content;
 };
 
-// Their names, which live for ever.
+// Returns the names of the templates; the strings are never freed.
 std::vector<const char*> chat_template_names();
 
-// Writes a conversation as the template of this name has it. Fails for a name that is none of theirs: libllama would
-// take it for a template's text and guess what it is.
+// Formats a conversation by the template of this name. Fails if there is no such name: libllama would treat it as the
+// text of a template and guess its format.
 Status apply_chat_template(const std::string& name, const std::vector<ChatMessage>& messages, bool add_prompt,
                            std::string& text);
 

@@ -12,7 +12,7 @@ namespace corosrv {
 
 namespace {
 
-// Bytes that the kernel says can still be had, or a very large number where it does not say.
+// Returns the bytes of memory that Linux reports as available; infinity if it reports none.
 double available_memory() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -22,7 +22,7 @@ double available_memory() {
   return std::numeric_limits<double>::infinity();
 }
 
-// Bytes of KV cache in 16-bit floats. Models without attention have no heads.
+// Returns the bytes of a KV cache of 16-bit floats; 0 for a model without attention, which has no heads.
 double kv_bytes(const llama_model* model, double n_cells) {
   if (llama_model_n_head(model) == 0) return 0;
   const double head = static_cast<double>(llama_model_n_embd(model)) / llama_model_n_head(model);
@@ -31,44 +31,43 @@ double kv_bytes(const llama_model* model, double n_cells) {
 
 }  // namespace
 
-int32_t rows_of_step(const corosrv_options& options, const ContextWish& wish) {
-  return wish.reads_whole ? std::max(options.batch, wish.tokens) : options.batch;
+int32_t rows_of_step(const corosrv_options& options, const ContextPurpose& purpose) {
+  return purpose.reads_whole ? std::max(options.batch, purpose.tokens) : options.batch;
 }
 
-llama_context_params context_params(const corosrv_options& options, const ContextWish& wish) {
+llama_context_params context_params(const corosrv_options& options, const ContextPurpose& purpose) {
   llama_context_params params = llama_context_default_params();
-  params.n_ctx = static_cast<uint32_t>(wish.tokens) * static_cast<uint32_t>(options.slots);
+  params.n_ctx = static_cast<uint32_t>(purpose.tokens) * static_cast<uint32_t>(options.slots);
   params.n_seq_max = static_cast<uint32_t>(options.slots);
-  const int32_t rows = rows_of_step(options, wish);
+  const int32_t rows = rows_of_step(options, purpose);
   params.n_batch = params.n_ubatch = static_cast<uint32_t>(rows);
   const int32_t most_read = std::max(options.slots + kMostScoredRows, kVectorRows);
-  params.n_outputs_max = static_cast<uint32_t>(wish.reads_whole ? rows : std::min(most_read, rows));
-  params.embeddings = wish.reads_whole;
-  params.pooling_type = wish.pooling == Pooling::kRank ? LLAMA_POOLING_TYPE_RANK : LLAMA_POOLING_TYPE_NONE;
+  params.n_outputs_max = static_cast<uint32_t>(purpose.reads_whole ? rows : std::min(most_read, rows));
+  params.embeddings = purpose.reads_whole;
+  params.pooling_type = purpose.pooling == Pooling::kRank ? LLAMA_POOLING_TYPE_RANK : LLAMA_POOLING_TYPE_NONE;
   if (options.threads > 0) params.n_threads = params.n_threads_batch = options.threads;
-  // One stream per sequence: no attention over the neighbours' cells, and what is not a number in one sequence stays
-  // there.
+  // One stream per sequence: no attention over the neighbours' cells, and a NaN in one sequence stays there.
   params.kv_unified = false;
-  // For this type of cache libllama has one kernel, whatever the number of rows and tokens; for 16-bit floats it has
-  // three, which round differently.
+  // libllama has one attention kernel for caches of bfloat16, for any number of rows and tokens. For 16-bit floats it
+  // has three, which round differently.
   if (options.deterministic != 0) params.type_k = params.type_v = GGML_TYPE_BF16;
   params.no_perf = true;
-  if (wish.kernels != nullptr) {
+  if (purpose.kernels != nullptr) {
     params.cb_eval = &GraphKernels::on_node;
-    params.cb_eval_user_data = wish.kernels;
+    params.cb_eval_user_data = purpose.kernels;
   }
   return params;
 }
 
 Status check_memory(const llama_model* model, int32_t slots, int32_t context) {
-  const double wanted = kv_bytes(model, static_cast<double>(slots) * context);
+  const double needed = kv_bytes(model, static_cast<double>(slots) * context);
   const double available = available_memory();
-  if (wanted <= available) return Status::ok();
+  if (needed <= available) return Status::ok();
   char text[256];
   std::snprintf(text, sizeof text,
                 "%d slots of %d tokens need %.1f GB of KV cache, and %.1f GB of memory are available: lower "
                 "COROSRV_SLOTS or COROSRV_CTX",
-                slots, context, wanted / 1e9, available / 1e9);
+                slots, context, needed / 1e9, available / 1e9);
   return Status(COROSRV_INVALID, text);
 }
 

@@ -1,4 +1,4 @@
-// The context of a model: its parameters, and whether the machine has room for it.
+// Chooses the parameters of a model's context, and checks whether the machine has memory for it.
 #pragma once
 
 #include <memory>
@@ -9,26 +9,27 @@
 
 namespace corosrv {
 
-// Rows of one llama_decode that may have vectors. libllama computes logits with them, in as many rows of memory.
+// The most rows of one llama_decode for which vectors are made: libllama reserves room for the logits of each, too.
 constexpr int32_t kVectorRows = 128;
 
-struct ContextWish {
-  int32_t tokens;                    // of a slot
-  Pooling pooling = Pooling::kMean;  // done by libllama where its classification head is needed, otherwise by ourselves
-  bool reads_whole = false;          // sequences are computed in one piece, for their vectors alone
-  GraphKernels* kernels = nullptr;   // null: libllama's alone compute
+// What a context is made for.
+struct ContextPurpose {
+  int32_t tokens;                    // capacity of a slot
+  Pooling pooling = Pooling::kMean;  // libllama pools for kRank alone, which needs the model's classification head
+  bool reads_whole = false;          // each sequence is computed in one piece, for its vectors alone
+  GraphKernels* kernels = nullptr;   // null: libllama computes everything
 };
 
-llama_context_params context_params(const corosrv_options& options, const ContextWish& wish);
+llama_context_params context_params(const corosrv_options& options, const ContextPurpose& purpose);
 
-// Rows of one step, at most.
-int32_t rows_of_step(const corosrv_options& options, const ContextWish& wish);
+// Returns the largest number of rows of one step.
+int32_t rows_of_step(const corosrv_options& options, const ContextPurpose& purpose);
 
-// Whether the KV cache fits into what memory is left; says what to do when it does not.
+// Checks that the KV cache fits into the memory that is available. The failure says which settings to lower.
 Status check_memory(const llama_model* model, int32_t slots, int32_t context);
 
-// Our kernels, or null where they have no place. `is_deterministic`: whatever is computed together, no row's bits may
-// depend on the others.
+// Makes the kernels that replace parts of libllama's graphs; returns null if there is nothing to replace.
+// `is_deterministic`: no row's bits may depend on the other rows of a batch.
 std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context,
                                            bool is_deterministic);
 

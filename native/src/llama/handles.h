@@ -1,4 +1,4 @@
-// The only include of llama.h, and owners of what libllama hands out. For the llama_*.cpp files alone.
+// Includes llama.h, and owns what libllama allocates. Only files of this folder include it.
 #pragma once
 
 #include <llama.h>

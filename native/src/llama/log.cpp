@@ -42,7 +42,7 @@ void keep_llama_errors() {
   NativeLog::take_errors();
 }
 
-std::string last_reason() {
+std::string take_last_error() {
   std::string reason = NativeLog::take_errors();
   reason.resize(std::min(reason.find('\n'), reason.size()));
   const size_t colon = reason.find(": ");

@@ -13,7 +13,7 @@ namespace {
 
 std::string file_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
 
-// What can be told without libllama, which answers these with a null pointer and its log.
+// Checks what libllama would only answer with a null pointer and a line in its log.
 Status check_file(const std::string& path) {
   const std::string name = "'" + file_name(path) + "'";
   std::ifstream file(path, std::ios::binary);
@@ -32,18 +32,18 @@ std::string metadata(const llama_model* model, const std::string& key) {
 }
 
 std::string template_of(const llama_model* model, const char* name) {
-  const char* found = llama_model_chat_template(model, name);
-  return found == nullptr ? "" : found;
+  const char* text = llama_model_chat_template(model, name);
+  return text == nullptr ? "" : text;
 }
 
-// The model's own, or the mean: that a file names none is no reason to give a vector for every token.
+// Returns the model's pooling; the mean if the file names none, or one that makes no single vector.
 Pooling own_pooling(const llama_model* model) {
   const int type = std::atoi(metadata(model, metadata(model, "general.architecture") + ".pooling_type").c_str());
   const bool is_known = type > COROSRV_POOLING_NONE && type <= COROSRV_POOLING_RANK;
   return is_known ? static_cast<Pooling>(type) : Pooling::kMean;
 }
 
-// libllama does not tell whether a model has one, and without it takes a score from the wrong place.
+// Looks into the file: libllama does not report whether a model has a head, and without one computes a wrong score.
 bool has_classification_head(const std::string& path) {
   gguf_context* file = gguf_init_from_file(path.c_str(), {true, nullptr});
   if (file == nullptr) return false;
@@ -97,8 +97,8 @@ std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::ve
   return adapters;
 }
 
-Status find_pooling(const llama_model* model, const std::string& path, int32_t wanted, Pooling& pooling) {
-  pooling = wanted == COROSRV_POOLING_MODEL ? own_pooling(model) : static_cast<Pooling>(wanted);
+Status find_pooling(const llama_model* model, const std::string& path, int32_t setting, Pooling& pooling) {
+  pooling = setting == COROSRV_POOLING_MODEL ? own_pooling(model) : static_cast<Pooling>(setting);
   if (pooling != Pooling::kRank || has_classification_head(path)) return Status::ok();
   return Status(COROSRV_INVALID, "'" + file_name(path) +
                                      "' has no classification head to score texts with: set COROSRV_POOLING to mean, "
@@ -106,7 +106,7 @@ Status find_pooling(const llama_model* model, const std::string& path, int32_t w
 }
 
 Status failure(const std::string& what, const std::string& path) {
-  const std::string reason = last_reason();
+  const std::string reason = take_last_error();
   return Status(COROSRV_INVALID, what + " '" + file_name(path) + "'" + (reason.empty() ? "" : ": " + reason));
 }
 

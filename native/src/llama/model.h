@@ -1,4 +1,4 @@
-// A model file: what can be told of it, and loading it.
+// Loads a model file and reads its description.
 #pragma once
 
 #include <string>
@@ -10,25 +10,25 @@
 
 namespace corosrv {
 
-// Loads the weights; takes seconds. Null, and a status in words for whoever chose the file, when they are none that can
-// be served. `may_repack`: libllama may rearrange weights for kernels that are faster for batches.
+// Loads the weights; takes seconds. Returns null if the file cannot be served, with the reason in `status`, worded for
+// the operator. `may_repack`: libllama may rearrange weights for kernels that are faster for batches.
 Model load_model(const std::string& path, bool may_repack, Status& status);
 
-// Loads LoRA adapters, which live as long as the model. Upon failure `status` names the file.
+// Loads LoRA adapters, which the model owns. On failure `status` names the file.
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,
                                                Status& status);
 
-// That libllama could not do `what` for this file, and its reason.
+// Returns the failure of a libllama function: `what` it could not do, the file's name, and the reason from its log.
 Status failure(const std::string& what, const std::string& path);
 
-// What becomes of the vectors of this model's tokens: as `wanted`, a corosrv_pooling, or as the model says. A failure
-// where scores are wanted, and the file has no head that makes them.
-Status find_pooling(const llama_model* model, const std::string& path, int32_t wanted, Pooling& pooling);
+// Chooses how a text's token vectors become one: as `setting` (a corosrv_pooling) says, or as the model says. Fails if
+// scores are wanted and the file has no classification head to compute them.
+Status find_pooling(const llama_model* model, const std::string& path, int32_t setting, Pooling& pooling);
 
-// Recurrent memories are no lists of tokens that could be cut and copied.
+// Returns whether a slot's memory can be copied, and cut at any token. Recurrent memories cannot.
 bool can_copy_memory(const llama_model* model);
 
-// `context`: tokens of a slot.
+// Reads the model's description. `context`: tokens of a slot.
 ModelInfo describe(const llama_model* model, int32_t context);
 
 }  // namespace corosrv

@@ -1,4 +1,4 @@
-// The tokens of a model that libllama has loaded.
+// Implements the Vocabulary interface with libllama.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace corosrv {
 
-// Reads all texts once, so that they can be handed out as views.
+// The tokens of a loaded model, which must outlive it. Reads all texts once, so that it can return views of them.
 class LlamaVocabulary final : public Vocabulary {
  public:
   explicit LlamaVocabulary(const llama_vocab* vocab);
