@@ -14,7 +14,7 @@ import click
 from corosrv.bench.load.plan import BenchPlan, Mix, Point
 from corosrv.errors import BenchError
 
-RATE_OF_ARRIVALS = 1.0  # long prompts a second, where nobody said how many
+RATE_OF_ARRIVALS = 1.0  # long prompts a second, unless --rate is given
 SPARE_DESCRIPTORS = 100
 
 
@@ -34,7 +34,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
         except ValueError:
             numbers = ()
         if not numbers or not all(0 < number < 1e6 for number in numbers):
-            self.fail(f"{value!r} is no list of numbers above zero, such as 1,8,32", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers above zero, such as 1,8,32", param, ctx)
         return numbers
 
 
@@ -51,42 +51,56 @@ class Members(click.ParamType):  # type: ignore[type-arg]  # generic since click
         except ValueError:
             members = None
         if not isinstance(members, dict):
-            self.fail(f"{value!r} is no JSON object", param, ctx)
+            self.fail(f"{value!r} is not a JSON object", param, ctx)
         return members
 
 
 @click.command()
-@click.option("--url", required=True, help="address of an OpenAI-compatible server, with or without its /v1")
-@click.option("--versus", help="address of another one: the same load on both, in turn, the order alternating")
-@click.option("--name", help="what the report calls the server  [host:port]")
-@click.option("--versus-name", help="what the report calls the other one  [host:port]")
+@click.option("--url", required=True, help="address of an OpenAI-compatible server, with or without /v1")
+@click.option("--versus", help="address of a second server: both get the same load in turn, in alternating order")
+@click.option("--name", help="name of the server in the report  [host:port]")
+@click.option("--versus-name", help="name of the second server in the report  [host:port]")
 @click.option("--mix", type=click.Choice([mix.value for mix in Mix]), default="short", show_default=True,
               help="short: short chats, each its own; long: prompts of 1,500 tokens; shared: one system prompt of 400 "
               "tokens for all; arrivals: running streams while prompts of 1,500 tokens arrive")  # fmt: skip
-@click.option("--clients", type=Numbers(int), help="clients at once; several make a sweep  [1,8,32; arrivals: 16]")
+@click.option(
+    "--clients", type=Numbers(int), help="concurrent clients; several numbers make a sweep  [1,8,32; arrivals: 16]"
+)
 @click.option("--rate", type=Numbers(float),
-              help="instead of clients, requests that arrive at random, so many a second, whoever still waits; in the "
-              "mix arrivals, long prompts a second  [1]")  # fmt: skip
+              help="requests a second that arrive at random, instead of clients that wait for answers; in the mix "
+              "arrivals, long prompts a second  [1]")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(1, 10_000_000),
-              help="of one round, all clients together  [one for each client, at least 8]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="how many count")
-@click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="rounds before those")
-@click.option("--tokens", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="of each answer")
+              help="requests of one round, all clients together  [one for each client, at least 8]")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="rounds that count")
+@click.option(
+    "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="rounds before those that count"
+)
+@click.option(
+    "--tokens", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="tokens of each answer"
+)
 @click.option("--force/--no-force", default=True, show_default=True,
-              help="ask for exactly that many, by ignore_eos; off for servers that refuse it")  # fmt: skip
-@click.option("--chat/--completions", default=True, show_default=True, help="which API")
+              help="ask for exactly that many tokens with ignore_eos; off for servers that refuse it")  # fmt: skip
+@click.option("--chat/--completions", default=True, show_default=True, help="API to call")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="of prompts, arrivals and sampling")
-@click.option("--model", default="", help="[the first that the server lists]")
+@click.option(
+    "--seed", type=click.IntRange(0), default=1, show_default=True, help="seed of prompts, arrivals and sampling"
+)
+@click.option("--model", default="", help="model to ask for  [the first that the server lists]")
 @click.option("--api-key", envvar="BENCH_API_KEY", default="", help="sent as a bearer key; also BENCH_API_KEY")
 @click.option("--extra", type=Members(), default="{}", help="more members for every request body")
-@click.option("--timeout", type=click.FloatRange(0.001), default=600.0, show_default=True, help="seconds of a request")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001),
+    default=600.0,
+    show_default=True,
+    help="seconds after which a request has failed",
+)
 @click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True,
-              help="that make the load, when one core is not enough")  # fmt: skip
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="writes all figures")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="writes a page with plots")
-@click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="writes the plots")
-def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | None, **chosen: Any) -> None:
+              help="processes that make the load, if one core is not enough")  # fmt: skip
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="file for all figures")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="file for a page with plots")
+@click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="folder for the plots")
+def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | None, **options: Any) -> None:
     """Put a load on a server, or on two in turn, and report tokens a second, TTFT and ITL.
 
     Ends with status 1 when a request failed.
@@ -97,13 +111,13 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     from corosrv.bench.report.document import Report
     from corosrv.bench.report.machine import look
 
-    plan = plan_of(chosen)
+    plan = plan_of(options)
     machine = look()  # before the load, which changes it
-    targets = [parse(chosen["url"], chosen["name"] or "", chosen["model"], chosen["api_key"])]
-    if chosen["versus"]:
-        targets.append(parse(chosen["versus"], chosen["versus_name"] or "", chosen["model"], chosen["api_key"]))
+    targets = [parse(options["url"], options["name"] or "", options["model"], options["api_key"])]
+    if options["versus"]:
+        targets.append(parse(options["versus"], options["versus_name"] or "", options["model"], options["api_key"]))
     if len({target.name for target in targets}) < len(targets):
-        raise BenchError(f"both servers are called {targets[0].name}: say --name and --versus-name")
+        raise BenchError(f"both servers have the name {targets[0].name}: set --name and --versus-name")
     raise_descriptor_limit(plan)
     command = command_line()
     section = Comparison(plan, list(map(find_model, targets)), command, Progress(sys.stderr)).run()
@@ -113,25 +127,25 @@ def bench(json_file: Path | None, html_file: Path | None, svg_folder: Path | Non
     sys.exit(130 if section.is_interrupted else 1 if section.failed else 0)
 
 
-def plan_of(chosen: dict[str, Any]) -> BenchPlan:
-    """The plan that the options ask for. Raises BenchError where they contradict each other."""
-    mix = Mix(chosen["mix"])
-    if mix is Mix.ARRIVALS and chosen["processes"] > 1:
+def plan_of(options: dict[str, Any]) -> BenchPlan:
+    """Makes the plan from the options. Raises UsageError for options that contradict each other."""
+    mix = Mix(options["mix"])
+    if mix is Mix.ARRIVALS and options["processes"] > 1:
         raise click.UsageError("--mix arrivals runs in one process: leave out --processes")
     return BenchPlan(
         mix=mix,
-        points=_points(mix, chosen["clients"], chosen["rate"]),
-        rounds=chosen["rounds"],
-        warmup=chosen["warmup"],
-        requests=chosen["requests"],
-        tokens=chosen["tokens"],
-        temperature=chosen["temperature"],
-        seed=chosen["seed"],
-        is_chat=chosen["chat"],
-        is_forced=chosen["force"],
-        timeout=chosen["timeout"],
-        processes=chosen["processes"],
-        extra=chosen["extra"],
+        points=_points(mix, options["clients"], options["rate"]),
+        rounds=options["rounds"],
+        warmup=options["warmup"],
+        requests=options["requests"],
+        tokens=options["tokens"],
+        temperature=options["temperature"],
+        seed=options["seed"],
+        is_chat=options["chat"],
+        is_forced=options["force"],
+        timeout=options["timeout"],
+        processes=options["processes"],
+        extra=options["extra"],
     )
 
 
@@ -139,7 +153,7 @@ def _points(mix: Mix, clients: tuple[int, ...] | None, rates: tuple[float, ...] 
     if mix is Mix.ARRIVALS:
         return tuple(Point(n, rate) for n in clients or (16,) for rate in rates or (RATE_OF_ARRIVALS,))
     if rates and clients:
-        raise click.UsageError("--rate sends requests when they are due, whoever still waits: leave out --clients")
+        raise click.UsageError("--rate sends requests whether or not others are answered: leave out --clients")
     return tuple(Point(rate=rate) for rate in rates) if rates else tuple(Point(n) for n in clients or (1, 8, 32))
 
 
@@ -149,11 +163,11 @@ def raise_descriptor_limit(plan: BenchPlan) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     n_most = max(point.clients for point in plan.points) // plan.processes
     if hard != resource.RLIM_INFINITY and n_most + SPARE_DESCRIPTORS > hard:
-        raise BenchError(f"{n_most} clients need as many descriptors, and {hard} may be open (ulimit -Hn)")
+        raise BenchError(f"{n_most} clients need as many open files, and the limit is {hard} (ulimit -Hn)")
 
 
 def command_line() -> str:
-    """What was typed, without secrets."""
+    """Returns the command as it was typed, without secrets."""
     words = ["corosrv", *sys.argv[1:]]
     for i, word in enumerate(words):
         if word == "--api-key" and i + 1 < len(words):

@@ -38,23 +38,23 @@ class _Models(msgspec.Struct):
 
 
 def find_model(target: Target) -> Target:
-    """The target with the model that it serves, unless one was named. Raises BenchError when nobody is there."""
+    """Returns the target with the first model that it lists, unless one was named. Raises BenchError."""
     status, body = Client(target, timeout=30).get("/models")
     if target.model:
         return target
     if status != 200:
-        raise BenchError(f"{target.url}/models answers {status}: {body.decode('utf-8', 'replace')[:200]}; say --model")
+        raise BenchError(f"{target.url}/models answers {status}: {body.decode('utf-8', 'replace')[:200]}; set --model")
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except msgspec.DecodeError as error:
-        raise BenchError(f"{target.url}/models is no list of models: {error}") from None
+        raise BenchError(f"{target.url}/models is not a list of models: {error}") from None
     if not models:
-        raise BenchError(f"{target.url} lists no model: say --model")
+        raise BenchError(f"{target.url} lists no model: set --model")
     return replace(target, model=models[0].id)
 
 
 class Comparison:
-    """One plan on one server or two. `section` has what was found so far, whenever it is looked at."""
+    """Runs one plan on one server or two. `section` has the figures so far."""
 
     def __init__(self, plan: BenchPlan, targets: list[Target], command: str, progress: Progress) -> None:
         self._plan = plan
@@ -70,7 +70,7 @@ class Comparison:
         )
 
     def run(self) -> Section:
-        """All points. An interrupt ends it early, which the section tells. Raises BenchError."""
+        """Runs all points; after an interrupt the section says so. Raises BenchError."""
         try:
             for point in self._plan.points:
                 self._run_point(point)
@@ -90,21 +90,21 @@ class Comparison:
         outcomes: dict[Target, list[list[RequestOutcome]]] = {target: [] for target in servers}
         for number in range(self._plan.warmup + self._plan.rounds):
             for target in in_turn(self._targets, number):
-                done = self._run_round(target, point, number)
-                if self._is_kept(number, done, servers[target]):
-                    self._keep(done, servers[target], outcomes[target])
-                if done.is_interrupted:
+                load_round = self._run_round(target, point, number)
+                if self._is_kept(number, load_round, servers[target]):
+                    self._keep(load_round, servers[target], outcomes[target])
+                if load_round.is_interrupted:
                     raise KeyboardInterrupt
 
-    def _is_kept(self, number: int, done: spread.Round, server: ServerFigures) -> bool:
-        """Warm-ups are not, and neither is part of a round, unless there is nothing better."""
-        if done.is_interrupted:
-            return bool(done.outcomes) and not server.rounds
+    def _is_kept(self, number: int, load_round: spread.Round, server: ServerFigures) -> bool:
+        """Tells whether a round counts: no warm-up does, and an interrupted round only if there is no other."""
+        if load_round.is_interrupted:
+            return bool(load_round.outcomes) and not server.rounds
         return number >= self._plan.warmup
 
-    def _keep(self, done: spread.Round, server: ServerFigures, outcomes: list[list[RequestOutcome]]) -> None:
-        outcomes.append(done.outcomes)
-        server.rounds.append(figures.figures(done.outcomes, done.cpu, n_cores(), self._plan.tokens))
+    def _keep(self, load_round: spread.Round, server: ServerFigures, outcomes: list[list[RequestOutcome]]) -> None:
+        outcomes.append(load_round.outcomes)
+        server.rounds.append(figures.figures(load_round.outcomes, load_round.cpu, n_cores(), self._plan.tokens))
         server.ttft_curve = stats.curve(_ttfts(outcomes))
         server.itl_curve = stats.curve(chain.from_iterable(map(figures.gaps, outcomes)))
 
@@ -116,10 +116,10 @@ class Comparison:
 
 
 def _ttfts(rounds: list[list[RequestOutcome]]) -> Iterable[float]:
-    streams = (outcome for one in rounds for outcome in one if outcome.failure is None)
+    streams = (outcome for outcomes in rounds for outcome in outcomes if outcome.failure is None)
     return figures.ttfts(outcome for outcome in streams if not outcome.is_arriving)
 
 
 def _model_name(model: str) -> str:
-    """Without the folders: llama-server names a model by its path, which is nobody's business."""
+    """Drops the folders: llama-server names a model by its path, which reports should not show."""
     return model.rpartition("/")[2] if model.endswith(".gguf") else model

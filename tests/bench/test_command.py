@@ -82,11 +82,11 @@ def unused_port() -> int:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--url", "127.0.0.1:80"], "no address"),
+        (["--url", "127.0.0.1:80"], "not the address"),
         (["--url", f"http://127.0.0.1:{unused_port()}"], "cannot be reached: Connection refused"),
         (["--url", "http://no-such-host.invalid"], "cannot be reached"),
-        (["--url", "http://x", "--versus", "http://x"], "say --name"),
-        (["--url", "http://x", "--clients", "999999"], "descriptors"),
+        (["--url", "http://x", "--versus", "http://x"], "set --name"),
+        (["--url", "http://x", "--clients", "999999"], "open files"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(arguments, said, monkeypatch, capsys):

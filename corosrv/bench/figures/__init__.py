@@ -1,1 +1,1 @@
-"""From outcomes of requests to figures. Pure."""
+"""Computes figures from the outcomes of requests. Pure."""

@@ -1,4 +1,4 @@
-"""What one round says about a server: outcomes to figures. Pure."""
+"""Computes the figures of one round from its outcomes. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY = 0.8  # of a core: from here on the load's own process may be what limits
 
 
 class ClientCpu(msgspec.Struct, frozen=True):
-    """What producing the load cost: the busiest process's share of a core, all processes' share of the machine, and
+    """The cost of producing the load: the busiest process's share of a core, all processes' share of the machine, and
     microseconds for each event with text, sending and connecting included."""
 
     core: float
@@ -55,8 +55,8 @@ class RoundFigures(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.failures.values())
 
 
-def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, asked: int) -> RoundFigures:
-    """The figures of one round whose streams were asked for `asked` tokens."""
+def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, max_tokens: int) -> RoundFigures:
+    """Computes the figures of one round whose requests asked for `max_tokens` tokens."""
     good = [outcome for outcome in outcomes if outcome.failure is None]
     streams = [outcome for outcome in good if not outcome.is_arriving]
     seconds = _span(outcomes)
@@ -74,7 +74,7 @@ def figures(outcomes: list[RequestOutcome], cpu: tuple[float, ...], cores: int, 
         stream_tokens_per_s=stats.median(map(_stream_speed, streams)),
         tokens_per_arrival=_tokens_per_arrival(good),
         counted_by=_counted_by(good),
-        early_stops=sum(outcome.finish == "stop" and outcome.tokens < asked for outcome in good),
+        early_stops=sum(outcome.finish == "stop" and outcome.tokens < max_tokens for outcome in good),
         ttft=stats.quantiles(ttfts(streams)),
         itl=stats.quantiles(gaps(outcomes)),
         total=stats.quantiles(outcome.total for outcome in streams),
@@ -88,17 +88,17 @@ def ttfts(outcomes: Iterable[RequestOutcome]) -> Iterator[float]:
 
 
 def gaps(outcomes: list[RequestOutcome]) -> Iterator[float]:
-    """Seconds between one arrival and the next of streams that ended well.
+    """Yields the seconds between one arrival and the next of streams that ended well.
 
-    Where long prompts arrived, only those gaps of the running streams that ended while one of them was on its way: from
-    the moment the first was due to the first token of the last.
+    Where long prompts arrived, only gaps of the running streams count that ended while a long prompt was read: from the
+    moment when the first was due to the first token of the last.
     """
     begin, end = _window([outcome for outcome in outcomes if outcome.is_arriving])
     for outcome in outcomes:
         if outcome.failure is None and not outcome.is_arriving:
-            for before, after in itertools.pairwise(outcome.arrivals):
-                if begin <= after <= end:
-                    yield after - before
+            for earlier, later in itertools.pairwise(outcome.arrivals):
+                if begin <= later <= end:
+                    yield later - earlier
 
 
 def _window(arriving: list[RequestOutcome]) -> tuple[float, float]:
@@ -109,14 +109,14 @@ def _window(arriving: list[RequestOutcome]) -> tuple[float, float]:
 
 
 def _span(outcomes: list[RequestOutcome]) -> float:
-    """From the beginning of the first request to the end of the last."""
+    """Returns the seconds from the beginning of the first request to the end of the last."""
     if not outcomes:
         return 0.0
     return max(outcome.ended for outcome in outcomes) - min(outcome.began for outcome in outcomes)
 
 
 def _stream_speed(outcome: RequestOutcome) -> float | None:
-    """Tokens a second after the first arrival, which may have brought several: as many as the others, on average."""
+    """Returns tokens a second after the first arrival, which is taken to bring as many as the others."""
     n = len(outcome.arrivals)
     if n < 2 or outcome.arrivals[-1] == outcome.arrivals[0]:
         return None
@@ -134,8 +134,8 @@ def _counted_by(outcomes: list[RequestOutcome]) -> str:
 
 
 def _mean(values: Iterable[int | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return statistics.fmean(there) if there else None
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
 
 
 def _cpu(cpu: tuple[float, ...], seconds: float, cores: int, events: int) -> ClientCpu:

@@ -1,4 +1,4 @@
-"""Samples to figures: percentiles, medians, spreads. Pure."""
+"""Computes percentiles, medians and curves from samples. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-# Where a curve of a distribution is kept: evenly, and finer where the slow ones are.
+# The shares of a distribution's curve: even steps, and finer ones for the slowest samples.
 CURVE = (*(i / 100 for i in range(100)), 0.995, 0.999, 1.0)
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of `n` samples, in seconds."""
+    """Percentiles of `n` samples, in seconds."""
 
     p50: float
     p90: float
@@ -23,7 +23,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the ordered samples do not exceed, interpolated between the two next to it."""
+    """Returns the value that `share` of the ordered samples do not exceed, interpolated between the two next to it."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -39,23 +39,23 @@ def quantiles(samples: Iterable[float]) -> Quantiles | None:
 
 
 def curve(samples: Iterable[float]) -> list[float]:
-    """The values at the shares of CURVE; empty without samples."""
+    """Returns the values at the shares of CURVE; empty without samples."""
     ordered = sorted(samples)
     return [quantile(ordered, share) for share in CURVE] if ordered else []
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Of those that are there."""
-    there = [value for value in values if value is not None]
-    return statistics.median(there) if there else None
+    """Returns the median of those that are not None."""
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def over_rounds(rounds: Iterable[Quantiles | None]) -> Quantiles | None:
-    """The median round's percentiles, and the worst round's maximum."""
-    there = [one for one in rounds if one is not None]
-    if not there:
+    """Returns the median round's percentiles, and the worst round's maximum."""
+    per_round = [quantiles for quantiles in rounds if quantiles is not None]
+    if not per_round:
         return None
     p50, p90, p95, p99 = (
-        statistics.median(getattr(one, name) for one in there) for name in ("p50", "p90", "p95", "p99")
+        statistics.median(getattr(each, name) for each in per_round) for name in ("p50", "p90", "p95", "p99")
     )
-    return Quantiles(p50, p90, p95, p99, max(one.max for one in there), sum(one.n for one in there))
+    return Quantiles(p50, p90, p95, p99, max(each.max for each in per_round), sum(each.n for each in per_round))

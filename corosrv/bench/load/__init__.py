@@ -1,1 +1,1 @@
-"""Putting a load on a server: what is asked, when, by how many processes, and what became of each request."""
+"""Puts a load on a server: prompts, schedule, processes, and the outcome of each request."""

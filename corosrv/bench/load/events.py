@@ -1,4 +1,4 @@
-"""What an event of a streamed completion says, as far as a measurement wants to know."""
+"""Events of a streamed completion, as far as a measurement needs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DONE = b"[DONE]"
 
 
 class StreamDelta(msgspec.Struct):
-    """What a chat adds; models that think aloud have one of two more names for it."""
+    """The part of a chat's answer in one event; thoughts come under one of two more names."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -54,7 +54,7 @@ class ErrorReply(msgspec.Struct):
 
 
 def error_message(body: bytes) -> str:
-    """The sentence in the body of an error, or its beginning."""
+    """Returns the message in the body of an error, or the body's beginning."""
     try:
         error = msgspec.json.decode(body, type=ErrorReply).error
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 answer, read from bytes as they come. Knows no socket."""
+"""Reads one HTTP/1.1 answer from bytes as they come, without a socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ MAX_CHUNK = 16 * 1024 * 1024  # bytes
 
 
 class Malformed(Exception):
-    """What came is no HTTP, or not the HTTP that was asked for."""
+    """The answer is not HTTP, or not in the form that was asked for."""
 
 
 class HttpAnswer:
@@ -23,7 +23,7 @@ class HttpAnswer:
         self._left: int | None = None  # bytes of the body still to come; None: until the connection closes
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that `data` completes. Raises Malformed."""
+        """Returns the part of the body that `data` completes. Raises Malformed."""
         if self.status == 0:
             data = self._take_head(data)
             if self.status == 0:
@@ -31,14 +31,14 @@ class HttpAnswer:
         return self._take_chunks(data) if self._is_chunked else self._take_plain(data)
 
     def end(self) -> bool:
-        """The connection was closed: whether that was the proper end."""
+        """Takes the end of the connection; tells whether the answer is complete."""
         if self.status and not self._is_chunked and self._left is None:
             self.is_complete = True
         return self.is_complete
 
     def _take_head(self, data: bytes) -> bytes:
-        head, found, rest = (self._buffer + data).partition(b"\r\n\r\n")
-        if not found:
+        head, blank_line, body = (self._buffer + data).partition(b"\r\n\r\n")
+        if not blank_line:
             if len(head) > MAX_HEAD:
                 raise Malformed("the head of the answer does not end")
             self._buffer = head
@@ -47,10 +47,10 @@ class HttpAnswer:
         status_line, *lines = head.decode("latin-1").split("\r\n")
         status = _status(status_line)
         if 100 <= status < 200:  # an interim answer; the real one follows
-            return self._take_head(rest)
+            return self._take_head(body)
         self.status = status
         self._frame({name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)})
-        return rest
+        return body
 
     def _frame(self, headers: dict[str, str]) -> None:
         if headers.get("content-encoding", "identity") != "identity":
@@ -72,7 +72,7 @@ class HttpAnswer:
         return body
 
     def _take_chunks(self, data: bytes) -> bytes:
-        """Whole chunks only: a server sends each in one piece, and what is cut on the way comes with the next read."""
+        """Takes whole chunks only; the rest of a chunk that was cut comes with the next read."""
         buffer = self._buffer + data if self._buffer else data
         pieces: list[bytes] = []
         at = 0
@@ -93,8 +93,8 @@ class HttpAnswer:
 
 
 def _status(line: str) -> int:
-    version, _, rest = line.partition(" ")
-    code = rest[:3]
+    version, _, status = line.partition(" ")
+    code = status[:3]
     if not version.startswith("HTTP/1.") or not code.isdigit():
         raise Malformed(f"the answer begins with {line[:40]!r}")
     return int(code)

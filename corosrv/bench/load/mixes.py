@@ -1,7 +1,7 @@
-"""What is asked: prompts made of plain words, each a token or little more to any tokenizer, never the same twice.
+"""Makes prompts of plain words, each a token or little more to any tokenizer, never the same twice.
 
-A prompt depends on the seed, the round and the request's number, so that two servers are asked the same, and a server
-that remembers prompts finds none that it has seen.
+A prompt depends on the seed, the round and the request's number: two servers get the same prompts, and a server that
+caches prompts never gets one again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ WORDS = """
 
 
 def system_prompt(plan: BenchPlan, number: int) -> str:
-    """The beginning that all requests of a round share: new in each, so that every round reads it anew."""
+    """Makes the beginning that all requests of a round share; each round has a new one, which has to be computed."""
     chance = random.Random(f"{plan.seed}/{number}/system")
     return "You answer in the words of this list. " + _words(chance, SYSTEM_WORDS)
 
 
 def user_prompt(plan: BenchPlan, number: int, index: int, is_long: bool) -> str:
-    """What request `index` of round `number` asks."""
+    """Makes the prompt of request `index` in round `number`."""
     chance = random.Random(f"{plan.seed}/{number}/{index}/{'long' if is_long else 'short'}")
     if is_long:
         return f"{_words(chance, LONG_WORDS)}. Tell a story with these words."
@@ -45,7 +45,7 @@ def user_prompt(plan: BenchPlan, number: int, index: int, is_long: bool) -> str:
 
 
 def body(plan: BenchPlan, model: str, number: int, index: int, is_arriving: bool = False) -> bytes:
-    """The JSON of a request. `is_arriving`: a long prompt among running streams."""
+    """Makes the JSON of a request. `is_arriving`: a long prompt among running streams."""
     user = user_prompt(plan, number, index, is_long=is_arriving or plan.mix is Mix.LONG)
     system = system_prompt(plan, number) if plan.mix is Mix.SHARED else ""
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What became of one request."""
+"""The outcome of one request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class FailureKind(str, Enum):
-    """How a request can fail; the value is what reports say."""
+    """The ways in which a request can fail; reports show the values."""
 
     CONNECTION = "connection"
     TIMEOUT = "timeout"
@@ -27,13 +27,13 @@ class Failure:
 
     @property
     def label(self) -> str:
-        """By what failures are counted together."""
+        """The name under which equal failures are counted."""
         return f"{self.kind.value} {self.status}" if self.status else self.kind.value
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request from its intended start to its end; times are of the monotonic clock.
+    """One request from its due time to its end; times are of the monotonic clock.
 
     `arrivals` has the time of every read that brought text: events that come together are one arrival, because that is
     what a reader sees, however a server packs its tokens. `tokens` is what the usage says, or else the events.

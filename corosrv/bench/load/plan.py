@@ -1,4 +1,4 @@
-"""What a benchmark does: its mix, its points, its rounds."""
+"""The plan of a benchmark: its mix, its points, its rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-MIN_REQUESTS = 8  # of a round, where nobody said how many
+MIN_REQUESTS = 8  # of a round, unless --requests is given
 
 
 class Mix(str, Enum):
@@ -19,7 +19,7 @@ class Mix(str, Enum):
 @dataclass(frozen=True, slots=True)
 class Point:
     """One load of a sweep: so many clients, each sending its next request when the last is answered (closed loop), or
-    requests at random moments, `rate` a second, whoever waits (open loop).
+    requests at random moments, `rate` a second, whether or not others are answered (open loop).
 
     The mix `arrivals` has both: clients that keep streams running, and long prompts that arrive at the rate.
     """
@@ -53,5 +53,5 @@ class BenchPlan:
     extra: dict[str, Any] = field(default_factory=dict)  # more members of the bodies
 
     def n_requests(self, point: Point) -> int:
-        """How many requests one round sends; in the mix `arrivals`, how many long prompts."""
+        """Returns the number of requests of one round; in the mix `arrivals`, that of the long prompts."""
         return self.requests or max(point.clients if self.mix is not Mix.ARRIVALS else 0, MIN_REQUESTS)

@@ -1,4 +1,4 @@
-"""One round of load from as many processes as asked for. Blocks; from two processes on, this one only listens."""
+"""Runs one round of load from one process or several. Blocks; with several, this one only collects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corosrv.bench.load.outcome import RequestOutcome
 from corosrv.bench.load.round import PROGRESS_INTERVAL, Counts, Load, Work, Yield
 from corosrv.errors import BenchError
 
-LEAD = 0.05  # seconds from the word to the beginning, so that all processes begin together
+LEAD = 0.05  # seconds from the start message to the beginning, so that all processes begin together
 READY_TIMEOUT = 60.0  # seconds
 STOP_TIMEOUT = 5.0
 
@@ -32,12 +32,12 @@ def run(work: Work, on_progress: Callable[[Counts], None]) -> Round:
     """Runs the whole of `work`, from one process or several. Raises BenchError."""
     # A process without a client would keep its share of the requests to itself.
     n = min(work.plan.processes, work.point.clients or work.plan.processes)
-    yields = [_alone(work, on_progress)] if n == 1 else _spread(work, n, on_progress)
-    outcomes = [outcome for one in yields for outcome in one.outcomes]
-    return Round(outcomes, tuple(one.cpu for one in yields), any(one.is_interrupted for one in yields))
+    yields = [_run_here(work, on_progress)] if n == 1 else _spread(work, n, on_progress)
+    outcomes = [outcome for part in yields for outcome in part.outcomes]
+    return Round(outcomes, tuple(part.cpu for part in yields), any(part.is_interrupted for part in yields))
 
 
-def _alone(work: Work, on_progress: Callable[[Counts], None]) -> Yield:
+def _run_here(work: Work, on_progress: Callable[[Counts], None]) -> Yield:
     load = Load(work)
     with load.stopped_by(signal.SIGINT, signal.SIGTERM):
         return load.run(monotonic(), on_progress)
@@ -51,7 +51,7 @@ class _Part:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_child, args=(work, theirs), daemon=True)
-        # An interrupt is for this process, which tells its children; they are born with what is ignored here.
+        # This process passes an interrupt on to its children, which inherit that they ignore it themselves.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self.process.start()
@@ -62,7 +62,7 @@ class _Part:
         self.result: Yield | None = None
 
     def take(self) -> None:
-        """Takes its next message: how far it is, or what it got."""
+        """Takes the process's next message: its counts, or its result."""
         message = _receive(self.pipe)
         if isinstance(message, Yield):
             self.result = message
@@ -97,7 +97,7 @@ def _spread(work: Work, n: int, on_progress: Callable[[Counts], None]) -> list[Y
 
 @contextlib.contextmanager
 def _interrupts_end(parts: list[_Part]) -> Iterator[None]:
-    """An interrupt raised in the middle of a message would lose it; this one is passed on, and all results come."""
+    """Passes an interrupt on to the processes, so that all results still come; raised here, it could lose a message."""
 
     def pass_on(*_: object) -> None:
         for part in parts:

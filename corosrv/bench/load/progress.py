@@ -1,4 +1,4 @@
-"""Tells on a terminal how far a load is: one line that is written over. Silent where nobody watches."""
+"""Shows the progress of a load in one line of a terminal; writes nothing where there is no terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Progress:
         self._is_shown = out.isatty()
 
     def begin(self, title: str, n: int) -> Callable[[Counts], None]:
-        """A new round of `n` requests; what is returned is called with its counts from time to time."""
+        """Begins a round of `n` requests; returns what is to be called with its counts from time to time."""
         began = monotonic()
 
         def tell(counts: Counts) -> None:
@@ -28,7 +28,7 @@ class Progress:
         return tell
 
     def close(self) -> None:
-        """Takes the line away. Twice is harmless."""
+        """Clears the line. Twice is harmless."""
         self._show("")
 
     def _show(self, text: str) -> None:

@@ -27,7 +27,7 @@ PROGRESS_INTERVAL = 0.25  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one process does in one round: part `part` of `parts`."""
+    """The work of one process in one round: part `part` of `parts`."""
 
     target: Target
     plan: BenchPlan
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass(slots=True)
 class Counts:
-    """How far a round is."""
+    """The progress of a round."""
 
     done: int = 0
     failed: int = 0
@@ -54,7 +54,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """What a round brought, and what producing it cost this process."""
+    """The outcomes of a process's work, and the processor time that producing the load took."""
 
     outcomes: list[RequestOutcome] = field(default_factory=list)
     cpu: float = 0.0  # seconds of processor time
@@ -76,7 +76,7 @@ class Load:
         self._requests = {i: self._request(i, is_arriving) for i in self._numbers}
 
     def run(self, begin: float, on_progress: Callable[[Counts], None]) -> Yield:
-        """Begins at that moment of the monotonic clock, and waits until the last answer is over."""
+        """Begins at `begin` of the monotonic clock, and waits until the last answer is over."""
         time.sleep(max(0.0, begin - monotonic()))
         cpu = time.process_time()
         if not self._is_interrupted:
@@ -89,19 +89,21 @@ class Load:
 
     @contextlib.contextmanager
     def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """A signal ends the round with what there is; raised as an interrupt, it would lose what the greenlet that
-        happens to run has got. For the main thread, which signals interrupt."""
+        """Lets a signal end the round with the outcomes so far.
+
+        Raised as an interrupt, it would lose those of the greenlet that happens to run. For the main thread alone.
+        """
         loop = gevent.get_hub().loop
 
         def stop(*_: object) -> None:
             self._is_interrupted = True
             loop.run_callback_threadsafe(self._greenlets.kill, GreenletExit, False)
 
-        before = {number: signal.signal(number, stop) for number in signals}
+        handlers = {number: signal.signal(number, stop) for number in signals}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def counts(self) -> Counts:
@@ -124,7 +126,7 @@ class Load:
             self._keep(self._client.ask(self._requests[i], self._work.plan.tokens))
 
     def _open_loop(self, begin: float) -> None:
-        """A request that this process begins late counts from the moment at which it was due."""
+        """Sends requests when they are due; one that begins late counts from the moment when it was due."""
         work = self._work
         times = poisson(work.point.rate, work.plan.n_requests(work.point), f"{work.plan.seed}/{work.number}")
         for i in self._numbers:

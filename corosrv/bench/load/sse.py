@@ -1,4 +1,4 @@
-"""Server-sent events from bytes, wherever they are cut."""
+"""Splits bytes into server-sent events, wherever the bytes are cut."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Scanner:
         self._tail = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that `data` completes; events without any are left out."""
+        """Returns the data of every event that `data` completes; events without any are left out."""
         if self._tail:
             data = self._tail + data
         # JSON has no bare carriage return. One at the very end stays in the tail until its line feed is there.
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *blocks, self._tail = data.split(b"\n\n")
-        return [found for block in blocks if (found := _data(block))]
+        return [event for block in blocks if (event := _data(block))]
 
 
 def _data(block: bytes) -> bytes:

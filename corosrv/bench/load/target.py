@@ -1,4 +1,4 @@
-"""A server to put a load on: where it is, and what a request to it looks like."""
+"""A server under load: its address, and the form of a request to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.base}"
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """One whole request. The connection is its own, so that the end of an answer is never in doubt."""
+        """Makes one whole request, with a connection of its own, so that the answer's end is never in doubt."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Connection: close"]
         if self.api_key:
@@ -39,14 +39,14 @@ class Target:
 
 
 def parse(url: str, name: str = "", model: str = "", api_key: str = "") -> Target:
-    """The target at `url`, with or without its `/v1`. Raises BenchError."""
+    """Parses the address of a server, with or without `/v1`. Raises BenchError."""
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError as error:
-        raise BenchError(f"{url} is no address: {error}") from None
+        raise BenchError(f"{url} is not an address: {error}") from None
     if scheme not in PORTS or not host:
-        raise BenchError(f"{url} is no address of a server: it should look like http://127.0.0.1:8080")
+        raise BenchError(f"{url} is not the address of a server, such as http://127.0.0.1:8080")
     if parts.query or parts.fragment or parts.username:
         raise BenchError(f"{url}: only scheme, host, port and path can be given")
     if not api_key.isprintable() or not api_key.isascii():

@@ -1,4 +1,4 @@
-"""One request's answer as its bytes come in: from reads to an outcome, without a socket or a clock."""
+"""Follows one answer as its bytes come in, and makes an outcome of it, without a socket or a clock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_ERROR_BODY = 64 * 1024  # bytes
 
 
 class Transcript:
-    """Follows one streamed answer of `asked` tokens. feed() until it is over, then outcome()."""
+    """Follows one streamed answer of `max_tokens` tokens: feed() until it is over, then outcome()."""
 
     __slots__ = (
         "_answer",
-        "_asked",
         "_error_body",
         "_failure",
         "_finish",
+        "_max_tokens",
         "_prompt_tokens",
         "_scanner",
         "_usage_tokens",
@@ -30,10 +30,10 @@ class Transcript:
         "events",
     )
 
-    def __init__(self, asked: int) -> None:
+    def __init__(self, max_tokens: int) -> None:
         self.arrivals = array("d")
         self.events = 0  # those with text
-        self._asked = asked
+        self._max_tokens = max_tokens
         self._answer = HttpAnswer()
         self._scanner = Scanner()
         self._error_body = b""
@@ -43,7 +43,7 @@ class Transcript:
         self._prompt_tokens: int | None = None
 
     def feed(self, data: bytes, now: float) -> bool:
-        """Takes what one read brought, nothing at the end of the connection. True: the answer is over."""
+        """Takes the bytes of one read, none at the end of the connection; returns whether the answer is over."""
         try:
             body = self._answer.feed(data) if data else b""
             if self._answer.status not in (0, 200):
@@ -59,7 +59,7 @@ class Transcript:
         return not data and self._take_end()
 
     def fail(self, kind: FailureKind, detail: str, status: int = 0) -> bool:
-        """Notes what went wrong; the first thing counts. Always true: the answer is over."""
+        """Notes a failure, of which the first counts. Returns True: the answer is over."""
         self._failure = self._failure or Failure(kind, detail, status)
         return True
 
@@ -107,7 +107,7 @@ class Transcript:
         return False
 
     def _take_end(self) -> bool:
-        """The connection was closed, without [DONE] before it."""
+        """Takes the end of the connection before [DONE]; returns True: the answer is over."""
         if self._answer.status == 0:
             return self.fail(FailureKind.CONNECTION, "closed before an answer")
         if not self._answer.end():
@@ -115,11 +115,11 @@ class Transcript:
         return True
 
     def _shortfall(self) -> Failure | None:
-        """What an answer lacks that looks complete."""
+        """Returns what is missing in an answer that looks complete, if anything."""
         if not self._finish:
             return Failure(FailureKind.CUT, "the stream ended without a finish reason")
         # Events may carry several tokens: only a usage can tell that there were too few.
         tokens = self._usage_tokens
-        if self._finish == "length" and tokens is not None and tokens < self._asked:
-            return Failure(FailureKind.SHORT, f"{tokens} tokens of {self._asked}, and the finish reason is length")
+        if self._finish == "length" and tokens is not None and tokens < self._max_tokens:
+            return Failure(FailureKind.SHORT, f"{tokens} tokens of {self._max_tokens}, and the finish reason is length")
         return None

@@ -1,4 +1,4 @@
-"""What a benchmark found, as values that are written to JSON and read from it."""
+"""The results of a benchmark as values, which are written to JSON and read from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corosrv.errors import BenchError
 
 
 class ServerFigures(msgspec.Struct):
-    """One server at one point: a round after the other, and the curves of all of them together."""
+    """One server at one point: the figures of each round, and the curves of all rounds together."""
 
     name: str
     url: str
@@ -27,27 +27,27 @@ class ServerFigures(msgspec.Struct):
 
     def median(self, figure: Callable[[RoundFigures], float | None]) -> float | None:
         """The median round's value of a figure."""
-        return stats.median(figure(one) for one in self.rounds)
+        return stats.median(figure(each) for each in self.rounds)
 
     def quantiles(self, figure: Callable[[RoundFigures], Quantiles | None]) -> Quantiles | None:
-        return stats.over_rounds(figure(one) for one in self.rounds)
+        return stats.over_rounds(figure(each) for each in self.rounds)
 
     @property
     def tokens_per_s(self) -> float:
-        return statistics.median(one.tokens_per_s for one in self.rounds) if self.rounds else 0.0
+        return statistics.median(each.tokens_per_s for each in self.rounds) if self.rounds else 0.0
 
     @property
     def spread(self) -> tuple[float, float]:
         """The slowest and the fastest round's tokens a second."""
-        speeds = [one.tokens_per_s for one in self.rounds]
+        speeds = [each.tokens_per_s for each in self.rounds]
         return (min(speeds), max(speeds)) if speeds else (0.0, 0.0)
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many requests failed in which way, over all rounds."""
+        """Numbers of failed requests by kind, over all rounds."""
         counts: dict[str, int] = {}
-        for one in self.rounds:
-            for label, n in one.failures.items():
+        for each in self.rounds:
+            for label, n in each.failures.items():
                 counts[label] = counts.get(label, 0) + n
         return counts
 
@@ -83,11 +83,11 @@ class Section(msgspec.Struct):
 
     @property
     def failed(self) -> int:
-        return sum(one.failed for point in self.points for server in point.servers for one in server.rounds)
+        return sum(each.failed for point in self.points for server in point.servers for each in server.rounds)
 
 
 class Report(msgspec.Struct):
-    """What is written to a file: figures, and where they were taken."""
+    """The content of a results file: figures, and the machine that they were taken on."""
 
     machine: Machine
     sections: list[Section]
@@ -98,8 +98,8 @@ def write(report: Report, file: Path) -> None:
 
 
 def read(file: Path) -> Report:
-    """Raises BenchError when it is no report."""
+    """Reads a report. Raises BenchError."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{file} is no report: {error}") from None
+        raise BenchError(f"{file} is not a report: {error}") from None

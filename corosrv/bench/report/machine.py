@@ -1,4 +1,4 @@
-"""Where figures were taken: what has to stand beside a number for it to mean something."""
+"""The machine that figures were taken on, without which they mean little."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def _system() -> str:
 
 def _field(file: Path, pattern: str) -> str:
     try:
-        found = re.search(pattern, file.read_text(), re.MULTILINE)
+        match = re.search(pattern, file.read_text(), re.MULTILINE)
     except OSError:
         return ""
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""
 
 
 def _version(package: str) -> str:

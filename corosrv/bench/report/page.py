@@ -85,8 +85,8 @@ def _rates(point: PointFigures) -> Iterator[list[str]]:
 def _latencies(point: PointFigures) -> Iterator[list[str]]:
     for label, figure in LATENCIES:
         for server, kind in zip(point.servers, "ab", strict=False):
-            if seen := server.quantiles(figure):
-                values = (seen.p50, seen.p90, seen.p95, seen.p99, seen.max)
+            if quantiles := server.quantiles(figure):
+                values = (quantiles.p50, quantiles.p90, quantiles.p95, quantiles.p99, quantiles.max)
                 yield [label, _name(server, kind), *map(words.ms, values)]
 
 
@@ -95,8 +95,8 @@ def _name(server: ServerFigures, kind: str) -> str:
 
 
 def _cpu(server: ServerFigures) -> str:
-    seen = server.median(lambda one: one.cpu.core)
-    return words.NONE if seen is None else words.percent(seen)
+    value = server.median(lambda figures: figures.cpu.core)
+    return words.NONE if value is None else words.percent(value)
 
 
 def _failed(server: ServerFigures) -> str:

@@ -49,11 +49,11 @@ class Group:
 
 def plots(report: Report) -> dict[str, str]:
     """Every plot by its name; those of a mix that occurs again are numbered."""
-    drawn: dict[str, str] = {}
+    svg_by_name: dict[str, str] = {}
     for i, section in enumerate(report.sections):
         name = section.mix if section.mix not in [other.mix for other in report.sections[:i]] else f"{section.mix}-{i}"
-        drawn |= {f"{name}-{what}": plot for what, plot in section_plots(section).items()}
-    return drawn
+        svg_by_name |= {f"{name}-{kind}": plot for kind, plot in section_plots(section).items()}
+    return svg_by_name
 
 
 def section_plots(section: Section) -> dict[str, str]:
@@ -118,8 +118,8 @@ def latency(section: Section, title: str, curve: Callable[[ServerFigures], list[
     rows = -(-len(section.points) // columns)
     drawing = Drawing(WIDTH, HEAD + 224 * rows + 12, f"{title}: {section.title}")
     _head(drawing, f"{title}, ms", f"{section.title}; share of samples that took at most so long", names(section))
-    seen = [value for point in section.points for server in point.servers for value in curve(server) if value > 0]
-    low, high = (0.8 * min(seen), 1.25 * max(seen)) if seen else (0.001, 1.0)
+    values = [value for point in section.points for server in point.servers for value in curve(server) if value > 0]
+    low, high = (0.8 * min(values), 1.25 * max(values)) if values else (0.001, 1.0)
     width = (WIDTH - 2 * MARGIN) / columns
     for i, point in enumerate(section.points):
         left, top = MARGIN + width * (i % columns), HEAD + 224 * (i // columns)
@@ -158,12 +158,12 @@ def _values(
 ) -> None:
     """The median and p99 beside their dots: above the higher curve, below the lower one."""
     for share in MARKED:
-        there = [
+        places = [
             (curve(server)[CURVE.index(share)], kind)
             for server, kind in zip(point.servers, KINDS, strict=False)
             if curve(server)
         ]
-        for i, (value, kind) in enumerate(sorted(there, reverse=True)):
+        for i, (value, kind) in enumerate(sorted(places, reverse=True)):
             drawing.text(tail(share), scale(value) + (-8 if i == 0 else 17), words.ms(value), kind, "middle", 11, True)
 
 

@@ -1,4 +1,4 @@
-"""Values to places on a plot, and the round numbers at which an axis is marked. Pure."""
+"""Turns values into places on a plot, and finds round numbers to mark an axis with. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class LinearScale:
-    """From 0 to `top` in the values, from `start` to `end` on the paper."""
+    """A linear scale: values from 0 to `top`, places from `start` to `end`."""
 
     top: float
     start: float
@@ -29,7 +29,7 @@ class LinearScale:
 
 @dataclass(frozen=True, slots=True)
 class LogScale:
-    """Logarithmic from `low` to `high`, both above zero."""
+    """A logarithmic scale from `low` to `high`, both above zero."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ class LogScale:
 
 @dataclass(frozen=True, slots=True)
 class TailScale:
-    """Shares of samples, so that the slow ones can be seen: each step between two of KNOTS takes as much room."""
+    """A scale for shares of samples that shows the slow ones: each step between two of KNOTS takes equal room."""
 
     KNOTS: ClassVar[tuple[float, ...]] = (0.0, 0.5, 0.9, 0.99, 0.999)
 

@@ -13,10 +13,10 @@ LABEL = 26  # columns
 CELL = 16
 
 LATENCIES: tuple[tuple[str, Callable[[RoundFigures], Quantiles | None]], ...] = (
-    ("TTFT", lambda one: one.ttft),
-    ("ITL", lambda one: one.itl),
-    ("total", lambda one: one.total),
-    ("long TTFT", lambda one: one.arriving_ttft),
+    ("TTFT", lambda figures: figures.ttft),
+    ("ITL", lambda figures: figures.itl),
+    ("total", lambda figures: figures.total),
+    ("long TTFT", lambda figures: figures.arriving_ttft),
 )
 
 
@@ -30,37 +30,37 @@ def text(section: Section) -> str:
 
 
 def _point(point: PointFigures) -> Iterator[str]:
-    what = f"{point.label} ({words.count(point.requests, 'request')})"
-    yield _row(what, [server.name for server in point.servers], "ratio" if len(point.servers) > 1 else "")
+    title = f"{point.label} ({words.count(point.requests, 'request')})"
+    yield _row(title, [server.name for server in point.servers], "ratio" if len(point.servers) > 1 else "")
     yield _row("  tokens/s", [words.number(server.tokens_per_s) for server in point.servers], _ratio(point))
     yield _row("    slowest-fastest round", ["-".join(map(words.number, server.spread)) for server in point.servers])
     for label, figure in RATES:
         yield _row(label, [words.number(server.median(figure)) for server in point.servers], _ratio(point, figure))
-    yield _row("  client CPU of a core", [_cpu(server, lambda one: one.cpu.core) for server in point.servers])
-    yield _row("    of the machine", [_cpu(server, lambda one: one.cpu.machine) for server in point.servers])
+    yield _row("  client CPU of a core", [_cpu(server, lambda figures: figures.cpu.core) for server in point.servers])
+    yield _row("    of the machine", [_cpu(server, lambda figures: figures.cpu.machine) for server in point.servers])
     yield _row("    us an event", [words.number(server.median(_us_per_event)) for server in point.servers])
     yield from _failures(point)
     yield from _latencies(point)
 
 
 RATES: tuple[tuple[str, Callable[[RoundFigures], float | None]], ...] = (
-    ("  tokens/s of a stream", lambda one: one.stream_tokens_per_s),
-    ("  requests/s", lambda one: one.requests_per_s),
-    ("  seconds a round", lambda one: one.seconds),
-    ("  tokens in one read", lambda one: one.tokens_per_arrival),
+    ("  tokens/s of a stream", lambda figures: figures.stream_tokens_per_s),
+    ("  requests/s", lambda figures: figures.requests_per_s),
+    ("  seconds a round", lambda figures: figures.seconds),
+    ("  tokens in one read", lambda figures: figures.tokens_per_arrival),
 )
 
 
-def _us_per_event(one: RoundFigures) -> float:
-    return one.cpu.us_per_event
+def _us_per_event(figures: RoundFigures) -> float:
+    return figures.cpu.us_per_event
 
 
 def _latencies(point: PointFigures) -> Iterator[str]:
     yield f"  {'ms':8} {'':20}" + "".join(f"{name:>10}" for name in ("p50", "p90", "p95", "p99", "max"))
     for label, figure in LATENCIES:
         for server in point.servers:
-            if seen := server.quantiles(figure):
-                cells = (seen.p50, seen.p90, seen.p95, seen.p99, seen.max)
+            if quantiles := server.quantiles(figure):
+                cells = (quantiles.p50, quantiles.p90, quantiles.p95, quantiles.p99, quantiles.max)
                 yield f"  {label:9}{server.name[:20]:20}" + "".join(f"{words.ms(value):>10}" for value in cells)
                 label = ""
 
@@ -68,7 +68,7 @@ def _latencies(point: PointFigures) -> Iterator[str]:
 def _failures(point: PointFigures) -> Iterator[str]:
     for server in point.servers:
         if server.failures:
-            example = next(one.example for one in server.rounds if one.failures)
+            example = next(figures.example for figures in server.rounds if figures.failures)
             yield f"  failed, {server.name}: {words.failures(server.failures, example)}"
 
 
@@ -81,8 +81,8 @@ def _ratio(point: PointFigures, figure: Callable[[RoundFigures], float | None] |
 
 
 def _cpu(server: ServerFigures, share: Callable[[RoundFigures], float]) -> str:
-    seen = server.median(share)
-    return words.NONE if seen is None else words.percent(seen)
+    value = server.median(share)
+    return words.NONE if value is None else words.percent(value)
 
 
 def _row(label: str, cells: list[str], last: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Words figures for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BUSY_LOAD = 0.5  # waiting or running tasks for each core
 
 
 def number(value: float | None) -> str:
-    """Three digits or so."""
+    """Writes a number with about three digits."""
     if value is None:
         return NONE
     size = abs(value)
@@ -30,7 +30,7 @@ def count(n: int, thing: str) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio as it is spoken of, or nothing."""
+    """Writes a ratio, or nothing."""
     return "" if value is None else f"{value:.2f} x"
 
 
@@ -44,25 +44,27 @@ def failures(counts: dict[str, int], example: str = "") -> str:
     return f"{sum(counts.values())} ({kinds}{f': {example}' if example else ''})" if counts else "0"
 
 
-def machine(seen: Machine) -> str:
+def machine(machine: Machine) -> str:
     parts = (
-        seen.processor,
-        count(seen.cores, "core"),
-        f"{seen.memory / 2**30:.0f} GiB",
-        seen.system,
-        f"Python {seen.python}",
-        f"corosrv {seen.corosrv}",
-        f"llama-cpp-python {seen.libllama}" if seen.libllama else "",
-        seen.taken,
+        machine.processor,
+        count(machine.cores, "core"),
+        f"{machine.memory / 2**30:.0f} GiB",
+        machine.system,
+        f"Python {machine.python}",
+        f"corosrv {machine.corosrv}",
+        f"llama-cpp-python {machine.libllama}" if machine.libllama else "",
+        machine.taken,
     )
     return ", ".join(filter(None, parts))
 
 
-def doubts(seen: Machine) -> str:
-    """What speaks against all figures of a machine, or nothing."""
-    if seen.load_average < BUSY_LOAD * seen.cores:
+def doubts(machine: Machine) -> str:
+    """Words a reason to doubt all figures of a machine; empty if there is none."""
+    if machine.load_average < BUSY_LOAD * machine.cores:
         return ""
-    return f"The machine was busy before: a load average of {seen.load_average:.1f} on {count(seen.cores, 'core')}."
+    return (
+        f"The machine was busy before: a load average of {machine.load_average:.1f} on {count(machine.cores, 'core')}."
+    )
 
 
 def size(section: Section) -> str:
@@ -70,7 +72,7 @@ def size(section: Section) -> str:
 
 
 def notes(section: Section) -> list[str]:
-    """What a reader has to know to read the figures of a section right."""
+    """Returns the notes that a reader of a section needs: how figures were taken, and reasons to doubt them."""
     servers = [server for point in section.points for server in point.servers if server.rounds]
     lines = [line for server in servers for line in _doubts(server)]
     return list(dict.fromkeys((*_method(section, servers), *lines)))
@@ -86,7 +88,7 @@ def _method(section: Section, servers: list[ServerFigures]) -> list[str]:
         lines.append("ITL is that of the running streams, from when the first long prompt is due to the last's answer.")
     if section.is_interrupted:
         lines.append("Interrupted: the figures are of what was done until then.")
-    if any(one.counted_by != "usage" for server in servers for one in server.rounds):
+    if any(each.counted_by != "usage" for server in servers for each in server.rounds):
         lines.append("Some tokens are counted by events, because a stream had no usage: there may have been more.")
     if not section.is_forced:
         lines.append("The length of answers was left to the model: streams may have stopped early.")
@@ -94,13 +96,13 @@ def _method(section: Section, servers: list[ServerFigures]) -> list[str]:
 
 
 def _doubts(server: ServerFigures) -> list[str]:
-    stops = sum(one.early_stops for one in server.rounds)
+    stops = sum(each.early_stops for each in server.rounds)
     lines = (
         [f"{server.name}: {count(stops, 'stream')} stopped before the asked length; rates compare less."]
         if stops
         else []
     )
-    busiest = max(server.rounds, key=lambda one: one.cpu.core).cpu
+    busiest = max(server.rounds, key=lambda each: each.cpu.core).cpu
     if busiest.is_limit:
         lines.append(
             f"{server.name}: this client used {percent(busiest.core)} of a core and may be the limit: use --processes."

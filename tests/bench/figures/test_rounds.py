@@ -22,14 +22,14 @@ TWO = [outcome(0.0, 0.5, 1.0, 1.5), outcome(1.0, 1.25, 1.75, 3.0, 4.0)]
 
 
 def test_rates_are_of_the_time_from_the_first_beginning_to_the_last_end():
-    seen = figures(TWO, (1.0,), cores=2, asked=3)
+    seen = figures(TWO, (1.0,), cores=2, max_tokens=3)
 
     assert (seen.seconds, seen.requests, seen.tokens) == (4.0, 2, 7)
     assert (seen.tokens_per_s, seen.requests_per_s) == (7 / 4, 2 / 4)
 
 
 def test_latencies_are_of_each_stream():
-    seen = figures(TWO, (1.0,), cores=2, asked=3)
+    seen = figures(TWO, (1.0,), cores=2, max_tokens=3)
 
     assert seen.ttft is not None
     assert (seen.ttft.max, seen.ttft.n) == (0.5, 2)
@@ -76,7 +76,7 @@ def test_while_long_prompts_arrive_only_gaps_of_that_time_count():
 
 
 def test_a_stop_before_the_asked_length_is_told():
-    seen = figures([outcome(0.0, 1.0, finish="stop"), *TWO], (0.0,), 1, asked=3)
+    seen = figures([outcome(0.0, 1.0, finish="stop"), *TWO], (0.0,), 1, max_tokens=3)
 
     assert seen.early_stops == 1
 
@@ -91,12 +91,12 @@ def test_how_tokens_were_counted_is_told(by_usage, told):
 
 
 def test_the_client_s_processor_time_is_told_and_doubted():
-    seen = figures(TWO, (3.6, 0.4), cores=4, asked=3).cpu
+    seen = figures(TWO, (3.6, 0.4), cores=4, max_tokens=3).cpu
 
     assert (seen.core, seen.machine) == (pytest.approx(0.9), pytest.approx(0.25))
     assert seen.us_per_event == pytest.approx(4e6 / 7)
     assert seen.is_limit
-    assert not figures(TWO, (1.0,), cores=4, asked=3).cpu.is_limit
+    assert not figures(TWO, (1.0,), cores=4, max_tokens=3).cpu.is_limit
 
 
 def test_a_round_of_nothing_has_figures():
