@@ -38,7 +38,7 @@ def test_what_is_no_report_is_refused(tmp_path, content):
     if content is not None:
         file.write_bytes(content)
 
-    with pytest.raises(BenchError, match="no report"):
+    with pytest.raises(BenchError, match="not a report"):
         read(file)
 
 
