@@ -62,6 +62,20 @@ def test_requests_and_answers_survive_a_pause_of_the_server(start: Servers) -> N
     assert "Traceback" not in server.log
 
 
+def test_a_stream_that_was_not_read_when_the_server_paused_goes_on(start: Servers) -> None:
+    server = start.start(*deployed(), **LIMITS, model="synthetic:?tokens_per_s=0", reader_bytes=1024)
+    body = chat(stream=True, max_tokens=2000, logprobs=True, top_logprobs=20)
+    with server.connect(receive_buffer=4096, timeout=20) as slow:
+        slow.send(request("POST", CHAT, body))
+        head = slow.head()
+        server.wait_metric("paused", 1)
+
+        with paused(server.pid):
+            pass
+
+        assert events(b"".join(slow.body(head)))[-1] == "[DONE]"
+
+
 def test_a_client_that_sends_nothing_more_is_refused_in_spite_of_a_pause(start: Servers) -> None:
     server = start.start(*deployed(), **LIMITS)
     with server.connect(timeout=20) as half:

@@ -12,6 +12,9 @@ namespace {
 
 constexpr auto kLookInterval = std::chrono::milliseconds(250);  // at the soonest, for what is overdue
 
+constexpr auto kLate = std::chrono::seconds(1);   // longer than a step takes, but of slow models
+constexpr auto kGrace = std::chrono::seconds(2);  // for readers to be read after a pause of the process
+
 // Never, where the limit is 0.
 Clock::time_point after(Clock::time_point since, double limit_s) {
   if (limit_s <= 0) return Clock::time_point::max();
@@ -97,7 +100,9 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
 void DecodeLoop::run() {
   for (;;) {
     const bool has_work = scheduler_.has_work();
-    Inbox::Mail mail = inbox_.take(has_work, has_work ? Clock::duration::zero() : patience());
+    const Clock::duration wait = has_work ? Clock::duration::zero() : patience();
+    awaited_ = has_work ? passed_ : wait < Clock::duration::zero() ? Clock::time_point::max() : Clock::now() + wait;
+    Inbox::Mail mail = inbox_.take(has_work, wait);
     const bool is_closing = mail.is_closing;
     take(std::move(mail));
     end_overdue();
@@ -153,10 +158,15 @@ Clock::duration DecodeLoop::patience() {
   return std::max(std::max(first, next_look_) - Clock::now(), Clock::duration::zero());
 }
 
+// After a pause of the whole process those who read get a moment to do so: the time that passed was not theirs.
 void DecodeLoop::end_overdue() {
-  const auto now = Clock::now();
+  const auto now = passed_ = Clock::now();
+  // Once until somebody was looked at: slow steps are no pause, and must not put it off for ever.
+  if (now - kLate > awaited_ && !std::exchange(has_grace_, true)) next_look_ = now + kGrace;
   if (now < next_look_) return;
   next_look_ = now + kLookInterval;
+  has_grace_ = false;
+  note_paused();  // whoever was read during a long step is not overdue
   scheduler_.for_each([&](Sequence& sequence) {
     if (now < due(sequence)) return;
     if (sequence.is_paused()) {

@@ -80,6 +80,9 @@ class DecodeLoop {
   SlotBoard board_;
   StepBudget budget_;
   std::vector<Row> rows_;
+  Clock::time_point passed_;     // when the last pass looked for what is overdue
+  Clock::time_point awaited_;    // when this pass was meant to do so
+  bool has_grace_ = false;       // this pass came late, as after a pause, and blames nobody yet
   Clock::time_point next_look_;  // for what is overdue
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
