@@ -43,7 +43,7 @@ class Turns:
 
 
 def _is_greenlet() -> bool:
-    """Whether a hub can run others while this computation pauses."""
+    """Returns whether a hub can run other greenlets while this computation pauses."""
     if "gevent.hub" not in sys.modules:
         return False
     import gevent.hub

@@ -1,4 +1,4 @@
-"""What Anthropic's endpoints answer, as the API document says it. The tests hold real answers against these types."""
+"""The types of Anthropic's answers, as the API document has them. The tests hold real answers against these types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ErrorMembers(msgspec.Struct):
-    """What went wrong: `message` for people, `type` for programs."""
+    """An error's members: `message` for people, `type` for programs."""
 
     type: str
     message: str
@@ -35,7 +35,7 @@ class ContentBlock(msgspec.Struct):
 
 
 class MessagesUsage(msgspec.Struct):
-    """What of the prompt was known and what was computed add up to all of it."""
+    """Token counts; the cached and the computed tokens of a prompt add up to all of it."""
 
     input_tokens: int
     cache_creation_input_tokens: int

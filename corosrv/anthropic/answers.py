@@ -10,7 +10,7 @@ import msgspec
 
 from corosrv.anthropic import errors
 from corosrv.chat.answer import BlockAnswer
-from corosrv.chat.blocks import Block, Kind
+from corosrv.chat.blocks import AnswerBlock, BlockKind
 from corosrv.chat.parser import Parser
 from corosrv.errors import CorosrvError
 from corosrv.generation.events import named_event
@@ -20,9 +20,9 @@ _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 _NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 # What the event of a piece calls it, and the member that it stands in.
 _DELTA = {
-    Kind.TEXT: ("text_delta", "text"),
-    Kind.REASONING: ("thinking_delta", "thinking"),
-    Kind.CALL: ("input_json_delta", "partial_json"),
+    BlockKind.TEXT: ("text_delta", "text"),
+    BlockKind.REASONING: ("thinking_delta", "thinking"),
+    BlockKind.CALL: ("input_json_delta", "partial_json"),
 }
 
 
@@ -53,16 +53,16 @@ class MessageAnswer(BlockAnswer):
         message = {**self._members, "content": [], **_NOT_STOPPED, "usage": usage}
         return named_event({"type": "message_start", "message": message}) + named_event({"type": "ping"})
 
-    def opened(self, block: Block) -> bytes:
+    def opened(self, block: AnswerBlock) -> bytes:
         return _event("content_block_start", block, content_block=_content(block, ""))
 
-    def grew(self, block: Block, piece: str) -> bytes:
+    def grew(self, block: AnswerBlock, piece: str) -> bytes:
         kind, member = _DELTA[block.kind]
         return _event("content_block_delta", block, delta={"type": kind, member: piece})
 
-    def closed(self, block: Block) -> bytes:
+    def closed(self, block: AnswerBlock) -> bytes:
         sent = b""
-        if block.kind is Kind.REASONING:
+        if block.kind is BlockKind.REASONING:
             # Nobody signs thoughts here; clients wait for it all the same.
             sent = _event("content_block_delta", block, delta={"type": "signature_delta", "signature": ""})
         return sent + _event("content_block_stop", block)
@@ -95,14 +95,14 @@ def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> di
     }
 
 
-def _event(type: str, block: Block, **members: Any) -> bytes:
+def _event(type: str, block: AnswerBlock, **members: Any) -> bytes:
     return named_event({"type": type, "index": block.number, **members})
 
 
-def _content(block: Block, text: str) -> dict[str, Any]:
-    if block.kind is Kind.TEXT:
+def _content(block: AnswerBlock, text: str) -> dict[str, Any]:
+    if block.kind is BlockKind.TEXT:
         return {"type": "text", "text": text}
-    if block.kind is Kind.REASONING:
+    if block.kind is BlockKind.REASONING:
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(text)}
 

@@ -1,4 +1,4 @@
-"""What Anthropic's endpoints say about themselves in the API's document."""
+"""The entries of Anthropic's endpoints in the API document."""
 
 from __future__ import annotations
 

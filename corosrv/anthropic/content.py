@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corosrv.anthropic import schema
-from corosrv.chat.turns import PART_END, Turn, Turns
+from corosrv.chat.turns import PART_END, Turn, TurnList
 from corosrv.errors import NotSupported, Refused
 
 Blocks = Sequence[schema.Block]
 
 
 def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
-    """The conversation, the system prompt first. Raises Refused, which names the place."""
-    said = Turns()
+    """Returns the turns of a conversation, the system prompt first. Raises Refused, which names the place."""
+    said = TurnList()
     if body.system is not None:
         said.say("system", _text(body.system, "system"))
     for i, message in enumerate(body.messages):
@@ -22,8 +22,8 @@ def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
     return said.all
 
 
-def _ours(content: Blocks, param: str, said: Turns) -> None:
-    """One turn, whatever it consists of."""
+def _ours(content: Blocks, param: str, said: TurnList) -> None:
+    """Adds one turn of the assistant, with its thoughts, text and calls."""
     said.close()
     words, thoughts = [], []
     for i, block in enumerate(content):
@@ -39,8 +39,8 @@ def _ours(content: Blocks, param: str, said: Turns) -> None:
             said.call(block.id, block.name, block.input)
 
 
-def _theirs(content: Blocks, param: str, said: Turns) -> None:
-    """What tools gave back, each a turn, and one turn for the rest."""
+def _theirs(content: Blocks, param: str, said: TurnList) -> None:
+    """Adds a turn for each tool result, and one turn for the rest."""
     words: list[str] = []
     for i, block in enumerate(content):
         if isinstance(block, schema.ToolResult):
@@ -54,7 +54,7 @@ def _theirs(content: Blocks, param: str, said: Turns) -> None:
         said.say("user", PART_END.join(words))
 
 
-def _operators(content: Blocks, param: str, said: Turns) -> None:
+def _operators(content: Blocks, param: str, said: TurnList) -> None:
     said.say("system", _text(content, param))
 
 

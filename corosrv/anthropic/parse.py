@@ -8,7 +8,7 @@ from typing import Any
 from corosrv.anthropic import content, schema
 from corosrv.anthropic.answers import MessageAnswer
 from corosrv.chat import turns
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
+from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
 from corosrv.chat.prepare import prepare
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
@@ -16,7 +16,7 @@ from corosrv.generation.call import Call
 from corosrv.jobs import Messages, ModelCard
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].input_schema")
-_CHOICES = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.REQUIRED, "none": Choice.NONE}
+_CHOICES = {"auto": CallMode.AUTO, "any": CallMode.REQUIRED, "tool": CallMode.REQUIRED, "none": CallMode.NONE}
 
 
 def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, request_id: str) -> Call:
@@ -59,12 +59,12 @@ def _tool(tool: schema.Tool, number: int) -> dict[str, Any]:
     return turns.tool(tool.name, tool.description, tool.input_schema)
 
 
-def _tool_choice(sent: schema.ToolChoice | None) -> ToolChoice:
+def _tool_choice(sent: schema.ToolChoice | None) -> CallPolicy:
     if sent is None:
-        return ToolChoice()
+        return CallPolicy()
     if sent.type == "tool" and sent.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
-    return ToolChoice(_CHOICES[sent.type], sent.name if sent.type == "tool" else None)
+    return CallPolicy(_CHOICES[sent.type], sent.name if sent.type == "tool" else None)
 
 
 def _format(body: schema.PromptBody) -> JsonFormat | None:

@@ -52,5 +52,5 @@ def error_body(error: CorosrvError) -> dict[str, Any]:
 
 
 def has_path(path: str) -> bool:
-    """Whether clients of Anthropic's API call this path, be there a route or not."""
+    """Returns whether the path belongs to Anthropic's API, even if there is no such route."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")

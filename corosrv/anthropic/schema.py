@@ -52,7 +52,7 @@ class Image(Block, tag="image"):
 
 
 class Source(msgspec.Struct, tag_field="type"):
-    """Where the content of a document is; its `type` says how."""
+    """The source of a document's content; its `type` says which kind."""
 
 
 class TextSource(Source, tag="text"):

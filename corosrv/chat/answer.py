@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from corosrv.chat.blocks import Block, Blocks, Closed, Grew, Opened, Step
+from corosrv.chat.blocks import AnswerBlock, Blocks, Closed, Grew, Opened, Step
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import Part
 from corosrv.errors import CorosrvError
@@ -64,15 +64,15 @@ class BlockAnswer(ABC):
         """The events before the first block."""
 
     @abstractmethod
-    def opened(self, block: Block) -> bytes:
+    def opened(self, block: AnswerBlock) -> bytes:
         """A block begins; it is empty."""
 
     @abstractmethod
-    def grew(self, block: Block, piece: str) -> bytes:
+    def grew(self, block: AnswerBlock, piece: str) -> bytes:
         """A block has this more."""
 
     @abstractmethod
-    def closed(self, block: Block) -> bytes:
+    def closed(self, block: AnswerBlock) -> bytes:
         """A block is whole."""
 
     @abstractmethod

@@ -57,12 +57,12 @@ def _arguments(tool: Tool, number: int, schema_param: str, limits: SchemaLimits,
 
 
 def free_rules(begin: str) -> Rules:
-    """Any text that does not begin with this character, white space aside."""
+    """Makes rules for any text that does not begin with this character, white space aside."""
     return Rules("free", {"free": f"[ \\t\\n]{{0,20}} ({_other(' ', chr(9), chr(10), begin)} [^\\x00]*)?"})
 
 
 def thought_rules(tags: tuple[str, str], is_open: bool) -> Rules:
-    """Thoughts up to the answer; `is_open`: the prompt has begun them, else there need not be any."""
+    """Makes rules for the thoughts before an answer. `is_open`: the prompt has begun them; else they are optional."""
     opening, closing = tags
     bodies = {f"thought-{n}": body for n, body in enumerate(_other_than(closing))}
     rest = f"(thought-0)* {literal(closing[0])}* {literal(closing)} [ \\n]{{0,4}}"

@@ -1,4 +1,4 @@
-"""An answer as a row of blocks, for dialects that show it so: what its parts are pieces of."""
+"""An answer as a row of blocks, for dialects that show it so."""
 
 from __future__ import annotations
 
@@ -6,79 +6,79 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Text
+from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part
 
 
-class Kind(Enum):
+class BlockKind(Enum):
     TEXT = "text"
     REASONING = "reasoning"
     CALL = "call"
 
 
 @dataclass(slots=True)
-class Block:
+class AnswerBlock:
     """One text, one chain of thoughts, or one call with its arguments."""
 
     number: int  # within the answer
-    kind: Kind
+    kind: BlockKind
     id: str = ""  # of a call
     name: str = ""  # of the tool that is called
     pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """What it says so far; of a call, its arguments."""
+        """The text so far; of a call, its arguments."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    block: Block
+    block: AnswerBlock
 
 
 @dataclass(frozen=True, slots=True)
 class Grew:
-    block: Block
+    block: AnswerBlock
     piece: str
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    block: Block
+    block: AnswerBlock
 
 
 Step = Opened | Grew | Closed
 
 
 class Blocks:
-    """The blocks of one choice in their order; while it goes on, the last of them is open."""
+    """The blocks of one choice in their order; the last one is open until the choice ends."""
 
     def __init__(self) -> None:
-        self.row: list[Block] = []
+        self.row: list[AnswerBlock] = []
         self.end: End | None = None
-        self.open: Block | None = None
+        self.open: AnswerBlock | None = None
 
     def add(self, part: Part) -> Iterator[Step]:
-        """What follows from a part. An answer that says nothing at all is one empty text."""
+        """Adds a part and yields the steps that follow. An answer without any part has one empty text block."""
         if isinstance(part, End):
             if not self.row:
-                yield self._begin(Kind.TEXT)
+                yield self._begin(BlockKind.TEXT)
             self.end = part
             yield from self._close()
         elif isinstance(part, CallBegin):
             yield from self._close()
-            yield self._begin(Kind.CALL, part.id, part.name)
+            yield self._begin(BlockKind.CALL, part.id, part.name)
         elif isinstance(part, CallArguments):
-            yield from self._grow(Kind.CALL, part.piece)
+            yield from self._grow(BlockKind.CALL, part.piece)
         else:
-            yield from self._grow(Kind.TEXT if isinstance(part, Text) else Kind.REASONING, part.text)
+            yield from self._grow(BlockKind.TEXT if isinstance(part, AnswerText) else BlockKind.REASONING, part.text)
 
-    def _begin(self, kind: Kind, id: str = "", name: str = "") -> Opened:
-        self.open = Block(len(self.row), kind, id, name)
+    def _begin(self, kind: BlockKind, id: str = "", name: str = "") -> Opened:
+        self.open = AnswerBlock(len(self.row), kind, id, name)
         self.row.append(self.open)
         return Opened(self.open)
 
-    def _grow(self, kind: Kind, piece: str) -> Iterator[Step]:
+    def _grow(self, kind: BlockKind, piece: str) -> Iterator[Step]:
         if not piece:
             return
         if self.open is None or self.open.kind is not kind:

@@ -9,8 +9,8 @@ from enum import Enum
 
 from corosrv.chat.formats import ToolFormat
 from corosrv.chat.json_value import JsonValue
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
-from corosrv.chat.patterns import begun_at, first_of
+from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
+from corosrv.chat.patterns import first_of, partial_match_at
 from corosrv.chat.spans import TokenQueue
 from corosrv.jobs import Chunk, Finish, TokenInfo
 
@@ -20,7 +20,7 @@ _MOST_HELD = 512
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What an answer may consist of beside text."""
+    """The syntax of an answer: the tags of thoughts and the format of calls."""
 
     thought_tags: tuple[str, str] | None = None
     begins_in_thoughts: bool = False  # the prompt has opened them
@@ -29,7 +29,7 @@ class Syntax:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a call begins with."""
+        """The texts that a call begins with."""
         return () if self.tool_format is None else self.tool_format.markers
 
 
@@ -83,7 +83,7 @@ class ChoiceParser:
         return self._mode is _Mode.THOUGHTS
 
     def push(self, chunk: Chunk) -> Iterator[Part]:
-        """The parts that are certain with this chunk; with a terminal one all that is left, and the end."""
+        """Yields the parts that are certain with this chunk; with a terminal one all that are left, and the end."""
         if self._is_plain(chunk):
             yield self._plain(chunk.text)
             return
@@ -120,12 +120,12 @@ class ChoiceParser:
         if self._mode is _Mode.THOUGHTS:
             return Reasoning(self._index, text)
         self._has_text = True
-        return Text(self._index, text)
+        return AnswerText(self._index, text)
 
     def _end(self, chunk: Chunk, finish: Finish) -> Iterator[Part]:
         left = self._tokens.take_all()
         if left and not self._n_calls:
-            yield Text(self._index, "", left)
+            yield AnswerText(self._index, "", left)
         is_called = self._n_calls > 0 and finish is Finish.STOP
         yield End(self._index, "tool_calls" if is_called else finish.value, chunk)
 
@@ -135,14 +135,14 @@ class ChoiceParser:
         self._skips_space = not self._held
 
     def _cut(self, n: int) -> tuple[str, tuple[TokenInfo, ...]]:
-        """Takes so many characters from what is held."""
+        """Removes that many characters from the held text, and returns them with their tokens."""
         text, self._held = self._held[:n], self._held[n:]
         return text, self._tokens.take(text)
 
     def _give_text(self, n: int) -> Iterator[Part]:
         if n:
             self._has_text = True
-            yield Text(self._index, *self._cut(n))
+            yield AnswerText(self._index, *self._cut(n))
 
     def _give_thoughts(self, n: int) -> Iterator[Part]:
         if n:
@@ -171,7 +171,7 @@ class ChoiceParser:
         elif is_last:
             yield from self._give_thoughts(len(self._held))
         else:
-            yield from self._give_thoughts(len(self._held[: begun_at(self._held, (closing,))].rstrip()))
+            yield from self._give_thoughts(len(self._held[: partial_match_at(self._held, (closing,))].rstrip()))
 
     def _text(self, is_last: bool) -> Iterator[Part]:
         if self._syntax.tool_format is None:
@@ -187,7 +187,7 @@ class ChoiceParser:
             self._mode, self._head = _Mode.HEAD, self._first_head
 
     def _is_begun_call(self, at: int) -> bool:
-        """Whether nothing but the beginning of a marker, which starts at `at`, is held where a call was to come."""
+        """Returns whether a call was due and only the beginning of its marker, which starts at `at`, has come."""
         is_due = self._syntax.only_calls or (self._n_calls > 0 and (self._is_cut or at == len(self._held)))
         return is_due and not self._held[:at].strip()
 
@@ -196,7 +196,7 @@ class ChoiceParser:
         markers = self._format.markers
         if not self._format.is_alone:
             at, _ = first_of(self._held, markers)
-            return (at, True) if at >= 0 else (begun_at(self._held, markers), False)
+            return (at, True) if at >= 0 else (partial_match_at(self._held, markers), False)
         begun = self._held.lstrip()
         at = len(self._held) - len(begun)
         if self._has_text or self._n_calls or not any(marker.startswith(begun[: len(marker)]) for marker in markers):

@@ -9,8 +9,8 @@ from typing import Any
 from corosrv.jobs import Job
 
 
-class Choice(str, Enum):
-    """Whether the answer calls tools."""
+class CallMode(str, Enum):
+    """How freely the model may call tools."""
 
     NONE = "none"
     AUTO = "auto"  # as the model likes
@@ -18,8 +18,8 @@ class Choice(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
-    choice: Choice = Choice.AUTO
+class CallPolicy:
+    choice: CallMode = CallMode.AUTO
     name: str | None = None  # with REQUIRED: this tool
 
 
@@ -33,7 +33,7 @@ class JsonFormat:
 
 @dataclass(frozen=True, slots=True)
 class ToolPlaces:
-    """Where a dialect has what may be wrong with a tool, for errors; {} is the tool's number."""
+    """Paths of a tool's fields in a dialect's body, for errors; {} is the tool's number."""
 
     name: str = "tools[{}].function.name"
     schema: str = "tools[{}].function.parameters"
@@ -44,7 +44,7 @@ class Conversation:
     """A checked chat request. Its job's one prompt is `Messages`, with the tools that are offered."""
 
     job: Job
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: CallPolicy = CallPolicy()
     parallel_calls: bool = True
     answer_format: JsonFormat | None = None  # None: any text
     places: ToolPlaces = ToolPlaces()

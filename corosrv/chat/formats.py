@@ -1,4 +1,4 @@
-"""How models write calls. ModelCard.tool_format names one of these."""
+"""The formats in which models write calls. ModelCard.tool_format names one of them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class ToolFormat:
 
     @property
     def head(self) -> str:
-        """What stands before the name of a call."""
+        """The text before the name of a call."""
         return '{"name": "'
 
     @property
     def middle(self) -> str:
-        """What stands between the name and the arguments."""
+        """The text between the name and the arguments."""
         return f'", "{self.arguments}": '
 
     def first_head(self) -> Pattern:
-        """From what stands before the first call to its arguments; group 1 is the name."""
+        """The pattern of everything before the arguments of the first call; group 1 is the name."""
         return Pattern(_GAP, f"(?:{re.escape(self.lead)})?", _GAP, *steps(self.opening.strip()), *self._head())
 
     def next_head(self) -> Pattern:
-        """The same of a call that follows a joint."""
+        """The same pattern for a call that follows a joint."""
         return Pattern(*self._head())
 
     def _head(self) -> list[str]:
@@ -49,7 +49,7 @@ class ToolFormat:
         ]  # fmt: skip
 
     def tail(self) -> re.Pattern[str]:
-        """What follows the arguments of a call; the group `joint` where another call follows."""
+        """The pattern of everything after the arguments of a call; its group `joint` says that another call follows."""
         joint = f"(?P<joint>{re.escape(self.joint)})" if self.joint else "(?P<joint>(?!))"
         closing = re.escape(self.closing.strip())
         return re.compile(rf'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}}\s*(?:{joint}|{closing})')

@@ -1,4 +1,4 @@
-"""Where a JSON value ends, found while it arrives."""
+"""Finds the end of a JSON value while it arrives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BARE_END = re.compile(r"[\s,\]}]")
 
 
 class JsonValue:
-    """Follows the brackets and strings of one value; what stands between them is not looked at."""
+    """Follows the brackets and strings of one value, and ignores everything between them."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -20,7 +20,7 @@ class JsonValue:
         self.is_whole = False
 
     def feed(self, text: str) -> int:
-        """How many characters of this text belong to the value; all of them until it is whole."""
+        """Returns how many characters of this text belong to the value: all of them until it is complete."""
         at = 0
         while at < len(text) and not self.is_whole:
             at = self._in_text(text, at) if self._in_string else self._between(text, at)

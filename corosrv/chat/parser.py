@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from corosrv.chat.choice import ChoiceParser, Syntax
-from corosrv.chat.parts import End, Part, Text
+from corosrv.chat.parts import AnswerText, End, Part
 from corosrv.jobs import Chunk
 
 
@@ -22,20 +22,20 @@ class Parser(Protocol):
 
 
 class TextParser:
-    """For answers that are text and nothing else."""
+    """Parses answers that are text and nothing else."""
 
     reasoning_tokens = 0
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
         for chunk in chunks:
             if chunk.text or chunk.tokens:
-                yield Text(chunk.index, chunk.text, chunk.tokens)
+                yield AnswerText(chunk.index, chunk.text, chunk.tokens)
             if chunk.finish is not None:
                 yield End(chunk.index, chunk.finish.value, chunk)
 
 
 class SyntaxParser:
-    """For answers that may have thoughts and calls in their text."""
+    """Parses answers that may have thoughts and calls in their text."""
 
     def __init__(self, syntax: Syntax) -> None:
         self.reasoning_tokens = 0
@@ -70,5 +70,5 @@ class EchoParser:
         for part in self._parser.parts(chunks):
             if part.choice not in self._begun:
                 self._begun.add(part.choice)
-                yield Text(part.choice, self._beginning)
+                yield AnswerText(part.choice, self._beginning)
             yield part

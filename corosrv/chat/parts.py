@@ -1,4 +1,4 @@
-"""What an answer consists of. A choice has any number of texts, thoughts and calls, and then its end.
+"""The parts of an answer. A choice has any number of texts, thoughts and calls, and then its end.
 
 The pieces of one text, thought or call follow each other; a call's arguments together are one JSON text.
 """
@@ -10,7 +10,7 @@ import msgspec
 from corosrv.jobs import Chunk, TokenInfo
 
 
-class Text(msgspec.Struct, frozen=True, gc=False):
+class AnswerText(msgspec.Struct, frozen=True, gc=False):
     """More of the answer's text."""
 
     choice: int
@@ -43,11 +43,11 @@ class CallArguments(msgspec.Struct, frozen=True, gc=False):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Nothing follows for this choice."""
+    """The end of this choice."""
 
     choice: int
     reason: str  # stop, length or tool_calls
     chunk: Chunk  # the terminal one
 
 
-Part = Text | Reasoning | CallBegin | CallArguments | End
+Part = AnswerText | Reasoning | CallBegin | CallArguments | End

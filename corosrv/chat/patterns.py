@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Pattern:
-    """What a text may begin with, given as steps: regular expressions for one character each, or for any number."""
+    """A pattern for the beginning of a text, in steps: regular expressions for one character or for several."""
 
     def __init__(self, *steps: str) -> None:
         self._whole = re.compile("".join(steps))
@@ -17,26 +17,26 @@ class Pattern:
         self._begun = re.compile(nested)
 
     def match(self, text: str) -> re.Match[str] | None:
-        """The text begins with it."""
+        """Matches at the beginning of the text."""
         return self._whole.match(text)
 
     def may_follow(self, text: str) -> bool:
-        """The text is the beginning of it, and could go on to be all of it."""
+        """Returns whether more text could make this one a match."""
         return self._begun.fullmatch(text) is not None
 
 
 def steps(literal: str) -> list[str]:
-    """A text, character by character."""
+    """Splits a text into steps of one character."""
     return [re.escape(character) for character in literal]
 
 
 def first_of(text: str, words: Iterable[str]) -> tuple[int, str]:
-    """Where the first of these words stands, and which one; (-1, "") for none."""
+    """Returns the position of the first of these words, and the word; (-1, "") for none."""
     found = [(at, word) for word in words if (at := text.find(word)) >= 0]
     return min(found, key=lambda one: (one[0], -len(one[1])), default=(-1, ""))
 
 
-def begun_at(text: str, words: Iterable[str]) -> int:
-    """Where the end of the text may be the beginning of one of these words; its length where it is not."""
+def partial_match_at(text: str, words: Iterable[str]) -> int:
+    """Returns where a partial match of one of these words starts at the end of the text; its length for none."""
     begins = [len(text) - n for word in words for n in range(1, len(word)) if text.endswith(word[:n])]
     return min(begins, default=len(text))

@@ -8,7 +8,7 @@ from typing import cast
 
 from corosrv.chat import answer_grammar
 from corosrv.chat.choice import Syntax
-from corosrv.chat.conversation import Choice, Conversation
+from corosrv.chat.conversation import CallMode, Conversation
 from corosrv.chat.formats import FORMATS, ToolFormat
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.tools import Tool, checked, name_of
@@ -19,7 +19,7 @@ from corosrv.structured.grammar.gbnf import Rules, either, grammar, sequence
 
 
 def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
-    """Raises Refused for what this model cannot do, and for what contradicts itself."""
+    """Makes the job and the parser of its chunks. Raises Refused for contradictions, and what the model cannot do."""
     plan = _Plan.of(conversation, card)
     plan.check()
     job, prompt = conversation.job, plan.prompt
@@ -43,7 +43,7 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is asked for, and what follows from it for this model."""
+    """A conversation, the model that answers it, and what follows from both."""
 
     conversation: Conversation
     card: ModelCard
@@ -55,17 +55,17 @@ class _Plan:
     def of(cls, conversation: Conversation, card: ModelCard) -> _Plan:
         prompt = cast(Messages, conversation.job.prompts[0])
         tools = checked(prompt.tools, conversation.places)
-        if conversation.tool_choice.choice is Choice.NONE:
+        if conversation.tool_choice.choice is CallMode.NONE:
             tools = ()
         return cls(conversation, card, prompt, tools, FORMATS.get(card.tool_format, FORMATS["hermes"]))
 
     @property
     def is_forced(self) -> bool:
-        return self.conversation.tool_choice.choice is Choice.REQUIRED
+        return self.conversation.tool_choice.choice is CallMode.REQUIRED
 
     @property
     def changes_prompt(self) -> bool:
-        """Whether the template is told something else than the conversation says."""
+        """Whether the prompt has other tools or arguments for the template than the conversation."""
         return self.tools != self.prompt.tools or self.conversation.thinks is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Which tokens a piece of text is made of."""
+"""Finds the tokens of each piece of a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenQueue:
         return tuple(taken)
 
     def take_all(self) -> tuple[TokenInfo, ...]:
-        """All that are left: they add no text, or a part of a character that never became whole."""
+        """Returns all tokens left: those that add no text, or a part of a character that never became complete."""
         taken = tuple(token for _, token in self._waiting)
         self._waiting.clear()
         return taken

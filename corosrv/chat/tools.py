@@ -18,7 +18,7 @@ Tool = dict[str, Any]
 
 
 def checked(tools: Sequence[Tool], places: ToolPlaces) -> tuple[Tool, ...]:
-    """The same tools with nothing left out. Raises Refused for too many, bad names, and two of one name."""
+    """Returns the tools with every member filled in. Raises Refused for too many, bad names, and duplicates."""
     if len(tools) > MAX_TOOLS:
         raise Refused(f"tools: at most {MAX_TOOLS}, not {len(tools)}", "tools")
     names: set[str] = set()
@@ -46,5 +46,5 @@ def name_of(tool: Tool) -> str:
 
 
 def parameters_of(tool: Tool) -> Any:
-    """Of a tool that was checked."""
+    """Returns the schema of a checked tool's arguments."""
     return tool["function"]["parameters"]

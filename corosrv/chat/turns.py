@@ -1,4 +1,4 @@
-"""Turns and tools as chat templates take them, put together from what dialects send."""
+"""TurnList and tools as chat templates take them, put together from what dialects send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 def tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """A tool that is offered."""
+    """Makes a tool in the form that chat templates take."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
@@ -45,8 +45,8 @@ def arguments(sent: str | dict[str, Any], param: str) -> dict[str, Any] | str:
         return sent
 
 
-class Turns:
-    """The turns so far. What the assistant thinks, says and calls in a row is one turn, until `close`."""
+class TurnList:
+    """Builds the turns of a conversation. Thoughts, text and calls in a row are one turn, until `close`."""
 
     def __init__(self, before: Iterable[Turn] = ()) -> None:
         self._turns = list(before)
@@ -61,7 +61,7 @@ class Turns:
         return tuple(self._turns)
 
     def say(self, role: str, text: str) -> None:
-        """A turn of somebody else."""
+        """Adds a turn of somebody else."""
         self.close()
         self._turns.append({"role": role, "content": text})
 
@@ -70,7 +70,7 @@ class Turns:
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def answer(self, text: str) -> None:
-        """Stands before what is called in the same turn; after it, and after other words, it begins a turn."""
+        """Adds text of the assistant. After a call, or after other text, it begins a new turn."""
         if self._ours is not None and (self._ours["content"] or "tool_calls" in self._ours):
             self.close()
         self._open()["content"] = text
@@ -81,7 +81,7 @@ class Turns:
         self._called.setdefault(id, name)
 
     def result(self, call_id: str, text: str, param: str) -> None:
-        """What a tool gave back. Raises Refused when it was not called."""
+        """Adds the result of a call. Raises Refused when there was no such call."""
         name = self._called.get(call_id)
         if name is None:
             raise Refused(f"{param}: no call before it has the id '{call_id[:80]}'", param)
@@ -89,7 +89,7 @@ class Turns:
         self._turns.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
 
     def close(self) -> None:
-        """What the assistant says next is another turn."""
+        """Ends the assistant's turn: what it says next is another one."""
         self._ours = None
 
     def _open(self) -> Turn:

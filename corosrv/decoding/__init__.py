@@ -1,1 +1,1 @@
-"""What clients send, checked and decoded: texts, JSON, and the fields of a body. Knows no HTTP and never waits."""
+"""Checks and decodes what clients send: texts, JSON, and the fields of a body. Knows no HTTP."""

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree of exceptions.
+"""The exceptions of corosrv, as one tree.
 
 Inner code raises what happened. The attributes of a class say what that means for whoever sent the request: the HTTP
 status, the kind of failure, and a code for programs. A dialect only spells it: corosrv.openai.errors and its like.

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ErrorKind(Enum):
-    """What kind of failure it is, for dialects to spell."""
+    """The kind of a failure; each dialect has its own word for it."""
 
     INVALID_REQUEST = "invalid request"
     CONTEXT_EXCEEDED = "context exceeded"

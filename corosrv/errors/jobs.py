@@ -1,4 +1,4 @@
-"""How a running job ends in an error."""
+"""Errors of running jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with predictions and their predictor."""
+"""Errors of predictions and their predictor."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DestinationRefused(CorosrvError):
 
 
 class LoadError(CorosrvError):
-    """There is no such predictor, or it does not fit its number of slots."""
+    """The predictor cannot be found, or does not fit its number of slots."""
 
 
 class SignatureError(CorosrvError):

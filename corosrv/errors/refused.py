@@ -1,4 +1,4 @@
-"""What is wrong with a request."""
+"""Errors that lie in the request."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class PromptTooLong(Refused):
 
 
 class NotFound(Refused):
-    """There is nothing of this name here; `code` says what was looked for."""
+    """The request names something that is not here; `code` says what kind of thing."""
 
     status = 404
     kind = ErrorKind.NOT_FOUND
 
 
 class ModelNotFound(NotFound):
-    """There is no model of this name here."""
+    """The request names a model that is not served here."""
 
     def __init__(self, model: str) -> None:
         super().__init__(

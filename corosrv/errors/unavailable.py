@@ -1,4 +1,4 @@
-"""Why a server cannot take a request now."""
+"""Errors of a server that cannot take a request now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong between two processes."""
+"""Errors between two processes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from corosrv.structured.effort import Effort
 from corosrv.structured.grammar.gbnf import Rules, grammar
 from corosrv.structured.grammar.rule_book import RuleBook
 from corosrv.structured.limits import DEFAULT_LIMITS, SchemaLimits
-from corosrv.structured.schema.anything import Anything
+from corosrv.structured.schema.anything import AnyValue
 from corosrv.structured.schema.cache import RulesCache
 from corosrv.structured.schema.check import check
 from corosrv.structured.schema.convert import convert
@@ -66,4 +66,4 @@ def fragment(
 def any_object_rules(limits: SchemaLimits = DEFAULT_LIMITS) -> Rules:
     """Any JSON object."""
     book = RuleBook("json", "", limits)
-    return book.rules_from(Anything(book, limits).object())
+    return book.rules_from(AnyValue(book, limits).object())

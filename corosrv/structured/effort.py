@@ -1,4 +1,4 @@
-"""How long the schemas of one request may be worked on."""
+"""The processor time that the schemas of one request may take."""
 
 from __future__ import annotations
 

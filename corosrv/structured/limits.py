@@ -1,4 +1,4 @@
-"""How much a schema may ask for, and how much is generated where it leaves that open."""
+"""Limits of a schema, and of what is generated where it sets none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchemaLimits:
-    """What is refused before it costs anything, and what ends an answer that the schema would let go on for ever."""
+    """Over the first limits a schema is refused; the others end answers that the schema itself would never end."""
 
     # Over these, a schema is refused.
     grammar_bytes: int = 65_536  # of the GBNF that is made of it

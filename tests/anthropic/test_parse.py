@@ -9,7 +9,7 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.anthropic import parse, schema
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.chat.parser import TextParser
 from corosrv.decoding.body import convert
 from corosrv.errors import NotSupported, Refused
@@ -274,12 +274,12 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
 @pytest.mark.parametrize(
     ("sent", "meant", "is_parallel"),
     [
-        (None, ToolChoice(Choice.AUTO), True),
-        ({"type": "auto"}, ToolChoice(Choice.AUTO), True),
-        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice(Choice.AUTO), False),
-        ({"type": "any"}, ToolChoice(Choice.REQUIRED), True),
-        ({"type": "tool", "name": "look"}, ToolChoice(Choice.REQUIRED, "look"), True),
-        ({"type": "none"}, ToolChoice(Choice.NONE), True),
+        (None, CallPolicy(CallMode.AUTO), True),
+        ({"type": "auto"}, CallPolicy(CallMode.AUTO), True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, CallPolicy(CallMode.AUTO), False),
+        ({"type": "any"}, CallPolicy(CallMode.REQUIRED), True),
+        ({"type": "tool", "name": "look"}, CallPolicy(CallMode.REQUIRED, "look"), True),
+        ({"type": "none"}, CallPolicy(CallMode.NONE), True),
     ],
 )
 def test_a_choice_of_tools(asked, sent, meant, is_parallel):

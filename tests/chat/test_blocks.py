@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.chat.blocks import Blocks, Closed, Grew, Kind, Opened
+from corosrv.chat.blocks import BlockKind, Blocks, Closed, Grew, Opened
 from corosrv.chat.parts import Part
 from tests.support.parsers import call, end, text, thought
 
@@ -33,11 +33,11 @@ def test_another_kind_is_another_block():
         list(blocks.add(part))
 
     assert [(block.number, block.kind, block.text) for block in blocks.row] == [
-        (0, Kind.REASONING, "hm"),
-        (1, Kind.TEXT, "Yes"),
-        (2, Kind.CALL, "{}"),
-        (3, Kind.CALL, "{}"),
-        (4, Kind.TEXT, "!"),
+        (0, BlockKind.REASONING, "hm"),
+        (1, BlockKind.TEXT, "Yes"),
+        (2, BlockKind.CALL, "{}"),
+        (3, BlockKind.CALL, "{}"),
+        (4, BlockKind.TEXT, "!"),
     ]
     assert [(block.id, block.name) for block in blocks.row[2:4]] == [("call_0", "look"), ("call_1", "look")]
 

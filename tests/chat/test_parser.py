@@ -10,7 +10,7 @@ import pytest
 from corosrv.chat.choice import Syntax
 from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
+from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.jobs import Chunk, Finish, TokenInfo
 
 HERMES = Syntax(tool_format=FORMATS["hermes"])
@@ -37,7 +37,7 @@ def told(parts: Iterable[Part]) -> Told:
             case Reasoning():
                 assert part.text
                 thoughts += part.text
-            case Text():
+            case AnswerText():
                 assert part.text or part.tokens
                 text += part.text
             case CallBegin():
@@ -227,9 +227,9 @@ def test_an_answer_with_an_echo_begins_with_the_message_that_it_continues():
 
     parts = list(parser.parts(both))
 
-    texts = ["".join(part.text for part in parts if isinstance(part, Text) and part.choice == n) for n in (0, 1)]
+    texts = ["".join(part.text for part in parts if isinstance(part, AnswerText) and part.choice == n) for n in (0, 1)]
     assert texts == ["It was dark then", "It was late"]
-    assert parts[0] == Text(0, "It was ")
+    assert parts[0] == AnswerText(0, "It was ")
 
 
 def test_choices_do_not_mix():
@@ -260,7 +260,7 @@ def token(piece: str | bytes, number: int = 7) -> TokenInfo:
 
 
 def told_tokens(parser: Parser, some: list[Chunk]) -> list[tuple[str, list[bytes]]]:
-    parts = [part for part in parser.parts(some) if isinstance(part, Text)]
+    parts = [part for part in parser.parts(some) if isinstance(part, AnswerText)]
     return [(part.text, [info.piece for info in part.tokens]) for part in parts]
 
 

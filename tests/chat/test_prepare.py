@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
+from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
 from corosrv.chat.parser import TextParser
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
+from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.chat.prepare import prepare
 from corosrv.chat.turns import tool
 from corosrv.engine import Engine
@@ -27,7 +27,7 @@ PLACE = {"type": "object", "properties": {"at": {"enum": ["Köln", "Ulm"]}}, "re
 RAIN = tool("rain", "Tells whether it rains.", PLACE)
 NOW = tool("now", None, None)
 TOOLS = (RAIN, NOW)
-FORCED = ToolChoice(Choice.REQUIRED)
+FORCED = CallPolicy(CallMode.REQUIRED)
 PLACE_FORMAT = JsonFormat(PLACE)
 
 
@@ -62,7 +62,7 @@ def calls(told: list[Part]) -> list[tuple[str, Any]]:
 
 
 def text(told: list[Part]) -> str:
-    return "".join(part.text for part in told if isinstance(part, Text))
+    return "".join(part.text for part in told if isinstance(part, AnswerText))
 
 
 def reason(told: list[Part]) -> str:
@@ -87,7 +87,7 @@ def test_a_forced_answer_is_calls_and_nothing_else(engine, tool_format, seed):
     assert (text(told), reason(told)) == ("", "tool_calls")
 
 
-@pytest.mark.parametrize("asked", [{"parallel_calls": False}, {"tool_choice": ToolChoice(Choice.REQUIRED, "now")}])
+@pytest.mark.parametrize("asked", [{"parallel_calls": False}, {"tool_choice": CallPolicy(CallMode.REQUIRED, "now")}])
 @pytest.mark.parametrize("seed", range(8))
 def test_one_call_is_one_call(engine, asked, seed):
     told = parts(engine, conversation(TOOLS, **{"tool_choice": FORCED, **asked}), seed=seed)
@@ -97,7 +97,7 @@ def test_one_call_is_one_call(engine, asked, seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_named_tool_is_the_one_that_is_called(engine, seed):
-    told = parts(engine, conversation(TOOLS, tool_choice=ToolChoice(Choice.REQUIRED, "now")), seed=seed)
+    told = parts(engine, conversation(TOOLS, tool_choice=CallPolicy(CallMode.REQUIRED, "now")), seed=seed)
 
     assert calls(told) == [("now", {})]
 
@@ -188,7 +188,7 @@ def test_who_has_no_call_marks_may_still_just_talk(recogniser, text, verdict):
     assert job.sampling.grammar_triggers == ()
 
 
-@pytest.mark.parametrize(("card", "kind"), [(THINKER, Text), (OPENED, Reasoning)])
+@pytest.mark.parametrize(("card", "kind"), [(THINKER, AnswerText), (OPENED, Reasoning)])
 def test_an_answer_begins_in_thoughts_where_the_prompt_does(card, kind):
     _, parser = prepare(conversation(), card)
 
@@ -219,7 +219,7 @@ def test_who_does_not_think_begins_with_the_answer(engine):
 
 
 def test_a_model_of_few_words_reads_as_plain_text():
-    for asked, card in ((conversation(), CARD), (conversation(TOOLS, tool_choice=ToolChoice(Choice.NONE)), CARD),
+    for asked, card in ((conversation(), CARD), (conversation(TOOLS, tool_choice=CallPolicy(CallMode.NONE)), CARD),
                         (conversation(thinks=False), THINKER),
                         (conversation(), dataclasses.replace(THINKER, splits_reasoning=False))):  # fmt: skip
         job, parser = prepare(asked, card)
@@ -232,7 +232,7 @@ def test_a_model_of_few_words_reads_as_plain_text():
     ("asked", "param"),
     [
         (conversation(tool_choice=FORCED), "tool_choice"),
-        (conversation(TOOLS, tool_choice=ToolChoice(Choice.REQUIRED, "sun")), "tool_choice"),
+        (conversation(TOOLS, tool_choice=CallPolicy(CallMode.REQUIRED, "sun")), "tool_choice"),
         (conversation(TOOLS, grammar='root ::= "x"'), "grammar"),
         (conversation(answer_format=PLACE_FORMAT, grammar='root ::= "x"'), "grammar"),
         (conversation(answer_format=JsonFormat({"type": "thing"}, "text.format.schema")), "text.format.schema"),
@@ -269,7 +269,7 @@ def test_the_beginning_of_a_continued_message_comes_back_where_it_is_asked_for(e
 
     _, parser = prepare(Conversation(Job((prompt,)), echo=echo), CARD)
 
-    assert "".join(part.text for part in parser.parts([Chunk(0, "dark", 1)]) if isinstance(part, Text)) == text
+    assert "".join(part.text for part in parser.parts([Chunk(0, "dark", 1)]) if isinstance(part, AnswerText)) == text
 
 
 LONG_LIST = {"enum": [f"value number {number}" for number in range(900)]}

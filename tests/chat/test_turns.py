@@ -1,9 +1,9 @@
-"""Turns from their pieces: what the assistant thinks, says and calls in a row is one."""
+"""TurnList from their pieces: what the assistant thinks, says and calls in a row is one."""
 
 import pytest
 
 from corosrv.chat import turns
-from corosrv.chat.turns import Turns
+from corosrv.chat.turns import TurnList
 from corosrv.errors import Refused
 
 
@@ -12,7 +12,7 @@ def look(id: str) -> dict[str, object]:
 
 
 def test_thoughts_words_and_calls_in_a_row_are_one_turn():
-    said = Turns()
+    said = TurnList()
 
     said.say("user", "Where?")
     said.think("I could ")
@@ -33,7 +33,7 @@ def test_thoughts_words_and_calls_in_a_row_are_one_turn():
 
 
 def test_words_after_words_or_calls_are_another_turn():
-    said = Turns()
+    said = TurnList()
 
     said.answer("one")
     said.answer("two")
@@ -45,7 +45,7 @@ def test_words_after_words_or_calls_are_another_turn():
 
 
 def test_somebody_elses_turn_ends_ours():
-    said = Turns()
+    said = TurnList()
 
     said.call("a", "look", {"at": 1})
     said.result("a", "there", "param")
@@ -58,10 +58,10 @@ def test_somebody_elses_turn_ends_ours():
 
 
 def test_a_result_may_be_of_a_call_from_before():
-    before = Turns()
+    before = TurnList()
     before.call("a", "look", {"at": 1})
 
-    said = Turns(before.all)
+    said = TurnList(before.all)
     said.result("a", "there", "param")
 
     assert len(said.all) == 2
@@ -69,7 +69,7 @@ def test_a_result_may_be_of_a_call_from_before():
 
 
 def test_a_result_of_nothing_is_refused():
-    said = Turns()
+    said = TurnList()
     said.call("a", "look", {"at": 1})
 
     with pytest.raises(Refused, match="'b'") as refused:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
+from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.jobs import Chunk, Finish
 
 TICK = [Chunk(0, "", 1, prompt_tokens=5)]  # what the parts come from, one token
@@ -20,8 +20,8 @@ class HandDrivenParser:
         yield from next(self._rows)
 
 
-def text(words: str) -> Text:
-    return Text(0, words)
+def text(words: str) -> AnswerText:
+    return AnswerText(0, words)
 
 
 def thought(words: str) -> Reasoning:

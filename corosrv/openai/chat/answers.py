@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from corosrv.chat.parser import Parser
-from corosrv.chat.parts import CallArguments, CallBegin, End, Part, Reasoning, Text
+from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
 from corosrv.generation.answer_options import AnswerOptions
@@ -69,14 +69,14 @@ class ChatAnswer:
         for part in self._parser.parts((chunk,)):
             if isinstance(part, End):
                 yield self._event(part, **self._extras.at_end(chunk))
-            elif extras or self._has_logprobs or not isinstance(part, Text) or part.text:
+            elif extras or self._has_logprobs or not isinstance(part, AnswerText) or part.text:
                 yield self._event(part, **extras)
 
     def _event(self, part: Part, **extras: Any) -> bytes:
-        if isinstance(part, Text) and not self._has_logprobs and not extras:
+        if isinstance(part, AnswerText) and not self._has_logprobs and not extras:
             before, after = self._text_frames.get(part.choice) or self._make_text_frame(part.choice)
             return before + events.encode(part.text) + after
-        if isinstance(part, Text):
+        if isinstance(part, AnswerText):
             # Tokens that add no text, as the last one, come without any.
             delta = {"content": part.text} if part.text else {}
             return self._frame.event(_delta(part.choice, delta, logprobs=self._logprobs(part.tokens)), **extras)
@@ -135,7 +135,7 @@ class _Choice:
 
     def add(self, part: Part) -> None:
         match part:
-            case Text():
+            case AnswerText():
                 self._text.append(part.text)
                 self.tokens += part.tokens
             case Reasoning():

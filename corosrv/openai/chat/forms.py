@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from corosrv.chat import turns
-from corosrv.chat.conversation import Choice, JsonFormat, ToolChoice
+from corosrv.chat.conversation import CallMode, CallPolicy, JsonFormat
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.chat import schema
 
@@ -16,11 +16,11 @@ def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
     return tuple(turns.tool(function.name, function.description, function.parameters) for function in functions)
 
 
-def tool_choice(body: schema.ChatBody) -> ToolChoice:
+def tool_choice(body: schema.ChatBody) -> CallPolicy:
     chosen = body.tool_choice
     if isinstance(chosen, schema.NamedTool):
-        return ToolChoice(Choice.REQUIRED, chosen.function.name)
-    return ToolChoice(Choice(chosen or "auto"))
+        return CallPolicy(CallMode.REQUIRED, chosen.function.name)
+    return CallPolicy(CallMode(chosen or "auto"))
 
 
 def answer_format(body: schema.ChatBody) -> JsonFormat | None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from corosrv.chat.answer import BlockAnswer
-from corosrv.chat.blocks import Block, Kind
+from corosrv.chat.blocks import AnswerBlock, BlockKind
 from corosrv.chat.parser import Parser
-from corosrv.chat.turns import Turn, Turns, arguments
+from corosrv.chat.turns import Turn, TurnList, arguments
 from corosrv.errors import CorosrvError
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.events import named_event
@@ -20,11 +20,11 @@ from corosrv.jobs import Chunk
 from corosrv.openai.responses.store import Stored, item_id
 
 # The beginning of an item's id, and what the events of its text are called.
-_ID = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}
+_ID = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
 _EVENT = {
-    Kind.TEXT: "response.output_text",
-    Kind.REASONING: "response.reasoning_text",
-    Kind.CALL: "response.function_call_arguments",
+    BlockKind.TEXT: "response.output_text",
+    BlockKind.REASONING: "response.reasoning_text",
+    BlockKind.CALL: "response.function_call_arguments",
 }
 _NO_OPTIONS = AnswerOptions()
 _NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
@@ -78,20 +78,20 @@ class ResponseAnswer(BlockAnswer):
             sent += super().events([chunk])
         return sent
 
-    def opened(self, block: Block) -> bytes:
+    def opened(self, block: AnswerBlock) -> bytes:
         place = {"output_index": block.number}
         sent = self._send("response.output_item.added", **place, item=self._item(block, "in_progress", has_part=False))
-        if block.kind is Kind.CALL:
+        if block.kind is BlockKind.CALL:
             return sent
         return sent + self._send("response.content_part.added", **self._place(block), part=_part(block))
 
-    def grew(self, block: Block, piece: str) -> bytes:
+    def grew(self, block: AnswerBlock, piece: str) -> bytes:
         extras = _logprobs(block) | self._timings
         return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **extras, delta=piece)
 
-    def closed(self, block: Block) -> bytes:
+    def closed(self, block: AnswerBlock) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
-        if block.kind is Kind.CALL:
+        if block.kind is BlockKind.CALL:
             sent = self._send(done, **place, **self._called(block), arguments=block.text)
         else:
             sent = self._send(done, **place, **_logprobs(block), text=block.text)
@@ -117,30 +117,30 @@ class ResponseAnswer(BlockAnswer):
     def _is_cut(self) -> bool:
         return self.blocks.end is not None and self.blocks.end.reason == "length"
 
-    def _status(self, block: Block) -> str:
+    def _status(self, block: AnswerBlock) -> str:
         """Of a block that does not grow any more, whatever the reason."""
         is_cut = self._is_cut and block is self.blocks.row[-1]
         return "incomplete" if is_cut or block is self.blocks.open else "completed"
 
-    def _place(self, block: Block) -> dict[str, Any]:
+    def _place(self, block: AnswerBlock) -> dict[str, Any]:
         place: dict[str, Any] = {"item_id": self._id(block), "output_index": block.number}
-        return place if block.kind is Kind.CALL else {**place, "content_index": 0}
+        return place if block.kind is BlockKind.CALL else {**place, "content_index": 0}
 
-    def _id(self, block: Block) -> str:
+    def _id(self, block: AnswerBlock) -> str:
         return item_id(_ID[block.kind], self._key, block.number)
 
-    def _item(self, block: Block, status: str, has_part: bool = True) -> dict[str, Any]:
+    def _item(self, block: AnswerBlock, status: str, has_part: bool = True) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         parts = [_part(block)] if has_part else []
-        if block.kind is Kind.TEXT:
+        if block.kind is BlockKind.TEXT:
             return item | {"type": "message", "role": "assistant", "content": parts}
-        if block.kind is Kind.REASONING:
+        if block.kind is BlockKind.REASONING:
             return item | {"type": "reasoning", "summary": [], "content": parts}
         return item | {
             "type": "function_call", "call_id": block.id, **self._called(block), "arguments": block.text
         }  # fmt: skip
 
-    def _called(self, block: Block) -> dict[str, str]:
+    def _called(self, block: AnswerBlock) -> dict[str, str]:
         if block.name not in self._origins:
             return {"name": block.name}
         namespace, name = self._origins[block.name]
@@ -174,22 +174,22 @@ class ResponseAnswer(BlockAnswer):
 
     def _said(self) -> tuple[Turn, ...]:
         """The answer as a turn, for responses that go on from it."""
-        said = Turns()
+        said = TurnList()
         for block in self.blocks.row:
-            if block.kind is Kind.REASONING:
+            if block.kind is BlockKind.REASONING:
                 said.think(block.text)
-            elif block.kind is Kind.TEXT:
+            elif block.kind is BlockKind.TEXT:
                 said.answer(block.text)
             else:
                 said.call(block.id, block.name, arguments(block.text, "arguments"))
         return said.all
 
 
-def _part(block: Block) -> dict[str, Any]:
-    if block.kind is Kind.REASONING:
+def _part(block: AnswerBlock) -> dict[str, Any]:
+    if block.kind is BlockKind.REASONING:
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
 
 
-def _logprobs(block: Block) -> dict[str, Any]:
-    return {"logprobs": []} if block.kind is Kind.TEXT else {}
+def _logprobs(block: AnswerBlock) -> dict[str, Any]:
+    return {"logprobs": []} if block.kind is BlockKind.TEXT else {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from corosrv.chat import turns
-from corosrv.chat.turns import PART_END, Turns
+from corosrv.chat.turns import PART_END, TurnList
 from corosrv.decoding.body import convert
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.responses import schema
@@ -17,7 +17,7 @@ _REFERENCE = "item_reference"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def add(sent: str | list[dict[str, Any]], to: Turns, shelf: Shelf) -> None:
+def add(sent: str | list[dict[str, Any]], to: TurnList, shelf: Shelf) -> None:
     """`shelf` has the items that others refer to. Raises Refused, which names the place."""
     if isinstance(sent, str):
         to.say("user", sent)
@@ -36,7 +36,7 @@ def add(sent: str | list[dict[str, Any]], to: Turns, shelf: Shelf) -> None:
         _ITEMS[kind](item, f"input[{i}]", to)
 
 
-def _message(item: dict[str, Any], param: str, to: Turns) -> None:
+def _message(item: dict[str, Any], param: str, to: TurnList) -> None:
     message = convert(item, schema.MessageItem, param)
     text = _text(message.content, f"{param}.content")
     if message.role == "assistant":
@@ -45,23 +45,23 @@ def _message(item: dict[str, Any], param: str, to: Turns) -> None:
         to.say("system" if message.role == "developer" else message.role, text)
 
 
-def _call(item: dict[str, Any], param: str, to: Turns) -> None:
+def _call(item: dict[str, Any], param: str, to: TurnList) -> None:
     call = convert(item, schema.CallItem, param)
     to.call(call.call_id, called(call.namespace, call.name), turns.arguments(call.arguments, f"{param}.arguments"))
 
 
-def _output(item: dict[str, Any], param: str, to: Turns) -> None:
+def _output(item: dict[str, Any], param: str, to: TurnList) -> None:
     output = convert(item, schema.OutputItem, param)
     to.result(output.call_id, _text(output.output, f"{param}.output"), f"{param}.call_id")
 
 
-def _reasoning(item: dict[str, Any], param: str, to: Turns) -> None:
+def _reasoning(item: dict[str, Any], param: str, to: TurnList) -> None:
     reasoning = convert(item, schema.ReasoningItem, param)
     to.close()
     to.think(_text(reasoning.content or reasoning.summary, f"{param}.content"))
 
 
-_ITEMS: dict[str, Callable[[dict[str, Any], str, Turns], None]] = {
+_ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList], None]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice, ToolPlaces
+from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
 from corosrv.chat.prepare import prepare
-from corosrv.chat.turns import Turn, Turns
+from corosrv.chat.turns import Turn, TurnList
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
@@ -53,7 +53,7 @@ def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
     before: tuple[Turn, ...] = ()
     if body.previous_response_id is not None:
         before = shelf.get(body.previous_response_id, "previous_response_id").turns
-    said = Turns(before)
+    said = TurnList(before)
     items.add(body.input, said, shelf)
     return said.all
 
@@ -84,16 +84,16 @@ def _conversation(
     )
 
 
-def _tool_choice(sent: str | schema.NamedTool | None) -> ToolChoice:
+def _tool_choice(sent: str | schema.NamedTool | None) -> CallPolicy:
     if sent is None or isinstance(sent, str):
-        return ToolChoice(Choice(sent or "auto"))
+        return CallPolicy(CallMode(sent or "auto"))
     if sent.type != "function":
         raise NotSupported(
             f"tool_choice.type: only 'function' is offered here, not {sent.type[:40]!r}", "tool_choice.type"
         )
     if sent.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
-    return ToolChoice(Choice.REQUIRED, sent.name)
+    return CallPolicy(CallMode.REQUIRED, sent.name)
 
 
 def _format(text: schema.TextOptions | None) -> JsonFormat | None:

@@ -1,4 +1,4 @@
-"""Which rules a rule may begin with: one that can begin with itself never comes to a value."""
+"""Finds the rules that a rule may begin with: one that can begin with itself never comes to a value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Beginnings:
         return any(self._leads_back(start, done) for start in self._begins_with)
 
     def _leads_back(self, start: str, done: set[str]) -> bool:
-        """Not recursive: as deep as references follow each other."""
+        """Follows references without recursion, as long as their chain may be."""
         path = [(start, self._following(start))]
         on_path = {start}
         while path:

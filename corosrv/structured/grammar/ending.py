@@ -1,4 +1,4 @@
-"""Which rules of a grammar come to an end: those with some text of finite length."""
+"""Finds the rules of a grammar that come to an end: those with some text of finite length."""
 
 from __future__ import annotations
 

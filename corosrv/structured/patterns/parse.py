@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from corosrv.structured.grammar.chars import ANY, Chars
 from corosrv.structured.limits import SchemaLimits
-from corosrv.structured.patterns.tree import Choice, Edge, Node, One, PatternError, Repeat, Sequence, repeat
+from corosrv.structured.patterns.tree import Alternatives, Edge, Node, One, PatternError, Repeat, Sequence, repeat
 
 _DIGITS = Chars.of([(ord("0"), ord("9"))])
 _WORD = Chars.of([(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z")), (ord("_"), ord("_"))])
@@ -81,7 +81,7 @@ class _Parser:
         branches = [self.sequence()]
         while self.skip("|"):
             branches.append(self.sequence())
-        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+        return branches[0] if len(branches) == 1 else Alternatives(tuple(branches))
 
     def sequence(self) -> Node:
         items: list[Node] = []
@@ -277,11 +277,11 @@ def parse(text: str, limits: SchemaLimits) -> Node:
 
 def _between_edges(node: Node) -> tuple[Node, int]:
     """The node without its anchors, with any text where there is none; and how many anchors there were."""
-    if isinstance(node, Choice):
+    if isinstance(node, Alternatives):
         found = [_between_edges(branch) for branch in node.branches]
-        return Choice(tuple(branch for branch, _ in found)), sum(n for _, n in found)
+        return Alternatives(tuple(branch for branch, _ in found)), sum(n for _, n in found)
     items = list(node.items) if isinstance(node, Sequence) else [node]
-    if len(items) == 1 and isinstance(items[0], (Sequence, Choice)):
+    if len(items) == 1 and isinstance(items[0], (Sequence, Alternatives)):
         return _between_edges(items[0])
     first = next((i for i, item in enumerate(items) if item != Edge(True)), len(items))
     inner = items[first:]

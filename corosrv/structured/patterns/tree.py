@@ -12,7 +12,7 @@ Check = Callable[[], None]
 
 
 class PatternError(Exception):
-    """A pattern that is none, or that cannot be held by a grammar; says what is wrong with it."""
+    """The pattern is wrong or cannot be enforced; says why. A signal to schema, which raises InvalidSchema."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     branches: tuple[Node, ...]
 
     @cached_property
@@ -97,7 +97,7 @@ class Edge:
         return 0
 
 
-Node = One | Sequence | Choice | Repeat | Edge
+Node = One | Sequence | Alternatives | Repeat | Edge
 
 NOTHING = Sequence(())
 
@@ -106,9 +106,9 @@ def repeat(item: Node, fewest: int, upmost: int | None) -> Node:
     """The item so often; without the many ways in which nothing can be repeated, each of which would be followed."""
     if item.least == 0:
         fewest = 0
-    if isinstance(item, Choice):
+    if isinstance(item, Alternatives):
         branches = tuple(branch for branch in item.branches if branch != NOTHING)
-        item = Choice(branches) if branches else NOTHING
+        item = Alternatives(branches) if branches else NOTHING
     if isinstance(item, Repeat) and item.fewest <= 1:
         upmost = None if upmost is None or item.upmost is None else upmost * item.upmost
         item = item.item
@@ -155,11 +155,11 @@ def matches(node: Node, text: str, check: Check) -> bool:
 
 
 def _ends(node: Node, text: str, starts: set[int], check: Check) -> set[int]:
-    """Where in the text the node may end, when it begins at one of these places."""
+    """Returns where in the text the node may end when it begins at one of these places."""
     if isinstance(node, One):
         return {start + 1 for start in starts if start < len(text) and ord(text[start]) in node.chars}
     check()
-    if isinstance(node, Choice):
+    if isinstance(node, Alternatives):
         return set().union(*(_ends(branch, text, starts, check) for branch in node.branches))
     if isinstance(node, Sequence):
         for item in node.items:
@@ -185,7 +185,7 @@ def first_chars(node: Node) -> Chars | None:
     if isinstance(node, Repeat):
         return first_chars(node.item) if node.fewest else None
     found = Chars(())
-    if isinstance(node, Choice):
+    if isinstance(node, Alternatives):
         for branch in node.branches:
             if (first := first_chars(branch)) is None:
                 return None

@@ -1,1 +1,1 @@
-"""From a JSON schema to the rules of a grammar: checked, merged and written, type by type."""
+"""Checks, merges and converts JSON schemas to the rules of a grammar, type by type."""

@@ -1,4 +1,4 @@
-"""Whether a value is valid for what stands beside its `enum`."""
+"""Decides whether a value is valid for the keywords beside its `enum`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corosrv.structured.schema.merge import Flat, Impossible, Schema, identity, 
 
 
 class Undecided(Exception):
-    """It depends on a keyword that is not looked at."""
+    """The answer depends on a keyword that is not evaluated. A signal to convert, which refuses the schema."""
 
 
 def type_of(value: Any) -> str:

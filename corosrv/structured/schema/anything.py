@@ -12,7 +12,7 @@ BOOLEAN = '("true" | "false")'
 NULL = '"null"'
 
 
-class Anything:
+class AnyValue:
     """Writes the shared rules into a book when they are asked for."""
 
     def __init__(self, book: RuleBook, limits: SchemaLimits) -> None:

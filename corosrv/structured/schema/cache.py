@@ -1,4 +1,4 @@
-"""What was made of schemas before: clients send the same few again and again."""
+"""Keeps the rules of schemas: clients send the same few again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of one conversion share."""
+"""The state that the parts of one conversion share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corosrv.structured.grammar.rule_book import RuleBook
 from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.patterns.parse import parse
 from corosrv.structured.patterns.tree import Node
-from corosrv.structured.schema.anything import Anything
+from corosrv.structured.schema.anything import AnyValue
 
 # GBNF for the values of a schema at a place: one item. Raises Impossible.
 Value = Callable[[Any, str], str]
@@ -28,7 +28,7 @@ class Conversion:
         self.limits = limits
         self.book = RuleBook(prefix, param, limits)
         self.book.shared("space", SPACE_RULE)
-        self.any = Anything(self.book, limits)
+        self.any = AnyValue(self.book, limits)
         self.beginnings = Beginnings()
         self._effort = effort
         self._patterns: dict[str, Node] = {}

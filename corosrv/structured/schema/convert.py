@@ -151,14 +151,14 @@ class _Converter:
             )
 
     def _flat_or_none(self, schema: Any, place: str) -> Schema | None:
-        """None where no value is valid."""
+        """Merges a schema's parts; returns None where no value is valid."""
         try:
             return self._flattener.flat(schema, place)
         except Impossible:
             return None
 
     def _enum(self, schema: Schema, place: str) -> str:
-        """Those values that what stands beside them allows."""
+        """Makes rules for the values of an enum that the keywords beside it allow."""
         beside = {keyword: value for keyword, value in schema.items() if keyword != "enum"}
         try:
             values = [value for value in schema["enum"] if self._admits(beside, value)]

@@ -1,4 +1,4 @@
-"""Whether two schemas of a `oneOf` are never both valid."""
+"""Decides whether two schemas of a `oneOf` are never both valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def overlap(schemas: Sequence[Schema | None], flat: Flat, check: Check) -> tuple
 
 
 def excludes(one: Schema, other: Schema, flat: Flat, depth: int = _DEPTH) -> bool:
-    """What is generated for `one` is certainly not valid for `other`. False where that is not easily seen."""
+    """Returns True if what is generated for `one` is never valid for `other`; False where that is not easily seen."""
     if depth == 0:
         return False
     if "anyOf" in one or "oneOf" in one:

@@ -15,11 +15,11 @@ Flat = Callable[[Any], Schema]
 
 
 class Impossible(Exception):
-    """No value is valid here. Elsewhere there may be one: an optional property is left out, an alternative dropped."""
+    """No value is valid here. A signal within this room: an optional property is left out, an alternative dropped."""
 
 
 class Unmergeable(Exception):
-    """Two keywords that a grammar cannot hold at once."""
+    """Two keywords that cannot be enforced at once. A signal to Flattener, which raises InvalidSchema."""
 
 
 def identity(value: Any) -> str:

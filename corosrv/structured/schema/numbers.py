@@ -13,7 +13,7 @@ _MOST_MULTIPLES = 1_000
 
 
 class Unsupported(Exception):
-    """No grammar is made of what the schema asks for; says what is."""
+    """The schema asks for numbers that cannot be enforced; says which can. A signal to types, which refuse it."""
 
 
 def integer(schema: Schema, digits: int) -> str | None:

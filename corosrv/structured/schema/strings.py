@@ -8,7 +8,7 @@ from itertools import groupby
 from corosrv.structured.grammar.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
 from corosrv.structured.grammar.gbnf import NOTHING, QUOTE, either, literal, sequence
 from corosrv.structured.grammar.rule_book import RuleBook
-from corosrv.structured.patterns.tree import Choice, Node, One, Repeat, Sequence
+from corosrv.structured.patterns.tree import Alternatives, Node, One, Repeat, Sequence
 
 _YEAR = "[1-9][0-9]{3}"
 _LEAP_YEAR = (
@@ -68,14 +68,14 @@ def _inside(node: Node, repeats: int, book: RuleBook) -> str:
         return either([*plain, *([book.rule(" | ".join(escaped))] if len(escaped) > 1 else escaped)])
     if isinstance(node, Sequence):
         return sequence(*_joined(node.items, repeats, book))
-    if isinstance(node, Choice):
+    if isinstance(node, Alternatives):
         # In brackets even when all say the same: it may be repeated.
         return f"({' | '.join(dict.fromkeys(_inside(branch, repeats, book) or NOTHING for branch in node.branches))})"
     assert isinstance(node, Repeat)
     if node.item.most(repeats) == 0:
         return ""
     inside = _inside(node.item, repeats, book)
-    item = inside if isinstance(node.item, (One, Choice)) else f"({inside})"
+    item = inside if isinstance(node.item, (One, Alternatives)) else f"({inside})"
     return book.many(item, node.fewest, node.end(repeats))
 
 

@@ -8,7 +8,7 @@ import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
 
-from corosrv.chat.conversation import Choice, Conversation, JsonFormat, ToolChoice
+from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.chat.parser import TextParser
 from corosrv.errors import NotFound, NotSupported, Refused
 from corosrv.generation.fields import Defaults
@@ -226,11 +226,11 @@ def test_tools_are_offered_in_the_form_of_templates(asked):
 @pytest.mark.parametrize(
     ("sent", "meant"),
     [
-        (None, ToolChoice(Choice.AUTO)),
-        ("auto", ToolChoice(Choice.AUTO)),
-        ("none", ToolChoice(Choice.NONE)),
-        ("required", ToolChoice(Choice.REQUIRED)),
-        ({"type": "function", "name": "look"}, ToolChoice(Choice.REQUIRED, "look")),
+        (None, CallPolicy(CallMode.AUTO)),
+        ("auto", CallPolicy(CallMode.AUTO)),
+        ("none", CallPolicy(CallMode.NONE)),
+        ("required", CallPolicy(CallMode.REQUIRED)),
+        ({"type": "function", "name": "look"}, CallPolicy(CallMode.REQUIRED, "look")),
     ],
 )
 def test_a_choice_of_tools(asked, sent, meant):
