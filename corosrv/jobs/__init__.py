@@ -1,16 +1,25 @@
 """What all parts share: jobs go to workers, and readers give back chunks.
 
 Adapters know no worker and workers no protocol; they meet in these values and protocols.
+
+Each name is fetched from its module when it is first asked for: the child that runs a predictor has to start fast, and
+needs none but those of corosrv.jobs.answers.
 """
 
-from corosrv.jobs.chunk import Candidate, Chunk, Finish, TokenInfo
-from corosrv.jobs.job import AnyJob, EmbedJob, Job, Messages, PredictJob, Prompt, RerankJob, Text, Tokens
-from corosrv.jobs.model import Adapter, HasAdapters, InfillTokens, ModelCard
-from corosrv.jobs.reader import Reader, Sink
-from corosrv.jobs.sampling import SAMPLERS, Sampling
-from corosrv.jobs.slots import HasSlots, SlotFile, SlotState
-from corosrv.jobs.vocabulary import Vocabulary
-from corosrv.jobs.worker import State, Worker
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corosrv.jobs.chunk import Candidate, Chunk, Finish, TokenInfo
+    from corosrv.jobs.job import AnyJob, EmbedJob, Job, Messages, PredictJob, Prompt, RerankJob, Text, Tokens
+    from corosrv.jobs.model import Adapter, HasAdapters, InfillTokens, ModelCard
+    from corosrv.jobs.reader import Reader, Sink
+    from corosrv.jobs.sampling import SAMPLERS, Sampling
+    from corosrv.jobs.slots import HasSlots, SlotFile, SlotState
+    from corosrv.jobs.vocabulary import Vocabulary
+    from corosrv.jobs.worker import State, Worker
 
 __all__ = [
     "SAMPLERS",
@@ -41,3 +50,41 @@ __all__ = [
     "Vocabulary",
     "Worker",
 ]
+
+_HOMES = {
+    "Adapter": "model",
+    "AnyJob": "job",
+    "Candidate": "chunk",
+    "Chunk": "chunk",
+    "EmbedJob": "job",
+    "Finish": "chunk",
+    "HasAdapters": "model",
+    "HasSlots": "slots",
+    "InfillTokens": "model",
+    "Job": "job",
+    "Messages": "job",
+    "ModelCard": "model",
+    "PredictJob": "job",
+    "Prompt": "job",
+    "Reader": "reader",
+    "RerankJob": "job",
+    "SAMPLERS": "sampling",
+    "Sampling": "sampling",
+    "Sink": "reader",
+    "SlotFile": "slots",
+    "SlotState": "slots",
+    "State": "worker",
+    "Text": "job",
+    "TokenInfo": "chunk",
+    "Tokens": "job",
+    "Vocabulary": "vocabulary",
+    "Worker": "worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,8 +1,8 @@
 """What server and worker say to each other about predictions: JSON objects, told apart by their `type`.
 
-A worker has one control channel, and one channel for each slot, so that bulk data in one slot delays neither another
-slot nor a cancel. What a slot's channel carries to the server are a prediction's answers (corosrv.jobs.answers). The
-terminal one is the last: behind its logs and outputs, and sent when the slot is idle again.
+A worker inherits one control channel, and gets one channel for each slot when it is set up, so that bulk data in one
+slot delays neither another slot nor a cancel. What a slot's channel carries to the server are a prediction's answers
+(corosrv.jobs.answers). The terminal one is the last: behind its logs and outputs, and sent when the slot is idle again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from corosrv.jobs.answers import Answer
 
-PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
+PROTOCOL = 2  # of these messages; a worker that speaks another one is refused
 MAX_FRAME = 8 << 20  # bytes of one message
 MAX_VALUE = 6 << 20  # bytes of an input or output as JSON; a larger one is written to a file and named
 
@@ -31,6 +31,10 @@ class Init(_Message, frozen=True, tag="init"):
     predictor_ref: str
     num_slots: int | None = None
     protocol: int = PROTOCOL
+
+
+class Lanes(_Message, frozen=True, tag="lanes"):
+    """After Ready: the ends of the slots' channels come beside it, in the order of the slots. Repeated for many."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -111,7 +115,7 @@ class Predict(_Message, frozen=True, tag="predict"):
     context: dict[str, str] = {}
 
 
-ControlToWorker = Init | Cancel | HealthCheck | Shutdown
+ControlToWorker = Init | Lanes | Cancel | HealthCheck | Shutdown
 ControlToServer = Ready | Log | HealthCheckResult | SlotFailed | Fatal | DroppedLogs | ShuttingDown
 SlotToWorker = Predict
 SlotToServer = Answer

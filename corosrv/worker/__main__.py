@@ -1,4 +1,4 @@
-"""`python -m corosrv.worker --control FD --slots FD,FD,... --lifeline FD`: what a server starts, and nobody else."""
+"""`python -m corosrv.worker --control FD --lifeline FD`: what a server starts, and nobody else."""
 
 from __future__ import annotations
 

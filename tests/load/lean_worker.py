@@ -12,15 +12,16 @@ from corosrv.wire.thread_channel import ThreadChannel
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--control", type=int)
-    parser.add_argument("--slots")
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
     control = ThreadChannel[messages.ControlToServer, messages.ControlToWorker].inherited(
-        arguments.control, StructCodec(messages.ControlToWorker)
+        arguments.control, StructCodec(messages.ControlToWorker), takes_fds=True
     )
     init = control.receive()
     assert isinstance(init, messages.Init)
-    fds = [int(fd) for fd in arguments.slots.split(",")][: init.num_slots or 1]
+    control.send(messages.Ready(list(range(init.num_slots or 1)), {}))
+    assert isinstance(control.receive(), messages.Lanes)
+    fds = control.take_fds()
     selector = selectors.EpollSelector()
     selector.register(control.fileno(), selectors.EVENT_READ, None)
     for fd in fds:
@@ -28,7 +29,6 @@ def main() -> None:
             fd, StructCodec(messages.SlotToWorker)
         )
         selector.register(fd, selectors.EVENT_READ, slot)
-    control.send(messages.Ready(list(range(len(fds))), {}))
     while True:
         for key, _ in selector.select():
             if key.data is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path as LocalPath
@@ -56,7 +57,6 @@ class Predictor(BasePredictor):
 
 
 def channels() -> list[int]:
-    """The descriptors that only the worker itself should write to."""
-    arguments = LocalPath("/proc/self/cmdline").read_text().split("\0")
-    told = [arguments[arguments.index(option) + 1] for option in ("--control", "--slots")]
-    return [int(number) for number in ",".join(told).split(",")]
+    """The descriptors that only the worker itself should write to: its sockets, the control channel first."""
+    fds = [int(link.name) for link in LocalPath("/proc/self/fd").iterdir()]
+    return sorted(fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode))

@@ -48,11 +48,11 @@ def spawn_grandchild(escapes: bool = False) -> int:
 
 
 class HostileWorker:
-    def __init__(self, control_fd: int, slot_fds: list[int]) -> None:
-        self.control: ThreadChannel[Any, Any] = ThreadChannel.inherited(control_fd, StructCodec(m.ControlToWorker))
-        self.slots: list[ThreadChannel[Any, Any]] = [
-            ThreadChannel.inherited(fd, StructCodec(m.SlotToWorker)) for fd in slot_fds
-        ]
+    def __init__(self, control_fd: int) -> None:
+        self.control: ThreadChannel[Any, Any] = ThreadChannel.inherited(
+            control_fd, StructCodec(m.ControlToWorker), takes_fds=True
+        )
+        self.slots: list[ThreadChannel[Any, Any]] = []
         self.cancelled: dict[str, threading.Event] = {}
         self.health = "healthy"
         self.survives_server = False
@@ -64,10 +64,10 @@ class HostileWorker:
         init = self.control.receive()
         name, _, argument = init.predictor_ref.partition(":")
         SET_UPS[name](self, init.num_slots or 1, argument)
-        for slot in range(init.num_slots or 1):
-            threading.Thread(target=self._serve, args=(slot,), daemon=True).start()
         while (message := self.control.receive()) is not None:
             match message:
+                case m.Lanes():
+                    self._add_slots(self.control.take_fds())
                 case m.Cancel():
                     self.cancelled.setdefault(message.id, threading.Event()).set()
                 case m.HealthCheck():
@@ -77,6 +77,11 @@ class HostileWorker:
         if self.survives_server:
             pause()
         os._exit(0)
+
+    def _add_slots(self, fds: tuple[int, ...]) -> None:
+        for fd in fds:
+            self.slots.append(ThreadChannel.inherited(fd, StructCodec(m.SlotToWorker)))
+            threading.Thread(target=self._serve, args=(len(self.slots) - 1,), daemon=True).start()
 
     def _check_health(self, check_id: str) -> None:
         if self.health != "hangs":
@@ -413,8 +418,7 @@ def pause_thread() -> None:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--control", type=int)
-    arguments.add_argument("--slots")
     arguments.add_argument("--lifeline", type=int)
     options = arguments.parse_args()
     signal.alarm(120)  # hostile, not immortal: a test run that is killed kills nobody
-    HostileWorker(options.control, [int(fd) for fd in options.slots.split(",")]).run()
+    HostileWorker(options.control).run()

@@ -24,6 +24,7 @@ from corosrv.wire.messages import (
     HealthCheck,
     HealthCheckResult,
     Init,
+    Lanes,
     Log,
     Predict,
     Ready,
@@ -58,15 +59,19 @@ class Heard(list[Any]):
         return "".join(message.data for message in self if isinstance(message, LogLine))
 
 
+def _timed(sock: socket.socket) -> socket.socket:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
+    return sock
+
+
 class ChildProcess:
-    """Starts it with `n_channels` slot channels. Leaving the context kills it and all it started."""
+    """Starts it, and gives it a channel for each slot. Leaving the context kills it and all it started."""
 
     def __init__(
         self,
         reference: str,
         *,
         slots: int | None = None,
-        n_channels: int = 1,
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
         python: str = sys.executable,
@@ -74,24 +79,21 @@ class ChildProcess:
         protocol: int = PROTOCOL,
     ) -> None:
         self._directory = str(directory or "/nonexistent")
-        pairs = [socket.socketpair() for _ in range(1 + n_channels)]
-        fds = [theirs.fileno() for _, theirs in pairs]
+        ours, theirs = socket.socketpair()
         their_lifeline, self._lifeline = os.pipe()
-        ends = ["--control", str(fds[0]), "--slots", ",".join(map(str, fds[1:])), "--lifeline", str(their_lifeline)]
+        ends = ["--control", str(theirs.fileno()), "--lifeline", str(their_lifeline)]
         self.process = subprocess.Popen(
             [python, "-m", "corosrv.worker", *ends],
-            pass_fds=[*fds, their_lifeline],
+            pass_fds=[theirs.fileno(), their_lifeline],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
             cwd=cwd,
             start_new_session=True,
         )
         os.close(their_lifeline)
-        for ours, theirs in pairs:
-            theirs.close()
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT, 0))
-        self.sockets = [ours for ours, _ in pairs]
-        self.control: Control = ThreadChannel(self.sockets[0], StructCodec(ControlToServer))
-        self.slots: list[SlotChannel] = [ThreadChannel(ours, StructCodec(SlotToServer)) for ours in self.sockets[1:]]
+        theirs.close()
+        self.sockets = [_timed(ours)]
+        self.control: Control = ThreadChannel(ours, StructCodec(ControlToServer))
+        self.slots: list[SlotChannel] = []
         self.control.send(Init(reference, slots, protocol))
         self.setup_logs = ""  # what was printed until it was set up
         self.server_log = ""  # and since then, as far as it was read
@@ -126,7 +128,17 @@ class ChildProcess:
         while isinstance(message := self.control.receive(), Log):
             self.setup_logs += message.data
         assert isinstance(message, Ready | SlotFailed), message
+        if isinstance(message, Ready):
+            self._open_slots(len(message.slots))
         return message
+
+    def _open_slots(self, n_slots: int) -> None:
+        pairs = [socket.socketpair() for _ in range(n_slots)]
+        self.control.send(Lanes(), [theirs.fileno() for _, theirs in pairs])
+        for ours, theirs in pairs:
+            theirs.close()
+            self.sockets.append(_timed(ours))
+            self.slots.append(ThreadChannel(ours, StructCodec(SlotToServer)))
 
     def start(self, id: str = "p", *, slot: int = 0, context: dict[str, str] | None = None, **input: Any) -> None:
         self.slots[slot].send(Predict(id, self._directory, input, context=context or {}))

@@ -35,6 +35,6 @@ def sync_child() -> Iterator[ChildProcess]:
 
 @pytest.fixture(scope="module")
 def async_child() -> Iterator[ChildProcess]:
-    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8, n_channels=8) as child:
+    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8) as child:
         child.set_up()
         yield child

@@ -41,7 +41,7 @@ async def run(do: str, file: Path = None) -> Any:
 
 def test_a_file_that_is_slow_to_copy_holds_nobody_up(tmp_path: Path) -> None:
     path = write_predictor(tmp_path, PREDICTOR)
-    with ChildProcess(f"{path}:run", slots=2, n_channels=2, directory=tmp_path) as child:
+    with ChildProcess(f"{path}:run", slots=2, directory=tmp_path) as child:
         child.set_up()
         for do, kind in (("send", FileOutput), ("send in a list", object)):
             child.start(do=do)
@@ -53,7 +53,7 @@ def test_a_file_that_is_slow_to_copy_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_input_files_come_though_user_code_keeps_the_loops_threads_busy(tmp_path: Path) -> None:
     path = write_predictor(tmp_path, PREDICTOR)
-    with ChildProcess(f"{path}:run", slots=2, n_channels=2) as child:
+    with ChildProcess(f"{path}:run", slots=2) as child:
         child.set_up()
         child.start(do="occupy")
         child.await_log("occupied")

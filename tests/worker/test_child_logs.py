@@ -26,7 +26,7 @@ def child() -> Iterator[ChildProcess]:
 
 @pytest.fixture
 def async_child() -> Iterator[ChildProcess]:
-    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8, n_channels=8) as child:
+    with ChildProcess(f"{PREDICTORS / 'async_basics.py'}:Predictor", slots=8) as child:
         child.set_up()
         yield child
 

@@ -184,7 +184,7 @@ async def run(wide: bool) -> AsyncIterator[str]:
         yield "x" * 400_000
 """,
     )
-    with ChildProcess(f"{path}:run", slots=2, n_channels=2) as child:
+    with ChildProcess(f"{path}:run", slots=2) as child:
         child.set_up()
         child.start("wide", wide=True)
 

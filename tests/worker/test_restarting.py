@@ -115,7 +115,8 @@ def test_a_later_one_is_not():
         assert WorkerState.SETUP_FAILED in lives.told
 
 
-def test_deaths_in_a_row_make_the_pauses_longer(caplog):
+def test_deaths_in_a_row_make_the_pauses_longer(monkeypatch, caplog):
+    monkeypatch.setattr("corosrv.worker.parent.restarting.MOST_PAUSE", 1.0)
     with living("well") as lives:
         for n_restarts in range(2):
             lives.wait_for(WorkerState.READY, n_restarts)

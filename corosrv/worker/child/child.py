@@ -36,19 +36,20 @@ FAREWELL = 1.0  # seconds that the predictor's exit handlers may take
 class Child:
     """The whole of a worker process. `main` runs in the main thread, what the server says in the control thread."""
 
-    def __init__(self, control_fd: int, slot_fds: Sequence[int], lifeline_fd: int) -> None:
-        ferry = Ferry()
-        self._control = Control(control_fd, ferry)
-        self._slots = [SlotEnd(id, fd, ferry, self._control.drops) for id, fd in enumerate(slot_fds)]
+    def __init__(self, control_fd: int, lifeline_fd: int) -> None:
+        self._ferry = Ferry()
+        self._control = Control(control_fd, self._ferry)
+        self._slots: list[SlotEnd] = []
+        self._n_slots = 0
+        self._has_slots = threading.Event()  # all of them
         self._outside = Printed(lambda source, text: self._control.outbox.post_log(Log(source, text)))
         self._interrupts = Interrupts()
         self._fork = Fork()
         self._capture = Capture(self._outside, self._interrupts)
-        self._cancels = Cancels(lambda slot: self._slots[slot].has_mail())
+        self._cancels = Cancels(lambda slot: slot < len(self._slots) and self._slots[slot].has_mail())
         self._loop: AbstractEventLoop | None = None  # of async predictors
         self._health: HealthChecks | None = None  # once it is set up
         self._lifeline_fd = lifeline_fd
-        self._is_serving = False
         self._is_shutting_down = threading.Event()
 
     def main(self) -> NoReturn:
@@ -59,6 +60,7 @@ class Child:
         except BaseException as error:  # also sys.exit() of user code
             self._fork.leave(error)
             self._fail(error)
+        self._has_slots.wait()
         self._serve(predictor)
         self._is_shutting_down.wait()
         self._leave()
@@ -78,35 +80,19 @@ class Child:
             raise LoadError(f"the server speaks protocol {init.protocol}, this worker {PROTOCOL}")
         cog.stand_in()
         predictor = load(init.predictor_ref)
-        n_slots = self._n_slots(init.num_slots, predictor)
+        self._n_slots = _n_slots(init.num_slots, predictor)
         document = schema.document(predictor.signature)
         if predictor.signature.is_async or inspect.iscoroutinefunction(predictor.setup):
             self._make_loop()
         self._call_setup(predictor)
-        for slot in self._slots[n_slots:]:
-            slot.close()
-        del self._slots[n_slots:]
         self._health = HealthChecks(
             predictor.healthcheck, self._answer_health, self._loop if predictor.signature.is_async else None
         )
-        self._is_serving = True
         # What set-up printed comes before the word that it is over.
         self._capture.flush()
-        ids, has_healthcheck = [slot.id for slot in self._slots], predictor.healthcheck is not None
-        self._control.outbox.post(Ready(ids, document, has_healthcheck=has_healthcheck))
+        has_healthcheck = predictor.healthcheck is not None
+        self._control.outbox.post(Ready(list(range(self._n_slots)), document, has_healthcheck=has_healthcheck))
         return predictor
-
-    def _n_slots(self, asked: int | None, predictor: Predictor) -> int:
-        signature = predictor.signature
-        n_slots = asked or signature.concurrency or 1
-        if n_slots > 1 and not signature.is_async:
-            raise LoadError(f"{n_slots} slots need an async {signature.method}(): a sync one takes one at a time")
-        if n_slots > len(self._slots):
-            raise LoadError(
-                f"{signature.method}() is to run {n_slots} times at once, and there are {len(self._slots)} channels: "
-                "the number of slots has to be said at the start (--slots)"
-            )
-        return n_slots
 
     def _make_loop(self) -> None:
         import asyncio  # not for sync predictors: it takes longer than all the rest
@@ -150,6 +136,12 @@ class Child:
 
     # What the server says, in the control thread.
 
+    def add_slots(self, fds: Sequence[int]) -> None:
+        for fd in fds:
+            self._slots.append(SlotEnd(len(self._slots), fd, self._ferry, self._control.drops))
+        if len(self._slots) >= self._n_slots:
+            self._has_slots.set()
+
     def cancel(self, slot: int, id: str) -> None:
         self._cancels.cancel(slot, id)
 
@@ -158,7 +150,7 @@ class Child:
             self._health.ask(id)
 
     def shut_down(self) -> None:
-        if not self._is_serving:  # nothing runs that would be waited for
+        if not self._has_slots.is_set():  # nothing runs that would be waited for
             self._say_farewell()
             os._exit(0)
         for slot in self._slots:
@@ -198,9 +190,17 @@ class Child:
             self._loop.call_soon(self._fork.leave)
 
 
+def _n_slots(asked: int | None, predictor: Predictor) -> int:
+    signature = predictor.signature
+    n_slots = asked or signature.concurrency or 1
+    if n_slots > 1 and not signature.is_async:
+        raise LoadError(f"{n_slots} slots need an async {signature.method}(): a sync one takes one at a time")
+    return n_slots
+
+
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`--control FD --slots FD,FD,... --lifeline FD`"""
+    """`--control FD --lifeline FD`"""
     match arguments:
-        case ["--control", control, "--slots", slots, "--lifeline", end]:
-            Child(int(control), [int(fd) for fd in slots.split(",")], int(end)).main()
+        case ["--control", control, "--lifeline", end]:
+            Child(int(control), int(end)).main()
     raise SystemExit("corosrv.worker is started by a corosrv server: corosrv serve --predictor FILE.py:NAME")

@@ -7,18 +7,22 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import NoReturn, Protocol
 
 from corosrv.errors import BadFrame
 from corosrv.wire.codec import StructCodec
-from corosrv.wire.messages import Cancel, ControlToServer, ControlToWorker, DroppedLogs, Fatal, HealthCheck, Init
+from corosrv.wire.messages import Cancel, ControlToServer, ControlToWorker, DroppedLogs, Fatal, HealthCheck, Init, Lanes
 from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
 
 
 class Listener(Protocol):
     """What the server's words are for, once Init was said. Called in the control thread, and must not wait."""
+
+    def add_slots(self, fds: Sequence[int]) -> None:
+        """The ends of their channels, which are the listener's from now on."""
 
     def cancel(self, slot: int, id: str) -> None: ...
 
@@ -34,7 +38,9 @@ class Control:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
-        self._channel: ThreadChannel[ControlToServer, ControlToWorker] = ThreadChannel(self._socket, codec)
+        self._channel: ThreadChannel[ControlToServer, ControlToWorker] = ThreadChannel(
+            self._socket, codec, takes_fds=True
+        )
         self.drops = Drops(lambda count, interval_ms: self.outbox.post(DroppedLogs(count, interval_ms)))
         self.outbox: Outbox[ControlToServer] = Outbox(self._socket, codec, ferry, self.drops)
         self._init: SimpleQueue[Init] = SimpleQueue()
@@ -63,6 +69,8 @@ class Control:
     def _dispatch(self, message: ControlToWorker, listener: Listener) -> None:
         if isinstance(message, Init):
             self._init.put(message)
+        elif isinstance(message, Lanes):
+            listener.add_slots(self._channel.take_fds())
         elif isinstance(message, Cancel):
             listener.cancel(message.slot, message.id)
         elif isinstance(message, HealthCheck):

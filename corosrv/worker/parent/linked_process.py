@@ -18,6 +18,7 @@ from gevent.event import Event
 
 from corosrv.errors import WireError
 from corosrv.wire.codec import Codec, In
+from corosrv.wire.descriptors import MAX_FDS
 from corosrv.wire.gevent_channel import GeventChannel
 from corosrv.worker.parent.process import Exit, Process
 
@@ -81,43 +82,44 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
     def pid(self) -> int:
         return self._process.pid
 
-    def start(
-        self, command: Sequence[str], n_lanes: int, env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None:
-        """Runs `command --control FD --slots FD,FD,... --lifeline FD`: its ends of the channels, and of a pipe.
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+        """Runs `command --control FD --lifeline FD`: its ends of the control channel, and of a pipe.
 
         The pipe's other end is closed when this process ends, however it does, and carries nothing. Raises OSError,
         with nothing left behind.
         """
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as theirs:
-            ours = []
-            inherited = []
-            for _ in range(1 + n_lanes):
-                our_end, their_end = _socket.socketpair()
-                on_failure.callback(our_end.close)
-                theirs.callback(their_end.close)
-                ours.append(our_end)
-                inherited.append(their_end.fileno())
-            ends = ["--control", str(inherited[0]), "--slots", ",".join(map(str, inherited[1:]))]
+            our_end, their_end = _socket.socketpair()
+            on_failure.callback(our_end.close)
+            theirs.callback(their_end.close)
             their_lifeline, self._lifeline = os.pipe()
             theirs.callback(os.close, their_lifeline)
             on_failure.callback(os.close, self._lifeline)
-            ends += ["--lifeline", str(their_lifeline)]
-            inherited.append(their_lifeline)
+            ends = ["--control", str(their_end.fileno()), "--lifeline", str(their_lifeline)]
+            inherited = [their_end.fileno(), their_lifeline]
             self._process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd)
             on_failure.pop_all()
-        self.control = GeventChannel(ours[0], self._control_codec)
-        self.lanes = [GeventChannel(end, self._lane_codec) for end in ours[1:]]
+        self.control = GeventChannel(our_end, self._control_codec)
         self._read(self._read_control)
         gevent.spawn(self._await_end)
 
-    def use_lanes(self, n_lanes: int) -> None:
-        """Reads the first lanes from now on, and closes the others."""
-        for channel in self.lanes[n_lanes:]:
-            channel.close()
-        del self.lanes[n_lanes:]
-        for lane in range(n_lanes):
-            self._read(self._read_lane, lane)
+    def open_lanes(self, n_lanes: int, message: ControlOut) -> None:
+        """Makes lanes and sends their other ends over control, beside `message`, as often as it takes.
+
+        May be called again for more. Raises OSError where no descriptors are left, and ChannelClosed.
+        """
+        for start in range(0, n_lanes, MAX_FDS):
+            with contextlib.ExitStack() as theirs:
+                fds = [self._open_lane(theirs) for _ in range(start, min(start + MAX_FDS, n_lanes))]
+                self.control.send(message, fds)
+
+    def _open_lane(self, theirs: contextlib.ExitStack) -> int:
+        """The descriptor of the other end, which `theirs` closes."""
+        our_end, their_end = _socket.socketpair()
+        theirs.callback(their_end.close)
+        self.lanes.append(GeventChannel(our_end, self._lane_codec))
+        self._read(self._read_lane, len(self.lanes) - 1)
+        return their_end.fileno()
 
     def _read(self, read: Callable[..., None], *arguments: int) -> None:
         if self._process.exit is None:

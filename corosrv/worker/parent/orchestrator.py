@@ -95,7 +95,7 @@ class PredictorProcess:
     def _start(self) -> None:
         config = self._config
         try:
-            self._link.start(config.command, config.slots or MAX_SLOTS, config.env, config.cwd)
+            self._link.start(config.command, config.env, config.cwd)
         except Exception as error:
             self._fail_setup(f"the worker could not be started: {error}")
             return
@@ -109,7 +109,13 @@ class PredictorProcess:
             return
         self.schema = ready.schema
         self._has_healthcheck = ready.has_healthcheck
-        self._link.use_lanes(len(ready.slots))
+        try:
+            self._link.open_lanes(len(ready.slots), messages.Lanes())
+        except OSError as error:
+            self._fail_setup(f"the channels of {len(ready.slots)} slots could not be made: {error}")
+            return
+        except ChannelClosed:
+            return  # its end is near, and says more
         self._slots = Slots(ready.slots, self._link.lanes, self._cancel)
         self.setup.succeed()
         self._enter(WorkerState.READY)
@@ -118,8 +124,13 @@ class PredictorProcess:
         n_slots = len(ready.slots)
         if ready.protocol != messages.PROTOCOL:
             return f"the worker speaks protocol {ready.protocol}, and the server {messages.PROTOCOL}"
-        if n_slots != len(set(ready.slots)) or not 1 <= n_slots <= len(self._link.lanes):
-            return f"the worker offers the slots {ready.slots}, with {len(self._link.lanes)} channels"
+        if n_slots != len(set(ready.slots)) or n_slots < 1:
+            return f"the worker offers the slots {ready.slots}"
+        if self._config.slots is None and n_slots > MAX_SLOTS:
+            return (
+                f"the predictor wants {n_slots} slots, and may have {MAX_SLOTS} by its own word: "
+                "choose more at the start (--slots)"
+            )
         if self._config.slots not in (None, n_slots):
             return f"the worker offers {n_slots} slots, and {self._config.slots} were asked for"
         return ""
