@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gevent
 from flask import Request
-from gevent._hub_local import get_hub_if_exists
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from corosrv.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
 from corosrv.http.body_budget import BodyBudget, BodyShare
+from corosrv.waits import own_hub
 
 # In the WSGI environment: the server looks after the pace of the body itself, and does so better.
 PACED = "corosrv.body_is_paced"
@@ -51,7 +51,7 @@ class BodyReader:
         return body
 
     def _read_in_time(self, request: Request) -> bytes:
-        if PACED in request.environ or get_hub_if_exists() is None:
+        if PACED in request.environ or own_hub() is None:
             return self._read_counted(request)
         with gevent.Timeout(self._seconds, BodyTooSlow()):
             return self._read_counted(request)

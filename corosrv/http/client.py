@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from gevent._hub_local import get_hub_if_exists
+from corosrv.waits import own_hub
 
 _ESTABLISHED = 1  # tcp_info.tcpi_state in linux/tcp.h
 _PIPELINED_INTERVAL = 1.0  # seconds
@@ -26,7 +26,7 @@ class ClientWatch:
         self.is_gone = False
         self._watcher: Any = None
         self._socket: Any = environ.get("gunicorn.socket")
-        self._hub = get_hub_if_exists()
+        self._hub: Any = own_hub()
         if self._hub is None or self._socket is None or isinstance(self._socket, ssl.SSLSocket):
             return
         self._watcher = self._hub.loop.io(self._socket.fileno(), 1)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 import gevent
-from gevent._hub_local import get_hub_if_exists
+
+from corosrv.waits import own_hub
 
 _INTERVAL = 1.0  # seconds
 _MOST_CHARACTERS = 200
@@ -45,7 +46,7 @@ class Flood:
             return
         if left <= 0:
             self._tell()
-        elif get_hub_if_exists() is not None:
+        elif own_hub() is not None:
             self._is_due = True
             gevent.spawn_later(left, self._tell)
 

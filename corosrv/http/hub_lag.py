@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gevent import monkey
-from gevent._hub_local import get_hub_if_exists
 
 from corosrv.processor import garbage_times
+from corosrv.waits import own_hub
 
 log = logging.getLogger("corosrv.http")
 
@@ -41,7 +41,7 @@ class HubLag:
         self._quiet_until = 0.0
 
     def start(self) -> None:
-        hub = get_hub_if_exists()
+        hub = own_hub()
         if hub is None or self._timer is not None:
             return
         if self._witness is None:

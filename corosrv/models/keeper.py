@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 
-import gevent
 import gevent.monkey
-from gevent._hub_local import get_hub_if_exists
 
 from corosrv import errors, waits
 from corosrv.models.loadable import Loadable
@@ -45,7 +42,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begins to work; returns at once."""
-        _spawn("corosrv-models", self._keep)
+        waits.spawn("corosrv-models", self._keep)
 
     def wake(self) -> None:
         """Looks again soon, because something changed that needs a load or makes room for one. Any thread."""
@@ -82,7 +79,7 @@ class Keeper:
         if self._limit and model.bytes > self._limit:
             model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {self._limit}")
         else:
-            _spawn("corosrv-load", self._load, model, engine)
+            waits.spawn("corosrv-load", self._load, model, engine)
 
     def _load(self, model: ServedModel, engine: Loadable) -> None:
         failure = _open(engine)
@@ -102,7 +99,7 @@ class Keeper:
     def begin_unload(self, model: ServedModel) -> None:
         """Begins to unload a model that is loaded or loading; under the lock. Never waits."""
         model.begin_unload()
-        _spawn("corosrv-unload", self._unload, model)
+        waits.spawn("corosrv-unload", self._unload, model)
 
     def _unload(self, model: ServedModel) -> None:
         assert model.engine is not None
@@ -142,11 +139,3 @@ def _open(engine: Loadable) -> str:
 
 def _ignore() -> None:
     pass
-
-
-def _spawn(name: str, function: Callable[..., None], *arguments: object) -> None:
-    """Runs the function in a greenlet, or in a thread where there is no hub."""
-    if get_hub_if_exists() is not None:
-        gevent.spawn(function, *arguments)
-    else:
-        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import gevent
 from flask import Blueprint, has_request_context, request
-from gevent._hub_local import get_hub_if_exists
 from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
@@ -37,6 +34,7 @@ from corosrv.openai.rerank import routes as rerank_routes
 from corosrv.openai.responses import routes as responses
 from corosrv.openai.responses.store import ResponseStore
 from corosrv.settings import ModelSettings, Settings
+from corosrv.waits import call_later
 
 log = logging.getLogger("corosrv")
 
@@ -70,12 +68,7 @@ class ModelPart:
             return
         self.pool.stop_accepting()
         log.info("stopping: running answers get %g s to finish", self._settings.drain_s)
-        if get_hub_if_exists() is not None:
-            gevent.spawn_later(self._settings.drain_s, self.pool.drain)
-        else:
-            timer = threading.Timer(self._settings.drain_s, self.pool.drain)
-            timer.daemon = True
-            timer.start()
+        call_later(self._settings.drain_s, self.pool.drain)
 
     def close(self) -> None:
         self.pool.close()

@@ -2,6 +2,7 @@
 
 from corosrv.waits.awake import AwakeClock, awake_clock
 from corosrv.waits.elsewhere import call_in_thread, run_process
+from corosrv.waits.hubs import call_later, own_hub, spawn
 from corosrv.waits.polling import INTERVAL
 from corosrv.waits.waiters import HubWaiter, PollWaiter, SleepWaiter, TimedOut, Waiter, thread_id, wait_readable, waiter
 
@@ -15,7 +16,10 @@ __all__ = [
     "Waiter",
     "awake_clock",
     "call_in_thread",
+    "call_later",
+    "own_hub",
     "run_process",
+    "spawn",
     "thread_id",
     "wait_readable",
     "waiter",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import gevent.subprocess
-from gevent._hub_local import get_hub_if_exists
+
+from corosrv.waits.hubs import own_hub
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -15,14 +16,14 @@ T = TypeVar("T")
 
 def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[bytes]:
     """Runs a command to its end; other greenlets run meanwhile. Raises subprocess.TimeoutExpired."""
-    cooperative = get_hub_if_exists() is not None
+    cooperative = own_hub() is not None
     run = gevent.subprocess.run if cooperative else subprocess.run
     return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
 
 
 def call_in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Calls something that computes for long without the GIL; other greenlets run meanwhile."""
-    hub = get_hub_if_exists()
+    hub = own_hub()
     if hub is None:
         return function(*arguments, **named)
     result: T

@@ -10,10 +10,10 @@ from typing import Any
 
 import gevent.hub
 import gevent.monkey
-from gevent._hub_local import get_hub_if_exists
 
 from corosrv.errors import Misuse
 from corosrv.waits.edges import EdgeSet, edges_of
+from corosrv.waits.hubs import own_hub
 from corosrv.waits.polling import INTERVAL, IsReadable, PolledSet, polled_of
 
 # The thread's own identity, clock-free poll and sleep, whatever is monkey-patched.
@@ -205,7 +205,7 @@ class SleepWaiter(Waiter):
 
 def waiter(fd: int, is_readable: IsReadable | None = None) -> Waiter:
     """The right waiter for the calling thread; `is_readable` is looked at where `fd` is negative."""
-    hub = get_hub_if_exists()
+    hub = own_hub()
     if hub is not None:
         return HubWaiter(hub, fd, is_readable)
     if fd >= 0:
@@ -216,7 +216,7 @@ def waiter(fd: int, is_readable: IsReadable | None = None) -> Waiter:
 
 def wait_readable(fd: int, timeout: float | None = None) -> None:
     """Waits once, for the descriptor to be readable; raises TimedOut after `timeout` seconds."""
-    hub = get_hub_if_exists()
+    hub = own_hub()
     if hub is None:
         PollWaiter(fd).wait(timeout)
         return

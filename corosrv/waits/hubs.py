@@ -1,0 +1,33 @@
+"""The hub of the calling thread, if it has one, and what is done by a greenlet there and by a thread elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from gevent._hub_local import get_hub_if_exists
+
+
+def own_hub() -> Any | None:
+    """Returns the hub of the calling thread, or None where it has none, and so may block. Makes none."""
+    return get_hub_if_exists()
+
+
+def spawn(name: str, function: Callable[..., object], *arguments: object) -> None:
+    """Runs a function in a greenlet, or in a thread of this name where there is no hub. Returns at once."""
+    if own_hub() is not None:
+        gevent.spawn(function, *arguments)
+    else:
+        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
+
+
+def call_later(seconds: float, function: Callable[[], object]) -> None:
+    """Calls a function after a while: in a greenlet, or in a thread where there is no hub. Returns at once."""
+    if own_hub() is not None:
+        gevent.spawn_later(seconds, function)
+        return
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
