@@ -179,3 +179,7 @@ __all__ = [
     "WorkerGone",
     "WrongThread",
 ]
+
+# Tracebacks and logs name an error by the module that it is imported from.
+for _name in __all__:
+    globals()[_name].__module__ = __name__

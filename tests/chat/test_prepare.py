@@ -251,7 +251,7 @@ def test_what_cannot_be_is_refused_by_name(asked, param):
 
 def test_many_large_schemas_are_refused_together():
     large = {"type": "object", "properties": {f"property-{i}": {"type": "string"} for i in range(300)}}
-    tools = tuple(tool(f"tool{i}", None, large) for i in range(20))
+    tools = tuple(tool(f"tool{i}", None, large) for i in range(5))
 
     with pytest.raises(Refused, match="tools: the schemas together are too large"):
         prepare(conversation(tools), CARD)
