@@ -12,7 +12,7 @@ from corosrv.jobs import Adapter
 
 
 class Adapters:
-    """Adapters in the order they were loaded in. Any thread may call: what is set is swapped as a whole."""
+    """LoRA adapters in the order they were loaded in. Any thread may call: scales are replaced all at once."""
 
     def __init__(self, loaded: Iterable[tuple[str, float]]) -> None:
         """`loaded`: the path of each, and its scale where a job does not say."""
@@ -22,16 +22,16 @@ class Adapters:
         return self._adapters
 
     def set(self, scales: Mapping[int, float]) -> None:
-        """What jobs get from now on that do not say: these, and nothing of the others. Raises Refused."""
-        chosen = self._checked(scales)
-        self._adapters = tuple(replace(adapter, scale=chosen.get(adapter.id, 0.0)) for adapter in self._adapters)
+        """Sets the scales for jobs that name no adapters; adapters not listed are off. Raises Refused."""
+        checked = self._checked(scales)
+        self._adapters = tuple(replace(adapter, scale=checked.get(adapter.id, 0.0)) for adapter in self._adapters)
 
-    def scales(self, asked: Iterable[tuple[int, float]] | None) -> tuple[float, ...]:
-        """For a job, by the adapter's number. What it asks for stands alone. Raises Refused."""
-        if asked is None:
+    def scales(self, named_scales: Iterable[tuple[int, float]] | None) -> tuple[float, ...]:
+        """Returns a job's scale for each adapter: those that it names, or the set ones. Raises Refused."""
+        if named_scales is None:
             return tuple(adapter.scale for adapter in self._adapters)
-        chosen = self._checked(dict(asked))
-        return tuple(chosen.get(adapter.id, 0.0) for adapter in self._adapters)
+        checked = self._checked(dict(named_scales))
+        return tuple(checked.get(adapter.id, 0.0) for adapter in self._adapters)
 
     def _checked(self, scales: Mapping[int, float]) -> Mapping[int, float]:
         for id, scale in scales.items():

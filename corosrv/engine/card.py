@@ -1,4 +1,4 @@
-"""What an engine says of its model."""
+"""The card of an engine's model."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _meta(info: ModelInfo) -> dict[str, Any]:
 
 
 def _capabilities(info: ModelInfo, has_template: bool) -> frozenset[str]:
-    found = set()
+    capabilities = set()
     if info.generates:
-        found |= {"completion"} | ({"chat", "tools"} if has_template else set())
-        found |= set() if info.infill is None else {"infill"}
+        capabilities |= {"completion"} | ({"chat", "tools"} if has_template else set())
+        capabilities |= set() if info.infill is None else {"infill"}
     if info.pooling == "rank":
-        found.add("rerank")
+        capabilities.add("rerank")
     elif info.n_vector:
-        found.add("embeddings")
-    return frozenset(found)
+        capabilities.add("embeddings")
+    return frozenset(capabilities)

@@ -9,7 +9,7 @@ from corosrv.engine.builtin_template import BuiltinTemplate, builtin_name
 from corosrv.engine.jinja_template import JinjaTemplate
 from corosrv.engine.marks import Guard, Marks, Piece
 from corosrv.engine.sandbox import TemplateLimits
-from corosrv.engine.tool_text import Message, written_in
+from corosrv.engine.tool_text import Message, write_tools
 from corosrv.engine.traits import Rendering, Traits, find_traits
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
@@ -52,7 +52,7 @@ class ChatTemplate:
         if self._guard.finds_markers(conversation):
             conversation = self._guard.guarded(conversation, marks)
         messages: list[Message]
-        messages, tools = written_in(conversation[0], conversation[1], self.traits)
+        messages, tools = write_tools(conversation[0], conversation[1], self.traits)
         if prompt.continue_final:
             messages[-1] = {**messages[-1], "content": messages[-1].get("content", "") + marks.end}
         arguments = {"enable_thinking": self._thinks, **conversation[2]}
@@ -64,15 +64,15 @@ class ChatTemplate:
             error.param = prompt.param
             raise
         if prompt.continue_final:
-            rendered, found, _ = rendered.partition(marks.end)
-            if not found:
+            rendered, end, _ = rendered.partition(marks.end)
+            if not end:
                 raise Refused("the model's chat template drops the message that is to be continued", prompt.param)
         elif prompt.add_generation_prompt and arguments["enable_thinking"] is False:
             rendered += self._closed_thoughts(rendered)
         return list(marks.pieces(rendered))
 
     def _closed_thoughts(self, rendered: str) -> str:
-        """What ends the thoughts that the prompt leaves open, or says that there are none."""
+        """Returns the text that ends the thoughts a prompt leaves open, or that says there are none."""
         if self.traits.thought_tags is None:
             return ""
         opening, closing = self.traits.thought_tags

@@ -1,4 +1,4 @@
-"""What the processor is and how many of its cores are ours."""
+"""The processor's model, and the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 
 
 def physical_cores() -> int:
-    """Cores that this process may use, two hardware threads of one core counted once."""
-    allowed = os.sched_getaffinity(0)
+    """Returns the cores that this process may use; two hardware threads of a core count once."""
+    cpus = os.sched_getaffinity(0)
     cores = set()
-    for cpu in allowed:
+    for cpu in cpus:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
             cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
         except OSError:
-            return len(allowed)
+            return len(cpus)
     return max(len(cores), 1)
 
 
 def cpu_identity() -> str:
-    """Model and instruction sets of the processor: what decides which kernels libllama may run."""
-    wanted = ("model name", "flags", "Features", "CPU part")
+    """Returns the processor's model and instruction sets, which decide which kernels libllama may run."""
+    names = ("model name", "flags", "Features", "CPU part")
     lines: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in wanted:
+            if name.strip() in names:
                 lines.setdefault(name.strip(), value.strip())
     except OSError:
         return os.uname().machine

@@ -28,7 +28,7 @@ log = logging.getLogger("corosrv.engine")
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What there is once the model is ready."""
+    """The parts of an engine whose model is ready."""
 
     native: NativeEngine
     info: ModelInfo
@@ -46,7 +46,7 @@ class Engine:
     """
 
     def __init__(self, settings: ModelSettings | Settings) -> None:
-        """Only remembers the settings, of which those of the first model count; nothing starts before `open`."""
+        """Stores the settings, of which those of the first model count; nothing starts before `open`."""
         self._settings = settings = settings if isinstance(settings, ModelSettings) else settings.models[0]
         self._pid = os.getpid()
         self._native: NativeEngine | None = None
@@ -150,7 +150,7 @@ class Engine:
 
     @property
     def info(self) -> ModelInfo:
-        """What the model is. Raises Starting before it is loaded."""
+        """The model's properties. Raises Starting before it is loaded."""
         return self._model().info
 
     def submit(self, job: AnyJob) -> Reader:
@@ -169,13 +169,13 @@ class Engine:
         return Reader(native, len(tasks))
 
     def stats(self) -> DecodeStats | None:
-        """Counters as of the last step; None before the engine is open and after it is closed."""
+        """Returns the counters as of the last step; None before the engine is open and after it is closed."""
         if self._native is None or self._is_closed or os.getpid() != self._pid:
             return None
         return self._native.stats()
 
     def slots(self) -> tuple[SlotState, ...]:
-        """What each slot does, or did last, as of the last step; never waits for one. Raises as `check` does.
+        """Returns what each slot does, or did last, as of the last step; never waits for one. Raises as `check` does.
 
         A slot is a lane of the KV cache while something runs in it. Afterwards it shows its last task, and what that
         left lies in the prefix cache, which all slots share.
@@ -187,26 +187,26 @@ class Engine:
         return self._model().keeper.save(slot, path, owner_of(caller))
 
     def restore_slot(self, slot: int, path: str, caller: str = "") -> SlotFile:
-        """Takes it in again, for this slot and the prefix cache."""
+        """Reads a file back into this slot and the prefix cache."""
         return self._model().keeper.restore(slot, path, owner_of(caller))
 
     def erase_slot(self, slot: int, caller: str = "") -> int:
-        """Forgets it."""
+        """Forgets what the slot's last task left, and returns how many tokens that was."""
         return self._model().keeper.erase(slot, owner_of(caller))
 
     def adapters(self) -> tuple[Adapter, ...]:
-        """The LoRA adapters that were loaded with the model."""
+        """Returns the LoRA adapters that were loaded with the model."""
         return self._adapters.list()
 
     def set_adapters(self, scales: Mapping[int, float]) -> None:
-        """How much of each adapter jobs get from now on that do not say, and nothing of those that are not named.
+        """Sets the scales for jobs that name no adapters; adapters not listed are off.
 
-        Raises Refused for an adapter that there is not.
+        Raises Refused for an adapter that does not exist.
         """
         self._adapters.set(scales)
 
     def stop_accepting(self) -> None:
-        """From now on jobs are refused; those that were taken go on."""
+        """Refuses new jobs; those that were accepted go on."""
         self._is_draining = True
 
     def drain(self, message: str = "the server is shutting down") -> None:

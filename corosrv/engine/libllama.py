@@ -18,7 +18,7 @@ REBUILD = "rebuild corosrv against it: pip install --force-reinstall --no-deps c
 
 
 def folder() -> Path:
-    """Where libllama.so is; `LLAMA_CPP_LIB_PATH` overrides the installed llama-cpp-python, as it does there."""
+    """Returns libllama's folder; `LLAMA_CPP_LIB_PATH` overrides the installed llama-cpp-python, as it does there."""
     if override := os.environ.get("LLAMA_CPP_LIB_PATH"):
         return Path(override)
     # find_spec does not import the package, which would cost 0.3 s and numpy.
@@ -31,10 +31,10 @@ def folder() -> Path:
 
 
 def headers() -> tuple[Path, Path] | None:
-    """The llama.h and ggml.h that came with the library, if they did."""
+    """Returns the llama.h and ggml.h that came with the library, if they did."""
     places = folder().parent.parent / "include", folder().parent / "include"
-    found = ((place / "llama.h", place / "ggml.h") for place in places)
-    return next((pair for pair in found if all(header.is_file() for header in pair)), None)
+    pairs = ((place / "llama.h", place / "ggml.h") for place in places)
+    return next((pair for pair in pairs if all(header.is_file() for header in pair)), None)
 
 
 def open_library() -> None:

@@ -88,12 +88,12 @@ class Guard:
 
 def strings(value: Any) -> Iterator[str]:
     """All strings in a JSON value, names included."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            left += (*one.keys(), *one.values())
-        elif isinstance(one, (list, tuple)):
-            left += one
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            pending += (*part.keys(), *part.values())
+        elif isinstance(part, (list, tuple)):
+            pending += part

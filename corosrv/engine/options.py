@@ -1,4 +1,4 @@
-"""Settings to what the native engine is opened with."""
+"""Makes the native engine's options of settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corosrv.settings import ModelSettings
 
 
 def native_options(settings: ModelSettings) -> Options:
-    """What the native engine is opened with. May wait while libllama is tried; raises ModelFailed."""
+    """Returns the options that open the native engine. May wait while libllama is tried; raises ModelFailed."""
     synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
     is_safe = synthetic is None and os.path.isfile(settings.model) and (
         probe.verdict(settings.model) is probe.Verdict.SAFE

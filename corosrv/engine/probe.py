@@ -31,23 +31,23 @@ REBUILD = (
 
 
 class Verdict(str, Enum):
-    """How libllama may be loaded here."""
+    """The way in which libllama may be loaded on this machine."""
 
     FAST = "fast"  # with repacked weights, as it wants to
     SAFE = "safe"  # without them: slower, and alive
 
 
 def verdict(model: str) -> Verdict:
-    """The remembered verdict for this libllama and processor, or a new one. Waits for up to two child processes.
+    """Returns the stored verdict for this libllama and processor, or a new one. Waits for up to two child processes.
 
     Raises ModelFailed when the child dies either way.
     """
     remembered = _Memory()
     if (known := remembered.get()) is not None:
         return known
-    found = _probe(model)
-    remembered.put(found)
-    return found
+    verdict = _probe(model)
+    remembered.store(verdict)
+    return verdict
 
 
 def _probe(model: str) -> Verdict:
@@ -68,7 +68,7 @@ def _probe(model: str) -> Verdict:
 
 
 def _try(model: str, safe: bool) -> str | None:
-    """The signal that a child died of, or None. A child that fails in words is left to the real load to report."""
+    """Returns the signal that a child died of, or None. The real load reports what fails in words."""
     command = [sys.executable, "-m", "corosrv.engine.probe", model, "safe" if safe else "fast"]
     try:
         code = run_process(command, TIMEOUT).returncode
@@ -106,8 +106,8 @@ class _Memory:
         except ValueError:
             return None
 
-    def put(self, found: Verdict) -> None:
-        verdicts = self._read() | {self._key: found.value}
+    def store(self, verdict: Verdict) -> None:
+        verdicts = self._read() | {self._key: verdict.value}
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             partial = self._file.with_suffix(f".{os.getpid()}")
@@ -119,7 +119,7 @@ class _Memory:
 
 def _child(model: str, safe: bool) -> int:
     """Reads a prompt of several tokens and decodes a few; exit status 0 unless the process dies."""
-    from corosrv.engine.binding import Kind, NativeEngine, Options, Task
+    from corosrv.engine.binding import NativeEngine, Options, Task, TaskKind
     from corosrv.jobs import Sampling
 
     options = Options(
@@ -132,7 +132,7 @@ def _child(model: str, safe: bool) -> int:
         return 0
     prompt = engine.tokenize(b"The quick brown fox jumps over the lazy dog. " * 2, True, False)[:64]
     info = engine.info()
-    kind = Kind.GENERATE if info.generates else Kind.RANK if info.pooling == "rank" else Kind.EMBED
+    kind = TaskKind.GENERATE if info.generates else TaskKind.RANK if info.pooling == "rank" else TaskKind.EMBED
     reader = engine.submit([Task(prompt, 8, Sampling(temperature=0), kind=kind)] * 2)
     n_finished = 0
     while n_finished < 2:

@@ -1,4 +1,4 @@
-"""Where a model's chat template runs: code from a stranger, with limits on its steps, processor time and characters.
+"""The sandbox of a model's chat template: code from a stranger, with limits on its work and output.
 
 Jinja's sandbox keeps a template from Python's insides. It stops neither nested loops nor strings that double, and the
 standard filters make a gigabyte out of one number; so every loop, call, filter and piece of output is counted here.
@@ -38,7 +38,7 @@ _ITEM = 16  # characters that one item of a list stands for
 
 
 class TemplateLimits(NamedTuple):
-    """What one rendering may take."""
+    """The limits of one rendering."""
 
     steps: int = 200_000  # loop rounds, calls and pieces of output
     seconds: float = 0.25  # of the processor: a pause of the machine is not the template's doing
@@ -92,7 +92,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # What templates are rewritten to call; see _Counting.
 
-    def counted(self, iterable: Iterable[Any]) -> Iterator[Any]:
+    def count_items(self, iterable: Iterable[Any]) -> Iterator[Any]:
         for item in iterable:
             self._step()
             yield item
@@ -106,7 +106,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def printed(self, value: Any) -> Any:
-        """Every piece of output passes here, also what goes into a variable first."""
+        """Counts a piece of output, also one that goes into a variable first."""
         self._characters_left -= self._size(value)
         self._check_size(-self._characters_left + self._limits.characters)
         return value
@@ -199,22 +199,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self._size(result)
 
     def _size(self, value: Any) -> int:
-        """Characters that a value may take, each part as often as it occurs. Refuses what is too large."""
+        """Returns the characters of a value, each part as often as it occurs. Refuses what is too large."""
         if isinstance(value, str):
             self._check_size(len(value))
             return len(value)
-        size, left = 0, [value]
-        while left:
-            one = left.pop()
-            if isinstance(one, Namespace):
+        size, pending = 0, [value]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, Namespace):
                 raise jinja2.TemplateRuntimeError("a namespace is no value")
-            size += len(one) if isinstance(one, str) else _ITEM
+            size += len(part) if isinstance(part, str) else _ITEM
             self._check_size(size)
-            if isinstance(one, (list, tuple)):
-                self._check_size(_ITEM * len(one))
-                left += one
-            elif isinstance(one, dict):
-                left += (*one.keys(), *one.values())
+            if isinstance(part, (list, tuple)):
+                self._check_size(_ITEM * len(part))
+                pending += part
+            elif isinstance(part, dict):
+                pending += (*part.keys(), *part.values())
         return size
 
     def _step(self) -> None:
@@ -235,7 +235,7 @@ class _Counting(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = _call("counted", node.iter, node.lineno)
+        node.iter = _call("count_items", node.iter, node.lineno)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
@@ -278,7 +278,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    """As Transformers does it: no HTML escapes."""
+    """Encodes JSON as Transformers does, without HTML escapes."""
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
         raise jinja2.TemplateRuntimeError("tojson: indent must be from 0 to 16")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""Files of what slots leave: a header, tokens, scales of adapters, the model's own state, and a digest of it all."""
+"""Files of slots' contents: a header, tokens, scales of adapters, the model's own state, and a digest of it all."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _DIGEST_BYTES = 32
 _TOKEN_BYTES = _SCALE_BYTES = 4
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Whose a file is, and of which model."""
+class FileOwner(msgspec.Struct, frozen=True):
+    """The caller that a file belongs to, and its model."""
 
     model: bytes  # 32 bytes that no other model has
     caller: int  # of 64 bits
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What a file may hold at most."""
+class SlotFileLimits(msgspec.Struct, frozen=True):
+    """The most that a file may hold."""
 
     tokens: int
     scales: int
     state_bytes: int
 
 
-def write(path: str, content: SlotContent, owner: Owner) -> int:
+def write(path: str, content: SlotContent, owner: FileOwner) -> int:
     """Writes all or nothing, and returns the bytes. Takes long; raises Refused for a file that is another caller's."""
     if _caller_of(path) not in (None, owner.caller):
         raise Refused("filename: this name is taken", "filename")
@@ -65,8 +65,8 @@ def write(path: str, content: SlotContent, owner: Owner) -> int:
     return n_bytes
 
 
-def read(path: str, owner: Owner, limits: Limits) -> tuple[SlotContent, int]:
-    """What was written, and its bytes. Takes long; raises NotFound and Refused.
+def read(path: str, owner: FileOwner, limits: SlotFileLimits) -> tuple[SlotContent, int]:
+    """Reads a file's content and its size in bytes. Takes long; raises NotFound and Refused.
 
     Nothing is allocated for numbers that a file only claims.
     """
@@ -77,7 +77,7 @@ def read(path: str, owner: Owner, limits: Limits) -> tuple[SlotContent, int]:
         raise _not_found(os.path.basename(path)) from error
 
 
-def _read(file: BinaryIO, name: str, owner: Owner, limits: Limits) -> tuple[SlotContent, int]:
+def _read(file: BinaryIO, name: str, owner: FileOwner, limits: SlotFileLimits) -> tuple[SlotContent, int]:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise Refused("filename: this is no file", "filename")
@@ -106,7 +106,7 @@ def _read(file: BinaryIO, name: str, owner: Owner, limits: Limits) -> tuple[Slot
 
 
 def _caller_of(path: str) -> int | None:
-    """Whose file there is; None where there is none, or something else."""
+    """Returns the caller that a file belongs to; None where there is no slot file."""
     try:
         with open(path, "rb", opener=_no_link) as file:
             header = file.read(_HEADER.size)

@@ -1,4 +1,4 @@
-"""What slots leave, kept in files, read back and forgotten: the decode thread's part and the disk's, in turn."""
+"""Saves slots' contents in files, restores and erases them: the decode thread's part and the disk's, in turn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import msgspec
 
 from corosrv import waits
 from corosrv.engine import slot_file
-from corosrv.engine.binding import ModelInfo, NativeEngine, NativeErrand, SlotAction
-from corosrv.engine.slot_file import Limits, Owner
+from corosrv.engine.binding import ModelInfo, NativeEngine, NativeSlotRequest, SlotAction
+from corosrv.engine.slot_file import FileOwner, SlotFileLimits
 from corosrv.errors import QueueFull, Refused, SlotBusy
 from corosrv.jobs import SlotFile
 from corosrv.settings import ModelSettings
@@ -40,24 +40,24 @@ class SlotKeeper:
     def save(self, slot: int, path: str, caller: int) -> SlotFile:
         """Raises Refused for a slot that holds nothing of the caller's."""
         with self._place():
-            errand = self._native.ask_slot(SlotAction.SAVE, slot, caller)
-            self._wait(errand, slot)
-            return waits.call_in_thread(self._write, errand, path, caller)
+            request = self._native.request_slot(SlotAction.SAVE, slot, caller)
+            self._wait(request, slot)
+            return waits.call_in_thread(self._write, request, path, caller)
 
     def restore(self, slot: int, path: str, caller: int) -> SlotFile:
         """Raises NotFound for a file that is not there or another caller's, Refused for what is none of this model."""
         with self._place():
-            errand, file = waits.call_in_thread(self._read, slot, path, caller)
-            self._wait(errand, slot)
-            _check(errand)
+            request, file = waits.call_in_thread(self._read, slot, path, caller)
+            self._wait(request, slot)
+            _check(request)
             return file
 
     def erase(self, slot: int, caller: int) -> int:
-        """How many tokens were forgotten."""
+        """Erases the slot's content and returns how many tokens that was."""
         with self._place():
-            errand = self._native.ask_slot(SlotAction.ERASE, slot, caller)
-            self._wait(errand, slot)
-            return errand.result().n_tokens
+            request = self._native.request_slot(SlotAction.ERASE, slot, caller)
+            self._wait(request, slot)
+            return request.result().n_tokens
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -68,42 +68,50 @@ class SlotKeeper:
         finally:
             self._places.release()
 
-    def _wait(self, errand: NativeErrand, slot: int) -> None:
+    def _wait(self, request: NativeSlotRequest, slot: int) -> None:
         try:
-            waits.wait_readable(errand.fd, PATIENCE)
+            waits.wait_readable(request.fd, PATIENCE)
         except waits.TimedOut:
             raise SlotBusy(f"slot {slot} is busy; try again when its task has ended") from None
         finally:
-            errand.abandon()  # nothing, once there is an answer
+            request.abandon()  # nothing, once there is an answer
 
     # In a thread: what these are handed lives until they return, also when the greenlet that waits is killed.
 
-    def _write(self, errand: NativeErrand, path: str, caller: int) -> SlotFile:
-        content = errand.result()
-        return SlotFile(content.n_tokens, slot_file.write(path, content, Owner(self._model, caller)))
+    def _write(self, request: NativeSlotRequest, path: str, caller: int) -> SlotFile:
+        content = request.result()
+        return SlotFile(content.n_tokens, slot_file.write(path, content, FileOwner(self._model, caller)))
 
-    def _read(self, slot: int, path: str, caller: int) -> tuple[NativeErrand, SlotFile]:
-        limits = Limits(self._info.context, self._info.n_adapters, self._settings.cache_bytes)
-        content, n_bytes = slot_file.read(path, Owner(self._model, caller), limits)
-        errand = self._native.ask_slot(SlotAction.RESTORE, slot, caller, content)
-        return errand, SlotFile(content.n_tokens, n_bytes)
+    def _read(self, slot: int, path: str, caller: int) -> tuple[NativeSlotRequest, SlotFile]:
+        limits = SlotFileLimits(self._info.context, self._info.n_adapters, self._settings.cache_bytes)
+        content, n_bytes = slot_file.read(path, FileOwner(self._model, caller), limits)
+        request = self._native.request_slot(SlotAction.RESTORE, slot, caller, content)
+        return request, SlotFile(content.n_tokens, n_bytes)
 
     @cached_property
     def _model(self) -> bytes:
         """32 bytes that no other model has, nor the same with other kernels or adapters. Reads samples of the files."""
         info = self._info
-        known = (self._fingerprint, info.n_vocab, info.n_embd, info.n_params, info.size, info.ftype, info.description)
-        digest = hashlib.blake2b(msgspec.json.encode(known), digest_size=32)
+        identity = (
+            self._fingerprint,
+            info.n_vocab,
+            info.n_embd,
+            info.n_params,
+            info.size,
+            info.ftype,
+            info.description,
+        )
+        digest = hashlib.blake2b(msgspec.json.encode(identity), digest_size=32)
         for path in (self._settings.model, *(path for path, _ in self._settings.adapters)):
             if os.path.isfile(path):
                 digest.update(_sampled(path))
         return digest.digest()
 
 
-def _check(errand: NativeErrand) -> None:
-    """What is wrong with a content is the file's fault."""
+def _check(request: NativeSlotRequest) -> None:
+    """Raises Refused for a content that the engine did not take: the file is at fault."""
     try:
-        errand.result()
+        request.result()
     except Refused as error:
         raise Refused(f"filename: {error}", "filename") from error
 

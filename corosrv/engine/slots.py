@@ -1,4 +1,4 @@
-"""What the slots of an engine show: the loop's counters, and what was asked of the tasks that run in them."""
+"""The state of an engine's slots: the loop's counters, and the options of the tasks that run in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from corosrv.engine.binding import Slot
+from corosrv.engine.binding import SlotCounters
 from corosrv.jobs import Job, Sampling, SlotState
 
 _BREAKERS = Sampling().dry_sequence_breakers  # the same for all jobs that name none
@@ -16,7 +16,7 @@ _BREAKERS = Sampling().dry_sequence_breakers  # the same for all jobs that name 
 
 @dataclass(frozen=True, slots=True)
 class TaskNote:
-    """What a slot shows of its task's job: numbers, and no text that a request holds."""
+    """The options of a job that a slot shows: numbers, and no text of a request."""
 
     sampling: Sampling
     max_tokens: int | None
@@ -24,7 +24,7 @@ class TaskNote:
     caller: str
 
     @classmethod
-    def of(cls, job: Job) -> TaskNote:
+    def of_job(cls, job: Job) -> TaskNote:
         sampling = job.sampling
         if sampling.logit_bias or sampling.grammar or sampling.dry_sequence_breakers != _BREAKERS:
             sampling = replace(sampling, logit_bias=(), grammar="", grammar_triggers=(), dry_sequence_breakers=())
@@ -54,11 +54,11 @@ class TaskNotes:
                     self._notes.popitem(last=False)
         return number
 
-    def describe(self, slots: Iterable[Slot]) -> tuple[SlotState, ...]:
+    def describe(self, slots: Iterable[SlotCounters]) -> tuple[SlotState, ...]:
         """Joins the loop's counters of each slot with the note of its task."""
         return tuple(self._state(number, slot) for number, slot in enumerate(slots))
 
-    def _state(self, number: int, slot: Slot) -> SlotState:
+    def _state(self, number: int, slot: SlotCounters) -> SlotState:
         note = self._notes.get(slot.task)
         return SlotState(
             number,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from corosrv.engine.adapters import Adapters
-from corosrv.engine.binding import Kind, Task
+from corosrv.engine.binding import Task, TaskKind
 from corosrv.engine.marks import Piece
 from corosrv.engine.slots import TaskNote, TaskNotes
 from corosrv.engine.vocabulary import EngineVocabulary
@@ -44,7 +44,7 @@ class TaskMaker:
         scales = self._adapters.scales(None)
         owner = owner_of(job.caller)
         return [
-            Task(tokens, kind=Kind.RANK, adapter_scales=scales, owner=owner, id=self._notes.number())
+            Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, owner=owner, id=self._notes.number())
             for tokens in prompts
         ]
 
@@ -54,7 +54,7 @@ class TaskMaker:
         return [
             Task(
                 tokens,
-                kind=Kind.EMBED,
+                kind=TaskKind.EMBED,
                 pools=job.pooling,
                 normalize=job.normalize,
                 owner=owner,
@@ -75,7 +75,7 @@ class TaskMaker:
         if sampling.logit_bias:
             sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
-        note = TaskNote.of(job)
+        note = TaskNote.of_job(job)
         return [
             Task(
                 tokens,
@@ -106,7 +106,7 @@ class TaskMaker:
     def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
         """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""
         vocabulary = self._vocabulary
-        found: list[tuple[int, float]] = []
+        token_biases: list[tuple[int, float]] = []
         turns = Turns()
         for key, bias in biases:
             turns.give_way()
@@ -115,11 +115,11 @@ class TaskMaker:
             tokens = [key] if isinstance(key, int) else vocabulary.tokens_of([Piece(key, True)], False, "logit_bias")
             for token in tokens:
                 vocabulary.check(token, "logit_bias")
-                found.append((token, bias))
+                token_biases.append((token, bias))
             # Each of them is looked at for each token of each answer.
-            if len(found) > MAX_BIASES:
+            if len(token_biases) > MAX_BIASES:
                 raise Refused(f"logit_bias: its texts have more than {MAX_BIASES} tokens", "logit_bias")
-        return tuple(found)
+        return tuple(token_biases)
 
 
 def _stops(job: Job) -> list[bytes]:

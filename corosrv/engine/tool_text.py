@@ -1,4 +1,4 @@
-"""What a template would drop of a conversation, written into its messages: tools, calls, results, system turns."""
+"""Writes into the messages what a template would drop: tools, calls, results, system turns."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _CALLS = {
 }
 
 
-def written_in(
+def write_tools(
     messages: list[Message], tools: list[dict[str, Any]], traits: Traits
 ) -> tuple[list[Message], list[dict[str, Any]]]:
-    """Messages and tools that the template will show in full. The strings in them are left as they are."""
+    """Returns messages and tools that the template shows in full. The strings in them are left as they are."""
     if not traits.shows_tools and tools:
         messages = _with_system_words(messages, _INTRODUCTION.format(tools="\n".join(map(_json, tools))))
         tools = []
     if traits.shows_calls and not traits.takes_text:
         messages = _without_cut_calls(messages, traits)
-    messages = [_shown(message, traits) for message in messages]
+    messages = [_adapt_calls(message, traits) for message in messages]
     if not traits.shows_results:
         messages = _results_as_turns(messages)
     if not traits.has_system:
@@ -55,19 +55,19 @@ def _without_cut_calls(messages: list[Message], traits: Traits) -> list[Message]
     These are calls that were cut off in the middle. All calls of such a message go, so that their order stays, and
     their results become turns of the user.
     """
-    written: set[str] = set()
-    kept = []
+    written_ids: set[str] = set()
+    remaining = []
     for message in messages:
         calls = message.get("tool_calls") or ()
         if any(isinstance(call["function"]["arguments"], str) for call in calls):
-            written |= {call["id"] for call in calls}
+            written_ids |= {call["id"] for call in calls}
             message = _with_calls_in_text(message, _CALLS[traits.tool_format])
-        kept.append(message)
-    return _results_as_turns(kept, written) if written else messages
+        remaining.append(message)
+    return _results_as_turns(remaining, written_ids) if written_ids else messages
 
 
-def _shown(message: Message, traits: Traits) -> Message:
-    """One message with its calls as the template takes them, or in the text."""
+def _adapt_calls(message: Message, traits: Traits) -> Message:
+    """Returns a message with its calls as the template takes them, or in the text."""
     if traits.short_ids and "tool_call_id" in message:
         message = {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     calls = message.get("tool_calls")
@@ -75,10 +75,10 @@ def _shown(message: Message, traits: Traits) -> Message:
         return message
     if not traits.shows_calls:
         return _with_calls_in_text(message, _CALLS["hermes"])
-    return {**message, "tool_calls": [_taken(call, traits) for call in calls]}
+    return {**message, "tool_calls": [_adapt_call(call, traits) for call in calls]}
 
 
-def _taken(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
+def _adapt_call(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
     function = call["function"]
     if traits.takes_text:
         function = {**function, "arguments": _arguments_text(function["arguments"])}
@@ -86,15 +86,15 @@ def _taken(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
 
 
 def _short_id(name: str) -> str:
-    """The same nine characters for the same id."""
+    """Returns the same nine characters for the same id."""
     return name if len(name) == 9 and name.isalnum() else hashlib.sha256(name.encode()).hexdigest()[:9]
 
 
 def _with_calls_in_text(message: Message, form: str) -> Message:
     """Moves the calls of a message to the end of its text, each written in this form."""
-    left = {name: value for name, value in message.items() if name != "tool_calls"}
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
     calls = (_call_text(call["function"], form) for call in message["tool_calls"])
-    return {**left, "content": "\n".join((*filter(None, [message.get("content")]), *calls))}
+    return {**others, "content": "\n".join((*filter(None, [message.get("content")]), *calls))}
 
 
 def _call_text(function: dict[str, Any], form: str) -> str:
@@ -125,13 +125,13 @@ def _results_as_turns(messages: list[Message], ids: Container[str] | None = None
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """The system's words before those of the turn that follows them, as llama-server does it."""
+    """Puts the system's text before that of the next turn, as llama-server does."""
     if not messages or messages[0]["role"] != "system":
         return messages
-    words, rest = messages[0]["content"], messages[1:]
-    if not rest:
+    words, following = messages[0]["content"], messages[1:]
+    if not following:
         return [{"role": "user", "content": words}]
-    return [{**rest[0], "content": f"{words}\n{rest[0].get('content', '')}"}, *rest[1:]]
+    return [{**following[0], "content": f"{words}\n{following[0].get('content', '')}"}, *following[1:]]
 
 
 def _json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a chat template can do, found out by rendering conversations that have words nobody else would use in them."""
+"""Finds out what a chat template can do, by rendering conversations with words that nobody else would use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What need not be written into the messages, because the template shows it."""
+    """The abilities of a chat template: what it shows need not be written into the messages."""
 
     has_system: bool = False
     shows_tools: bool = False
@@ -85,7 +85,7 @@ class _Probe:
         self._seconds_left = _PROBE_SECONDS
 
     def render(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
-        """What the template makes of them, or nothing when it refuses."""
+        """Returns the text that the template makes of messages, or an empty one when it refuses."""
         if self._seconds_left < 0:
             return ""
         began = thread_seconds()  # not the clock: a busy machine must not change what is found
@@ -98,7 +98,7 @@ class _Probe:
 
 
 def _find_calls(probe: _Probe) -> tuple[bool, bool, str]:
-    """Whether arguments are taken as text, whether ids have to be short, and what a call then looks like."""
+    """Returns whether arguments are taken as text, whether ids have to be short, and what a call then looks like."""
     for short_ids in (False, True):
         for takes_text in (False, True):
             called = probe.render(_exchange(_call(takes_text, short_ids)))

@@ -60,20 +60,20 @@ class EngineVocabulary:
 
     @property
     def traits(self) -> Traits | None:
-        """What the chat template can do; None where there is none that can be used."""
+        """The chat template's abilities; None where no template can be used."""
         return None if self._template is None else self._template.traits
 
     @property
     def template_abilities(self) -> frozenset[str]:
         traits = self.traits or Traits()
-        found = {
+        abilities = {
             "system": traits.has_system,
             "tools": traits.shows_tools,
             "calls": traits.shows_calls,
             "results": traits.shows_results,
             "reasoning": traits.thought_tags is not None,
         }
-        return frozenset(name for name, is_there in found.items() if is_there)
+        return frozenset(name for name, is_there in abilities.items() if is_there)
 
     def _text(self, token: int) -> str:
         return self._native.token_text(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
@@ -83,12 +83,12 @@ class EngineVocabulary:
         return self._native.token_text(token, special=True)
 
     def spell(self, tokens: Iterable[int]) -> bytes:
-        turns, found = Turns(), []
+        turns, pieces = Turns(), []
         for number, token in enumerate(tokens):
-            found.append(self.piece(token))
+            pieces.append(self.piece(token))
             if number % _TOKENS_OF_A_TURN == 0:
                 turns.give_way()
-        return b"".join(found)
+        return b"".join(pieces)
 
     def check(self, token: int, param: str) -> None:
         """Raises Refused for an id that the model does not have."""

@@ -1,4 +1,4 @@
-"""What llama-server's endpoints answer, as the API document says it. The tests hold real answers against them."""
+"""Types of the answers of llama-server's endpoints, for the API document. Tests hold real answers against them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Content(msgspec.Struct):
 
 
 class PromptText(msgspec.Struct):
-    """What the model's template makes of a conversation."""
+    """The prompt that the model's template makes of a conversation."""
 
     prompt: str
 
 
-class Properties(msgspec.Struct):
-    """What the server and its model are."""
+class ServerProperties(msgspec.Struct):
+    """The properties of the server and its model."""
 
     default_generation_settings: dict[str, Any]
     total_slots: int
@@ -70,7 +70,7 @@ class Properties(msgspec.Struct):
     is_sleeping: bool
 
 
-class Slot(msgspec.Struct):
+class SlotDescription(msgspec.Struct):
     """One concurrency lane of the model, and how far its job is; nobody's text is in it."""
 
     id: int
@@ -85,8 +85,8 @@ class ListedAdapter(msgspec.Struct):
     scale: float
 
 
-class SlotFile(msgspec.Struct):
-    """What was done with a slot's content, in tokens and bytes."""
+class SlotFileAnswer(msgspec.Struct):
+    """The tokens and bytes that were saved, restored or erased."""
 
     id_slot: int
     filename: str | msgspec.UnsetType = msgspec.UNSET

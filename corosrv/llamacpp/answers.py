@@ -43,19 +43,19 @@ class NativeAnswer:
         return b":\n\n"
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
-        sent = b""
-        for one in split_tokens(chunks):
-            task = self._tasks[one.index]
-            chunk = task.clip(one)
+        stream = b""
+        for token_chunk in split_tokens(chunks):
+            task = self._tasks[token_chunk.index]
+            chunk = task.clip(token_chunk)
             for progress in self._telemetry.progress(chunk):
-                sent += event(task.partial(_without_text(chunk)) | progress)
+                stream += event(task.partial(_without_text(chunk)) | progress)
             task.add(chunk)
             timings = self._telemetry.timings(chunk)
             if chunk.text or (chunk.tokens and chunk.finish is None):
-                sent += event(task.partial(chunk) | timings)
+                stream += event(task.partial(chunk) | timings)
             if chunk.finish is not None:
-                sent += event(self._final(chunk))
-        return sent
+                stream += event(self._final(chunk))
+        return stream
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)
@@ -70,7 +70,7 @@ def _without_text(chunk: Chunk) -> Chunk:
 
 
 def pick(members: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """Members by name or by path, `a/b`, under which they then stand; those that there are not are left out."""
+    """Picks members by name or by path, `a/b`, which becomes their name. Leaves out those that do not exist."""
     picked = {}
     for path in fields:
         value: Any = members

@@ -1,4 +1,4 @@
-"""What llama-server's endpoints say about themselves in the API's document."""
+"""Descriptions of llama-server's endpoints for the API document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corosrv.openai.chat.schema import ChatBody
 
 
 class ModelQuery(msgspec.Struct):
-    """Which model is meant, where there are several."""
+    """The name of the model, where the server has several."""
 
     model: str | None = None
 
@@ -31,7 +31,7 @@ class SlotQuery(ModelQuery, kw_only=True):
 complete = operation(
     "Text",
     "Continue a prompt, as llama-server does",
-    body=schema.CompletionBody,
+    body=schema.NativeCompletionBody,
     answer=answer_types.NativeCompletion | list[answer_types.NativeCompletion],
     events=answer_types.NativeCompletion,
     statuses=GENERATES,
@@ -75,7 +75,11 @@ apply_template = operation(
     examples={"A question": {"messages": [{"role": "user", "content": "Name three colours."}]}},
 )
 get_props = operation(
-    "Server", "Tell the server's properties", answer=answer_types.Properties, statuses=NEEDS_MODEL, query=ModelQuery
+    "Server",
+    "Tell the server's properties",
+    answer=answer_types.ServerProperties,
+    statuses=NEEDS_MODEL,
+    query=ModelQuery,
 )
 set_props = operation(
     "Server", "Change the server's properties", body=dict[str, Any], answer=Success, statuses=(*READS, 501)
@@ -94,14 +98,18 @@ set_adapters = operation(
     examples={"None of any": []},
 )
 get_slots = operation(
-    "Server", "Show what the slots do", answer=list[answer_types.Slot], statuses=(*NEEDS_MODEL, 501), query=SlotsQuery
+    "Server",
+    "Show what the slots do",
+    answer=list[answer_types.SlotDescription],
+    statuses=(*NEEDS_MODEL, 501),
+    query=SlotsQuery,
 )
 change_slot = operation(
     "Server",
     "Keep a slot's content in a file",
     "Or read it back, or forget it, which needs no body.",
     body=schema.SlotFileBody,
-    answer=answer_types.SlotFile,
+    answer=answer_types.SlotFileAnswer,
     statuses=(*READS, *NEEDS_MODEL, 501),
     parameters={"slot": "its number"},
     query=SlotQuery,

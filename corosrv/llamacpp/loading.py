@@ -14,7 +14,7 @@ from corosrv.http.operation import NEEDS_MODEL, READS, operation
 
 
 class Success(msgspec.Struct):
-    """It has begun."""
+    """The answer when loading or unloading has begun."""
 
     success: bool
 
@@ -24,7 +24,7 @@ _STATUSES = (*READS, *NEEDS_MODEL)
 
 
 class Loader(Protocol):
-    """Whoever holds several models. Both return at once, and raise Refused or Unavailable."""
+    """A worker that holds several models. Both methods return at once, and raise Refused or Unavailable."""
 
     def load(self, name: str) -> None: ...
 
@@ -41,10 +41,10 @@ _decoder = msgspec.json.Decoder(LoadingBody)
 
 
 def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Blueprint:
-    """The two routes. What is asked for is begun; GET /models tells how it goes."""
+    """Makes the two routes, which begin to load or unload; GET /models tells how it goes."""
     routes = Blueprint("loading", __name__)
 
-    def named() -> str:
+    def model_name() -> str:
         return body.decode(request, bodies.read(request, max_body_bytes), _decoder).model
 
     @routes.post("/models/load")
@@ -57,7 +57,7 @@ def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Bluepr
         statuses=_STATUSES,
     )
     def load() -> Response:
-        loader.load(named())
+        loader.load(model_name())
         return Response(_SUCCESS, mimetype="application/json")
 
     @routes.post("/models/unload")
@@ -70,7 +70,7 @@ def blueprint(loader: Loader, bodies: BodyReader, max_body_bytes: int) -> Bluepr
         statuses=_STATUSES,
     )
     def unload() -> Response:
-        loader.unload(named())
+        loader.unload(model_name())
         return Response(_SUCCESS, mimetype="application/json")
 
     return routes

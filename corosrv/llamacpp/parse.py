@@ -19,32 +19,34 @@ from corosrv.llamacpp.answers import NativeAnswer
 _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
 
-def completion(body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
+def completion(
+    body: schema.NativeCompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary
+) -> Call:
     """Checks a completion. Raises Refused, which names the parameter."""
-    asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
-    return _call(body, asked, is_several(body.prompt), defaults, card, vocabulary)
+    inputs = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    return _call(body, inputs, is_several(body.prompt), defaults, card, vocabulary)
 
 
 def filling(body: schema.InfillBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary) -> Call:
     """Checks an infill. Raises NotOffered when the model has no tokens for it, and Refused."""
     if vocabulary.infill is None:
         raise NotOffered("this model has no tokens for infilling")
-    others = tuple((one.filename, one.text) for one in body.input_extra or ())
-    hole = infill.Hole(body.input_prefix, body.input_suffix, body.prompt or "", others)
+    extra_files = tuple((file.filename, file.text) for file in body.input_extra or ())
+    hole = infill.Hole(body.input_prefix, body.input_suffix, body.prompt or "", extra_files)
     prompt = infill.prompt(hole, vocabulary.infill, vocabulary, _INFILL_PARAMS)
     return _call(body, (prompt,), False, defaults, card, vocabulary)
 
 
 def _call(
     body: schema.NativeFields,
-    asked: Sequence[Prompt],
+    inputs: Sequence[Prompt],
     is_list: bool,
     defaults: fields.Defaults,
     card: ModelCard,
     vocabulary: Vocabulary,
 ) -> Call:
     # Read here, because the answer shows what became of them.
-    read = tuple(Tokens(tuple(vocabulary.encode(one, i, len(asked)))) for i, one in enumerate(asked))
+    read = tuple(Tokens(tuple(vocabulary.encode(prompt, i, len(inputs)))) for i, prompt in enumerate(inputs))
     job = _job(body, read, defaults, card)
     form = NativeForm.of(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
@@ -58,7 +60,7 @@ def _call(
     return Call(job, options.stream, NativeAnswer(options))
 
 
-def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
+def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
     if body.n is not None and body.n_cmpl is not None and body.n != body.n_cmpl:
         raise Refused("n and n_cmpl say different things", "n_cmpl")
     n_probs = body.n_probs or 0
@@ -71,7 +73,7 @@ def _job(body: schema.NativeFields, asked: tuple[Prompt, ...], defaults: fields.
     has_tokens = bool(n_probs or body.stream or body.return_tokens)
     job = fields.job(
         body,
-        asked,
+        inputs,
         defaults,
         n=n,
         least_tokens=0,

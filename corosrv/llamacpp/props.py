@@ -1,4 +1,4 @@
-"""What the server is, and what it does for requests that do not say."""
+"""Properties of the server, and its defaults for requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corosrv.jobs import Job, ModelCard, Sampling, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Which of the endpoints that are not for everybody answer; see the settings of the same names."""
+    """The endpoints that the operator switches on or off; see the settings of the same names."""
 
     slots: bool
     props: bool
@@ -56,7 +56,7 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
 
 
 def _template_caps(abilities: frozenset[str]) -> dict[str, bool]:
-    """What the chat template writes by itself; tools work here also where it does not."""
+    """Tells what the chat template writes by itself; tools work here also where it does not."""
     return {
         "supports_system_role": "system" in abilities,
         "supports_tools": "tools" in abilities,

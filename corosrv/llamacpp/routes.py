@@ -38,7 +38,7 @@ def _model(flow: RequestFlow, name: str | None) -> tuple[ModelCard, Vocabulary]:
     return flow.worker.card(name), flow.worker.vocabulary(name)
 
 
-def _asked_model() -> str | None:
+def _model_name() -> str | None:
     """The model that a GET names in its query."""
     return request.args.get("model") or None
 
@@ -87,7 +87,7 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @routes.get("/props")
     @api_docs.get_props
     def get_props() -> Response:
-        card, vocabulary = _model(flow, _asked_model())
+        card, vocabulary = _model(flow, _model_name())
         return json_response(props.describe(card, vocabulary, flow.defaults, switches))
 
     @routes.post("/props")
@@ -102,14 +102,14 @@ def _add_server(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switc
     @routes.get("/lora-adapters")
     @api_docs.get_adapters
     def get_adapters() -> Response:
-        listed = worker.adapters(_asked_model())
-        return json_response([{"id": one.id, "path": one.name, "scale": one.scale} for one in listed])
+        adapters = worker.adapters(_model_name())
+        return json_response([{"id": adapter.id, "path": adapter.name, "scale": adapter.scale} for adapter in adapters])
 
     @routes.post("/lora-adapters")
     @api_docs.set_adapters
     def set_adapters() -> Response:
-        asked = flow.receive(schema.adapters_decoder)
-        worker.set_adapters(_asked_model(), {one.id: one.scale for one in asked})
+        scales = flow.receive(schema.adapters_decoder)
+        worker.set_adapters(_model_name(), {lora.id: lora.scale for lora in scales})
         return json_response({"success": True})
 
 
@@ -121,7 +121,7 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
     def get_slots() -> Response:
         if not switches.slots:
             raise NotOffered("the list of slots is switched off (COROSRV_SLOTS_ENDPOINT=0)")
-        name = _asked_model()
+        name = _model_name()
         card, states = worker.card(name), worker.slots(name)
         if request.args.get("fail_on_no_slot") and all(state.is_busy for state in states):
             raise Unavailable("every slot is busy")
@@ -132,7 +132,7 @@ def _add_slots(routes: Blueprint, flow: RequestFlow, worker: LlamaWorker, switch
     def change_slot(slot: str) -> Response:
         if not switches.slot_save_path:
             raise NotOffered("slots are not kept in files here: set COROSRV_SLOT_SAVE_PATH to a folder")
-        name, action = _asked_model(), request.args.get("action", "")
+        name, action = _model_name(), request.args.get("action", "")
         if action not in slots.ACTIONS:
             raise Refused(f"action must be one of {', '.join(slots.ACTIONS)}, not {action[:40]!r}", "action")
         number = slots.number(slot, worker.card(name).slots)

@@ -26,7 +26,7 @@ UNSUPPORTED: unsupported.Neutral = {
 
 
 class NativeFields(GenerationFields, kw_only=True):
-    """What `/completion` and `/infill` share."""
+    """The fields that `/completion` and `/infill` share."""
 
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -38,7 +38,7 @@ class NativeFields(GenerationFields, kw_only=True):
     response_fields: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
 
 
-class CompletionBody(NativeFields, kw_only=True):
+class NativeCompletionBody(NativeFields, kw_only=True):
     prompt: PromptField
 
 
@@ -73,7 +73,7 @@ class SlotFileBody(msgspec.Struct):
     filename: str
 
 
-completion_decoder = unsupported.decoder(CompletionBody, UNSUPPORTED)
+completion_decoder = unsupported.decoder(NativeCompletionBody, UNSUPPORTED)
 infill_decoder = unsupported.decoder(InfillBody, UNSUPPORTED)
 tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)

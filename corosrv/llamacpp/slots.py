@@ -1,4 +1,4 @@
-"""What the slots do, and files of what they hold."""
+"""Describes slots, and keeps their contents in files."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def describe(state: SlotState, card: ModelCard, caller: str = "") -> dict[str, A
 def _next_token(state: SlotState) -> dict[str, Any]:
     if not state.is_busy:
         return {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
-    left = -1 if state.max_tokens is None else max(state.max_tokens - state.generated_tokens, 0)
+    n_remaining = -1 if state.max_tokens is None else max(state.max_tokens - state.generated_tokens, 0)
     return {
-        "has_next_token": left != 0,
+        "has_next_token": n_remaining != 0,
         "has_new_line": state.has_new_line,
-        "n_remain": left,
+        "n_remain": n_remaining,
         "n_decoded": state.generated_tokens,
     }
 
@@ -93,7 +93,7 @@ class SlotFiles:
         return {"id_slot": slot, "n_erased": self._worker.erase_slot(model, slot, caller)}
 
     def _path(self, filename: str) -> str:
-        """Of a file right in the folder, and no link out of it. Raises Refused."""
+        """Returns the path of a file in the folder. Raises Refused for a link, a folder, and other names."""
         if not _FILENAME.fullmatch(filename):
             raise Refused(
                 "filename must have 1 to 128 letters, digits, dots, dashes or underscores, and not dots alone",
@@ -126,7 +126,7 @@ def _ms_since(began: float) -> float:
 
 
 def number(slot: str, n_slots: int) -> int:
-    """The slot that a path names. Raises Refused, and NotFound for one that there is not."""
+    """Returns the slot's number in a path. Raises Refused, and NotFound for a slot that does not exist."""
     if not re.fullmatch(r"\d{1,9}", slot, re.ASCII):
         raise Refused(f"{slot[:40]!r} is no slot number", "id_slot")
     if int(slot) >= n_slots:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from corosrv.anthropic import routes as anthropic
 from corosrv.decoding import json_limits
 from corosrv.engine import Engine
-from corosrv.engine.binding import JsonLimits
+from corosrv.engine.binding import NativeJsonScanner
 from corosrv.engine.builtin_template import check_source
 from corosrv.errors import CorosrvError, Refused, SettingsError
 from corosrv.generation.exchange import Limits, RequestFlow
@@ -53,7 +53,7 @@ class ModelPart:
 
     def json_scanner(self) -> json_limits.Scanner:
         """The native scanner of JSON texts, which runs without the GIL."""
-        return JsonLimits(**json_limits.LIMITS._asdict()).fault
+        return NativeJsonScanner(**json_limits.LIMITS._asdict()).fault
 
     def start(self) -> None:
         self.pool.start()

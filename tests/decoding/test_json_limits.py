@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corosrv.decoding import json_limits
-from corosrv.engine.binding import JsonLimits
+from corosrv.engine.binding import NativeJsonScanner
 from corosrv.errors import Refused
 
 LIMITS = json_limits.JsonLimits(depth=4, keys=3, digits=5, values=20)
-native = JsonLimits(**LIMITS._asdict()).fault
+native = NativeJsonScanner(**LIMITS._asdict()).fault
 in_python = functools.partial(json_limits.scan, limits=LIMITS)
 both = pytest.mark.parametrize("scan", [in_python, native], ids=["python", "native"])
 

@@ -15,14 +15,14 @@ from corosrv import errors
 from corosrv.engine import slot_file, slot_keeper
 from corosrv.engine.binding import SlotContent
 from corosrv.engine.engine import Engine
-from corosrv.engine.slot_file import Limits, Owner
+from corosrv.engine.slot_file import FileOwner, SlotFileLimits
 from corosrv.jobs import SlotFile
 from tests.support.engines import SLOW, job, opened, packaged_model, read_all, text_of, wait_until
 
 STORY = "The ship left the harbour at dawn, and nobody on board knew where the captain meant to go. " * 20
 QUESTION = STORY + "The first port was"
-OWNER = Owner(b"m" * 32, 7)
-LIMITS = Limits(tokens=8, scales=2, state_bytes=100)
+OWNER = FileOwner(b"m" * 32, 7)
+LIMITS = SlotFileLimits(tokens=8, scales=2, state_bytes=100)
 CONTENT = SlotContent(struct.pack("<4i", 1, 2, 3, 4), struct.pack("<2f", 0.5, 1), bytes(range(60)))
 HEADER = slot_file._HEADER
 
@@ -42,7 +42,7 @@ def changed(path: str, at: int, to: bytes) -> None:
     Path(path).write_bytes(whole + slot_file._digest([bytes(whole)]))
 
 
-def refusal(path: str, owner: Owner = OWNER) -> str:
+def refusal(path: str, owner: FileOwner = OWNER) -> str:
     with pytest.raises(errors.Refused) as refused:
         slot_file.read(path, owner, LIMITS)
     assert refused.value.param == "filename"
@@ -85,14 +85,14 @@ def test_absurd_numbers_are_refused_before_anything_is_read(path, at, to):
 def test_other_models_and_versions_are_refused_by_name(path):
     slot_file.write(path, CONTENT, OWNER)
 
-    assert "another model" in refusal(path, Owner(b"n" * 32, 7))
+    assert "another model" in refusal(path, FileOwner(b"n" * 32, 7))
     changed(path, 8, struct.pack("<I", 2))
     assert "version 2" in refusal(path)
 
 
 def test_another_caller_s_file_is_neither_found_nor_written_over(path):
     slot_file.write(path, CONTENT, OWNER)
-    other = Owner(OWNER.model, 8)
+    other = FileOwner(OWNER.model, 8)
 
     with pytest.raises(errors.NotFound, match=r"no slot file 'a\.slot'"):
         slot_file.read(path, other, LIMITS)

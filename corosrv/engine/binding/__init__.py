@@ -2,37 +2,37 @@
 
 from corosrv.engine.binding.chat_templates import apply_chat_template, chat_template_names
 from corosrv.engine.binding.engine import NativeEngine
-from corosrv.engine.binding.errand import NativeErrand
-from corosrv.engine.binding.json_limits import JsonLimits
+from corosrv.engine.binding.json_limits import NativeJsonScanner
 from corosrv.engine.binding.library import FINGERPRINT
 from corosrv.engine.binding.reader import NativeReader
+from corosrv.engine.binding.slot_request import NativeSlotRequest
 from corosrv.engine.binding.values import (
     GrammarLimits,
-    Kind,
     ModelInfo,
     Options,
-    Slot,
     SlotAction,
     SlotContent,
+    SlotCounters,
     Synthetic,
     Task,
+    TaskKind,
 )
 
 __all__ = [
     "FINGERPRINT",
     "GrammarLimits",
-    "JsonLimits",
-    "Kind",
     "ModelInfo",
     "NativeEngine",
-    "NativeErrand",
+    "NativeJsonScanner",
     "NativeReader",
+    "NativeSlotRequest",
     "Options",
-    "Slot",
     "SlotAction",
     "SlotContent",
+    "SlotCounters",
     "Synthetic",
     "Task",
+    "TaskKind",
     "apply_chat_template",
     "chat_template_names",
 ]

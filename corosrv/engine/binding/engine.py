@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from corosrv import errors
-from corosrv.engine.binding.errand import LentContent, NativeErrand
 from corosrv.engine.binding.library import MESSAGE_BYTES, check, ffi, lib, text_of
-from corosrv.engine.binding.options import POOLINGS, LentOptions
+from corosrv.engine.binding.options import POOLINGS, BorrowedOptions
 from corosrv.engine.binding.reader import NativeReader
-from corosrv.engine.binding.tasks import LentTasks, take_long
-from corosrv.engine.binding.values import ModelInfo, Options, Slot, SlotAction, SlotContent, Task
+from corosrv.engine.binding.slot_request import BorrowedContent, NativeSlotRequest
+from corosrv.engine.binding.tasks import BorrowedTasks, take_long
+from corosrv.engine.binding.values import ModelInfo, Options, SlotAction, SlotContent, SlotCounters, Task
 from corosrv.jobs.stats import DecodeStats, Histogram
 from corosrv.waits import call_in_thread
 
@@ -31,9 +31,9 @@ class NativeEngine:
 
     def __init__(self, options: Options) -> None:
         """Starts the decode thread, which loads the model; returns at once."""
-        lent = LentOptions(options)
+        borrowed = BorrowedOptions(options)
         engine, message = ffi.new("corosrv_engine **"), ffi.new("char[]", MESSAGE_BYTES)
-        check(lib.corosrv_engine_open(lent.struct, engine, message, MESSAGE_BYTES), message)
+        check(lib.corosrv_engine_open(borrowed.struct, engine, message, MESSAGE_BYTES), message)
         self._handle = engine[0]
         self.fd: int = lib.corosrv_engine_fd(self._handle)
 
@@ -61,11 +61,13 @@ class NativeEngine:
         histograms = {name: _histogram(getattr(stats, name)) for name in ("queue_wait", "ttft", "itl")}
         return DecodeStats(**{name: getattr(stats, name) for name in DecodeStats.__struct_fields__} | histograms)
 
-    def slots(self, count: int) -> list[Slot]:
+    def slots(self, count: int) -> list[SlotCounters]:
         """The first `count`, which have to be there, as of the last step."""
         slots = ffi.new("corosrv_slot[]", count)
         check(lib.corosrv_engine_slots(self._open_handle(), slots, count))
-        return [Slot(**{name: getattr(slot, name) for name in Slot.__struct_fields__}) for slot in slots]
+        return [
+            SlotCounters(**{name: getattr(slot, name) for name in SlotCounters.__struct_fields__}) for slot in slots
+        ]
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids; takes time in proportion to the text, without the GIL."""
@@ -88,7 +90,7 @@ class NativeEngine:
         return self._tokens_that(lib.corosrv_token_is_control)
 
     def end_tokens(self) -> list[int]:
-        """Those that end an answer."""
+        """Returns the tokens that end an answer."""
         return self._tokens_that(lib.corosrv_token_is_end)
 
     def _tokens_that(self, are: Callable[[Any, int], int]) -> list[int]:
@@ -97,22 +99,24 @@ class NativeEngine:
 
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
         """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
-        lent = LentTasks(tasks)
+        borrowed = BorrowedTasks(tasks)
         reader, message = ffi.new("corosrv_reader **"), ffi.new("char[]", MESSAGE_BYTES)
         handle, n_tasks = self._open_handle(), len(tasks)
-        submit = partial(lib.corosrv_submit, handle, lent.structs, n_tasks, reader, message, MESSAGE_BYTES)
+        submit = partial(lib.corosrv_submit, handle, borrowed.structs, n_tasks, reader, message, MESSAGE_BYTES)
         check(call_in_thread(submit) if take_long(tasks) else submit(), message)
         return NativeReader(reader[0])
 
-    def ask_slot(self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None) -> NativeErrand:
+    def request_slot(
+        self, action: SlotAction, slot: int, owner: int, content: SlotContent | None = None
+    ) -> NativeSlotRequest:
         """Asks for what `action` says, as soon as the slot is idle. Copies the content, without the GIL."""
-        lent = None if content is None else LentContent(content)
-        struct = ffi.NULL if lent is None else lent.struct
-        errand, message = ffi.new("corosrv_errand **"), ffi.new("char[]", MESSAGE_BYTES)
+        borrowed = None if content is None else BorrowedContent(content)
+        struct = ffi.NULL if borrowed is None else borrowed.struct
+        request, message = ffi.new("corosrv_errand **"), ffi.new("char[]", MESSAGE_BYTES)
         handle = self._open_handle()
-        code = lib.corosrv_slot_ask(handle, action.value, slot, owner, struct, errand, message, MESSAGE_BYTES)
+        code = lib.corosrv_slot_ask(handle, action.value, slot, owner, struct, request, message, MESSAGE_BYTES)
         check(code, message)
-        return NativeErrand(errand[0])
+        return NativeSlotRequest(request[0])
 
     def drain(self, message: str) -> None:
         """Ends every task with an error chunk of this message, and refuses new ones."""

@@ -1,4 +1,4 @@
-"""Looks through a JSON text before anything is made of it."""
+"""Scans a JSON text before anything is made of it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _FAULTS = {
 }
 
 
-class JsonLimits:
-    """What a JSON text may ask of its parser; see corosrv_json_limits in the C header."""
+class NativeJsonScanner:
+    """Scans JSON texts in the native core; see corosrv_json_limits in the C header."""
 
     def __init__(self, *, depth: int, keys: int, digits: int, values: int) -> None:
         limits = {"depth": depth, "keys": keys, "digits": digits, "values": values}
         self._limits = ffi.new("corosrv_json_limits *", limits)
 
     def fault(self, text: bytes) -> tuple[str, int] | None:
-        """The name of the first limit that the text exceeds, and the byte where it does. Without the GIL."""
+        """Returns the first limit that the text exceeds and the byte where it does, or None. Releases the GIL."""
         fault, at = ffi.new("int *"), ffi.new("size_t *")
         check(lib.corosrv_check_json(ffi.from_buffer(text), len(text), self._limits, fault, at))
         return (_FAULTS[fault[0]], at[0]) if fault[0] else None

@@ -1,4 +1,4 @@
-"""What an engine is opened with, as the C API takes it."""
+"""The options that open an engine, as the C API takes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOLINGS = {
 _KERNELS = {"auto": lib.COROSRV_KERNELS_AUTO, "ggml": lib.COROSRV_KERNELS_GGML}
 
 
-class LentOptions:
+class BorrowedOptions:
     """`struct` is a corosrv_options; it, and what it points to, lives as long as this object."""
 
     def __init__(self, options: Options) -> None:

@@ -39,7 +39,7 @@ class NativeReader:
         return [_chunk(chunks[i]) for i in range(n_chunks)]
 
     def has_chunks(self) -> bool:
-        """Whether take() would give something. Never waits."""
+        """Returns whether take() would return chunks. Never waits."""
         return bool(lib.corosrv_reader_has_chunks(self._handle))
 
     def cancel(self) -> None:

@@ -87,7 +87,7 @@ def _lent_sampling(sampling: Sampling) -> _LentSampling:
     return _LentSampling(sampling)
 
 
-class LentTasks:
+class BorrowedTasks:
     """`structs` is a corosrv_task for each; it, and what it points to, lives as long as this object.
 
     What several tasks have is made once. Lets other greenlets run where there is much to make.
@@ -128,11 +128,11 @@ class LentTasks:
 
 
 def take_long(tasks: Sequence[Task]) -> bool:
-    """Whether their submission does: they are many, or something has to be made of the whole vocabulary for one."""
+    """Returns whether submitting these tasks takes long: they are many, or one needs work over the whole vocabulary."""
     return len(tasks) > _FEW or any(map(_takes_long, tasks))
 
 
 def _takes_long(task: Task) -> bool:
-    """A grammar is compiled, or breakers are looked for in all of the vocabulary."""
+    """Returns whether a grammar is compiled, or breakers are looked up in the whole vocabulary."""
     sampling = task.sampling
     return bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))

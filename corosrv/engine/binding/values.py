@@ -1,4 +1,4 @@
-"""What goes into the native core and comes out of it, as values. The C header says what each field means."""
+"""Values that go into the native core and come out of it. The C header says what each field means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corosrv.jobs import InfillTokens, Sampling
 
 
 class Synthetic(msgspec.Struct, frozen=True):
-    """Speeds of a made-up model; see corosrv_synthetic in the C header."""
+    """The speeds of a synthetic model; see corosrv_synthetic in the C header."""
 
     tokens_per_s: float = 20.0
     prefill_tokens_per_s: float = 0.0
@@ -20,7 +20,7 @@ class Synthetic(msgspec.Struct, frozen=True):
 
 
 class GrammarLimits(msgspec.Struct, frozen=True):
-    """What a grammar may be; see corosrv_grammar_limits in the C header. 0 of any is corosrv's own choice."""
+    """The limits of a grammar; see corosrv_grammar_limits in the C header. 0 is corosrv's own choice."""
 
     bytes: int = 0
     depth: int = 0
@@ -31,7 +31,7 @@ class GrammarLimits(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How an engine is opened; see corosrv_options in the C header."""
+    """The options that open an engine; see corosrv_options in the C header."""
 
     model: str
     synthetic: Synthetic | None
@@ -55,7 +55,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the model is; see corosrv_model_info in the C header."""
+    """The properties of a model; see corosrv_model_info in the C header."""
 
     context: int
     context_train: int
@@ -88,20 +88,20 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     @property
     def infill(self) -> InfillTokens | None:
-        """None where the model has none."""
+        """The tokens for infilling, or None where the model has none."""
         needed = (self.fim_prefix, self.fim_suffix, self.fim_middle)
         return None if min(needed) < 0 else InfillTokens(*needed, self.fim_repository, self.fim_file)
 
     @property
     def kernels(self) -> str:
-        """Who multiplies matrices and computes attention, in words."""
+        """Describes which kernels multiply matrices and compute attention."""
         if self.own_kernels:
             return f"corosrv's kernels ({self.packed_bytes / 1e6:.0f} MB of weights repacked)"
         return "libllama's kernels alone"
 
 
-class Slot(msgspec.Struct, frozen=True):
-    """What a slot does, or did last; see corosrv_slot in the C header."""
+class SlotCounters(msgspec.Struct, frozen=True):
+    """The counters of a slot's current or last task; see corosrv_slot in the C header."""
 
     task: int
     is_busy: int
@@ -113,7 +113,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class SlotContent(msgspec.Struct, frozen=True):
-    """What a slot's last task left; see corosrv_slot_content in the C header."""
+    """The content that a slot's last task left; see corosrv_slot_content in the C header."""
 
     tokens: bytes | memoryview  # int32
     adapter_scales: bytes | memoryview  # float32
@@ -125,15 +125,15 @@ class SlotContent(msgspec.Struct, frozen=True):
 
 
 class SlotAction(Enum):
-    """What is to be done with it."""
+    """The action that a slot request asks for."""
 
     SAVE = lib.COROSRV_SLOT_SAVE
     RESTORE = lib.COROSRV_SLOT_RESTORE
     ERASE = lib.COROSRV_SLOT_ERASE
 
 
-class Kind(Enum):
-    """What a task comes to."""
+class TaskKind(Enum):
+    """The result that a task has: text, a vector or a score."""
 
     GENERATE = lib.COROSRV_GENERATE
     EMBED = lib.COROSRV_EMBED
@@ -149,7 +149,7 @@ class Task(msgspec.Struct, frozen=True):
     seed: int = 0
     stops: Sequence[bytes] = ()
     share_prefix: bool = True
-    kind: Kind = Kind.GENERATE
+    kind: TaskKind = TaskKind.GENERATE
     pools: bool = True  # of EMBED, as is what follows; see corosrv.jobs.EmbedJob
     normalize: int = 2
     max_ms: float = 0.0

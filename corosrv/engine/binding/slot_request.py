@@ -1,4 +1,4 @@
-"""What is asked of a slot, and the content of slots on its way in and out."""
+"""Requests to a slot, and the content of slots on its way in and out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from corosrv.engine.binding.library import FLOAT_BYTES, INT32_BYTES, MESSAGE_BYT
 from corosrv.engine.binding.values import SlotContent
 
 
-class NativeErrand:
-    """Handle of a corosrv_errand. Closed when dropped."""
+class NativeSlotRequest:
+    """Owns the handle of a corosrv_errand; closes it when dropped."""
 
     __slots__ = ("_handle", "fd")
 
@@ -18,7 +18,7 @@ class NativeErrand:
         self.fd: int = lib.corosrv_errand_fd(handle)
 
     def result(self) -> SlotContent:
-        """Once `fd` is readable. What it points to lives as long as this object. Raises what became of the errand."""
+        """Returns the content once `fd` is readable; it lives as long as this object. Raises why the request failed."""
         content, message = ffi.new("corosrv_slot_content *"), ffi.new("char[]", MESSAGE_BYTES)
         check(lib.corosrv_errand_result(self._handle, content, message, MESSAGE_BYTES), message)
         return SlotContent(
@@ -28,7 +28,7 @@ class NativeErrand:
         )
 
     def abandon(self) -> None:
-        """What was not begun is not done. After the answer it does nothing."""
+        """Withdraws the request, unless it was begun or answered."""
         lib.corosrv_errand_abandon(self._handle)
 
 
@@ -36,8 +36,8 @@ def _view(pointer: Any, size: int) -> memoryview:
     return memoryview(ffi.buffer(pointer, size)) if size else memoryview(b"")
 
 
-class LentContent:
-    """A content as the C API takes it; `struct` points into the content, and lives as long as this object."""
+class BorrowedContent:
+    """Hands a content to the C API: `struct` points into it, and lives as long as this object."""
 
     def __init__(self, content: SlotContent) -> None:
         tokens = ffi.from_buffer("int32_t[]", content.tokens)
