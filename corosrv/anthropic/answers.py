@@ -36,7 +36,7 @@ class MessageAnswer(BlockAnswer):
         self._has_begun = False
         self._members = {"id": "msg_" + secrets.token_hex(16), "type": "message", "role": "assistant", "model": card.id}
 
-    def finished(self) -> dict[str, Any]:
+    def whole_answer(self) -> dict[str, Any]:
         content = [_content(block, block.text) for block in self.blocks.row]
         return {**self._members, "content": content, **self._stop(), "usage": self._usage()}
 
@@ -53,21 +53,21 @@ class MessageAnswer(BlockAnswer):
         message = {**self._members, "content": [], **_NOT_STOPPED, "usage": usage}
         return named_event({"type": "message_start", "message": message}) + named_event({"type": "ping"})
 
-    def opened(self, block: AnswerBlock) -> bytes:
+    def block_start(self, block: AnswerBlock) -> bytes:
         return _event("content_block_start", block, content_block=_content(block, ""))
 
-    def grew(self, block: AnswerBlock, piece: str) -> bytes:
+    def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
         kind, member = _DELTA[block.kind]
         return _event("content_block_delta", block, delta={"type": kind, member: piece})
 
-    def closed(self, block: AnswerBlock) -> bytes:
-        sent = b""
+    def block_end(self, block: AnswerBlock) -> bytes:
+        events = b""
         if block.kind is BlockKind.REASONING:
             # Nobody signs thoughts here; clients wait for it all the same.
-            sent = _event("content_block_delta", block, delta={"type": "signature_delta", "signature": ""})
-        return sent + _event("content_block_stop", block)
+            events = _event("content_block_delta", block, delta={"type": "signature_delta", "signature": ""})
+        return events + _event("content_block_stop", block)
 
-    def ended(self) -> bytes:
+    def answer_end(self) -> bytes:
         delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         return named_event(delta) + named_event({"type": "message_stop"})
 

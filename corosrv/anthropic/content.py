@@ -13,18 +13,18 @@ Blocks = Sequence[schema.Block]
 
 def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
     """Returns the turns of a conversation, the system prompt first. Raises Refused, which names the place."""
-    said = TurnList()
+    history = TurnList()
     if body.system is not None:
-        said.say("system", _text(body.system, "system"))
+        history.say("system", _text(body.system, "system"))
     for i, message in enumerate(body.messages):
         content = [schema.TextBlock(message.content)] if isinstance(message.content, str) else message.content
-        _ADD[message.role](content, f"messages[{i}].content", said)
-    return said.all
+        _ADD[message.role](content, f"messages[{i}].content", history)
+    return history.all
 
 
-def _ours(content: Blocks, param: str, said: TurnList) -> None:
+def _ours(content: Blocks, param: str, history: TurnList) -> None:
     """Adds one turn of the assistant, with its thoughts, text and calls."""
-    said.close()
+    history.close()
     words, thoughts = [], []
     for i, block in enumerate(content):
         if isinstance(block, schema.Thinking):
@@ -32,14 +32,14 @@ def _ours(content: Blocks, param: str, said: TurnList) -> None:
         elif not isinstance(block, (schema.ToolUse, schema.RedactedThinking)):
             words.append(_words(block, f"{param}[{i}]"))
     if thoughts:
-        said.think("".join(thoughts))
-    said.answer(PART_END.join(words))
+        history.think("".join(thoughts))
+    history.answer(PART_END.join(words))
     for block in content:
         if isinstance(block, schema.ToolUse):
-            said.call(block.id, block.name, block.input)
+            history.call(block.id, block.name, block.input)
 
 
-def _theirs(content: Blocks, param: str, said: TurnList) -> None:
+def _theirs(content: Blocks, param: str, history: TurnList) -> None:
     """Adds a turn for each tool result, and one turn for the rest."""
     words: list[str] = []
     for i, block in enumerate(content):
@@ -47,15 +47,15 @@ def _theirs(content: Blocks, param: str, said: TurnList) -> None:
             text = _text(block.content, f"{param}[{i}].content")
             # Templates know no flag for it: a model reads it in the words.
             text = f"Error: {text}" if block.is_error else text
-            said.result(block.tool_use_id, text, f"{param}[{i}].tool_use_id")
+            history.result(block.tool_use_id, text, f"{param}[{i}].tool_use_id")
         else:
             words.append(_words(block, f"{param}[{i}]"))
     if words or not content:
-        said.say("user", PART_END.join(words))
+        history.say("user", PART_END.join(words))
 
 
-def _operators(content: Blocks, param: str, said: TurnList) -> None:
-    said.say("system", _text(content, param))
+def _operators(content: Blocks, param: str, history: TurnList) -> None:
+    history.say("system", _text(content, param))
 
 
 _ADD = {"assistant": _ours, "user": _theirs, "system": _operators}

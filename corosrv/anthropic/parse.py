@@ -41,13 +41,13 @@ def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Convers
 
 
 def _prompt(body: schema.PromptBody) -> Messages:
-    said = content.turns(body)
+    history = content.turns(body)
     # The beginning of an answer, to be gone on with.
-    is_begun = said[-1]["role"] == "assistant"
-    if is_begun and "tool_calls" in said[-1]:
+    is_begun = history[-1]["role"] == "assistant"
+    if is_begun and "tool_calls" in history[-1]:
         raise Refused("messages: a tool_use at the end needs its tool_result in a user message", "messages")
     tools = tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ()))
-    return Messages(said, tools=tools, add_generation_prompt=not is_begun, continue_final=is_begun)
+    return Messages(history, tools=tools, add_generation_prompt=not is_begun, continue_final=is_begun)
 
 
 def _tool(tool: schema.Tool, number: int) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def _tool(tool: schema.Tool, number: int) -> dict[str, Any]:
     return turns.tool(tool.name, tool.description, tool.input_schema)
 
 
-def _tool_choice(sent: schema.ToolChoice | None) -> CallPolicy:
-    if sent is None:
+def _tool_choice(choice: schema.ToolChoice | None) -> CallPolicy:
+    if choice is None:
         return CallPolicy()
-    if sent.type == "tool" and sent.name is None:
+    if choice.type == "tool" and choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
-    return CallPolicy(_CHOICES[sent.type], sent.name if sent.type == "tool" else None)
+    return CallPolicy(_CHOICES[choice.type], choice.name if choice.type == "tool" else None)
 
 
 def _format(body: schema.PromptBody) -> JsonFormat | None:

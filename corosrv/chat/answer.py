@@ -1,4 +1,4 @@
-"""The way out of dialects that show an answer as a row of blocks: whole at the end, or event by event."""
+"""Answers of dialects that show a row of blocks: as one value at the end, or event by event."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from corosrv.chat.blocks import AnswerBlock, Blocks, Closed, Grew, Opened, Step
+from corosrv.chat.blocks import AnswerBlock, BlockDelta, BlockEnd, Blocks, BlockStart, Step
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import Part
 from corosrv.errors import CorosrvError
@@ -32,13 +32,13 @@ class BlockAnswer(ABC):
     def whole(self, chunks: list[Chunk]) -> Any:
         for _ in self._steps(chunks):
             pass
-        return self.finished()
+        return self.whole_answer()
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
-        sent = list(map(self._event, self._steps(chunks)))
+        events = list(map(self._event, self._steps(chunks)))
         if self.blocks.end is not None:
-            sent.append(self.ended())
-        return b"".join(sent)
+            events.append(self.answer_end())
+        return b"".join(events)
 
     def _steps(self, chunks: Sequence[Chunk]) -> Iterator[Step]:
         for chunk in chunks:
@@ -48,37 +48,37 @@ class BlockAnswer(ABC):
             yield from self.blocks.add(part)
 
     def _event(self, step: Step) -> bytes:
-        if isinstance(step, Opened):
-            return self.opened(step.block)
-        if isinstance(step, Grew):
-            return self.grew(step.block, step.piece)
-        assert isinstance(step, Closed)
-        return self.closed(step.block)
+        if isinstance(step, BlockStart):
+            return self.block_start(step.block)
+        if isinstance(step, BlockDelta):
+            return self.block_delta(step.block, step.piece)
+        assert isinstance(step, BlockEnd)
+        return self.block_end(step.block)
 
     @abstractmethod
-    def finished(self) -> Any:
-        """The whole answer; its blocks have their end."""
+    def whole_answer(self) -> Any:
+        """Makes the answer that is not streamed; its blocks have ended."""
 
     @abstractmethod
     def first(self) -> bytes:
-        """The events before the first block."""
+        """Makes the events before the first block."""
 
     @abstractmethod
-    def opened(self, block: AnswerBlock) -> bytes:
-        """A block begins; it is empty."""
+    def block_start(self, block: AnswerBlock) -> bytes:
+        """Makes the events for a new block, which is empty."""
 
     @abstractmethod
-    def grew(self, block: AnswerBlock, piece: str) -> bytes:
-        """A block has this more."""
+    def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
+        """Makes the events for more text of a block."""
 
     @abstractmethod
-    def closed(self, block: AnswerBlock) -> bytes:
-        """A block is whole."""
+    def block_end(self, block: AnswerBlock) -> bytes:
+        """Makes the events for the end of a block."""
 
     @abstractmethod
-    def ended(self) -> bytes:
-        """The events after the last block."""
+    def answer_end(self) -> bytes:
+        """Makes the events after the last block."""
 
     @abstractmethod
     def failure(self, error: CorosrvError) -> bytes:
-        """The event that ends the stream in an error."""
+        """Makes the event that ends the stream in an error."""

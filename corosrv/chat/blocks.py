@@ -32,22 +32,22 @@ class AnswerBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class BlockStart:
     block: AnswerBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Grew:
+class BlockDelta:
     block: AnswerBlock
     piece: str
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class BlockEnd:
     block: AnswerBlock
 
 
-Step = Opened | Grew | Closed
+Step = BlockStart | BlockDelta | BlockEnd
 
 
 class Blocks:
@@ -73,10 +73,10 @@ class Blocks:
         else:
             yield from self._grow(BlockKind.TEXT if isinstance(part, AnswerText) else BlockKind.REASONING, part.text)
 
-    def _begin(self, kind: BlockKind, id: str = "", name: str = "") -> Opened:
+    def _begin(self, kind: BlockKind, id: str = "", name: str = "") -> BlockStart:
         self.open = AnswerBlock(len(self.row), kind, id, name)
         self.row.append(self.open)
-        return Opened(self.open)
+        return BlockStart(self.open)
 
     def _grow(self, kind: BlockKind, piece: str) -> Iterator[Step]:
         if not piece:
@@ -86,9 +86,9 @@ class Blocks:
             yield self._begin(kind)
         assert self.open is not None
         self.open.pieces.append(piece)
-        yield Grew(self.open, piece)
+        yield BlockDelta(self.open, piece)
 
     def _close(self) -> Iterator[Step]:
         closed, self.open = self.open, None
         if closed is not None:
-            yield Closed(closed)
+            yield BlockEnd(closed)

@@ -87,7 +87,7 @@ class ChoiceParser:
         if self._is_plain(chunk):
             yield self._plain(chunk.text)
             return
-        self._tokens.put(chunk.tokens)
+        self._tokens.add(chunk.tokens)
         self._held += chunk.text
         is_last = chunk.finish is not None
         self._is_cut = is_last and chunk.finish is not Finish.STOP

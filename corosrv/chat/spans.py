@@ -15,7 +15,7 @@ class TokenQueue:
         self._n_queued = 0  # bytes of all tokens so far
         self._n_taken = 0  # bytes of all text so far
 
-    def put(self, tokens: tuple[TokenInfo, ...]) -> None:
+    def add(self, tokens: tuple[TokenInfo, ...]) -> None:
         for token in tokens:
             self._n_queued += len(token.piece)
             self._waiting.append((self._n_queued, token))
@@ -25,13 +25,13 @@ class TokenQueue:
         if self._n_queued == 0:
             return ()
         self._n_taken += len(text.encode())
-        taken = []
+        tokens = []
         while self._waiting and self._waiting[0][0] <= self._n_taken:
-            taken.append(self._waiting.popleft()[1])
-        return tuple(taken)
+            tokens.append(self._waiting.popleft()[1])
+        return tuple(tokens)
 
     def take_all(self) -> tuple[TokenInfo, ...]:
         """Returns all tokens left: those that add no text, or a part of a character that never became complete."""
-        taken = tuple(token for _, token in self._waiting)
+        tokens = tuple(token for _, token in self._waiting)
         self._waiting.clear()
-        return taken
+        return tokens

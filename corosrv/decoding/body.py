@@ -63,16 +63,16 @@ def convert(value: Any, kind: type[T], param: str) -> T:
         raise _invalid_field(str(error), param) from None
 
 
-def _invalid_field(message: str, within: str = "") -> Refused:
+def _invalid_field(message: str, place: str = "") -> Refused:
     """Turns msgspec's words, as in `Expected `int`, got `str` - at `$.n``, into a sentence and a parameter."""
     words, _, path = message.partition(" - at `$")
-    param = (within + path.rstrip("`")).lstrip(".") or None
+    param = (place + path.rstrip("`")).lstrip(".") or None
     words = words.replace("`", "")
     # A value that is none of the known ones is quoted, however long it is.
     words = words[:1].lower() + (words[1:] if len(words) <= _MAX_WORDS else words[1:_MAX_WORDS] + "...")
-    missing = re.match(r"object missing required field (\w+)", words)
-    if missing:
-        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+    match = re.match(r"object missing required field (\w+)", words)
+    if match:
+        param = f"{param}.{match.group(1)}" if param else match.group(1)
         return Refused(f"{param} is required", param, "missing_required_parameter")
     if param is None:
         return Refused(f"the body must be a JSON object: {words}", None, "invalid_json")

@@ -55,8 +55,8 @@ class Misuse(CorosrvError):
 class IllegalTransition(Misuse):
     """A state machine has no such transition in its table."""
 
-    def __init__(self, what: str, before: Enum, after: Enum) -> None:
-        super().__init__(f"{what} cannot go from {before.value} to {after.value}")
+    def __init__(self, subject: str, old: Enum, new: Enum) -> None:
+        super().__init__(f"{subject} cannot go from {old.value} to {new.value}")
 
 
 class WrongThread(Misuse):

@@ -115,19 +115,19 @@ class InvalidGrammar(Refused):
     def __init__(self, message: str) -> None:
         super().__init__(f"grammar: {message}", "grammar", "invalid_grammar")
 
-    def about(self, param: str) -> Refused:
+    def for_schema(self, param: str) -> Refused:
         """Returns the error for a client that sent no grammar, but a schema in the field `param`."""
         if param == self.param:
             return self
-        what = "is too large or too deep for this server once it is compiled; ask for fewer or simpler values"
-        return InvalidSchema("#", what, param)
+        problem = "is too large or too deep for this server once it is compiled; ask for fewer or simpler values"
+        return InvalidSchema("#", problem, param)
 
 
 class InvalidSchema(Refused):
     """The JSON schema cannot be used; `place` is a pointer into it, as `#/properties/age`."""
 
-    def __init__(self, place: str, what: str, param: str) -> None:
-        super().__init__(f"{param}: the schema at {place}: {what}", param, "invalid_schema")
+    def __init__(self, place: str, problem: str, param: str) -> None:
+        super().__init__(f"{param}: the schema at {place}: {problem}", param, "invalid_schema")
         self.place = place
 
 

@@ -57,10 +57,10 @@ def fragment(
     `prefix`: letters, digits and '-', another one for each schema of the grammar, and not `json` or `root`. `effort`:
     one for all schemas of a request.
     """
-    spent = effort or Effort(limits)
-    spent.check(param)
-    check(schema, param, limits, lambda: spent.check(param))
-    return _cache.get(schema, f"{prefix} {limits}", lambda: convert(schema, param, prefix, limits, spent))
+    budget = effort or Effort(limits)
+    budget.check(param)
+    check(schema, param, limits, lambda: budget.check(param))
+    return _cache.get(schema, f"{prefix} {limits}", lambda: convert(schema, param, prefix, limits, budget))
 
 
 def any_object_rules(limits: SchemaLimits = DEFAULT_LIMITS) -> Rules:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.chat.blocks import BlockKind, Blocks, Closed, Grew, Opened
+from corosrv.chat.blocks import BlockDelta, BlockEnd, BlockKind, Blocks, BlockStart
 from corosrv.chat.parts import Part
 from tests.support.parsers import call, end, text, thought
 
@@ -11,7 +11,7 @@ def steps(*parts: Part) -> list[tuple[str, int, str]]:
     """What happens, to which block, and what it gets."""
     blocks = Blocks()
     return [
-        (type(step).__name__, step.block.number, step.piece if isinstance(step, Grew) else "")
+        (type(step).__name__, step.block.number, step.piece if isinstance(step, BlockDelta) else "")
         for part in parts
         for step in blocks.add(part)
     ]
@@ -19,10 +19,10 @@ def steps(*parts: Part) -> list[tuple[str, int, str]]:
 
 def test_pieces_of_one_text_are_one_block():
     assert steps(text("a"), text("b"), end()) == [
-        ("Opened", 0, ""),
-        ("Grew", 0, "a"),
-        ("Grew", 0, "b"),
-        ("Closed", 0, ""),
+        ("BlockStart", 0, ""),
+        ("BlockDelta", 0, "a"),
+        ("BlockDelta", 0, "b"),
+        ("BlockEnd", 0, ""),
     ]
 
 
@@ -45,7 +45,7 @@ def test_another_kind_is_another_block():
 def test_a_block_is_closed_before_the_next_is_opened():
     happened = [kind for kind, _, _ in steps(text("a"), *call(0, "look"), *call(1, "look"), end())]
 
-    assert happened == ["Opened", "Grew", "Closed", "Opened", "Closed", "Opened", "Closed"]
+    assert happened == ["BlockStart", "BlockDelta", "BlockEnd", "BlockStart", "BlockEnd", "BlockStart", "BlockEnd"]
 
 
 def test_what_says_nothing_opens_nothing():
@@ -53,7 +53,7 @@ def test_what_says_nothing_opens_nothing():
 
 
 def test_an_answer_without_parts_is_one_empty_text():
-    assert steps(end()) == [("Opened", 0, ""), ("Closed", 0, "")]
+    assert steps(end()) == [("BlockStart", 0, ""), ("BlockEnd", 0, "")]
 
 
 @pytest.mark.parametrize("parts", [[end("length")], [text("a"), end("length")]])
@@ -62,9 +62,9 @@ def test_the_end_is_known_when_the_last_block_closes(parts):
 
     for part in parts:
         for step in blocks.add(part):
-            if isinstance(step, Closed):
+            if isinstance(step, BlockEnd):
                 seen.append(blocks.end)
-            if isinstance(step, Opened):
+            if isinstance(step, BlockStart):
                 assert step.block.text == ""
 
     assert [end.reason for end in seen] == ["length"]

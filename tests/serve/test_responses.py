@@ -127,7 +127,7 @@ def test_the_oldest_make_room_for_the_newest(start: Servers) -> None:
         ({}, "input"),
         ({**HI, "background": True}, "background"),
         ({**HI, "tools": [{"type": "web_search"}], "stream": True}, "tools[0].type"),
-        ({"input": "x" * 5000, "stream": True}, "messages"),
+        ({"input": "x" * 5000, "stream": True}, "input"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_before_the_stream(connection: Connection, body: Any, param: str) -> None:

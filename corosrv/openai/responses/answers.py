@@ -57,7 +57,7 @@ class ResponseAnswer(BlockAnswer):
         self._origins = origins
         self._sequence_number = 0
 
-    def finished(self) -> dict[str, Any]:
+    def whole_answer(self) -> dict[str, Any]:
         response = self._response("incomplete" if self._is_cut else "completed")
         if self._keep is not None:
             self._keep(Stored(response, self._turns + self._said()))
@@ -70,38 +70,40 @@ class ResponseAnswer(BlockAnswer):
     def events(self, chunks: Sequence[Chunk]) -> bytes:
         if not self._telemetry.is_wanted:
             return super().events(chunks)
-        sent = b""
+        events = b""
         for chunk in split_tokens(chunks):
             for progress in self._telemetry.progress(chunk):
-                sent += self._send("response.in_progress", response=self._response("in_progress"), **progress)
+                events += self._send("response.in_progress", response=self._response("in_progress"), **progress)
             self._timings = self._telemetry.timings(chunk)
-            sent += super().events([chunk])
-        return sent
+            events += super().events([chunk])
+        return events
 
-    def opened(self, block: AnswerBlock) -> bytes:
+    def block_start(self, block: AnswerBlock) -> bytes:
         place = {"output_index": block.number}
-        sent = self._send("response.output_item.added", **place, item=self._item(block, "in_progress", has_part=False))
+        events = self._send(
+            "response.output_item.added", **place, item=self._item(block, "in_progress", has_part=False)
+        )
         if block.kind is BlockKind.CALL:
-            return sent
-        return sent + self._send("response.content_part.added", **self._place(block), part=_part(block))
+            return events
+        return events + self._send("response.content_part.added", **self._place(block), part=_part(block))
 
-    def grew(self, block: AnswerBlock, piece: str) -> bytes:
+    def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
         extras = _logprobs(block) | self._timings
         return self._send(_EVENT[block.kind] + ".delta", **self._place(block), **extras, delta=piece)
 
-    def closed(self, block: AnswerBlock) -> bytes:
+    def block_end(self, block: AnswerBlock) -> bytes:
         done, place = _EVENT[block.kind] + ".done", self._place(block)
         if block.kind is BlockKind.CALL:
-            sent = self._send(done, **place, **self._called(block), arguments=block.text)
+            events = self._send(done, **place, **self._called(block), arguments=block.text)
         else:
-            sent = self._send(done, **place, **_logprobs(block), text=block.text)
-            sent += self._send("response.content_part.done", **place, part=_part(block))
-        return sent + self._send(
+            events = self._send(done, **place, **_logprobs(block), text=block.text)
+            events += self._send("response.content_part.done", **place, part=_part(block))
+        return events + self._send(
             "response.output_item.done", output_index=block.number, item=self._item(block, self._status(block))
         )
 
-    def ended(self) -> bytes:
-        response = self.finished()
+    def answer_end(self) -> bytes:
+        response = self.whole_answer()
         return self._send("response." + response["status"], response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:
