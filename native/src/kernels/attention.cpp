@@ -12,34 +12,34 @@ namespace corosrv {
 
 namespace {
 
-// Heads that are computed together: they share what was read of a cell.
+// Heads that are computed together, so that a cell is read once for all of them.
 constexpr size_t kTileHeads = 4;
-// Shown cells between two looks at the largest score: always as many, so that hidden ones change no sum.
+// Shown cells whose largest score is found together. The number is fixed, so that hidden cells change no sum.
 constexpr size_t kTileCells = 128;
 // Cells whose scores are summed up together.
 constexpr size_t kStripe = 4;
-// Cells between asking for one and reading it.
-constexpr size_t kEarly = 12;
+// Cells between the prefetch of a cell and its use.
+constexpr size_t kPrefetchDistance = 12;
 
-// Room behind a tile for what whole registers write.
+// Room behind a tile, because whole registers are written.
 constexpr size_t kSpare = 16;
 
-// Shown cells and their scores; after soften() the weights of their values.
+// Some shown cells and their scores, which soften() turns into the weights of their values.
 struct Tile {
-  size_t n_found = 0;  // up to 15 more than a tile has; those belong to the next one
-  size_t n_cells = 0;  // of n_found, in this tile
+  size_t n_collected = 0;  // up to 15 more than fit; those belong to the next tile
+  size_t n_cells = 0;      // those of this tile
   alignas(64) int32_t cells[kTileCells + kSpare] = {};
   alignas(64) float biases[kTileCells + kSpare];
   alignas(64) float scores[kTileHeads][kTileCells + kSpare];
 };
 
-// Softmax so far, of each head.
+// The state of each head's softmax after some tiles.
 struct Running {
-  float most[kTileHeads];
-  float sum[kTileHeads];
+  float largest[kTileHeads];  // score
+  float sum[kTileHeads];      // of the weights
 };
 
-// Appends the shown ones of the up to 16 cells from `cell` on.
+// Appends those of the next 16 cells that the mask shows, from `cell` on.
 COROSRV_AVX512 void collect(const Attention& a, size_t cell, Tile& tile) {
   const size_t n = std::min<size_t>(16, a.n_cells - cell);
   const auto present = static_cast<__mmask16>((1u << n) - 1);
@@ -48,12 +48,12 @@ COROSRV_AVX512 void collect(const Attention& a, size_t cell, Tile& tile) {
   const __mmask16 shown = _mm512_mask_cmp_ps_mask(present, bias, hidden, _CMP_NEQ_UQ);
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i cells = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(cell)));
-  _mm512_storeu_si512(tile.cells + tile.n_found, _mm512_maskz_compress_epi32(shown, cells));
-  _mm512_storeu_ps(tile.biases + tile.n_found, _mm512_maskz_compress_ps(shown, bias));
-  tile.n_found += static_cast<size_t>(__builtin_popcount(shown));
+  _mm512_storeu_si512(tile.cells + tile.n_collected, _mm512_maskz_compress_epi32(shown, cells));
+  _mm512_storeu_ps(tile.biases + tile.n_collected, _mm512_maskz_compress_ps(shown, bias));
+  tile.n_collected += static_cast<size_t>(__builtin_popcount(shown));
 }
 
-// Sums of the lanes of four registers.
+// Returns the sum of the lanes of each of four registers.
 COROSRV_AVX512 inline __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -64,8 +64,8 @@ COROSRV_AVX512 inline __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-// Asks for a cell that will be read soon: heads of one cell lie apart, which the processor's own prefetching misses.
-inline void fetch_early(const uint8_t* cells, size_t stride, size_t n_values, int32_t cell) {
+// Prefetches a cell that is read soon: heads of one cell lie apart, a pattern that the processor does not detect.
+inline void prefetch(const uint8_t* cells, size_t stride, size_t n_values, int32_t cell) {
   const uint8_t* from = cells + static_cast<size_t>(cell) * stride;
   for (size_t byte = 0; byte < 2 * n_values; byte += 64) __builtin_prefetch(from + byte);
 }
@@ -74,7 +74,7 @@ inline const float* query(const Attention& a, size_t head) {
   return reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(a.queries) + head * a.query_stride);
 }
 
-// Products of kHeads queries with the keys of the tile's cells.
+// Computes the products of kHeads queries with the keys of the tile's cells.
 template <size_t kHeads>
 COROSRV_AVX512 void score(const Attention& a, size_t head, Tile& tile) {
   for (size_t i = 0; i < tile.n_cells; i += kStripe) {
@@ -82,7 +82,7 @@ COROSRV_AVX512 void score(const Attention& a, size_t head, Tile& tile) {
     __m512 sums[kHeads][kStripe];
     for (size_t j = 0; j < kStripe; ++j) {
       keys[j] = a.keys + static_cast<size_t>(tile.cells[i + j]) * a.key_stride;
-      fetch_early(a.keys, a.key_stride, a.head_size, tile.cells[i + j + kEarly]);
+      prefetch(a.keys, a.key_stride, a.head_size, tile.cells[i + j + kPrefetchDistance]);
 #pragma GCC unroll 4
       for (size_t h = 0; h < kHeads; ++h) sums[h][j] = _mm512_setzero_ps();
     }
@@ -104,16 +104,16 @@ COROSRV_AVX512 void score(const Attention& a, size_t head, Tile& tile) {
   }
 }
 
-// e to the power of x for x of at most 0, to a few units in the last place; NaN stays NaN.
+// Returns e to the power of x, for x up to 0, within a few units in the last place. NaN stays NaN.
 COROSRV_AVX512 inline __m512 exponential(__m512 x) {
-  // In this order of operands a NaN is kept.
+  // max returns its second operand if one is NaN.
   x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);
   const __m512 log2_e = _mm512_set1_ps(1.44269504f);
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, log2_e), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  // ln 2 in two parts, the first exact in few bits.
+  // ln 2 in two parts, of which the first has few bits: its product with n is exact.
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  // The series of e^r to the seventh term: |r| is at most half of ln 2.
+  // Seven terms of the series of e^r, for |r| up to half of ln 2.
   __m512 sum = _mm512_set1_ps(1.0f / 720);
   for (const float term : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
     sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(term));
@@ -121,21 +121,20 @@ COROSRV_AVX512 inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(sum, n);
 }
 
-// Turns one head's scores into weights relative to the largest score of all tiles so far; returns the factor that
-// earlier weights shrink by.
-COROSRV_AVX512 float soften(const Attention& a, const Tile& tile, float* scores, float& most, float& sum) {
+// Turns one head's scores into weights relative to the largest score so far. Returns the factor for earlier weights.
+COROSRV_AVX512 float soften(const Attention& a, const Tile& tile, float* scores, float& largest, float& sum) {
   const __m512 minus_infinity = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  __m512 largest = minus_infinity;
+  __m512 maxima = minus_infinity;
   for (size_t i = 0; i < tile.n_cells; i += 16) {
     const auto present = static_cast<__mmask16>(tile.n_cells - i >= 16 ? 0xffff : (1u << (tile.n_cells - i)) - 1);
     const __m512 score =
         _mm512_fmadd_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(a.scale), _mm512_load_ps(tile.biases + i));
     const __m512 kept = _mm512_mask_mov_ps(minus_infinity, present, score);
     _mm512_store_ps(scores + i, kept);
-    largest = _mm512_max_ps(largest, kept);
+    maxima = _mm512_max_ps(maxima, kept);
   }
-  const float next = std::max(most, _mm512_reduce_max_ps(largest));
-  const float shrink = std::isinf(most) ? 0.0f : std::exp(most - next);
+  const float next = std::max(largest, _mm512_reduce_max_ps(maxima));
+  const float shrink = std::isinf(largest) ? 0.0f : std::exp(largest - next);
   __m512 sums = _mm512_setzero_ps();
   for (size_t i = 0; i < tile.n_cells; i += 16) {
     const auto present = static_cast<__mmask16>(tile.n_cells - i >= 16 ? 0xffff : (1u << (tile.n_cells - i)) - 1);
@@ -144,12 +143,12 @@ COROSRV_AVX512 float soften(const Attention& a, const Tile& tile, float* scores,
     _mm512_store_ps(scores + i, weight);
     sums = _mm512_add_ps(sums, weight);
   }
-  most = next;
+  largest = next;
   sum = sum * shrink + _mm512_reduce_add_ps(sums);
   return shrink;
 }
 
-// Adds the tile's weighted values to kSteps times 16 outputs of kHeads heads, which shrink first.
+// Multiplies kSteps times 16 outputs of kHeads heads by `shrink`, then adds the tile's weighted values.
 template <size_t kHeads, size_t kSteps>
 COROSRV_AVX512 void gather(const Attention& a, const Tile& tile, const float* shrink, size_t at, float* output) {
   __m512 sums[kHeads][kSteps];
@@ -162,7 +161,7 @@ COROSRV_AVX512 void gather(const Attention& a, const Tile& tile, const float* sh
     }
   }
   for (size_t i = 0; i < tile.n_cells; ++i) {
-    fetch_early(a.values + 2 * at, a.value_stride, kSteps * kHeadStep, tile.cells[i + kEarly]);
+    prefetch(a.values + 2 * at, a.value_stride, kSteps * kHeadStep, tile.cells[i + kPrefetchDistance]);
     const uint8_t* cell = a.values + static_cast<size_t>(tile.cells[i]) * a.value_stride + 2 * at;
     __m512 values[kSteps];
 #pragma GCC unroll 4
@@ -189,38 +188,39 @@ void add_tile(const Attention& a, size_t head, Tile& tile, Running& running) {
   float shrink[kHeads];
   score<kHeads>(a, head, tile);
   for (size_t h = 0; h < kHeads; ++h) {
-    shrink[h] = soften(a, tile, tile.scores[h], running.most[h], running.sum[h]);
+    shrink[h] = soften(a, tile, tile.scores[h], running.largest[h], running.sum[h]);
   }
   size_t at = 0;
   for (; at + 4 * kHeadStep <= a.head_size; at += 4 * kHeadStep) gather<kHeads, 4>(a, tile, shrink, at, output);
   for (; at < a.head_size; at += kHeadStep) gather<kHeads, 1>(a, tile, shrink, at, output);
 }
 
-// Fills the tile with the shown cells from `cell` on; returns how far it got.
+// Fills the tile with shown cells, from `cell` on. Returns the first cell that was not looked at.
 size_t fill(const Attention& a, size_t cell, Tile& tile) {
-  for (; cell < a.n_cells && tile.n_found < kTileCells; cell += 16) collect(a, cell, tile);
-  tile.n_cells = std::min(tile.n_found, kTileCells);
-  // The last stripe is computed whole, and some cells beyond are asked for.
+  for (; cell < a.n_cells && tile.n_collected < kTileCells; cell += 16) collect(a, cell, tile);
+  tile.n_cells = std::min(tile.n_collected, kTileCells);
+  // The last stripe is computed in full, and some cells behind it are prefetched: these need valid numbers.
   if (tile.n_cells < kTileCells) std::fill_n(tile.cells + tile.n_cells, kSpare, tile.cells[0]);
   return cell;
 }
 
+// Keeps the cells that belong to the next tile.
 void drop_computed(Tile& tile) {
-  std::copy(tile.cells + tile.n_cells, tile.cells + tile.n_found, tile.cells);
-  std::copy(tile.biases + tile.n_cells, tile.biases + tile.n_found, tile.biases);
-  tile.n_found -= tile.n_cells;
+  std::copy(tile.cells + tile.n_cells, tile.cells + tile.n_collected, tile.cells);
+  std::copy(tile.biases + tile.n_cells, tile.biases + tile.n_collected, tile.biases);
+  tile.n_collected -= tile.n_cells;
 }
 
-// All cells for kHeads heads, from `head` on.
+// Computes the output of kHeads heads, from `head` on.
 template <size_t kHeads>
 void attend_heads(const Attention& a, size_t head) {
   float* output = a.output + head * a.head_size;
   std::fill_n(output, kHeads * a.head_size, 0.0f);
   Running running;
-  std::fill_n(running.most, kTileHeads, -std::numeric_limits<float>::infinity());
+  std::fill_n(running.largest, kTileHeads, -std::numeric_limits<float>::infinity());
   std::fill_n(running.sum, kTileHeads, 0.0f);
   Tile tile;
-  for (size_t cell = 0; cell < a.n_cells || tile.n_found > 0;) {
+  for (size_t cell = 0; cell < a.n_cells || tile.n_collected > 0;) {
     cell = fill(a, cell, tile);
     if (tile.n_cells > 0) add_tile<kHeads>(a, head, tile, running);
     drop_computed(tile);

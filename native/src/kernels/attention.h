@@ -1,6 +1,6 @@
-// Attention of one token over the cells of a KV cache.
+// Computes the attention of one token over the cells of a KV cache.
 //
-// Pure arithmetic: knows neither ggml nor graphs.
+// Pure arithmetic: uses neither ggml nor graphs.
 #pragma once
 
 #include <cstddef>
@@ -8,29 +8,31 @@
 
 namespace corosrv {
 
-// The heads of one token that share a key head, and what they look at. Keys and values are 16-bit floats.
+// The inputs and the output of those heads of one token that share a key head. Keys and values are 16-bit floats.
 //
-// The result depends on the cells that the mask shows, in their order, and on nothing else: hidden cells are not even
-// read, whatever their number (invariant I9).
+// The output depends on the cells that the mask shows, and on their order. Hidden cells are not read, and their number
+// changes no bit (invariant I9).
 struct Attention {
-  size_t head_size;  // values of a head; a multiple of kHeadStep
+  size_t head_size;  // numbers of a head; a multiple of kHeadStep
   size_t n_heads;
-  const float* queries;   // the first head's
+  const float* queries;   // of the first head
   size_t query_stride;    // bytes from head to head
-  size_t n_cells;         // of the cache
-  const uint16_t* mask;   // 16-bit float for each cell: added to its score; minus infinity hides it
-  const uint8_t* keys;    // the first cell's
+  size_t n_cells;         // of the cache, hidden ones included
+  const uint16_t* mask;   // a 16-bit float per cell, added to its score; minus infinity hides the cell
+  const uint8_t* keys;    // of the first cell
   size_t key_stride;      // bytes from cell to cell
-  const uint8_t* values;  // the first cell's
+  const uint8_t* values;  // of the first cell
   size_t value_stride;    // bytes from cell to cell
-  float scale;            // of the scores
-  float* output;          // head after head; zeros when no cell is shown
+  float scale;            // the factor of every score
+  float* output;          // n_heads times head_size numbers; zeros if the mask hides all cells
 };
 
 constexpr size_t kHeadStep = 16;
 
-// Whether this processor can run attend().
+// Returns whether this processor has the instructions of attend().
 bool can_attend();
+
+// Computes the output. Any number of threads may call it, for different outputs.
 void attend(const Attention& attention);
 
 }  // namespace corosrv

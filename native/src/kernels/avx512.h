@@ -1,12 +1,12 @@
-// What files with AVX-512 kernels share. The extension is compiled for any x86-64 processor: functions that use more
-// carry a target attribute, and run only where the processor was asked.
+// Target attributes and helpers of the AVX-512 kernels. The extension is compiled for any x86-64 processor: functions
+// that need more carry a target attribute, and are called only if has_avx512() and the like return true.
 #pragma once
 
 #include <cstdint>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #ifndef __clang__
-// GCC's own headers begin some registers as copies of themselves.
+// GCC's own headers initialise some registers with themselves.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
@@ -25,7 +25,7 @@ inline bool has_avx512() {
          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-// Sixteen 16-bit floats.
+// Loads sixteen 16-bit floats.
 COROSRV_AVX512 inline __m512 load_halves(const uint8_t* halves) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
 }

@@ -27,21 +27,21 @@ bool is_plain_matrix(const ggml_tensor& tensor) {
   return tensor.ne[2] == 1 && tensor.ne[3] == 1 && ggml_is_contiguous(&tensor);
 }
 
-// Whether the bytes are those of the file: constant, readable, and not rearranged for other kernels (buffers of such
-// weights do not call themselves host).
+// Returns whether the tensor is a weight with the bytes of the file: buffers of weights that ggml rearranged for its
+// own kernels do not count as host memory.
 bool is_untouched_weight(const ggml_tensor& tensor) {
   return tensor.op == GGML_OP_NONE && tensor.buffer != nullptr &&
          ggml_backend_buffer_get_usage(tensor.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
          ggml_backend_buffer_is_host(tensor.buffer);
 }
 
-// The `part`-th of `n_parts` nearly equal parts of `total` things begins here.
+// Returns where the `part`-th of `n_parts` nearly equal parts of `total` items begins.
 size_t part_begin(size_t total, int part, int n_parts) {
   return total * static_cast<size_t>(part) / static_cast<size_t>(n_parts);
 }
 
-// What a node of attention keeps among its parameters, as floats; a custom operation uses the first six places, and
-// the scale is moved behind them.
+// Indices of an attention node's parameters, as floats. A custom operation overwrites the first six, so the scale is
+// moved behind them.
 enum AttentionParam { kScale = 0, kMaxBias = 1, kSoftcap = 2, kKeptScale = 8 };
 
 float* attention_params(ggml_tensor& node) { return reinterpret_cast<float*>(node.op_params); }
@@ -51,7 +51,8 @@ bool has_cells_of_halves(const ggml_tensor& cache, const ggml_tensor& queries) {
          cache.ne[3] == queries.ne[3];
 }
 
-// Whether a node is attention as attend() knows it: no bias by distance, no cap, no sinks, a cache of 16-bit floats.
+// Returns whether attend() can compute a node: it has no bias by distance, no cap, no sinks, and a cache of 16-bit
+// floats.
 bool is_plain_attention(ggml_tensor& node) {
   const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2];
   const ggml_tensor* mask = node.src[3];
@@ -62,7 +63,7 @@ bool is_plain_attention(ggml_tensor& node) {
          attention_params(node)[kMaxBias] == 0 && attention_params(node)[kSoftcap] == 0;
 }
 
-// The part of a node that belongs to one token of one stream and one key head.
+// Returns the part of a node that belongs to one token of one stream and one key head.
 Attention attention_of(ggml_tensor& node, size_t token, size_t key_head, size_t stream) {
   const ggml_tensor &queries = *node.src[0], &keys = *node.src[1], &values = *node.src[2], &mask = *node.src[3];
   Attention a;
@@ -89,7 +90,7 @@ bool is_cpu_alone() {
   return true;
 }
 
-// ggml does not say how a custom operation is written down, but makes one for whoever asks.
+// Returns the parameters of a custom operation. ggml does not document their layout, so it is asked to make one.
 std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
   std::array<char, 64> params;
   static_assert(sizeof params == GGML_MAX_OP_PARAMS);
@@ -138,14 +139,14 @@ bool GraphKernels::on_node(ggml_tensor* node, bool, void* user_data) {
   try {
     kernels.replace(node);
   } catch (const std::bad_alloc&) {
-    // No room for a copy or for activations: the node stays ggml's.
+    // There is no memory for a copy or for activations: ggml computes the node.
     if (kernels.choice_.is_deterministic) kernels.note_violation("there is no memory left for a matrix product");
   }
   return false;
 }
 
 void GraphKernels::replace(ggml_tensor* node) {
-  // Values computed anew are no longer those that were quantised.
+  // The node gets new values, which are not those that were quantised.
   if (node == quantized_) quantized_ = nullptr;
   if (node->op == GGML_OP_CUSTOM) return;  // replaced already
   if (replace_by_packed_product(node) || replace_by_row_product(node) || replace_attention(node)) return;
@@ -160,7 +161,7 @@ void GraphKernels::replace(ggml_tensor* node) {
 bool GraphKernels::replace_by_packed_product(ggml_tensor* node) {
   if (node->op != GGML_OP_MUL_MAT) return false;
   const ggml_tensor* input = node->src[1];
-  // Whatever the shape of a batch: rows of one sequence and of several come in as many planes.
+  // The shape of the batch does not matter: the rows of several sequences come in as many planes.
   if (input->type != GGML_TYPE_F32 || input->nb[0] != sizeof(float)) return false;
   const Weight* weight = find(node->src[0]);
   if (weight == nullptr) return false;
@@ -168,7 +169,7 @@ bool GraphKernels::replace_by_packed_product(ggml_tensor* node) {
   if (activations_.size() < n_blocks) activations_.resize(n_blocks);
 
   become_custom(node, input == quantized_ ? weight->multiply_only : weight->quantize_and_multiply);
-  // What no node computes may change between two graphs without being shown.
+  // An input of the graph changes between two graphs without passing through on_node().
   quantized_ = input->op == GGML_OP_NONE ? nullptr : input;
   return true;
 }
@@ -251,7 +252,7 @@ void GraphKernels::multiply_by_rows(ggml_tensor* node, int thread, int n_threads
 void GraphKernels::attend(ggml_tensor* node, int thread, int n_threads, void*) {
   const size_t n_tokens = extent(*node->src[0], 1), n_key_heads = extent(*node->src[1], 2);
   const size_t n_parts = n_tokens * n_key_heads * extent(*node->src[0], 3);
-  // In turn: later tokens of a prompt look at more cells.
+  // Threads take parts in turn, because later tokens of a prompt see more cells.
   for (size_t part = static_cast<size_t>(thread); part < n_parts; part += static_cast<size_t>(n_threads)) {
     const size_t row = part / n_key_heads;
     corosrv::attend(attention_of(*node, row % n_tokens, part % n_key_heads, row / n_tokens));

@@ -1,4 +1,4 @@
-// Puts PackedMatrix and attend() to work inside libllama's graphs, by ggml's public API alone.
+// Replaces operations in libllama's graphs by corosrv's kernels, through ggml's public API.
 #pragma once
 
 #include <array>
@@ -17,31 +17,30 @@ namespace corosrv {
 
 class RowProducts;
 
-// What GraphKernels may do to a graph.
+// Which operations GraphKernels may replace.
 struct KernelChoice {
-  bool is_faster_allowed;  // our kernels where they beat ggml's
-  size_t max_bytes;        // of copies of weights, at most; what is beyond stays ggml's
+  bool is_faster_allowed;  // packed products and attend(), where they are faster than ggml's kernels
+  size_t max_bytes;        // the most memory for packed copies of weights; other weights are left to ggml
   bool is_deterministic;   // no row of a batch may depend on its neighbours (invariant I9)
 };
 
 // Replaces matrix products and attention in the graphs of one llama_context, which must not outlive it.
 //
-// libllama repacks weights of some formats so that a batch reads them once; of the others it reads them once for every
-// row of the batch. Its attention takes one cell after the other for a single head, and in batches of 64 rows or more
-// rounds otherwise than in smaller ones. Such nodes become custom operations: ggml shows its evaluation callback every
-// node before it computes any, and a node is a plain struct. A graph that is used again comes with the nodes replaced
-// already.
+// libllama repacks the weights of some formats so that a batch reads them once; the weights of other formats it reads
+// once per row. Its attention computes one head and one cell at a time, and rounds differently in batches of 64 rows or
+// more. Such nodes become custom operations: ggml passes every node to its evaluation callback before it computes the
+// first one, and a node is a plain struct. In a graph that is used again the nodes are replaced already.
 //
-// Where results must not depend on neighbours, all matrix products are replaced: those that are not computed from
-// packed weights go to RowProducts, and violation() tells of nodes for which nobody can keep that promise.
+// In deterministic mode all matrix products are replaced: by RowProducts if the weights are not packed. violation()
+// reports an operation for which neither we nor ggml can keep the promise.
 //
-// Weights are packed when they are first seen, which is in the warm-up. Used by the thread that calls llama_decode,
-// and by ggml's compute threads inside that call.
+// A weight is packed when its first product is seen, which is during the warm-up. Called by the thread that calls
+// llama_decode, and by ggml's compute threads inside that call.
 class GraphKernels {
  public:
-  // Null where there is nothing to do: no faster kernel has a place, and nothing is to be deterministic. Ours have none
-  // where the processor lacks the instructions, or ggml drives more than the processor (nodes of other devices look
-  // alike, and those know no custom operations).
+  // Returns null if there is nothing to replace: the mode is not deterministic, and faster kernels are not allowed or
+  // not possible. They need a processor with the instructions, and ggml without other devices: nodes of those look
+  // alike, but cannot become custom operations.
   static std::unique_ptr<GraphKernels> make(const KernelChoice& choice);
 
   explicit GraphKernels(const KernelChoice& choice);
@@ -49,19 +48,19 @@ class GraphKernels {
   GraphKernels(const GraphKernels&) = delete;
   GraphKernels& operator=(const GraphKernels&) = delete;
 
-  // llama_context_params.cb_eval, with the kernels as its user data. Never asks for a node's result: that would cut
-  // the graph in pieces.
+  // llama_context_params.cb_eval; `kernels` is the GraphKernels. Always returns false: asking for a node's result would
+  // split the graph.
   static bool on_node(ggml_tensor* node, bool ask, void* kernels);
 
-  // Whether any node was replaced so far.
+  // Returns whether any node was replaced so far.
   bool is_used() const { return is_used_; }
-  // Bytes of the copies made so far.
+  // Returns the bytes of all packed copies.
   size_t bytes() const { return bytes_; }
-  // Why results may depend on neighbours although they must not, in words for an operator; empty while they do not.
+  // Returns why results may depend on neighbours in deterministic mode, worded for the operator; empty if they do not.
   const std::string& violation() const { return violation_; }
 
  private:
-  // What a node takes over to become a custom operation.
+  // The parameters that make a node a custom operation.
   using OpParams = std::array<char, 64>;
 
   struct Weight {
@@ -70,7 +69,7 @@ class GraphKernels {
     GraphKernels& kernels;
     const PackedMatrix matrix;
     const OpParams quantize_and_multiply;
-    const OpParams multiply_only;  // the activations are those of the product before
+    const OpParams multiply_only;  // for the activations of the product before
   };
 
   void replace(ggml_tensor* node);
@@ -79,7 +78,7 @@ class GraphKernels {
   bool replace_attention(ggml_tensor* node);
   void become_custom(ggml_tensor* node, const OpParams& params);
   void note_violation(const std::string& reason);
-  // The packed weight, packed now if it was not seen before; null when it is none of ours.
+  // Returns the packed weight, and packs it if it is new; null if it cannot be packed.
   Weight* find(const ggml_tensor* tensor);
   std::unique_ptr<Weight> pack(const ggml_tensor* tensor);
   void quantize_share(const ggml_tensor& activations, int thread, int n_threads);
@@ -98,8 +97,8 @@ class GraphKernels {
   bool is_used_ = false;
   std::string violation_;
   std::unordered_map<const ggml_tensor*, std::unique_ptr<Weight>> weights_;
-  std::vector<ActivationBlock> activations_;  // of the product in progress; large enough for all of the graph
-  const ggml_tensor* quantized_ = nullptr;    // whose values activations_ will hold after the nodes shown so far
+  std::vector<ActivationBlock> activations_;  // of the current product; large enough for any product of the graph
+  const ggml_tensor* quantized_ = nullptr;    // the tensor whose values activations_ holds after the nodes seen so far
   SpinBarrier barrier_;
 };
 

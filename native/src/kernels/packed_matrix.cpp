@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kGroupRows = PackedMatrix::kGroupRows;
 constexpr size_t kCacheLine = 64;
 
-// ggml's blocks, as bytes: halves first, then quants. In Q4_1 the low nibbles are values 0 to 15, the high ones the
-// rest.
+// The bytes of ggml's blocks: 16-bit floats first, then quants. In Q4_1 the low nibbles are numbers 0 to 15, the high
+// nibbles 16 to 31.
 struct Layout {
   size_t halves;  // bytes of 16-bit floats in a block
   size_t quants;  // bytes of quants in a block
@@ -48,8 +48,7 @@ Word load(const uint8_t* from) {
   return word;
 }
 
-// Copies words that follow each other in a block to where the packed group has them: 16 words apart. `flip` is
-// applied to each.
+// Copies consecutive words of a block into a packed group, where they lie 16 words apart. Each is XORed with `flip`.
 template <typename Word>
 void interleave(const uint8_t* words, size_t bytes, Word flip, uint8_t* packed) {
   for (size_t i = 0; i < bytes / sizeof(Word); ++i) {
@@ -58,8 +57,8 @@ void interleave(const uint8_t* words, size_t bytes, Word flip, uint8_t* packed) 
   }
 }
 
-// Interleaves 16 rows: 4 bytes of quants of each row, then the next 4 of each. Signed quants become unsigned by adding
-// 128, which the product takes off again: the processor multiplies unsigned by signed bytes.
+// Interleaves 16 rows: 4 bytes of quants of each row, then the next 4 of each. Signed quants become unsigned, because
+// the processor multiplies unsigned by signed bytes: `flip` adds 128 to each, which the product subtracts again.
 void pack_group(const Layout& layout, const uint8_t* rows, size_t n_blocks, uint32_t flip, uint8_t* group) {
   uint8_t* quants = group + layout.group_halves(n_blocks);
   for (size_t r = 0; r < kGroupRows; ++r) {
@@ -73,10 +72,10 @@ void pack_group(const Layout& layout, const uint8_t* rows, size_t n_blocks, uint
 
 #if COROSRV_HAS_KERNELS
 
-// Rows of activations that are multiplied together: as many as leave registers for a block of weights.
+// Rows of activations that are multiplied together. More would leave no registers for a block of weights.
 constexpr size_t kTileRows = 8;
-// Rows of activations after which the next groups of weights follow: what is multiplied stays in the second-level
-// cache.
+// Rows of activations that are multiplied with all groups before the next rows follow, so that they stay in the
+// second-level cache.
 constexpr size_t kChunkRows = 8 * kTileRows;
 
 constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -87,9 +86,9 @@ COROSRV_AVX512 void quantize_avx512(const float* values, size_t n_blocks, Activa
   for (size_t b = 0; b < n_blocks; ++b) {
     const __m512 low = _mm512_loadu_ps(values + b * kBlockValues);
     const __m512 high = _mm512_loadu_ps(values + b * kBlockValues + 16);
-    const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-    const float scale = most / 127.0f;
-    const __m512 inverse = _mm512_set1_ps(most != 0.0f ? 127.0f / most : 0.0f);
+    const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+    const float scale = largest / 127.0f;
+    const __m512 inverse = _mm512_set1_ps(largest != 0.0f ? 127.0f / largest : 0.0f);
     const __m512i low_quants = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
     const __m512i high_quants = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
 
@@ -102,7 +101,7 @@ COROSRV_AVX512 void quantize_avx512(const float* values, size_t n_blocks, Activa
   }
 }
 
-// Four activations, in each of 16 lanes.
+// Returns four activations, repeated in each of 16 lanes.
 COROSRV_AVX512 inline __m512i broadcast(const int8_t* quants) {
   return _mm512_set1_epi32(load<int32_t>(reinterpret_cast<const uint8_t*>(quants)));
 }
@@ -113,8 +112,8 @@ COROSRV_AVX512_VNNI inline __m512i dot(const __m512i (&weights)[8], const int8_t
   return sum;
 }
 
-// Sixteen outputs of each of kRows rows of activations. Every output is summed over the blocks in order, in one lane
-// and by the same operations whatever kRows is.
+// Computes sixteen outputs for each of kRows rows of activations. An output is summed over the blocks in order, in one
+// lane and by the same operations for any kRows.
 template <size_t kRows>
 COROSRV_AVX512_VNNI void multiply_q4_1(const uint8_t* group, size_t n_blocks, const ActivationBlock* rows,
                                        float* output, size_t n_outputs) {
@@ -178,7 +177,7 @@ constexpr std::pair<Tiles, Tiles> make_tiles(std::index_sequence<kRows...>) {
   return {{&multiply_q4_1<kRows + 1>...}, {&multiply_q8_0<kRows + 1>...}};
 }
 
-// Element n multiplies n + 1 rows.
+// Returns kernels of which the n-th multiplies n + 1 rows.
 const Tiles& tiles_of(BlockFormat format) {
   static constexpr std::pair<Tiles, Tiles> kTiles = make_tiles(std::make_index_sequence<kTileRows>());
   return format == BlockFormat::kQ4_1 ? kTiles.first : kTiles.second;

@@ -1,6 +1,6 @@
-// Products of a block-quantised weight matrix with many rows of activations, each weight read once for all of them.
+// Multiplies a block-quantised weight matrix with many rows of activations, reading each weight once for all rows.
 //
-// Pure arithmetic: knows the layout of two of ggml's block formats and nothing else of it.
+// Pure arithmetic: of ggml it uses the layout of two block formats alone.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 
 namespace corosrv {
 
-// Values of one block: they share a scale.
+// Numbers of one block, which share a scale.
 constexpr size_t kBlockValues = 32;
 
-// 32 activations as 8-bit integers, rounded the way ggml rounds them, so that products differ by the order of their
-// float sums alone.
+// 32 activations as 8-bit integers. They are rounded as ggml rounds them, so that products differ from ggml's only in
+// the order of their float sums.
 struct ActivationBlock {
   int8_t quants[kBlockValues];
-  float scale;       // of one quant
-  float scaled_sum;  // of all quants
-  int32_t sum;       // of all quants, unscaled
+  float scale;       // the value of quant 1
+  float scaled_sum;  // the sum of all quants times the scale
+  int32_t sum;       // the sum of all quants
 };
 
 enum class BlockFormat {
@@ -26,19 +26,19 @@ enum class BlockFormat {
   kQ8_0,  // scale as 16-bit float, 32 signed bytes
 };
 
-// A weight matrix repacked so that one vector register holds the same columns of 16 rows. Immutable: all methods are
-// const and may be called by any number of threads.
+// A weight matrix repacked so that one vector register holds the same columns of 16 rows. Immutable: any number of
+// threads may call its methods.
 //
-// The value of an output depends on its row of weights and its row of activations only: neither on how many rows of
-// activations there are, nor on how the work was divided among threads (invariant I9).
+// An output depends on its row of weights and its row of activations alone, not on the number of rows or on how threads
+// share the work (invariant I9).
 class PackedMatrix {
  public:
-  // Rows that are packed and computed together; a matrix has a whole number of such groups.
+  // Rows that are packed and computed together; the number of rows is a multiple of it.
   static constexpr size_t kGroupRows = 16;
 
-  // Whether this processor can run the products. Without it, call nothing else of this file.
+  // Returns whether this processor has the instructions. If not, nothing else of this file may be called.
   static bool is_supported();
-  // Whether a matrix of this shape can be packed.
+  // Returns whether a matrix of this shape can be packed.
   static bool fits(size_t n_rows, size_t n_columns);
 
   // Copies `blocks`, a matrix in ggml's layout whose shape fits; throws std::bad_alloc.
@@ -48,8 +48,8 @@ class PackedMatrix {
   size_t n_blocks() const { return n_blocks_; }  // of one row
   size_t bytes() const { return n_groups_ * group_bytes_; }
 
-  // Output [i * n_outputs + j] for the `n_rows` rows i of `activations` (n_blocks() blocks each) and the weight rows j
-  // of the groups `from` up to, not including, `to`. `n_outputs` is the matrix' number of rows.
+  // Computes output [i * n_outputs + j] for each row i of `activations` (n_rows rows of n_blocks() blocks) and each
+  // weight row j in the groups [from, to). n_outputs is the matrix's number of rows.
   void multiply(const ActivationBlock* activations, size_t n_rows, size_t from, size_t to, float* output) const;
 
  private:
@@ -64,7 +64,7 @@ class PackedMatrix {
   const std::unique_ptr<uint8_t[], Free> data_;
 };
 
-// Turns `n_blocks` times 32 values into blocks.
+// Quantises n_blocks times 32 numbers.
 void quantize(const float* values, size_t n_blocks, ActivationBlock* blocks);
 
 }  // namespace corosrv

@@ -6,8 +6,8 @@ namespace corosrv {
 
 namespace {
 
-// For caches of 32 and 16-bit floats ggml has three kernels, chosen by the number of tokens and cells; for other types
-// it has one, which takes the cells of one token in order.
+// For caches of 32-bit and 16-bit floats ggml has three kernels, chosen by the number of tokens and cells. For other
+// types it has one, which computes the cells of each token in order.
 bool has_one_attention_kernel(ggml_type cache) { return cache != GGML_TYPE_F32 && cache != GGML_TYPE_F16; }
 
 }  // namespace
@@ -17,7 +17,7 @@ bool is_row_independent(const ggml_tensor& node) {
     case GGML_OP_FLASH_ATTN_EXT:
       return has_one_attention_kernel(node.src[1]->type);
 
-    // They move numbers.
+    // These move numbers.
     case GGML_OP_NONE:
     case GGML_OP_DUP:
     case GGML_OP_REPEAT:
@@ -35,7 +35,7 @@ bool is_row_independent(const ggml_tensor& node) {
     case GGML_OP_ROLL:
     case GGML_OP_ARANGE:
     case GGML_OP_FILL:
-    // They compute each number or each row alone.
+    // These compute each number or each row by itself.
     case GGML_OP_ADD:
     case GGML_OP_ADD_ID:
     case GGML_OP_ADD1:
@@ -62,7 +62,7 @@ bool is_row_independent(const ggml_tensor& node) {
     case GGML_OP_L2_NORM:
     case GGML_OP_SOFT_MAX:
     case GGML_OP_ROPE:
-    // They take the tokens of a sequence one after the other.
+    // These compute the tokens of a sequence one after the other.
     case GGML_OP_SSM_CONV:
     case GGML_OP_SSM_SCAN:
     case GGML_OP_RWKV_WKV6:

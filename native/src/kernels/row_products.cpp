@@ -13,13 +13,13 @@ namespace corosrv {
 
 namespace {
 
-// Rows of weights and of activations that are multiplied by one thread in one go: few weights, which stay in the first
-// cache, with many activations, so that each weight comes from memory once.
+// Rows of weights and of activations that one thread multiplies at a time: few rows of weights, which stay in the
+// first-level cache, with many of activations, so that each weight is read from memory once.
 constexpr size_t kTileWeights = 8;
 constexpr size_t kTileRows = 64;
 
-// Whether the processor reads the tensor as ggml documents its type; weights rearranged for other kernels lie in
-// buffers that do not call themselves host.
+// Returns whether a tensor has the layout that ggml documents for its type. Weights rearranged for other kernels lie in
+// buffers that do not count as host memory.
 bool is_readable(const ggml_tensor& tensor) {
   return (tensor.buffer == nullptr || ggml_backend_buffer_is_host(tensor.buffer)) &&
          tensor.nb[0] == ggml_type_size(tensor.type);
@@ -37,17 +37,17 @@ struct RowProducts::Product {
   const size_t thread;
   const size_t n_threads;
   const bool is_converted;
-  size_t n_tiles = 0;  // counted by all threads alike, which take them in turn
+  size_t n_tiles = 0;  // seen so far; all threads count alike and take tiles in turn
 
   const ggml_tensor& weights() const { return *node.src[0]; }
   const ggml_tensor& activations() const { return *node.src[1]; }
-  // By its third source: once it is replaced, the node is a custom operation.
+  // Looks at the third source, not at the operation: a replaced node is a custom operation.
   bool has_experts() const { return node.src[2] != nullptr; }
   bool is_mine() { return n_tiles++ % n_threads == thread; }
 };
 
 RowProducts::GetTraits RowProducts::find_traits() {
-  // The library of ggml's processor may be one of several, loaded at run time: it is found by one of its functions.
+  // ggml may have loaded one of several libraries for the processor. One of its functions leads to it.
   ggml_backend_dev_t processor = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
   if (processor == nullptr) return nullptr;
   void* function =
@@ -122,7 +122,7 @@ void RowProducts::compute(ggml_tensor& node, int thread, int n_threads) {
   }
 }
 
-// Whole rows in turn: a row's values do not depend on who converts it.
+// Converts the thread's share of the activations, row by row.
 void RowProducts::convert(const ggml_tensor& node, int thread, int n_threads) {
   const ggml_tensor& activations = *node.src[1];
   const auto from_float = get_traits_(get_traits_(node.src[0]->type)->vec_dot_type)->from_float;
@@ -139,7 +139,7 @@ void RowProducts::convert(const ggml_tensor& node, int thread, int n_threads) {
   }
 }
 
-// Counts, then places: the rows of each expert follow each other, in their own order.
+// Groups the rows by expert, in their own order within each group.
 void RowProducts::sort_by_expert(const ggml_tensor& ids, size_t n_experts) {
   const size_t n_used = extent(ids, 0), n_rows = n_used * extent(ids, 1);
   const auto expert_of = [&](size_t row) {
@@ -167,7 +167,7 @@ RowProducts::Row RowProducts::row_of(const Product& product, size_t row) const {
           output};
 }
 
-// The rows `from` up to, not including, `to` with one matrix.
+// Multiplies the rows [from, to) with one matrix.
 void RowProducts::multiply(Product& product, const uint8_t* weights, size_t from, size_t to) const {
   const size_t n_weights = extent(product.weights(), 1), stride = product.weights().nb[1];
   const int n_columns = static_cast<int>(extent(product.weights(), 0));

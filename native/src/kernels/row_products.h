@@ -1,4 +1,4 @@
-// Matrix products of every format that ggml knows, in which no row of activations depends on its neighbours.
+// Multiplies matrices of any of ggml's formats so that no row of activations depends on its neighbours.
 #pragma once
 
 #include <ggml-cpu.h>
@@ -14,32 +14,32 @@ namespace corosrv {
 
 // Computes ggml's nodes MUL_MAT and MUL_MAT_ID one dot product at a time.
 //
-// ggml picks a routine by the number of rows, and its routines for many rows sum in another order than those for few.
-// Here every output is one call of the dot product that ggml has for a single pair of rows, whatever else is computed
-// (invariant I9). That is slower for many rows: nothing of a weight is kept in registers between two of them.
+// ggml chooses a routine by the number of rows, and its routines for many rows sum in another order than those for few.
+// Here every output is one call of ggml's dot product for a single pair of rows (invariant I9). That is slower for many
+// rows, because a weight is loaded into registers again for each of them.
 //
 // prepare() is called by the thread that calls llama_decode, compute() by ggml's compute threads inside that call.
 class RowProducts {
  public:
-  // Null where this build of ggml does not let others call its dot products.
+  // Returns null if this build of ggml does not export its dot products.
   static std::unique_ptr<RowProducts> make();
 
-  // Whether compute() can take this node: a product whose matrices lie as ggml documents them, in memory that the
-  // processor reads.
+  // Returns whether the node is a product that compute() can do: its matrices are in host memory and in the layout that
+  // ggml documents for their types.
   bool can_compute(const ggml_tensor& node) const;
 
-  // Makes room for a node that can be computed; throws std::bad_alloc. Room is shared by all nodes and never shrinks.
+  // Allocates buffers for a node that can be computed; throws std::bad_alloc. All nodes share them; they never shrink.
   void prepare(const ggml_tensor& node);
 
-  // Computes one thread's share. All of `n_threads` threads call it for the same node, and wait for each other once.
+  // Computes one thread's share of a node. All `n_threads` threads call it, and wait for each other once.
   void compute(ggml_tensor& node, int thread, int n_threads);
 
  private:
   using GetTraits = const ggml_type_traits_cpu* (*)(ggml_type type);
 
-  // What one call of compute() works on.
+  // The node and the thread of one call of compute().
   struct Product;
-  // Where the inputs and the outputs of one row of activations lie.
+  // The inputs and the outputs of one row of activations.
   struct Row {
     const uint8_t* activations;
     uint8_t* output;
@@ -57,7 +57,7 @@ class RowProducts {
 
   const GetTraits get_traits_;
   std::vector<uint8_t> converted_;  // the node's activations, in the format that its weights are multiplied with
-  std::vector<float> floats_;       // one row for each thread, on the way there
+  std::vector<float> floats_;       // a row for each thread, used during the conversion
   std::vector<size_t> order_;       // rows of a MUL_MAT_ID, grouped by expert
   std::vector<size_t> ends_;        // of each expert's group in order_
   SpinBarrier barrier_;

@@ -1,4 +1,4 @@
-// Where a few threads wait for each other for less than a microsecond.
+// A barrier for a few threads that wait for each other for less than a microsecond.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@
 
 namespace corosrv {
 
-// For threads that are known to run at the same time and to arrive nearly together: waiting burns a core, which costs
-// less than a sleep and a wake-up. May be used again and again; nothing is allocated.
+// For threads that run at the same time and arrive nearly together: they spin, which costs less than a sleep and a
+// wake-up. Reusable; allocates nothing.
 class SpinBarrier {
  public:
-  // Returns once `n_threads` threads have called it; all give the same number. What any of them wrote before is
-  // visible to all afterwards.
+  // Waits until `n_threads` threads have called it; all pass the same number. Writes before the call are visible to all
+  // threads after it.
   void wait(int n_threads) {
     const uint32_t round = round_.load(std::memory_order_relaxed);
     // The last to arrive acquires what the others released here, and releases it all with the new round.
@@ -26,12 +26,12 @@ class SpinBarrier {
       return;
     }
     // Acquire pairs with that release.
-    for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) rest(turn);
+    for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) pause(turn);
   }
 
  private:
-  // Where there are more threads than cores, the one that is waited for may need this one's.
-  static void rest(int turn) {
+  // Pauses; gives up the core after a while, because with more threads than cores the last one may need it.
+  static void pause(int turn) {
     if (turn > 2000) {
       std::this_thread::yield();
     } else {
