@@ -67,7 +67,7 @@ class Engine:
             # Clients are not told where models lie; whoever reads the log has to be.
             log.error("the model cannot be served: %s (%s)", error, os.path.abspath(self._settings.model))
             raise errors.ModelFailed(self._failure) from error
-        except BaseException as error:
+        except BaseException as error:  # also a greenlet that is killed while it loads: the state has to tell
             self._failure = f"the engine could not start: {type(error).__name__}"
             raise
 

@@ -19,7 +19,7 @@ class JinjaTemplate:
         self._environment = Sandbox(limits)
         try:
             self._template = self._environment.from_string(source)
-        except Exception as error:  # anything, as below
+        except Exception as error:  # anything: the template's text comes from the model's file
             raise Refused(f"the model's chat template cannot be used: {error}", None, "invalid_template") from error
         # For each rendering Jinja copies the names that all templates have, and reads them from a plain dict faster.
         self._template.globals = dict(self._template.globals)

@@ -17,6 +17,7 @@ from corosrv.predictions.prediction import Change
 from corosrv.predictions.webhooks import Receiver
 
 _EVENTS = ", ".join(change.value for change in Change)
+_MOST_EVENTS = 64  # names, each of which may be at fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,9 @@ def _events(said: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:
     if names is None:
         return frozenset(Change)
     known = {change.value: change for change in Change}
+    if len(names) > _MOST_EVENTS:
+        faults.add(f"must have at most {_MOST_EVENTS} names, not {len(names)}", place)
+        return frozenset()
     for number, name in enumerate(names):
         if not isinstance(name, str) or name not in known:
             faults.add(f"must be one of {_EVENTS}", place, number)

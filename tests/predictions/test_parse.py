@@ -114,5 +114,10 @@ def test_all_faults_are_told_at_once():
     ]
 
 
+def test_a_list_of_very_many_events_is_one_fault():
+    assert places({"webhook_events_filter": ["x"] * 64}) == [["body", "webhook_events_filter", n] for n in range(64)]
+    assert places({"webhook_events_filter": ["start"] * 100_000}) == [["body", "webhook_events_filter"]]
+
+
 def test_the_input_is_not_looked_at():
     assert parse({"input": [1]}).input == [1]
