@@ -44,6 +44,7 @@ format: $(INSTALLED)
 # clients that leave on the real one, predictions through a worker process.
 load: $(INSTALLED)
 	$(BIN)/python -m tests.load.streams
+	$(BIN)/python -m tests.load.chats
 	$(BIN)/python -m tests.load.stalled
 	$(BIN)/python -m tests.load.storm
 	$(BIN)/python -m tests.load.disconnects

@@ -1,4 +1,4 @@
-"""What an answer shows, as its request asks."""
+"""Options of an answer: what it shows besides its text, as its request asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What an answer shows besides its text; each dialect fills in what it offers."""
+    """Options of one answer; each dialect fills in those that it offers."""
 
     stream: bool = False
     usage: bool = False  # at the end of a stream

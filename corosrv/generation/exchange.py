@@ -51,7 +51,7 @@ class JobEvents:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How requests are read and answered; see the settings of the same names."""
+    """Limits of reading requests and answering them; see the settings of the same names."""
 
     bodies: BodyReader
     max_body_bytes: int
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RequestFlow:
-    """What every dialect's routes are handed: who does the work, and how requests are taken and answered."""
+    """Takes the requests of every dialect and answers them; its worker does the work."""
 
     worker: Worker
     defaults: Defaults
@@ -71,8 +71,8 @@ class RequestFlow:
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""
-        asked = current(request)
-        return body.decode(asked, self.limits.bodies.read(asked, self.limits.max_body_bytes), decoder)
+        incoming = current(request)
+        return body.decode(incoming, self.limits.bodies.read(incoming, self.limits.max_body_bytes), decoder)
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""

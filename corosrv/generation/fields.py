@@ -45,7 +45,7 @@ _PASSED_OVER = ("infill", "i")
 
 
 class Lora(msgspec.Struct):
-    """An adapter, by its number, and how much of it."""
+    """One LoRA adapter, by its number, and its scale."""
 
     id: Annotated[int, Meta(ge=0)]
     scale: float = 1.0
@@ -115,7 +115,7 @@ _same_values = attrgetter(*_SAME)
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the operator chose for requests that do not say."""
+    """Values that the operator chose for fields that a request leaves out."""
 
     max_tokens: int | None
     temperature: float

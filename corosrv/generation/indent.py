@@ -1,4 +1,4 @@
-"""Where a text ends that fills a gap in an indented block."""
+"""Finds the end of a text that fills a gap in an indented block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Indent:
         self._so_far: int | None = None  # of the line that has begun, while it has nothing else
 
     def take(self, text: str) -> str:
-        """What of the next piece belongs to the text."""
+        """Returns the part of the next piece that still belongs to the text."""
         if self.is_over:
             return ""
         for place, character in enumerate(text):

@@ -28,7 +28,7 @@ class Hole:
 
 
 def prompt(hole: Hole, marks: InfillTokens, vocabulary: Vocabulary, params: Sequence[str]) -> Tokens:
-    """What asks a model to fill the hole, in the order that llama-server has. Markers in the texts stay text.
+    """Makes the prompt that asks a model to fill the hole, in llama-server's order. Markers in the texts stay text.
 
     `params` name prefix, suffix, middle and other files for errors. May wait as `tokenize` does; raises Refused.
     """

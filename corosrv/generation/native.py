@@ -15,7 +15,7 @@ from corosrv.jobs import Chunk, Finish, Job, ModelCard, Prompt, TokenInfo, Vocab
 
 @dataclass(frozen=True, slots=True)
 class NativeForm:
-    """What the answers of one job are told with. `prompts` are as the model read them."""
+    """Everything that the native answers of one job have in common. `prompts` are as the model read them."""
 
     job: Job
     card: ModelCard
@@ -29,7 +29,7 @@ class NativeForm:
     def of(
         cls, job: Job, card: ModelCard, vocabulary: Vocabulary, stream: bool, return_tokens: bool, timings: bool
     ) -> NativeForm:
-        """For a job whose prompts are checked. May wait as `tokenize` does."""
+        """Makes the form for a job whose prompts are checked. May wait as `tokenize` does."""
         return cls(
             job,
             card,

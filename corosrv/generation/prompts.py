@@ -29,7 +29,7 @@ def prompts(value: PromptField, param: str, most: int, vocabulary: Vocabulary) -
 
 
 def is_several(value: PromptField) -> bool:
-    """Whether a value is a list of prompts: a token id among its members makes it one prompt in pieces."""
+    """Tells whether a value is a list of prompts: a token id among its members makes it one prompt in pieces."""
     return isinstance(value, list) and not any(type(member) is int for member in value)
 
 

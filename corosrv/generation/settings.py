@@ -1,4 +1,4 @@
-"""What a job is generated with, under llama-server's names."""
+"""Describes the settings that a job is generated with, under llama-server's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEVER: dict[str, Any] = {
 
 
 def of_sampling(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
-    """Only what says nothing about anybody's text."""
+    """Returns the numbers of a sampling, which tell nothing about the text of a request."""
     n_predict = -1 if max_tokens is None else max_tokens
     return {
         "seed": _RANDOM_SEED if sampling.seed is None else sampling.seed,

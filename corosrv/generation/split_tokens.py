@@ -18,10 +18,10 @@ def split_tokens(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         if len(chunk.tokens) < 2:
             yield chunk
         else:
-            yield from _apart(chunk)
+            yield from _split(chunk)
 
 
-def _apart(chunk: Chunk) -> Iterator[Chunk]:
+def _split(chunk: Chunk) -> Iterator[Chunk]:
     data = chunk.text.encode()
     if data != b"".join(token.piece for token in chunk.tokens):
         yield chunk

@@ -1,4 +1,4 @@
-"""What a job has used so far."""
+"""Counts what a job has used so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tally:
         )
 
     def timings(self) -> dict[str, Any]:
-        """As llama-server reports them; rates leave out the first token, which comes from the prompt's batch."""
+        """Returns llama-server's timings; the rates leave out the first token, which comes from the prompt's batch."""
         computed = self.prompt_tokens - self.cached_tokens
         n_after_first = max(self.completion_tokens - 1, 0)
         return {

@@ -1,4 +1,4 @@
-"""What all parts share: jobs go to workers, and readers give back chunks.
+"""Values and protocols that all parts share: jobs go to workers, and readers give back chunks.
 
 Adapters know no worker and workers no protocol; they meet in these values and protocols.
 

@@ -1,4 +1,4 @@
-"""What a reader yields: pieces of text, and the tokens that they are made of."""
+"""Chunks, which a reader yields: pieces of text, and the tokens that they are made of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Finish(str, Enum):
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A token that might have come, and how likely the model found it."""
+    """An alternative token at this position, with its log-probability."""
 
     id: int
     piece: bytes  # what it adds to the text; b"" for an end token
@@ -34,7 +34,7 @@ class TokenInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """What a reader yields. One with `finish` is its task's terminal chunk: the last one, and the only such."""
+    """One thing that a reader yields. The only one with `finish` is its task's terminal chunk, the last."""
 
     index: int  # which task of the job
     text: str  # whole characters; the message when finish is ERROR

@@ -1,4 +1,4 @@
-"""What adapters submit: prompts, and what is to be made of them."""
+"""Jobs, which adapters submit: prompts, and what is to be made of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Prompt = Text | Tokens | Messages
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What an adapter submits: `n` answers to each prompt. Task number = prompt number * n + answer number."""
+    """Asks for `n` answers to each prompt. Task number = prompt number * n + answer number."""
 
     prompts: tuple[Prompt, ...]
     n: int = 1

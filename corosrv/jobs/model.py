@@ -1,4 +1,4 @@
-"""What a worker says of a model: its name, its abilities, its adapters."""
+"""Describes models: their names, their abilities, their adapters."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ class HasAdapters(Protocol):
     def adapters(self, model: str | None) -> tuple[Adapter, ...]: ...
 
     def set_adapters(self, model: str | None, scales: Mapping[int, float]) -> None:
-        """From now on jobs that do not say get these, and nothing of the others. Raises Refused for an unknown id."""
+        """Sets the scales for jobs that name no adapters; those not listed are off. Raises Refused for unknown ids."""

@@ -1,4 +1,4 @@
-"""How the tokens of a generation are drawn."""
+"""Parameters by which the tokens of a generation are drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLERS = (
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn: bias first, then `samplers` in their order, then temperature 0 or a draw.
+    """Parameters by which tokens are drawn: bias first, then `samplers` in their order, then temperature 0 or a draw.
 
     The grammar looks at what top_k leaves. One that allows none of these tokens goes before them, and they are the
     best of what it allows.

@@ -10,7 +10,7 @@ from corosrv.jobs.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What a slot does, or did last, as of the last step; nobody's text is in it."""
+    """State of a slot as of the last step: what it does, or did last. It holds no text of a request."""
 
     id: int
     is_busy: bool
@@ -28,7 +28,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """What was written to a file of a slot's state, or read from it."""
+    """Counts of what was written to a slot's file, or read from it."""
 
     n_tokens: int
     n_bytes: int

@@ -49,17 +49,17 @@ class DecodeStats(msgspec.Struct, frozen=True):
 
 
 class HasDecodeStats(Protocol):
-    """Whoever has a decode loop."""
+    """Anything that has a decode loop."""
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while there is no loop."""
 
 
 class HasModelStats(Protocol):
-    """Whoever has a decode loop for each of several models."""
+    """Anything that has a decode loop for each of several models."""
 
     def model_stats(self) -> Mapping[str, DecodeStats]:
         """Counters by the model's id, of those that are loaded."""
 
     def model_states(self) -> Mapping[str, str]:
-        """Where each model stands, by its id."""
+        """Returns the state of each model, by its id."""

@@ -1,4 +1,4 @@
-"""How a model reads and writes, as adapters know it."""
+"""The protocol by which adapters turn texts into a model's tokens and back."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Vocabulary(Protocol):
 
     @property
     def template_abilities(self) -> frozenset[str]:
-        """What the chat template writes by itself: system, tools, calls, results, reasoning."""
+        """Abilities of the chat template itself: system, tools, calls, results, reasoning."""
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool, param: str = "content") -> list[int]:
         """Raises PromptTooLong, which names `param`, for a text that no context could hold."""
 
     def piece(self, token: int) -> bytes:
-        """What a token prints, control tokens spelled out. Raises Refused for an id that the model does not have."""
+        """Returns what a token prints, control tokens spelled out. Raises Refused for an unknown id."""
 
     def spell(self, tokens: Iterable[int]) -> bytes:
-        """What tokens print, one after the other. Raises as `piece` does; gives way to others where they are many."""
+        """Returns what tokens print in a row. Raises as `piece` does; gives way to others where they are many."""
 
     def render(self, prompt: Messages) -> str:
-        """What the model's chat template makes of a conversation."""
+        """Renders a conversation by the model's chat template."""
 
     def count(self, prompt: Prompt) -> int:
         """Tokens of a prompt, as `usage.prompt_tokens` would have them. Raises Refused as `submit` does."""

@@ -1,4 +1,4 @@
-"""What takes jobs, as adapters know it."""
+"""The protocol of everything that takes jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corosrv.jobs.vocabulary import Vocabulary
 
 
 class State(str, Enum):
-    """Where a worker stands."""
+    """States of a worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -31,7 +31,7 @@ class Worker(Protocol):
         """Raises the Unavailable that a job would meet now."""
 
     def models(self) -> tuple[ModelCard, ...]:
-        """All that there are, loaded or not. Never waits."""
+        """Returns every configured model, loaded or not. Never waits."""
 
     def card(self, model: str | None) -> ModelCard:
         """The model that a job of this name would get. May wait while it is loaded.
@@ -40,7 +40,7 @@ class Worker(Protocol):
         """
 
     def vocabulary(self, model: str | None) -> Vocabulary:
-        """How that model writes. May wait while it is loaded; raises as `card` does."""
+        """Returns that model's vocabulary. May wait while it is loaded; raises as `card` does."""
 
     def submit(self, job: AnyJob) -> Reader[Chunk]:
         """Checks and queues a job; may wait while a long prompt is read. Raises Refused or Unavailable."""

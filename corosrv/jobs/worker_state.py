@@ -1,4 +1,4 @@
-"""Where a worker stands, and how it may move on."""
+"""States of a worker process, and the moves between them."""
 
 from __future__ import annotations
 

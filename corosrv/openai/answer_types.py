@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints answer, as the API document says it. The tests hold real answers against these types."""
+"""Types of the answers of OpenAI's endpoints, for the API document. The tests hold real answers against these types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorMembers(msgspec.Struct):
-    """What went wrong: `message` for people, `type` and `code` for programs, `param` the path of the field at fault."""
+    """One error: `message` for people, `type` and `code` for programs, `param` the path of the field at fault."""
 
     message: str
     type: str
@@ -43,7 +43,7 @@ class Usage(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """As llama-server has them: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated."""
+    """llama-server's timings: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated."""
 
     cache_n: int
     prompt_n: int
@@ -57,7 +57,7 @@ class Timings(msgspec.Struct):
 
 
 class PromptProgress(msgspec.Struct):
-    """How much of a prompt has been read, for streams with `return_progress`."""
+    """Progress of reading a prompt, for streams with `return_progress`."""
 
     total: int
     cache: int
@@ -148,7 +148,7 @@ class ChatChunk(msgspec.Struct):
 
 
 class TextLogprobs(msgspec.Struct):
-    """As OpenAI has them where `logprobs` asked; `content` alone, as in chats, where `n_probs` did."""
+    """Log-probabilities: OpenAI's lists where `logprobs` asked; `content`, as in chats, where `n_probs` did."""
 
     tokens: list[str] | msgspec.UnsetType = msgspec.UNSET
     token_logprobs: list[float | None] | msgspec.UnsetType = msgspec.UNSET
@@ -179,7 +179,7 @@ class TextCompletion(msgspec.Struct):
 
 
 class ModelStatus(msgspec.Struct):
-    """Where a model stands, as llama-server's router says it."""
+    """State of a model, as llama-server's router says it."""
 
     value: Literal["loaded", "loading", "unloaded"]
     failed: bool | msgspec.UnsetType = msgspec.UNSET
@@ -205,7 +205,7 @@ class ModelList(msgspec.Struct):
 
 
 class InputTokens(msgspec.Struct):
-    """How many tokens an input has for the model."""
+    """Number of tokens that an input has for the model."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int

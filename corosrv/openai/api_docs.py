@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints say about themselves in the API's document."""
+"""Describes OpenAI's endpoints for the API document."""
 
 from __future__ import annotations
 

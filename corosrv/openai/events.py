@@ -1,4 +1,4 @@
-"""What chat and text completions share on the way out: members, order of events, usage, and the end of a stream."""
+"""Shares what chat and text completions send: members, order of events, usage, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def usage(tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:
 
 
 class Frame:
-    """What stands around the choices of one answer, and what follows the last of them."""
+    """Makes events from the choices of one answer, and what follows the last of them."""
 
     def __init__(self, id_prefix: str, object: str, model: ModelCard, n_choices: int, include_usage: bool) -> None:
         self.members = {
@@ -43,10 +43,10 @@ class Frame:
         self._include_usage = include_usage
         self._n_open = n_choices
 
-    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """What stands before and after the text of an event, whose choice has `before` and `after` around it."""
-        suffix = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
-        return b"data: " + encode(self.members)[:-1] + b',"choices":[' + before, after + suffix
+    def text_frame(self, prefix: bytes, suffix: bytes) -> tuple[bytes, bytes]:
+        """Returns what precedes and follows the text of an event, whose choice has `prefix` and `suffix` around it."""
+        end = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        return b"data: " + encode(self.members)[:-1] + b',"choices":[' + prefix, suffix + end
 
     def event(self, choice: dict[str, Any], **more: Any) -> bytes:
         """An event of one choice."""

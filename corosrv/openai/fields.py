@@ -1,4 +1,4 @@
-"""What OpenAI's bodies and answers share, beside the fields of all generating endpoints."""
+"""Fields that OpenAI's bodies share, besides the fields of all generating endpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CompletionFields(GenerationFields, kw_only=True):
 
 
 def includes_usage(fields: CompletionFields) -> bool:
-    """Whether a stream ends with its usage. Raises Refused for options without a stream."""
+    """Tells whether a stream ends with its usage. Raises Refused for options without a stream."""
     if fields.stream_options is None:
         return False
     if not fields.stream:
@@ -37,5 +37,5 @@ def includes_usage(fields: CompletionFields) -> bool:
 
 
 def input_tokens(n: int) -> dict[str, Any]:
-    """How many tokens a prompt has, as OpenAI says it."""
+    """Makes OpenAI's answer about the number of a prompt's tokens."""
     return {"object": "response.input_tokens", "input_tokens": n}

@@ -1,4 +1,4 @@
-"""What llama-server adds to OpenAI's answers: how far a job is, and the answer in its own form."""
+"""Makes what llama-server adds to OpenAI's answers: how far a job is, and the answer in its own form."""
 
 from __future__ import annotations
 

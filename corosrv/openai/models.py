@@ -14,7 +14,7 @@ def listing(worker: Worker) -> dict[str, Any]:
     return {"object": "list", "data": list(map(_describe, cards)), "models": list(map(_describe_as_ollama, cards))}
 
 
-def one(worker: Worker, name: str) -> dict[str, Any]:
+def find(worker: Worker, name: str) -> dict[str, Any]:
     """GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
     for card in _cards(worker):
         if name in (card.id, *card.aliases):
@@ -67,7 +67,7 @@ def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:
 
 
 def _status(card: ModelCard) -> dict[str, Any]:
-    """As llama-server's router says it: a model that failed is an unloaded one with a mark."""
+    """Describes the state as llama-server's router does: a model that failed is an unloaded one with a mark."""
     if card.status == "failed":
         return {"value": "unloaded", "failed": True}
     return {"value": card.status}

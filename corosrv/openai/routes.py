@@ -54,7 +54,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.get("/v1/models/<path:name>")
     @api_docs.model
     def one_model(name: str) -> Response:
-        return json_response(models.one(flow.worker, name))
+        return json_response(models.find(flow.worker, name))
 
     register_errors(routes, errors.body)
     return routes

@@ -74,8 +74,8 @@ class ChatAnswer:
 
     def _event(self, part: Part, **extras: Any) -> bytes:
         if isinstance(part, AnswerText) and not self._has_logprobs and not extras:
-            before, after = self._text_frames.get(part.choice) or self._make_text_frame(part.choice)
-            return before + events.encode(part.text) + after
+            prefix, suffix = self._text_frames.get(part.choice) or self._make_text_frame(part.choice)
+            return prefix + events.encode(part.text) + suffix
         if isinstance(part, AnswerText):
             # Tokens that add no text, as the last one, come without any.
             delta = {"content": part.text} if part.text else {}
@@ -91,11 +91,11 @@ class ChatAnswer:
         return {"content": [likelihood.of(token, self._is_post_sampling) for token in tokens], "refusal": None}
 
     def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
-        around = self._frame.around(
+        frame = self._frame.text_frame(
             b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
         )
-        self._text_frames[index] = around
-        return around
+        self._text_frames[index] = frame
+        return frame
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)

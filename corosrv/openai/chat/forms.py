@@ -1,4 +1,4 @@
-"""What form an answer is to have: tools to choose from, and JSON."""
+"""Reads the form that an answer is to have: tools to choose from, and JSON."""
 
 from __future__ import annotations
 

@@ -40,16 +40,16 @@ def _turn(message: schema.Message, param: str, names: dict[str, str], is_last: b
     between = "\n\n" if is_last and message.role == "assistant" else PART_END
     turn: dict[str, Any] = {"role": _ROLES[message.role], "content": _content(message, f"{param}.content", between)}
     if message.role == "tool":
-        turn |= _answered(message, param, names)
+        turn |= _result_members(message, param, names)
     if message.role == "assistant":
-        turn |= _said(message, param, names)
+        turn |= _assistant_members(message, param, names)
     elif message.tool_calls:
         raise Refused(f"{param}.tool_calls: only the assistant calls tools", f"{param}.tool_calls")
     return turn
 
 
-def _answered(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
-    """Which call a tool's message answers, and which function, where that is known."""
+def _result_members(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    """Returns the id of the call that a tool's message answers, and the function's name where that is known."""
     if message.tool_call_id is None:
         raise Refused(
             f"{param}.tool_call_id is required: the id of the call that this is the result of",
@@ -61,8 +61,8 @@ def _answered(message: schema.Message, param: str, names: dict[str, str]) -> dic
     return told if name is None else told | {"name": check_text(name, f"{param}.name")}
 
 
-def _said(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
-    """What an assistant's message has beside its content."""
+def _assistant_members(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    """Returns what an assistant's message has besides its content."""
     said: dict[str, Any] = {}
     if message.reasoning_content:
         said["reasoning_content"] = check_text(message.reasoning_content, f"{param}.reasoning_content")

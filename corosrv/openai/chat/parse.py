@@ -37,7 +37,7 @@ def call(
 
 
 def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversation:
-    """What a body asks for, whatever model answers it. Raises Refused."""
+    """Reads what a body asks for, whatever model answers it. Raises Refused."""
     n_probs = _n_probs(body)
     if body.verbose and body.return_tokens:
         n_probs = max(n_probs, 0)
@@ -59,7 +59,7 @@ def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversati
 
 
 def _n_probs(body: schema.ChatBody) -> int:
-    """How many likely tokens are listed for each; -1 where none are asked for, not even the one that came."""
+    """Returns how many likely tokens are listed for each; -1 where none are asked for, not even the one that came."""
     if body.top_logprobs is not None and not body.logprobs:
         raise Refused("top_logprobs is only allowed with logprobs: true", "top_logprobs")
     n_probs = max(body.top_logprobs or 0, body.n_probs or 0)

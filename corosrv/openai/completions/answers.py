@@ -121,13 +121,13 @@ class TextAnswer:
         return {"content": [likelihood.of(token, self._job.sampling.post_sampling_probs) for token in tokens]}
 
     def _piece(self, index: int, text: str) -> bytes:
-        before, after = self._text_frames.get(index) or self._make_text_frame(index)
-        return before + events.encode(text) + after
+        prefix, suffix = self._text_frames.get(index) or self._make_text_frame(index)
+        return prefix + events.encode(text) + suffix
 
     def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
-        around = self._frame.around(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
-        self._text_frames[index] = around
-        return around
+        frame = self._frame.text_frame(b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}')
+        self._text_frames[index] = frame
+        return frame
 
     def _piece_with_logprobs(self, chunk: Chunk, **extras: Any) -> bytes:
         text, index = chunk.text, chunk.index

@@ -36,7 +36,7 @@ def _top(token: TokenInfo) -> dict[str, float] | None:
 
 
 def _spell(piece: bytes) -> str:
-    """As OpenAI spells what is no whole character."""
+    """Spells a piece as OpenAI does, also one that is no whole character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

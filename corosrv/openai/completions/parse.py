@@ -66,7 +66,7 @@ def _n_probs(body: schema.CompletionBody, n_tried: int) -> int:
 
 
 def _n_tried(body: schema.CompletionBody) -> int:
-    """How many answers each prompt gets, of which the best are shown."""
+    """Returns how many answers each prompt gets, of which the best are shown."""
     n = body.n or 1
     best_of = n if body.best_of is None else body.best_of
     if best_of < n:

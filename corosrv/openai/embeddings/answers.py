@@ -11,7 +11,7 @@ from corosrv.jobs import ModelCard
 
 
 def usage(prompt_tokens: Sequence[int]) -> dict[str, int]:
-    """Nothing is generated: all that counts is what was read."""
+    """Returns the usage of a job that generates nothing: only the tokens read count."""
     total = sum(prompt_tokens)
     return {"prompt_tokens": total, "total_tokens": total}
 

@@ -1,4 +1,4 @@
-"""What embeddings answer, and what their endpoints say about themselves in the API's document."""
+"""Describes the endpoints of embeddings and their answers for the API document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATUSES = (*GENERATES, 501)
 
 
 class ReadUsage(msgspec.Struct):
-    """Nothing is generated: all that counts is what was read."""
+    """Usage of a job that generates nothing: only the tokens read count."""
 
     prompt_tokens: int
     total_tokens: int

@@ -27,7 +27,7 @@ def whole(ranked: Sequence[tuple[int, float]], prompt_tokens: Sequence[int], car
 
 
 def of_texts(ranked: Sequence[tuple[int, float]], body: schema.RerankBody) -> list[dict[str, Any]]:
-    """As text-embeddings-inference answers."""
+    """Makes the answer that text-embeddings-inference gives."""
     found: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in ranked]
     if body.return_text and body.texts:
         for one in found:

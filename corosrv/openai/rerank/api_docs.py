@@ -1,4 +1,4 @@
-"""What reranking answers, and what its endpoint says about itself in the API's document."""
+"""Describes the endpoint of reranking and its answers for the API document."""
 
 from __future__ import annotations
 

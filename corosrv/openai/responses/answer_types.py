@@ -1,4 +1,4 @@
-"""What the Responses API answers, as the API document says it. The tests hold real answers against these types."""
+"""Types of the answers of the Responses API, for the API document. The tests hold real answers against these types."""
 
 from __future__ import annotations
 

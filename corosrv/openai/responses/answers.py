@@ -120,7 +120,7 @@ class ResponseAnswer(BlockAnswer):
         return self.blocks.end is not None and self.blocks.end.reason == "length"
 
     def _status(self, block: AnswerBlock) -> str:
-        """Of a block that does not grow any more, whatever the reason."""
+        """Returns the status of a block that does not grow any more, whatever the reason."""
         is_cut = self._is_cut and block is self.blocks.row[-1]
         return "incomplete" if is_cut or block is self.blocks.open else "completed"
 

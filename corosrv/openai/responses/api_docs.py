@@ -1,4 +1,4 @@
-"""What the Responses API says about itself in the API's document."""
+"""Describes the Responses API for the API document."""
 
 from __future__ import annotations
 

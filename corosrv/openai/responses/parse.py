@@ -112,7 +112,7 @@ def _effort(body: schema.ResponseBody) -> str | None:
 
 
 def _echo(body: schema.ResponseBody, tools: Offered, job: Job, card: ModelCard, is_stored: bool) -> dict[str, Any]:
-    """What a response says of its request."""
+    """Returns what a response repeats of its request."""
     return {
         "model": card.id,
         "background": False,

@@ -13,7 +13,7 @@ from corosrv.errors import NotFound
 
 
 def item_id(kind: str, key: str, number: int) -> str:
-    """Of an item of the response whose id is made of the same key."""
+    """Returns the id of an item of the response whose own id is made of the same key."""
     return f"{kind}_{key}{number:04x}"
 
 

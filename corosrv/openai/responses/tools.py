@@ -17,7 +17,7 @@ _ADDED_UNASKED = frozenset(("web_search", "web_search_preview", "image_generatio
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What the model may call, and what the answer says of it.
+    """Functions that the model may call, and what the answer says of them.
 
     `origins` has the namespace and the name of a function by the name under which the model calls it.
     """
