@@ -20,7 +20,7 @@ from corosrv.settings import load
 from tests.support.architectures import quantize
 from tests.support.engines import packaged_model
 
-FORMATS = ("Q4_1", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
+FORMATS = ("Q4_1", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
 LONG = "The ship left the harbour at dawn, and nobody on board knew where the captain meant to go. " * 12
 TOKENS = 24
 LOADS: Mapping[str, Callable[[Engine], None]] = {
