@@ -1,1 +1,1 @@
-"""Who may run what: permits."""
+"""Permits to run jobs, and pauses between tries."""

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corosrv.predictions.health import Health
+from corosrv.predictions.health import PredictorHealth
 from corosrv.predictions.service import PredictionService
 
-_KEPT = [state for state in Health if state is not Health.UNHEALTHY]  # that one is asked for, and never kept
+_KEPT = [
+    state for state in PredictorHealth if state is not PredictorHealth.UNHEALTHY
+]  # that one is asked for, and never kept
 
 
 class PredictionCollector(Collector):

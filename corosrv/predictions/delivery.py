@@ -30,7 +30,7 @@ _REPEATED = frozenset({429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one try. `status` is None where there was no answer, for which `reason` has words."""
+    """The outcome of one try. `status` is None if no answer came; `reason` says why."""
 
     status: int | None
     reason: str = ""

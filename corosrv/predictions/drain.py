@@ -22,7 +22,7 @@ _LAST_TRY = 1.5
 
 
 class Stops(Protocol):
-    """What a drain needs of a worker."""
+    """The part of a worker that a drain uses."""
 
     def stop(self, timeout: float) -> None: ...
 
@@ -50,7 +50,7 @@ class Drain:
             self._idle.set()
 
     def hasten(self) -> None:
-        """What still runs is not waited for. Never waits; twice is harmless."""
+        """Stops waiting for running predictions. Never waits; twice is harmless."""
         self._haste.set()
 
     def run(self, seconds: float) -> None:

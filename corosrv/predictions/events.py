@@ -35,8 +35,8 @@ class EventEncoder:
 class EventReader(Reader[Event]):
     """Gives a prediction's events up to the last one, in a corosrv.http.sse.EventStream. Belongs to the hub's thread.
 
-    Who falls behind what the history keeps gets an `error` event, and no more. `on_leave` is called once, when the
-    reader is closed, and told whether it left by itself: one that fell behind did not.
+    A reader that falls behind the kept history gets one `error` event and then the stream ends. `on_leave` is called
+    once, when the reader is closed, with whether it left by itself: one that fell behind did not.
     """
 
     def __init__(self, history: History, after: int | None, on_leave: Callable[[bool], None]) -> None:
@@ -50,7 +50,7 @@ class EventReader(Reader[Event]):
 
     @property
     def is_finished(self) -> bool:
-        """Nothing will come any more."""
+        """Whether no more events will come."""
         return self._is_closed or self._is_lost or self._cursor.is_at_end
 
     def take(self, timeout: float | None = None) -> list[Event]:

@@ -138,6 +138,6 @@ def _data_url(path: str, mime_type: str) -> str:
 
 
 def _large_data_url(path: str, mime_type: str) -> LargeJson:
-    """As JSON text at once, piece by piece: what is done in one go stops the hub, in whatever thread it is done."""
+    """Makes JSON text at once, piece by piece: one long step would stop the hub, in whatever thread it runs."""
     head = msgspec.json.encode(f"data:{mime_type};base64,")[:-1]
     return LargeJson([head, *map(base64.b64encode, _pieces(path)), b'"'])

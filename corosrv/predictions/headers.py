@@ -1,4 +1,4 @@
-"""What a request's header fields ask for."""
+"""Reads what a request's header fields ask for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_json(content_type: str) -> bool:
 
 
 def trace(headers: Headers) -> dict[str, str]:
-    """What links this request to a trace; nothing is made up."""
+    """Returns the fields that link this request to a trace, as they were sent."""
     return {name: headers[name] for name in _TRACE if name in headers}
 
 

@@ -1,4 +1,4 @@
-"""Where the service stands: a state table, and how the worker's state and its slots are read as one."""
+"""The health of the prediction service: a state table, and how it follows from the worker's state and slots."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from corosrv.errors import IllegalTransition
 from corosrv.jobs.worker_state import WorkerState
 
 
-class Health(str, Enum):
-    """As GET /health-check says it."""
+class PredictorHealth(str, Enum):
+    """The values of `status` in GET /health-check."""
 
     UNKNOWN = "UNKNOWN"  # no predictor is configured
     STARTING = "STARTING"
@@ -21,20 +21,20 @@ class Health(str, Enum):
     DEFUNCT = "DEFUNCT"
 
 
-NEXT: dict[Health, frozenset[Health]] = {
-    Health.UNKNOWN: frozenset(),
-    Health.STARTING: frozenset({Health.READY, Health.SETUP_FAILED}),
-    Health.READY: frozenset({Health.BUSY, Health.DEFUNCT}),
-    Health.BUSY: frozenset({Health.READY, Health.DEFUNCT}),
-    Health.UNHEALTHY: frozenset(),
-    Health.SETUP_FAILED: frozenset(),
-    Health.DEFUNCT: frozenset(),
+NEXT: dict[PredictorHealth, frozenset[PredictorHealth]] = {
+    PredictorHealth.UNKNOWN: frozenset(),
+    PredictorHealth.STARTING: frozenset({PredictorHealth.READY, PredictorHealth.SETUP_FAILED}),
+    PredictorHealth.READY: frozenset({PredictorHealth.BUSY, PredictorHealth.DEFUNCT}),
+    PredictorHealth.BUSY: frozenset({PredictorHealth.READY, PredictorHealth.DEFUNCT}),
+    PredictorHealth.UNHEALTHY: frozenset(),
+    PredictorHealth.SETUP_FAILED: frozenset(),
+    PredictorHealth.DEFUNCT: frozenset(),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
-    """How many there are, run a prediction, and can run nothing any more."""
+class SlotCounts:
+    """Counts of all slots, of those that run a prediction, and of those that are out of use for ever."""
 
     total: int = 0
     busy: int = 0
@@ -48,10 +48,10 @@ class Slots:
 class HealthState:
     """The state of one worker's life; moves along the table and refuses the rest."""
 
-    def __init__(self, state: Health = Health.STARTING) -> None:
+    def __init__(self, state: PredictorHealth = PredictorHealth.STARTING) -> None:
         self.state = state
 
-    def move(self, state: Health) -> None:
+    def move(self, state: PredictorHealth) -> None:
         """Raises IllegalTransition. To stay is no move."""
         if state is self.state:
             return
@@ -60,29 +60,29 @@ class HealthState:
         self.state = state
 
 
-_OF_WORKER: dict[WorkerState, Health] = {
-    WorkerState.STARTING: Health.STARTING,
-    WorkerState.SETUP_FAILED: Health.SETUP_FAILED,
-    WorkerState.DEFUNCT: Health.DEFUNCT,
+_OF_WORKER: dict[WorkerState, PredictorHealth] = {
+    WorkerState.STARTING: PredictorHealth.STARTING,
+    WorkerState.SETUP_FAILED: PredictorHealth.SETUP_FAILED,
+    WorkerState.DEFUNCT: PredictorHealth.DEFUNCT,
 }
 # A worker that was stopped is as good as dead, or was never set up.
-_STOPPED: dict[Health, Health] = {
-    Health.STARTING: Health.SETUP_FAILED,
-    Health.READY: Health.DEFUNCT,
-    Health.BUSY: Health.DEFUNCT,
-    Health.SETUP_FAILED: Health.SETUP_FAILED,
-    Health.DEFUNCT: Health.DEFUNCT,
+_STOPPED: dict[PredictorHealth, PredictorHealth] = {
+    PredictorHealth.STARTING: PredictorHealth.SETUP_FAILED,
+    PredictorHealth.READY: PredictorHealth.DEFUNCT,
+    PredictorHealth.BUSY: PredictorHealth.DEFUNCT,
+    PredictorHealth.SETUP_FAILED: PredictorHealth.SETUP_FAILED,
+    PredictorHealth.DEFUNCT: PredictorHealth.DEFUNCT,
 }
 
 
-def of_worker(before: Health, worker: WorkerState, slots: Slots) -> Health:
-    """Where the service stands, given where it stood."""
+def of_worker(before: PredictorHealth, worker: WorkerState, slots: SlotCounts) -> PredictorHealth:
+    """Returns the service's next health, given its last one."""
     if worker is WorkerState.READY:
         return _of_slots(slots)
     return _STOPPED[before] if worker is WorkerState.STOPPED else _OF_WORKER[worker]
 
 
-def _of_slots(slots: Slots) -> Health:
+def _of_slots(slots: SlotCounts) -> PredictorHealth:
     if slots.poisoned == slots.total:
-        return Health.DEFUNCT
-    return Health.READY if slots.free else Health.BUSY
+        return PredictorHealth.DEFUNCT
+    return PredictorHealth.READY if slots.free else PredictorHealth.BUSY

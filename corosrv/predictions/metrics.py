@@ -1,11 +1,11 @@
-"""What a predictor recorded about one prediction, by name; dots in names make nested objects."""
+"""Metrics that a predictor recorded about one prediction, by name; dots in names make nested objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-class Metrics:
+class RecordedMetrics:
     """Values in the order in which they were first recorded. The worker has checked names and types."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Metrics:
             del self._values[known]
 
     def nested(self) -> dict[str, Any]:
-        """As an object of objects."""
+        """Returns the metrics as nested objects."""
         whole: dict[str, Any] = {}
         for name, value in self._values.items():
             *parents, last = name.split(".")

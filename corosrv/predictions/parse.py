@@ -21,8 +21,8 @@ _MOST_EVENTS = 64  # names, each of which may be at fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a client asks for. `is_put`: once, however often it asks."""
+class PredictionCall:
+    """A create request, checked but for its `input`. `is_put`: it runs once, however often it is sent."""
 
     input: Any = field(default_factory=dict)  # whatever was sent; the schema has the last word
     id: str | None = None
@@ -51,7 +51,7 @@ def call(
     fields: Headers,
     destinations: Destinations | None = None,
     came_by_loopback: bool = False,
-) -> Call:
+) -> PredictionCall:
     """`n_bytes`: the body's size; `path_id`: the one that a PUT names; `fields`: the request's header; `destinations`:
     where webhooks may go; `came_by_loopback`: the client is on this machine, so that its webhooks may be.
 
@@ -62,7 +62,7 @@ def call(
         faults.add("the body must be an object")
         raise InvalidInput(faults.errors)
     said = {name: value for name, value in body.items() if value is not None}  # null equals absent
-    result = Call(
+    result = PredictionCall(
         input=said.get("input", {}),
         id=_id(said, path_id, faults),
         is_put=path_id is not None,

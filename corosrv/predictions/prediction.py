@@ -10,12 +10,12 @@ from typing import Any
 from corosrv.errors import IllegalTransition
 from corosrv.predictions.encoding import encode_in_turns
 from corosrv.predictions.history import History
-from corosrv.predictions.metrics import Metrics
+from corosrv.predictions.metrics import RecordedMetrics
 from corosrv.predictions.times import rfc3339
 
 
 class Status(str, Enum):
-    """Where a prediction stands."""
+    """The state of a prediction."""
 
     STARTING = "starting"  # accepted, its permit is held
     PROCESSING = "processing"  # sent to the worker
@@ -34,7 +34,7 @@ NEXT: dict[Status, frozenset[Status]] = {
 
 
 class Change(str, Enum):
-    """What listeners are told; also the names under which webhooks are asked for."""
+    """The changes that listeners hear of, and the values of `webhook_events_filter`."""
 
     START = "start"
     OUTPUT = "output"
@@ -50,7 +50,7 @@ LOGS_CUT = "\n[TRUNCATED: the prediction printed more than is kept]\n"
 
 
 class Prediction:
-    """What was asked, and what became of it. Belongs to the hub's thread; nothing here waits.
+    """One prediction: its input, state, outputs, logs and metrics. Belongs to the hub's thread; nothing here waits.
 
     Its greenlet moves it on; sync answers, event streams and webhooks listen, and look at it whenever they like.
     `shown_input` has stars for secrets. `is_list`: the predictor hands out members of a list, one after the other.
@@ -77,7 +77,7 @@ class Prediction:
         self._logs: list[str] = []
         self._n_logged = 0  # characters
         self._is_log_cut = False
-        self._metrics = Metrics()
+        self._metrics = RecordedMetrics()
         self._predict_time: float | None = None
         self._error: str | None = None
         self._times = {"created_at": now}
@@ -94,14 +94,14 @@ class Prediction:
     # What happens to it
 
     def begin(self, now: datetime) -> None:
-        """It was sent to the worker."""
+        """Moves to PROCESSING: the prediction was sent to the worker."""
         self._enter(Status.PROCESSING)
         self._times["started_at"] = now
         self._record("start", {"id": self.id, "status": self.status.value})
         self._tell(Change.START)
 
     def become_list(self) -> None:
-        """What it hands out are members of a list, though its predictor does not say so."""
+        """Shows the outputs as members of a list, though the predictor did not declare one."""
         self._is_list = True
 
     def add_output(self, value: Any) -> None:
@@ -134,7 +134,7 @@ class Prediction:
         predict_time: float = 0.0,
         is_list: bool | None = None,
     ) -> bool:
-        """Its terminal state, unless it has one: the first counts. False where this is not the first."""
+        """Moves to a terminal state. Only the first call counts; returns False for later ones."""
         if self.is_finished:
             return False
         self._enter(status)

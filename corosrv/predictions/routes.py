@@ -13,7 +13,7 @@ from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
 from corosrv.http.reply import encoded_response, json_response, register_errors
 from corosrv.predictions import errors, events, service_info
-from corosrv.predictions.desk import Desk
+from corosrv.predictions.endpoint import PredictionEndpoint
 from corosrv.predictions.service import PredictionService
 
 _CANCEL = "/cancel"
@@ -33,7 +33,7 @@ def blueprint(
     """Cog's endpoints over a service. `shut_down` begins to stop the server, and returns at once. `has_document`: the
     predictor's OpenAPI document is here, and not within another one."""
     routes = Blueprint("predictions", __name__)
-    desk = Desk(service, stats, bodies, ping_interval, write_timeout)
+    desk = PredictionEndpoint(service, stats, bodies, ping_interval, write_timeout)
 
     @routes.get("/")
     @without_key

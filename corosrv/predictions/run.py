@@ -24,7 +24,7 @@ CANCEL_GRACE = 1.0  # seconds that outputs of a canceled prediction have to be u
 
 
 class AnswerReader(Reader[Answer], Protocol):
-    """What a run needs of a reader."""
+    """The reader that a run takes answers from."""
 
     @property
     def n_received(self) -> int:
@@ -32,7 +32,7 @@ class AnswerReader(Reader[Answer], Protocol):
 
 
 class Resolves(Protocol):
-    """What it needs to make values of outputs that are files."""
+    """Makes values of outputs that came in files."""
 
     def resolve(self, message: Output, directory: str) -> Any: ...
 
@@ -71,11 +71,11 @@ class Run:
             self._chunks.give_up_after(CANCEL_GRACE)
 
     def doom(self, error: str) -> None:
-        """Whatever its worker says of it from now on, unless that is its result: it failed of this."""
+        """Fails the prediction with this error, unless the worker still sends its result."""
         self._doom = error
 
     def run(self) -> None:
-        """To the prediction's end, whatever happens. Waits."""
+        """Runs to the prediction's end, whatever happens. Waits."""
         terminal: Terminal | None = None
         error: str | None = "RuntimeError: the prediction was given up"
         try:

@@ -1,4 +1,4 @@
-"""Create, look up, follow, cancel, health and shutdown: the one door to a predictor."""
+"""The service in front of a predictor: creates, finds, follows and cancels predictions, tells health, shuts down."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from corosrv.predictions.drain import Drain
 from corosrv.predictions.events import MAX_READERS, EventReader
 from corosrv.predictions.files import Files
 from corosrv.predictions.folder import ServerFolder, sweep
-from corosrv.predictions.health import Health, HealthState, Slots
+from corosrv.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.predictions.history import History
-from corosrv.predictions.parse import Call
+from corosrv.predictions.parse import PredictionCall
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.run import AnswerReader, Run
 from corosrv.predictions.supervisor import Supervisor
@@ -40,7 +40,7 @@ log = logging.getLogger("corosrv.predictions")
 
 
 class WorkerLike(Protocol):
-    """What the service needs of a worker; see corosrv.worker.parent.orchestrator.PredictorProcess."""
+    """The worker that the service uses; see corosrv.worker.parent.orchestrator.PredictorProcess."""
 
     @property
     def state(self) -> WorkerState: ...
@@ -56,7 +56,7 @@ class WorkerLike(Protocol):
     def on_change(self, listener: Callable[[], None]) -> None: ...
 
     def submit(self, job: PredictJob) -> AnswerReader:
-        """Never waits. Raises NoCapacity where no slot is free."""
+        """Runs a job on a free slot. Never waits. Raises NoCapacity if no slot is free."""
 
     def check_health(self) -> str | None: ...
 
@@ -65,8 +65,8 @@ class WorkerLike(Protocol):
     def kill(self) -> None: ...
 
 
-class Found(Enum):
-    """What became of a call."""
+class CallOutcome(Enum):
+    """Whether a call made a new prediction or found an earlier one of its id."""
 
     NEW = "new"
     RUNNING = "running"  # somebody asked for the same before
@@ -77,7 +77,7 @@ class Found(Enum):
 class Stats:
     """Counts since the start, and what runs now."""
 
-    slots: Slots
+    slots: SlotCounts
     running: int
     ended: dict[str, int]  # by status
     refused: int  # for want of a slot
@@ -115,14 +115,14 @@ class PredictionService:
 
     # Asking for predictions
 
-    def admit(self, call: Call) -> tuple[Prediction, Found]:
+    def admit(self, call: PredictionCall) -> tuple[Prediction, CallOutcome]:
         """Takes a call, or finds what an earlier one with its id became: one step, in which nobody else has a turn.
         Before it a large input is checked, which waits.
 
         Raises Unavailable, NotStreamed, InvalidInput or IdTaken; then nothing has happened.
         """
         if call.is_put and call.id is not None and (running := self._supervisor.find_running(call.id)):
-            return running, Found.RUNNING
+            return running, CallOutcome.RUNNING
         self.check()
         schema = self.schema
         if call.is_stream and not schema.is_streaming:
@@ -130,7 +130,7 @@ class PredictionService:
         input = schema.check(call.input, call.n_bytes)
         self.check()  # again: the worker may have gone meanwhile
         known = self._known(call, input)
-        return known if known is not None else (self._accept(call, input), Found.NEW)
+        return known if known is not None else (self._accept(call, input), CallOutcome.NEW)
 
     def check(self) -> None:
         """Raises the Unavailable that a call would meet now, whatever it asks for."""
@@ -146,26 +146,26 @@ class PredictionService:
 
     @property
     def schema(self) -> InputSchema:
-        """What the predictor takes. Raises Unavailable until it is known."""
+        """The schema of the predictor's inputs. Raises Unavailable until it is known."""
         if self._schema is None:
             self.check()
             raise Starting("the predictor is still being set up")
         return self._schema
 
-    def _known(self, call: Call, input: dict[str, Any]) -> tuple[Prediction, Found] | None:
+    def _known(self, call: PredictionCall, input: dict[str, Any]) -> tuple[Prediction, CallOutcome] | None:
         if call.id is None:
             return None
         if running := self._supervisor.find_running(call.id):
             if call.is_put:
-                return running, Found.RUNNING
+                return running, CallOutcome.RUNNING
             raise IdTaken(f"prediction {call.id} is running: ids are taken once")
         if finished := self._supervisor.find_finished(call.id, time.monotonic()):
             if call.is_put and finished.input == input:
-                return finished, Found.FINISHED
+                return finished, CallOutcome.FINISHED
             raise IdTaken(f"id already used: {call.id} was another prediction, which has ended")
         return None
 
-    def _accept(self, call: Call, input: dict[str, Any]) -> Prediction:
+    def _accept(self, call: PredictionCall, input: dict[str, Any]) -> Prediction:
         schema = self.schema
         history = History(self.settings.stream_history) if schema.is_streaming else None
         id = call.id or ids.new_id()
@@ -184,7 +184,7 @@ class PredictionService:
             raise
         return prediction
 
-    def _begin(self, prediction: Prediction, run: Run, call: Call) -> None:
+    def _begin(self, prediction: Prediction, run: Run, call: PredictionCall) -> None:
         if call.receiver is not None:
             self.webhooks.attach(prediction, call.receiver)
         # It is known once nothing can go wrong with it any more.
@@ -249,29 +249,29 @@ class PredictionService:
             run.cancel()
         return run is not None
 
-    # Health
+    # PredictorHealth
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> SlotCounts:
         permits = self.worker.permits
-        return Slots() if permits is None else Slots(permits.total, permits.in_use, permits.poisoned)
+        return SlotCounts() if permits is None else SlotCounts(permits.total, permits.in_use, permits.poisoned)
 
     @property
-    def health(self) -> Health:
-        """As it is without the predictor's own word."""
+    def health(self) -> PredictorHealth:
+        """The service's health, without asking the predictor's own check."""
         self._observe()
         return self._health.state
 
-    def check_health(self) -> tuple[Health, str | None]:
-        """Also asks the predictor's own check, where it is set up: what that finds is told, and not kept. Waits."""
+    def check_health(self) -> tuple[PredictorHealth, str | None]:
+        """Returns the health, or UNHEALTHY and the reason if the predictor's own check fails. Waits."""
         state = self.health
-        if state not in (Health.READY, Health.BUSY):
+        if state not in (PredictorHealth.READY, PredictorHealth.BUSY):
             return state, None
         error = self.worker.check_health()
         state = self.health  # it may have gone meanwhile
-        if error is None or state not in (Health.READY, Health.BUSY):
+        if error is None or state not in (PredictorHealth.READY, PredictorHealth.BUSY):
             return state, None
-        return Health.UNHEALTHY, error
+        return PredictorHealth.UNHEALTHY, error
 
     def _on_worker_change(self) -> None:
         if self.worker.state is WorkerState.STARTING:
@@ -291,7 +291,7 @@ class PredictionService:
     # The end
 
     def stop_accepting(self) -> None:
-        """From now on calls meet ShuttingDown; what runs goes on."""
+        """Refuses new calls with ShuttingDown; running predictions go on."""
         self._is_accepting = False
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -13,7 +13,7 @@ from werkzeug.exceptions import HTTPException
 
 import corosrv
 from corosrv.jobs.setup import Setup
-from corosrv.predictions.health import Health, Slots
+from corosrv.predictions.health import PredictorHealth, SlotCounts
 from corosrv.predictions.times import rfc3339
 
 _URLS = {
@@ -28,7 +28,7 @@ _URLS = {
 
 
 def index(request: Request) -> dict[str, str]:
-    """What can be asked, below the place where this was asked; only what answers."""
+    """Returns the URLs of the endpoints that answer, below the path of this request."""
     prefix = request.path.rstrip("/")
     known = current_app.url_map.bind("localhost")
 
@@ -44,8 +44,8 @@ def index(request: Request) -> dict[str, str]:
     return {"cog_version": corosrv.__version__, **urls}
 
 
-def health(state: Health, error: str | None, setup: Setup, slots: Slots) -> dict[str, Any]:
-    """As GET /health-check answers."""
+def health(state: PredictorHealth, error: str | None, setup: Setup, slots: SlotCounts) -> dict[str, Any]:
+    """Returns the answer of GET /health-check."""
     shown: dict[str, Any] = {
         "status": state.value,
         "setup": _setup(setup),

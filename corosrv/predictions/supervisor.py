@@ -42,13 +42,13 @@ class Supervisor:
         return self.find_running(id) or self.find_finished(id, now)
 
     def add(self, prediction: Prediction) -> None:
-        """It was accepted. Nobody else may have its id."""
+        """Adds an accepted prediction. Raises ValueError if its id is taken."""
         if prediction.id in self._running or prediction.id in self._finished:
             raise ValueError(f"the id {prediction.id} is taken")
         self._running[prediction.id] = prediction
 
     def finish(self, prediction: Prediction, now: float) -> None:
-        """It has ended, and is remembered for a while."""
+        """Moves an ended prediction to those that are remembered for a while."""
         del self._running[prediction.id]
         self._finished[prediction.id] = (now + self._ttl, prediction)
         self._n_bytes += prediction.n_bytes

@@ -1,4 +1,4 @@
-"""Which of a prediction's events go out, how often, and when again."""
+"""Webhooks: which events of a prediction are sent, how often, and when they are tried again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def delay(n_tries: int, outcome: Outcome, first: float = FIRST_DELAY) -> float |
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """Where a prediction's webhooks go, which of them, and with which header fields."""
+    """The receiver of a prediction's webhooks: URL, wanted events and header fields."""
 
     url: str
     events: frozenset[Change] = frozenset(Change)
@@ -42,7 +42,7 @@ class Receiver:
 
 
 class Plan:
-    """What is to be sent next. Times are passed in; nothing waits.
+    """Decides which event is sent next. Times are passed in; nothing waits.
 
     Start and completed go at once, output and logs together once in a window at most: those that come meanwhile are
     one event at its end, which completed takes the place of.
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to be sent, and nothing will be."""
+        """Whether every event was sent and no more will come."""
         return self._has_ended and not self._due
 
     def happened(self, change: Change) -> bool:
@@ -89,7 +89,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Deliveries:
-    """How many events were taken by their receivers, were given up, and were tried again."""
+    """Counts of events that were delivered, given up and tried again."""
 
     delivered: int = 0
     failed: int = 0
@@ -128,7 +128,7 @@ class Webhooks:
         return len(gevent.joinall(senders, timeout)) == len(senders)
 
     def hurry(self) -> None:
-        """What was tried once is given up."""
+        """Gives up every event that was tried once."""
         self.is_hurried.set()
 
     def close(self) -> None:

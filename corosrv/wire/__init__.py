@@ -1,1 +1,1 @@
-"""What crosses between processes: frames of bytes, and the messages in them."""
+"""Messages between processes: their frames, formats and channels."""

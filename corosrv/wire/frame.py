@@ -21,7 +21,7 @@ def encode(message: bytes, limit: int = MAX_FRAME) -> bytes:
 
 
 class Frames:
-    """What has arrived of a stream of frames: takes bytes as they come, gives back the messages that are whole.
+    """Puts a stream of frames together again: takes bytes as they come and returns complete messages.
 
     A length over the limit is refused by itself: nothing is kept of what it announces.
     """

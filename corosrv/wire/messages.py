@@ -34,11 +34,11 @@ class Init(_Message, frozen=True, tag="init"):
 
 
 class Lanes(_Message, frozen=True, tag="lanes"):
-    """After Ready: the ends of the slots' channels come beside it, in the order of the slots. Repeated for many."""
+    """Brings the ends of the slots' channels as descriptors, in the order of Ready.slots; repeated for many slots."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """Of this prediction; nothing, once the slot runs another."""
+    """Cancels this prediction; does nothing once the slot runs another."""
 
     slot: int
     id: str
@@ -98,7 +98,7 @@ class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
     interval_millis: int
 
 
-class ShuttingDown(_Message, frozen=True, tag="shutting_down"):
+class WorkerLeaving(_Message, frozen=True, tag="shutting_down"):
     pass
 
 
@@ -116,6 +116,6 @@ class Predict(_Message, frozen=True, tag="predict"):
 
 
 ControlToWorker = Init | Lanes | Cancel | HealthCheck | Shutdown
-ControlToServer = Ready | Log | HealthCheckResult | SlotFailed | Fatal | DroppedLogs | ShuttingDown
+ControlToServer = Ready | Log | HealthCheckResult | SlotFailed | Fatal | DroppedLogs | WorkerLeaving
 SlotToWorker = Predict
 SlotToServer = Answer

@@ -1,4 +1,4 @@
-"""What a model author writes: a class with `setup` and `run`, or a function; and what he can say about it."""
+"""The base class and decorators for authors of predictors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def concurrent(function: AnyFunction) -> AnyFunction: ...
 @overload
 def concurrent(function: None = None, *, max: int = 1) -> Callable[[AnyFunction], AnyFunction]: ...
 def concurrent(function: Any = None, *, max: int = 1) -> Any:
-    """How many predictions an async `run` takes at once, where the operator does not say."""
+    """Sets how many predictions an async `run` takes at once, unless the operator sets it."""
     if isinstance(max, bool) or not isinstance(max, int):
         raise TypeError(f"concurrent(max=...) must be an integer, not {max!r}")
     if max < 1:

@@ -27,5 +27,5 @@ scope: ContextVar[Scope] = ContextVar("corosrv_scope", default=NOWHERE)
 
 
 def current_scope() -> Scope:
-    """Of the prediction that this call was made for; never None."""
+    """Returns the scope of the prediction that this call was made for; never None."""
     return scope.get()

@@ -4,7 +4,7 @@ import pytest
 
 from corosrv import errors
 from corosrv.predictions import errors as wire
-from corosrv.predictions.health import Health
+from corosrv.predictions.health import PredictorHealth
 
 FAULT = {"loc": ["body", "input", "n"], "msg": "Field required", "type": "value_error.missing"}
 
@@ -29,7 +29,11 @@ TABLE = [
     (errors.OutputFailed("m"), 500, {"error": "m"}),
     (errors.BadFrame("m"), 500, {"error": "m"}),
     (errors.ChannelClosed("m"), 500, {"error": "m"}),
-    (errors.IllegalTransition("it", Health.BUSY, Health.UNKNOWN), 500, {"error": "it cannot go from BUSY to UNKNOWN"}),
+    (
+        errors.IllegalTransition("it", PredictorHealth.BUSY, PredictorHealth.UNKNOWN),
+        500,
+        {"error": "it cannot go from BUSY to UNKNOWN"},
+    ),
 ]  # fmt: skip
 
 

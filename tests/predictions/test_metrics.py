@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.predictions.metrics import Metrics
+from corosrv.predictions.metrics import RecordedMetrics
 
 Records = list[tuple[str, Any, str]]
 
@@ -29,7 +29,7 @@ Records = list[tuple[str, Any, str]]
     ],
 )
 def test_records_make_an_object(records: Records, nested: dict[str, Any]):
-    metrics = Metrics()
+    metrics = RecordedMetrics()
     for record in records:
         metrics.record(*record)
 
@@ -37,7 +37,7 @@ def test_records_make_an_object(records: Records, nested: dict[str, Any]):
 
 
 def test_a_list_that_was_recorded_is_not_changed_by_what_is_appended():
-    metrics, recorded = Metrics(), [1]
+    metrics, recorded = RecordedMetrics(), [1]
     metrics.record("a", recorded, "replace")
 
     metrics.record("a", 2, "append")
@@ -46,7 +46,7 @@ def test_a_list_that_was_recorded_is_not_changed_by_what_is_appended():
 
 
 def test_appending_to_a_long_list_costs_as_little_as_to_a_short_one():
-    metrics = Metrics()
+    metrics = RecordedMetrics()
     began = time.process_time()
 
     for number in range(50_000):

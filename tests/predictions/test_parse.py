@@ -6,13 +6,13 @@ import pytest
 from werkzeug.datastructures import Headers
 
 from corosrv.errors import InvalidInput
-from corosrv.predictions.parse import Call, call
+from corosrv.predictions.parse import PredictionCall, call
 from corosrv.predictions.prediction import Change
 
 URL = "https://example.test/hook"
 
 
-def parse(body: Any, path_id: str | None = None, **fields: str) -> Call:
+def parse(body: Any, path_id: str | None = None, **fields: str) -> PredictionCall:
     return call(body, 0, path_id, Headers(fields))
 
 
@@ -25,13 +25,13 @@ def places(body: Any, path_id: str | None = None) -> list[list[Any]]:
 
 
 def test_an_empty_body_asks_for_everything_as_it_is_by_itself():
-    assert parse({}) == Call()
+    assert parse({}) == PredictionCall()
 
 
 def test_null_equals_absent_and_unknown_fields_are_ignored():
     body = dict.fromkeys(("id", "input", "context", "webhook", "webhook_events_filter"))
 
-    assert parse({**body, "output": 1, "version": None}) == Call()
+    assert parse({**body, "output": 1, "version": None}) == PredictionCall()
 
 
 def test_a_full_body_is_read():

@@ -25,10 +25,10 @@ from corosrv.errors import (
 from corosrv.jobs.answers import Cancelled, Done, Failed, FileOutput, FileRef, Metric, OutputChunk
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import run
-from corosrv.predictions.health import Health, Slots
-from corosrv.predictions.parse import Call
+from corosrv.predictions.health import PredictorHealth, SlotCounts
+from corosrv.predictions.parse import PredictionCall
 from corosrv.predictions.prediction import Change, Prediction, Status
-from corosrv.predictions.service import Found, PredictionService
+from corosrv.predictions.service import CallOutcome, PredictionService
 from corosrv.predictions.webhooks import Receiver as Target
 from corosrv.settings import PredictionSettings
 from corosrv.wire.messages import SlotToServer
@@ -74,20 +74,20 @@ def followed(speaker: HandWorker) -> Iterator[PredictionService]:
 
 def refusal(service: PredictionService, **call: Any) -> CorosrvError:
     with pytest.raises(CorosrvError) as refused:
-        service.admit(Call(**call))
+        service.admit(PredictionCall(**call))
     return refused.value
 
 
-def put(service: PredictionService, id: str, **call: Any) -> tuple[Prediction, Found]:
-    return service.admit(Call(id=id, is_put=True, **call))
+def put(service: PredictionService, id: str, **call: Any) -> tuple[Prediction, CallOutcome]:
+    return service.admit(PredictionCall(id=id, is_put=True, **call))
 
 
 # From acceptance to result
 
 
 def test_a_prediction_goes_from_its_acceptance_to_its_result(service: PredictionService, worker: HandWorker):
-    prediction, found = service.admit(Call(input={"x": 3}, context={"k": "v"}))
-    assert (found, prediction.status) == (Found.NEW, Status.STARTING)
+    prediction, found = service.admit(PredictionCall(input={"x": 3}, context={"k": "v"}))
+    assert (found, prediction.status) == (CallOutcome.NEW, Status.STARTING)
 
     settle()
     (running,) = worker.running
@@ -123,7 +123,7 @@ def test_the_answer_is_known_by_its_id_before_anybody_hears_of_it(service: Predi
 
     worker.running[0].done()
 
-    assert seen == [Found.FINISHED]
+    assert seen == [CallOutcome.FINISHED]
 
 
 def test_secrets_are_shown_as_stars_and_handed_on_whole(service: PredictionService, worker: HandWorker):
@@ -156,14 +156,14 @@ def test_whatever_goes_wrong_before_the_worker_has_it_keeps_the_slot(
     monkeypatch.setattr(tempfile, "gettempdir", broken)
 
     with pytest.raises(OSError, match="No space left"):
-        service.admit(Call(id="a"))
+        service.admit(PredictionCall(id="a"))
 
-    assert service.slots == Slots(1, 0, 0)
+    assert service.slots == SlotCounts(1, 0, 0)
     assert service.find("a") is None
 
 
 def test_a_run_that_is_killed_gives_its_slot_back(service: PredictionService):
-    prediction, _ = service.admit(Call())
+    prediction, _ = service.admit(PredictionCall())
 
     service.shutdown(0)
 
@@ -258,11 +258,11 @@ def test_a_call_that_cannot_be_begun_leaves_nothing_behind(
     monkeypatch.setattr(service.webhooks, "attach", broken)
 
     with pytest.raises(MemoryError):
-        service.admit(Call(id="a", receiver=Target(receiver.url, to_loopback=True)))
+        service.admit(PredictionCall(id="a", receiver=Target(receiver.url, to_loopback=True)))
 
     assert worker.running[0].is_cancelled
     worker.running[0].cancelled()
-    assert service.slots == Slots(1, 0, 0)
+    assert service.slots == SlotCounts(1, 0, 0)
     assert service.find("a") is None
 
 
@@ -272,7 +272,7 @@ def test_a_call_that_cannot_be_begun_leaves_nothing_behind(
 def test_a_put_of_a_running_id_is_that_prediction_whatever_it_asks_for(service: PredictionService):
     prediction = start(service, id="a", is_put=True)
 
-    assert put(service, "a", input="not looked at") == (prediction, Found.RUNNING)
+    assert put(service, "a", input="not looked at") == (prediction, CallOutcome.RUNNING)
 
 
 def test_a_put_of_a_finished_id_is_its_result_where_the_input_is_the_same(
@@ -281,8 +281,8 @@ def test_a_put_of_a_finished_id_is_its_result_where_the_input_is_the_same(
     prediction = start(service, id="a", is_put=True, input={"x": 1})
     worker.running[0].done()
 
-    assert put(service, "a", input={"x": 1}) == (prediction, Found.FINISHED)
-    assert put(service, "a", input={}) == (prediction, Found.FINISHED)  # 1 is the default
+    assert put(service, "a", input={"x": 1}) == (prediction, CallOutcome.FINISHED)
+    assert put(service, "a", input={}) == (prediction, CallOutcome.FINISHED)  # 1 is the default
     with pytest.raises(IdTaken, match="id already used"):
         put(service, "a", input={"x": 2})
 
@@ -306,7 +306,7 @@ def test_of_many_puts_of_one_id_one_runs(worker: HandWorker):
         greenlets = [gevent.spawn(put, service, "a") for _ in range(50)]
         gevent.joinall(greenlets, TIMEOUT)
 
-        assert [greenlet.value[1] for greenlet in greenlets].count(Found.NEW) == 1
+        assert [greenlet.value[1] for greenlet in greenlets].count(CallOutcome.NEW) == 1
         settle()
         assert len(many.running) == 1
 
@@ -350,7 +350,7 @@ def test_a_result_that_was_on_its_way_outruns_the_cancel(service: PredictionServ
 
 
 def test_what_is_canceled_at_once_is_never_shown_as_started(service: PredictionService, worker: HandWorker):
-    prediction, _ = service.admit(Call(id="a"))
+    prediction, _ = service.admit(PredictionCall(id="a"))
 
     service.cancel("a")
     assert worker.running[0].is_cancelled
@@ -358,7 +358,7 @@ def test_what_is_canceled_at_once_is_never_shown_as_started(service: PredictionS
 
     assert wait(prediction)["status"] == "canceled"
     assert "started_at" not in prediction.view()
-    assert service.slots == Slots(1, 0, 0)
+    assert service.slots == SlotCounts(1, 0, 0)
 
 
 def test_who_cancels_is_told_that_and_not_what_else_went_wrong(service: PredictionService, worker: HandWorker):
@@ -614,7 +614,7 @@ def test_the_first_of_several_outputs_is_a_list_from_the_beginning(followed: Pre
     assert prediction.view()["output"] == ["w"]
 
 
-# Health
+# PredictorHealth
 
 
 def test_health_follows_the_worker_and_its_slots(worker: HandWorker):
@@ -629,7 +629,13 @@ def test_health_follows_the_worker_and_its_slots(worker: HandWorker):
     worker.kill()
     seen.append(service.health)
 
-    assert seen == [Health.STARTING, Health.READY, Health.BUSY, Health.READY, Health.DEFUNCT]
+    assert seen == [
+        PredictorHealth.STARTING,
+        PredictorHealth.READY,
+        PredictorHealth.BUSY,
+        PredictorHealth.READY,
+        PredictorHealth.DEFUNCT,
+    ]
 
 
 def test_poisoned_slots_are_told_and_all_of_them_are_the_end():
@@ -637,42 +643,42 @@ def test_poisoned_slots_are_told_and_all_of_them_are_the_end():
     with serving(worker) as service:
         assert worker.permits is not None
         worker.permits.poison(0, "broken")
-        assert (service.health, service.slots) == (Health.READY, Slots(2, 0, 1))
+        assert (service.health, service.slots) == (PredictorHealth.READY, SlotCounts(2, 0, 1))
 
         worker.permits.poison(1, "broken")
 
-        assert service.health is Health.DEFUNCT
+        assert service.health is PredictorHealth.DEFUNCT
 
 
 def test_the_users_own_check_is_told_and_not_kept(service: PredictionService, worker: HandWorker):
     worker.sickness = "no disk"
-    assert service.check_health() == (Health.UNHEALTHY, "no disk")
-    assert service.admit(Call())[1] is Found.NEW
-    assert service.check_health() == (Health.UNHEALTHY, "no disk")
+    assert service.check_health() == (PredictorHealth.UNHEALTHY, "no disk")
+    assert service.admit(PredictionCall())[1] is CallOutcome.NEW
+    assert service.check_health() == (PredictorHealth.UNHEALTHY, "no disk")
 
     worker.sickness = None
 
-    assert service.check_health() == (Health.BUSY, None)
+    assert service.check_health() == (PredictorHealth.BUSY, None)
 
 
 def test_the_users_check_runs_only_where_it_can(worker: HandWorker):
     service = PredictionService(worker, PredictionSettings())
 
-    assert service.check_health() == (Health.STARTING, None)
+    assert service.check_health() == (PredictorHealth.STARTING, None)
 
     assert worker.n_checks == 0
 
 
 def test_a_worker_that_is_started_again_begins_another_life(service: PredictionService, worker: HandWorker):
     worker.kill()
-    assert service.health is Health.DEFUNCT
+    assert service.health is PredictorHealth.DEFUNCT
 
     worker.go(WorkerState.STARTING)
-    assert service.health is Health.STARTING
+    assert service.health is PredictorHealth.STARTING
     worker.go(WorkerState.READY)
 
-    assert service.health is Health.READY
-    assert service.admit(Call())[1] is Found.NEW
+    assert service.health is PredictorHealth.READY
+    assert service.admit(PredictionCall())[1] is CallOutcome.NEW
 
 
 # The end

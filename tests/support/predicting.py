@@ -16,9 +16,9 @@ from corosrv.jobs import PredictJob
 from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
 from corosrv.jobs.setup import Setup
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.predictions.parse import Call
+from corosrv.predictions.parse import PredictionCall
 from corosrv.predictions.prediction import Change, Prediction
-from corosrv.predictions.service import Found, PredictionService
+from corosrv.predictions.service import CallOutcome, PredictionService
 from corosrv.settings import PredictionSettings
 from corosrv.wire.messages import SlotToServer
 from corosrv.worker.parent.predict_reader import PredictReader
@@ -143,8 +143,8 @@ def wait(prediction: Prediction) -> dict[str, Any]:
 
 def start(service: PredictionService, **call: Any) -> Prediction:
     """A new prediction, at its worker."""
-    prediction, found = service.admit(Call(**call))
-    assert found is Found.NEW
+    prediction, found = service.admit(PredictionCall(**call))
+    assert found is CallOutcome.NEW
     settle()
     return prediction
 

@@ -29,10 +29,10 @@ from corosrv.wire.messages import (
     Predict,
     Ready,
     Shutdown,
-    ShuttingDown,
     SlotFailed,
     SlotToServer,
     SlotToWorker,
+    WorkerLeaving,
 )
 from corosrv.wire.thread_channel import ThreadChannel
 
@@ -188,7 +188,7 @@ class ChildProcess:
         self.control.send(Shutdown())
         while isinstance(message := self.control.receive(), Log):
             self.server_log += message.data
-        assert isinstance(message, ShuttingDown), message
+        assert isinstance(message, WorkerLeaving), message
         return self.process.wait(TIMEOUT)
 
 

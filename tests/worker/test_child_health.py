@@ -10,7 +10,7 @@ import pytest
 
 from corosrv.jobs.answers import Cancelled
 from corosrv.wire.messages import HealthCheck, HealthCheckResult
-from corosrv.worker.child.predictor_health import HealthChecks
+from corosrv.worker.child.predictor_health import HealthcheckRunner
 from tests.support.worker_child import ChildProcess, write_predictor
 
 FAILED = "Healthcheck failed"
@@ -94,7 +94,7 @@ def test_a_check_that_hangs_is_answered_for_and_no_other_is_begun() -> None:
         begun.append(True)
         release.wait(10)
 
-    checks = HealthChecks(check, answers, limit=0.05)
+    checks = HealthcheckRunner(check, answers, limit=0.05)
     checks.ask("first")
     assert answers.next() == ("first", f"{FAILED}: user-defined healthcheck timed out after 0.1 seconds")
     checks.ask("second")
@@ -114,7 +114,7 @@ def test_who_asks_meanwhile_shares_the_answer() -> None:
         release.wait(10)
         return False
 
-    checks = HealthChecks(check, answers)
+    checks = HealthcheckRunner(check, answers)
     checks.ask("first")
     checks.ask("second")
     release.set()

@@ -1,1 +1,1 @@
-"""What runs in the worker process around the author's code."""
+"""The worker process: everything that runs around the author's code."""

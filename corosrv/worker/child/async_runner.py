@@ -15,7 +15,7 @@ from corosrv.jobs.answers import FileOutput, OutputChunk
 from corosrv.wire.messages import Predict
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
-from corosrv.worker.child.run import Desk, Run
+from corosrv.worker.child.run import PredictionLifecycle, RunningPrediction
 from corosrv.worker.child.slot_end import Poison, SlotEnd
 from corosrv.worker.signatures.shapes import AnyOf, DictOf, Fetched, ListOf, Nullable, Shape
 from corosrv.worker.values.inputs import Inputs
@@ -33,7 +33,7 @@ class AsyncRunner:
         self,
         predictor: Predictor,
         slots: Sequence[SlotEnd],
-        desk: Desk,
+        desk: PredictionLifecycle,
         loop: asyncio.AbstractEventLoop,
         fork: Fork,
         poison: Poison,
@@ -50,7 +50,7 @@ class AsyncRunner:
         self._tasks: dict[SlotEnd, asyncio.Task[BaseException | None]] = {}
 
     def serve(self) -> None:
-        """Until all channels have ended, and what came over them."""
+        """Runs predictions until all channels have ended and every prediction that came over them."""
         for slot in self._open:
             self._loop.add_reader(slot.fileno(), self._receive, slot)
         while self._open or self._tasks:
@@ -86,14 +86,14 @@ class AsyncRunner:
         self._tasks[slot] = task = self._loop.create_task(self._error_of(run))
         task.add_done_callback(lambda task: self._ended(slot, run, task))
 
-    def _ended(self, slot: SlotEnd, run: Run, task: asyncio.Task[BaseException | None]) -> None:
+    def _ended(self, slot: SlotEnd, run: RunningPrediction, task: asyncio.Task[BaseException | None]) -> None:
         # First, as whoever gets the terminal message may send the next prediction at once.
         del self._tasks[slot]
         # User code that cancels all tasks there are may hit this one before it begins.
         self._desk.end(run, asyncio.CancelledError() if task.cancelled() else task.result())
         self._stop_if_idle()
 
-    async def _error_of(self, run: Run) -> BaseException | None:
+    async def _error_of(self, run: RunningPrediction) -> BaseException | None:
         """How it ended."""
         run.enter()
         try:
@@ -106,7 +106,7 @@ class AsyncRunner:
         self._fork.leave()
         return None
 
-    async def _predict(self, run: Run) -> None:
+    async def _predict(self, run: RunningPrediction) -> None:
         run.is_stream = self._predictor.signature.is_generator
         with Inputs(self._predictor.signature, run.predict.output_dir, run.agent) as inputs:
             run.interrupt = inputs.cancel
@@ -118,7 +118,7 @@ class AsyncRunner:
             if not run.is_cancelled:
                 await self._call(run, user, arguments)
 
-    async def _call(self, run: Run, user: _UserCode, arguments: dict[str, Any]) -> None:
+    async def _call(self, run: RunningPrediction, user: _UserCode, arguments: dict[str, Any]) -> None:
         run.start_clock()
         result = self._predictor.call(**arguments)
         if inspect.isawaitable(result):
@@ -130,7 +130,7 @@ class AsyncRunner:
             return
         await self._stream(run, user, result)
 
-    async def _stream(self, run: Run, user: _UserCode, chunks: Any) -> None:
+    async def _stream(self, run: RunningPrediction, user: _UserCode, chunks: Any) -> None:
         """Each chunk is on its way before the next is made."""
         if not hasattr(chunks, "__anext__"):
             chunks = aiter(chunks) if hasattr(chunks, "__aiter__") else _from_iterable(chunks)
@@ -156,7 +156,7 @@ class AsyncRunner:
         """Downloads and large files take their time, and others run on this loop."""
         return await self._loop.run_in_executor(self._helpers, work)
 
-    async def _sent(self, run: Run) -> None:
+    async def _sent(self, run: RunningPrediction) -> None:
         """The kernel has all of it, or the prediction was cancelled."""
         done = asyncio.Event()
         while not run.outbox.is_empty and not run.is_cancelled:
@@ -168,7 +168,7 @@ class AsyncRunner:
 class _UserCode:
     """Waits for what the author wrote, and there alone is a cancel let through."""
 
-    def __init__(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, run: RunningPrediction, loop: asyncio.AbstractEventLoop) -> None:
         self._run = run
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None  # while it waits in user code

@@ -32,7 +32,7 @@ class Cancellable(Protocol):
     is_told: bool  # user code has heard of it
 
     def on_cancel(self) -> None:
-        """It was just cancelled. Called once at most, in any thread, and perhaps when it has ended since."""
+        """Called when the prediction was cancelled: once at most, in any thread, perhaps after its end."""
 
 
 class _Lane:
@@ -54,7 +54,7 @@ class Cancels:
         self._lock = threading.RLock()
 
     def begin(self, slot: int, prediction: Cancellable) -> None:
-        """From now on it can be cancelled; perhaps it was before."""
+        """Lets the prediction be cancelled from now on; an early cancel counts at once."""
         with self._lock:
             lane = self._lanes.setdefault(slot, _Lane())
             lane.running = prediction
@@ -62,7 +62,7 @@ class Cancels:
             lane.early = None
 
     def end(self, slot: int) -> bool:
-        """From now on it is too late. Returns whether the prediction was cancelled."""
+        """Ends the time for cancels. Returns whether the prediction was cancelled."""
         with self._lock:
             lane = self._lanes[slot]
             assert lane.running is not None, "a prediction ends that has not begun"
@@ -153,7 +153,7 @@ class Interrupts:
             self._running = None
 
     def __enter__(self) -> None:
-        """In here the main thread is interrupted only at the end: what user code calls of ours goes on undisturbed."""
+        """Delays interrupts of the main thread to the end of the block: our code that user code calls completes."""
         if _thread.get_ident() == self._main:
             self._n_held += 1
 

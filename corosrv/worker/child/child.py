@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from corosrv.errors import LoadError
-from corosrv.wire.messages import PROTOCOL, HealthCheckResult, Init, Log, Ready, ShuttingDown, SlotFailed
+from corosrv.wire.messages import PROTOCOL, HealthCheckResult, Init, Log, Ready, SlotFailed, WorkerLeaving
 from corosrv.worker.child import cog, lifeline
 from corosrv.worker.child.cancel import Cancels, Interrupts
 from corosrv.worker.child.control import Control
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor, load
 from corosrv.worker.child.outbox import Ferry
-from corosrv.worker.child.predictor_health import HealthChecks
-from corosrv.worker.child.run import Desk, describe, trace
+from corosrv.worker.child.predictor_health import HealthcheckRunner
+from corosrv.worker.child.run import PredictionLifecycle, describe, trace
 from corosrv.worker.child.slot_end import SlotEnd
 from corosrv.worker.child.sync_runner import SyncRunner
 from corosrv.worker.printing import threads
@@ -34,7 +34,7 @@ FAREWELL = 1.0  # seconds that the predictor's exit handlers may take
 
 
 class Child:
-    """The whole of a worker process. `main` runs in the main thread, what the server says in the control thread."""
+    """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
 
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
         self._ferry = Ferry()
@@ -48,12 +48,12 @@ class Child:
         self._capture = Capture(self._outside, self._interrupts)
         self._cancels = Cancels(lambda slot: slot < len(self._slots) and self._slots[slot].has_mail())
         self._loop: AbstractEventLoop | None = None  # of async predictors
-        self._health: HealthChecks | None = None  # once it is set up
+        self._health: HealthcheckRunner | None = None  # once it is set up
         self._lifeline_fd = lifeline_fd
         self._is_shutting_down = threading.Event()
 
     def main(self) -> NoReturn:
-        """From the first word of the server's to the end of the process."""
+        """Sets the predictor up, serves predictions and ends the process."""
         try:
             self._install()
             predictor = self._set_up(self._control.wait_for_init())
@@ -85,7 +85,7 @@ class Child:
         if predictor.signature.is_async or inspect.iscoroutinefunction(predictor.setup):
             self._make_loop()
         self._call_setup(predictor)
-        self._health = HealthChecks(
+        self._health = HealthcheckRunner(
             predictor.healthcheck, self._answer_health, self._loop if predictor.signature.is_async else None
         )
         # What set-up printed comes before the word that it is over.
@@ -122,7 +122,7 @@ class Child:
 
     def _serve(self, predictor: Predictor) -> None:
         agent = os.environ.get("COROSRV_USER_AGENT") or os.environ.get("COG_USER_AGENT")
-        desk = Desk(self._capture, self._cancels, self._outside, self._interrupts, agent)
+        desk = PredictionLifecycle(self._capture, self._cancels, self._outside, self._interrupts, agent)
         if predictor.signature.is_async:
             from corosrv.worker.child.async_runner import AsyncRunner
 
@@ -176,11 +176,11 @@ class Child:
 
     def _say_farewell(self) -> None:
         self._capture.flush()
-        self._control.outbox.post(ShuttingDown())
+        self._control.outbox.post(WorkerLeaving())
         self._control.outbox.flush(FAREWELL)
 
     def _let_go(self) -> None:
-        """In a forked child, which is no part of all this."""
+        """Closes the worker's channels in a forked copy, which must not use them."""
         scope.set(NOWHERE)
         self._control.let_go()
         for slot in self._slots:

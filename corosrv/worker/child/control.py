@@ -18,8 +18,8 @@ from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
 
 
-class Listener(Protocol):
-    """What the server's words are for, once Init was said. Called in the control thread, and must not wait."""
+class ControlListener(Protocol):
+    """Handles the server's messages after Init. Called in the control thread; must not wait."""
 
     def add_slots(self, fds: Sequence[int]) -> None:
         """The ends of their channels, which are the listener's from now on."""
@@ -46,17 +46,17 @@ class Control:
         self._init: SimpleQueue[Init] = SimpleQueue()
 
     def let_go(self) -> None:
-        """In a forked child: it is not the child's, and the server would not see the parent end."""
+        """Closes the socket in a forked copy, which would otherwise hide the worker's end from the server."""
         self._socket.close()
 
-    def start(self, listener: Listener) -> None:
-        """From now on the process ends with the channel."""
+    def start(self, listener: ControlListener) -> None:
+        """Starts the thread that reads the channel; the process ends when the channel does."""
         threading.Thread(target=self._read, args=(listener,), name="corosrv-control", daemon=True).start()
 
     def wait_for_init(self) -> Init:
         return self._init.get()
 
-    def _read(self, listener: Listener) -> None:
+    def _read(self, listener: ControlListener) -> None:
         try:
             while (message := self._channel.receive()) is not None:
                 self._dispatch(message, listener)
@@ -66,7 +66,7 @@ class Control:
             self.outbox.post(Fatal(f"{type(error).__name__}: {error}"))
         die()
 
-    def _dispatch(self, message: ControlToWorker, listener: Listener) -> None:
+    def _dispatch(self, message: ControlToWorker, listener: ControlListener) -> None:
         if isinstance(message, Init):
             self._init.put(message)
         elif isinstance(message, Lanes):
@@ -80,7 +80,7 @@ class Control:
 
 
 def die() -> NoReturn:
-    """At once, and with everything that user code has started: nobody is left who could want it."""
+    """Ends this process and everything that user code started, at once: the server is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # Only a group of our own: whoever started us by hand may be in another.
         if os.getpgrp() == os.getpid():

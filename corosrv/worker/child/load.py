@@ -1,4 +1,4 @@
-"""From FILE.py:NAME or MODULE:NAME to a predictor that is set up."""
+"""Loads the predictor that FILE.py:NAME or MODULE:NAME names."""
 
 from __future__ import annotations
 

@@ -70,7 +70,10 @@ class Outbox(Generic[Out]):
         return not self._queue
 
     def post(self, *messages: Out) -> None:
-        """Never waits. Raises FrameTooLarge, and what the codec raises. Goes nowhere once the other side has closed."""
+        """Sends messages or queues them; drops them once the other side has closed. Never waits.
+
+        Raises FrameTooLarge, and what the codec raises.
+        """
         frame = b"".join(encode(self._codec.encode(message)) for message in messages)
         with self._lock:
             if not self._is_closed:
@@ -90,7 +93,7 @@ class Outbox(Generic[Out]):
             self.post(message)
 
     def post_slowly(self, message: Out) -> None:
-        """Of what must not be lost, and may be much: waits a second before it where the server does not read."""
+        """Like post(), but waits up to a second if the server does not read. For messages that must not be dropped."""
         if self._backlog > LOG_BACKLOG:
             self.flush(LOG_PATIENCE)
         self.post(message)
@@ -103,7 +106,7 @@ class Outbox(Generic[Out]):
             return self._has_room.wait_for(lambda: not self._queue or unless(), timeout)
 
     def nudge(self) -> None:
-        """Whoever waits looks again."""
+        """Wakes everyone who waits for the outbox, to look again."""
         with self._lock:
             self._has_room.notify_all()
             self._call_listeners()
@@ -116,7 +119,7 @@ class Outbox(Generic[Out]):
                 self._call_listeners()
 
     def send_queued(self) -> None:
-        """What the ferry calls when the socket takes more."""
+        """Called by the ferry when the socket takes more."""
         with self._lock:
             self._is_on_ferry = False
             self._send()
@@ -127,7 +130,7 @@ class Outbox(Generic[Out]):
             self._drops.report()
 
     def close(self) -> None:
-        """What waits is lost."""
+        """Drops what is queued, and every later message."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()

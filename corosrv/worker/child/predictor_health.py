@@ -15,7 +15,7 @@ LIMIT = 5.0  # seconds
 _FAILED = "Healthcheck failed"  # how Cog's reasons begin
 
 
-class HealthChecks:
+class HealthcheckRunner:
     """Answers each question once, within the limit. Any thread may ask."""
 
     def __init__(

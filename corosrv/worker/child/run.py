@@ -1,4 +1,4 @@
-"""One prediction in the child, and the desk that begins and ends them."""
+"""One prediction in the worker process, and how predictions begin and end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MAX_ERROR = 100_000  # characters of a message, and of a traceback
 _OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames say nothing to an author
 
 
-class Run:
-    """One prediction, from the moment that it was read from its slot's channel. Made and ended by a Desk.
+class RunningPrediction:
+    """One prediction, from when it was read from its slot's channel. Made and ended by a PredictionLifecycle.
 
     What it prints, records and yields goes out at once, and nothing does after its terminal message.
     """
@@ -67,7 +67,7 @@ class Run:
         self.outbox.nudge()
 
     def input(self) -> dict[str, Any]:
-        """As the server checked it. Raises InputFailed where the file that it was left in cannot be read."""
+        """Returns the input that the server checked. Raises InputFailed if the file that holds it cannot be read."""
         if self.predict.input_file is None:
             return self.predict.input or {}
         try:
@@ -77,7 +77,7 @@ class Run:
             raise InputFailed(f"the input cannot be read: {error}") from error
 
     def enter(self) -> None:
-        """From here on the current context is the prediction's."""
+        """Makes the current context the prediction's."""
         scope.set(self.scope)
         place.set(self.printed)
 
@@ -89,14 +89,14 @@ class Run:
         self._ended = self._ended or time.monotonic()
 
     def see(self, result: Any) -> None:
-        """What it gives, whatever was foreseen: chunks that are members of a list, or one value."""
+        """Notes whether the result is a stream of chunks or one value, whatever the annotation says."""
         if not self.is_stream and isinstance(result, GeneratorType | AsyncGeneratorType):
             self.is_stream, self._is_foreseen = True, False  # so its chunks have to say it
         elif self.is_stream and not outputs.is_many(result):
             self.is_stream = False
 
     def draft(self, value: Any) -> Draft:
-        """Of the next chunk, or of all that it gives. Raises OutputFailed."""
+        """Drafts the next chunk, or the whole result. Raises OutputFailed."""
         return Draft(value, self._n_chunks, self.predict.output_dir)
 
     def post_chunk(self, chunk: OutputChunk | FileOutput) -> None:
@@ -105,11 +105,11 @@ class Run:
         self._n_chunks += 1
 
     def keep_value(self, value: OutputChunk | FileOutput) -> None:
-        """All that it gives. Goes out with the terminal message: one system call costs more than all else here."""
+        """Keeps the whole result for the terminal message: another system call would cost more than all else here."""
         self._value = (value,)
 
     def end(self, is_cancelled: bool, error: BaseException | None) -> None:
-        """What decides is whether it was cancelled, and never what `error` says."""
+        """Sends the terminal message. Whether the prediction was cancelled decides, never the text of `error`."""
         with self._ending:
             self._is_over = True
         try:
@@ -136,7 +136,7 @@ class Run:
         return (self._ended or time.monotonic()) - self._began
 
 
-class Desk:
+class PredictionLifecycle:
     """Begins and ends predictions, of all slots; in the thread that runs them."""
 
     def __init__(
@@ -153,13 +153,13 @@ class Desk:
         self._outside = outside
         self._held = held
 
-    def begin(self, predict: Predict, slot: int, outbox: Outbox[SlotToServer]) -> Run:
-        run = Run(predict, slot, outbox, self._outside, self._held, self._agent)
+    def begin(self, predict: Predict, slot: int, outbox: Outbox[SlotToServer]) -> RunningPrediction:
+        run = RunningPrediction(predict, slot, outbox, self._outside, self._held, self._agent)
         self._capture.begin(run.printed)
         self._cancels.begin(slot, run)
         return run
 
-    def end(self, run: Run, error: BaseException | None = None) -> None:
+    def end(self, run: RunningPrediction, error: BaseException | None = None) -> None:
         """Sends all that is left of it, and its terminal message last: by then the slot is free."""
         self._capture.end(run.printed)
         is_cancelled = self._cancels.end(run.slot)

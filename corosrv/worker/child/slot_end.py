@@ -36,7 +36,7 @@ class SlotEnd:
         return self._channel.receive()
 
     def receive_nowait(self) -> list[Predict] | None:
-        """What has arrived, perhaps nothing yet; None when no more come. Raises BadFrame.
+        """Returns the predictions that have arrived, perhaps none; None when no more come. Raises BadFrame.
 
         Not to be mixed with receive().
         """
@@ -66,7 +66,7 @@ class SlotEnd:
             self._socket.shutdown(socket.SHUT_RD)
 
     def let_go(self) -> None:
-        """In a forked child: it is not the child's."""
+        """Closes the socket in a forked copy."""
         self._socket.close()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from corosrv.errors import BadFrame, OutputFailed
 from corosrv.worker.child.cancel import Interrupts
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
-from corosrv.worker.child.run import Desk, Run
+from corosrv.worker.child.run import PredictionLifecycle, RunningPrediction
 from corosrv.worker.child.slot_end import Poison, SlotEnd
 from corosrv.worker.predictor import CancelationException
 from corosrv.worker.values.inputs import Inputs
@@ -26,7 +26,13 @@ class SyncRunner:
     """Belongs to the main thread."""
 
     def __init__(
-        self, predictor: Predictor, slot: SlotEnd, desk: Desk, interrupts: Interrupts, fork: Fork, poison: Poison
+        self,
+        predictor: Predictor,
+        slot: SlotEnd,
+        desk: PredictionLifecycle,
+        interrupts: Interrupts,
+        fork: Fork,
+        poison: Poison,
     ) -> None:
         self._predictor = predictor
         self._slot = slot
@@ -36,7 +42,7 @@ class SyncRunner:
         self._poison = poison
 
     def serve(self) -> None:
-        """Until the channel ends."""
+        """Runs predictions until the channel ends."""
         try:
             while (predict := self._slot.receive()) is not None:
                 run = self._desk.begin(predict, self._slot.id, self._slot.outbox)
@@ -46,7 +52,7 @@ class SyncRunner:
         except BadFrame as error:
             self._poison(self._slot.id, str(error))
 
-    def _error_of(self, run: Run) -> BaseException | None:
+    def _error_of(self, run: RunningPrediction) -> BaseException | None:
         """How it ended."""
         try:
             self._predict(run)
@@ -56,7 +62,7 @@ class SyncRunner:
             run.stop_clock()
         return None
 
-    def _predict(self, run: Run) -> None:
+    def _predict(self, run: RunningPrediction) -> None:
         run.is_stream = self._predictor.signature.is_generator
         with Inputs(self._predictor.signature, run.predict.output_dir, run.agent) as inputs:
             run.interrupt = inputs.cancel
@@ -67,7 +73,7 @@ class SyncRunner:
             if not run.is_cancelled:
                 self._call(run, arguments)
 
-    def _call(self, run: Run, arguments: dict[str, Any]) -> None:
+    def _call(self, run: RunningPrediction, arguments: dict[str, Any]) -> None:
         user = _UserCode(run, self._interrupts)
         run.start_clock()
         result = user.call(self._predictor.call, **arguments)
@@ -80,7 +86,7 @@ class SyncRunner:
             return
         self._stream(run, user, user.call(iter, result))
 
-    def _stream(self, run: Run, user: _UserCode, chunks: Iterator[Any]) -> None:
+    def _stream(self, run: RunningPrediction, user: _UserCode, chunks: Iterator[Any]) -> None:
         """Each chunk is on its way before the next is made."""
         try:
             while (chunk := user.call(next, chunks, _END)) is not _END:
@@ -97,18 +103,18 @@ class SyncRunner:
 class _UserCode:
     """Calls what the author wrote, in the prediction's own context."""
 
-    def __init__(self, run: Run, interrupts: Interrupts) -> None:
+    def __init__(self, run: RunningPrediction, interrupts: Interrupts) -> None:
         self._run = run
         self._interrupts = interrupts
         self._context: Context = copy_context()
         self._context.run(run.enter)
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Not at all, once the prediction is cancelled. Raises CancelationException."""
+        """Calls user code, unless the prediction is cancelled. Raises CancelationException."""
         return self._interrupts.call(self._run, cast("Callable[..., T]", self._context.run), function, *args, **kwargs)
 
     def call_anyway(self, function: Callable[[], object]) -> None:
-        """To clean up."""
+        """Calls user code to clean up, also after a cancel."""
         self._context.run(function)
 
     def throw_cancel(self, chunks: Iterator[Any]) -> None:

@@ -12,7 +12,7 @@ LIMIT = 5.0  # seconds
 
 
 class HealthChecks:
-    """Who asks while a check runs shares it, and none is begun as long as one hangs."""
+    """Runs one check at a time; callers that ask meanwhile share it, and none begins while one hangs."""
 
     def __init__(self, send: Callable[[str], None], limit: float = LIMIT) -> None:
         """`send` asks the worker to run the check of this id; it must not wait."""
@@ -22,7 +22,7 @@ class HealthChecks:
         self._running: tuple[str, float, AsyncResult] | None = None  # id, when it is due, what waits for its outcome
 
     def ask(self) -> str | None:
-        """None when the predictor is well, else the reason. Waits, until the limit at most."""
+        """Returns None if the predictor is healthy, otherwise the reason. Waits until the limit at most."""
         if self._running is None:
             check_id = next(self._ids)
             self._running = check_id, time.monotonic() + self._limit, AsyncResult()
@@ -40,7 +40,7 @@ class HealthChecks:
             self.give_up(reason)
 
     def give_up(self, reason: str | None) -> None:
-        """Nobody is to wait for the check any more: this is its outcome."""
+        """Ends the running check with this outcome and wakes everyone waiting for it."""
         running, self._running = self._running, None
         if running is not None:
             running[2].set(reason)

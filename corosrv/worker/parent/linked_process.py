@@ -36,7 +36,7 @@ ControlIn_contra = TypeVar("ControlIn_contra", contravariant=True)
 LaneIn_contra = TypeVar("LaneIn_contra", contravariant=True)
 
 
-class Listener(Protocol[ControlIn_contra, LaneIn_contra]):
+class ProcessListener(Protocol[ControlIn_contra, LaneIn_contra]):
     """Is told what the process says and what becomes of it. Only `wait_for_room` may wait."""
 
     def on_control(self, message: ControlIn_contra) -> None:
@@ -60,7 +60,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
 
     def __init__(
         self,
-        listener: Listener[ControlIn, LaneIn],
+        listener: ProcessListener[ControlIn, LaneIn],
         control: Codec[ControlOut, ControlIn],
         lane: Codec[LaneOut, LaneIn],
     ) -> None:

@@ -38,7 +38,7 @@ Link = LinkedProcess[
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What to run, and how."""
+    """The settings of one worker process."""
 
     predictor: str  # FILE.py:CLASS, FILE.py:FUNCTION, or a module in place of the file
     slots: int | None = None  # None: as many as the predictor says
@@ -69,7 +69,7 @@ class PredictorProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None before it was started."""
+        """The process's id; None before it was started."""
         return self._link.pid if self._link.is_started else None
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class PredictorProcess:
             self._setup_timer.start(self._fail_setup, error)
 
     def refuse(self, reason: str) -> None:
-        """In place of start(): it is never set up, and says why."""
+        """Fails the set-up with this reason, in place of start()."""
         self.setup.start()
         self._fail_setup(reason)
 
@@ -146,7 +146,7 @@ class PredictorProcess:
 
     @property
     def permits(self) -> PermitPool | None:
-        """Once the worker is READY."""
+        """The pool of its slots; None until the worker is READY."""
         return None if self._slots is None else self._slots.permits
 
     def submit(self, job: PredictJob) -> PredictReader:
@@ -180,7 +180,7 @@ class PredictorProcess:
                 gevent.spawn(self._link.end_within, ABORT)
             case messages.DroppedLogs():
                 log.warning("the worker dropped %d logs in %d ms", message.count, message.interval_millis)
-            case messages.ShuttingDown():
+            case messages.WorkerLeaving():
                 log.debug("the worker shuts down")
 
     def _on_log(self, message: messages.Log) -> None:
@@ -210,7 +210,7 @@ class PredictorProcess:
         self._poison(self._slots.id_of(lane), fault)
 
     def _poison(self, slot_id: int, reason: str) -> None:
-        """When it was the last slot, the worker is of no use."""
+        """Takes a slot out of use; ends the worker if it was the last."""
         assert self._slots is not None
         self._slots.poison(slot_id, reason)
         permits = self._slots.permits

@@ -78,7 +78,7 @@ class PredictReader(Reader[Answer]):
     # What follows is for whoever feeds the reader.
 
     def put(self, message: Answer, n_bytes: int) -> None:
-        """Never waits. Nothing may follow a terminal message."""
+        """Adds a message. Never waits. Nothing may follow a terminal message."""
         assert not self._has_ended, f"{message} comes behind the terminal message"
         self._has_ended = isinstance(message, TERMINAL)
         if self._is_closed:

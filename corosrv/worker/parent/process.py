@@ -92,14 +92,14 @@ class Process:
 
 
 def _watch_child(process: Process) -> Any:
-    """On the main hub, which reaps all children as soon as anybody watches one."""
+    """Watches on the main hub, which reaps all children as soon as anybody watches one."""
     watcher = get_hub().loop.child(process.pid)
     watcher.start(lambda: process.ended(os.waitstatus_to_exitcode(watcher.rstatus)))
     return watcher.close
 
 
 def _watch_pidfd(process: Process) -> Any:
-    """On the hub of another thread, which cannot watch children."""
+    """Watches on the hub of another thread, which cannot watch children."""
     pidfd = os.pidfd_open(process.pid)
     watcher = get_hub().loop.io(pidfd, _READ)
 

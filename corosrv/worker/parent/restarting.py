@@ -83,7 +83,7 @@ class RestartingWorker:
         self._process.start()
 
     def refuse(self, reason: str) -> None:
-        """In place of start(): it is never set up, and says why."""
+        """Fails the set-up with this reason, in place of start()."""
         self._process.refuse(reason)
 
     def on_change(self, listener: Callable[[], None]) -> None:

@@ -79,7 +79,7 @@ class Slots:
         self._slots[lane].wait_for_room()
 
     def poison(self, slot_id: int, reason: str) -> None:
-        """Nothing runs on the slot any more; what does, fails with the reason."""
+        """Takes a slot out of use for ever; a prediction that runs there fails with the reason."""
         log.error("slot %d is poisoned: %s", slot_id, reason)
         slot = self._by_id[slot_id]
         if slot.running is not None:

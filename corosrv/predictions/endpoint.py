@@ -18,14 +18,17 @@ from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import encoded_response
 from corosrv.predictions import events, headers, parse
 from corosrv.predictions.prediction import Change, Prediction
-from corosrv.predictions.service import Found, PredictionService
+from corosrv.predictions.service import CallOutcome, PredictionService
 
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """Takes the current request. Seconds of silence before a stream's comment, and that a client may accept nothing."""
+class PredictionEndpoint:
+    """Answers create requests.
+
+    `ping_interval`: seconds of silence before a comment line; `write_timeout`: seconds a client may accept nothing.
+    """
 
     service: PredictionService
     stats: HttpStats
@@ -42,14 +45,14 @@ class Desk:
         prediction, found = service.admit(call)
         if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
             return self._stream(reader)
-        if found is Found.RUNNING:
+        if found is CallOutcome.RUNNING:
             return encoded_response(prediction.encoded(with_input=True), 202)
-        if found is Found.NEW and call.is_async:
+        if found is CallOutcome.NEW and call.is_async:
             return encoded_response(prediction.encoded(), 202)
         return encoded_response(self._wait(prediction).encoded())
 
     def _read(self) -> tuple[Any, int]:
-        """What was sent as JSON, an empty object where nothing was; and how many bytes that were. Waits."""
+        """Reads the body: its JSON value, or an empty object if there is no body, and its size in bytes. Waits."""
         kind, limit = request.headers.get("Content-Type", ""), self.service.settings.max_body
         if (request.content_length or 0) > limit:
             raise BodyTooLarge(limit)
@@ -59,7 +62,7 @@ class Desk:
         return (body.decode(request, sent, _JSON) if sent or kind else {}), len(sent)
 
     def _wait(self, prediction: Prediction) -> Prediction:
-        """The prediction once it has ended; canceled when its client goes away before that. Waits."""
+        """Waits until the prediction has ended; cancels it if its client leaves before that."""
         if prediction.is_finished:
             return prediction
         is_over = Signal()
