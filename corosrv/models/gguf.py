@@ -18,7 +18,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 
 class BrokenFile(ValueError):
-    """No GGUF, or one that ends too early."""
+    """The file is no GGUF, or ends too early. A signal within this module: such a file has no facts."""
 
 
 @dataclass(frozen=True, slots=True)

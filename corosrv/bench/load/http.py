@@ -7,7 +7,7 @@ MAX_CHUNK = 16 * 1024 * 1024  # bytes
 
 
 class Malformed(Exception):
-    """The answer is not HTTP, or not in the form that was asked for."""
+    """The answer is not HTTP, or too large. A signal to the load generator, which counts the request as failed."""
 
 
 class HttpAnswer:
