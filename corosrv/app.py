@@ -19,7 +19,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError, HttpError, SettingsError
-from corosrv.http import connection, front, reply
+from corosrv.http import front, reply
+from corosrv.http.connection import ClientLimits
 from corosrv.http.lean_flask import LeanFlask
 from corosrv.serving.server import Server
 from corosrv.settings import PredictionSettings, Settings
@@ -103,9 +104,8 @@ def _make_application() -> Flask:
         settings = settings_module.load()
         server, predictor = settings.server, settings.predictor
         logging.getLogger("corosrv").setLevel(server.log_level.upper())
-        worker = front.adopt(
-            connection.Limits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
-        )
+        limits = ClientLimits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
+        worker = front.adopt(limits)
         if predictor is not None and worker is not None and worker.cfg.workers > 1:
             raise SettingsError("predictions run in one process: start gunicorn with one worker (-w 1)")
         app = create_app(settings)

@@ -1,1 +1,1 @@
-"""What every protocol over HTTP shares: bodies, keys, streams, health and metrics."""
+"""The parts that every protocol over HTTP shares: bodies, keys, streams, health and metrics."""

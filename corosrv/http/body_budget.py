@@ -1,4 +1,4 @@
-"""How many bytes of request bodies are in memory at once, of all requests together."""
+"""A limit on the bytes of request bodies in memory, of all requests together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one request's body takes of the budget, from its first byte until the request is over."""
+    """One request's part of the budget, from the first byte of its body until the request is over."""
 
     __slots__ = ("_budget", "_n_bytes")
 

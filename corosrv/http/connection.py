@@ -1,4 +1,4 @@
-"""One client's connection: its requests in order, each in time, and an end that loses no answer."""
+"""Reads one client's requests in order, each in time, and closes its connection without losing an answer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _BEGINNINGS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How long a client may take to say what it wants, and to accept a piece of an answer. Seconds; bytes a second."""
+class ClientLimits:
+    """The seconds in which a client has to send a request and to accept a piece of an answer; bytes a second."""
 
     head: float = 10.0
     body: float = 30.0
@@ -46,7 +46,7 @@ class Limits:
 class Connection:
     """Reads requests from one client's socket, and closes it. Belongs to one greenlet."""
 
-    def __init__(self, cfg: Any, client: Any, address: Any, limits: Limits) -> None:
+    def __init__(self, cfg: Any, client: Any, address: Any, limits: ClientLimits) -> None:
         self._socket = client
         self._limits = limits
         self._idle_seconds = float(cfg.keepalive)
@@ -56,9 +56,9 @@ class Connection:
         self.is_idle = False
 
     def requests(self) -> Iterator[Request]:
-        """One after the other, once what came before is answered; ends when the client leaves or should.
+        """Yields one request after the other, each once the last is answered. Ends when the client leaves or should.
 
-        Raises what is wrong with a request's head; the connection cannot be used any more then.
+        Waits. Raises ParseException or TooSlow for a request that cannot be read; the connection is useless then.
         """
         while self._wait():
             now = awake_clock.now()
@@ -73,23 +73,23 @@ class Connection:
                 return
 
     def _wait(self) -> bool:
-        """A request begins; False when none does in time. Raises InvalidRequestLine where none can."""
+        """Waits for the beginning of a request; False when none comes in time. Raises InvalidRequestLine."""
         if self._unreader.has_buffered:
             self._unreader.give_way()
             return True
         self.is_idle = True
         self._socket.settimeout(self._idle_seconds or _FIRST_LINE)
         try:
-            begun = self._socket.recv(8192)
+            data = self._socket.recv(8192)
         except OSError:
             return False
         finally:
             self.is_idle = False
             self._socket.settimeout(self._limits.write)
-        if begun and begun[0] not in _BEGINNINGS:
+        if data and data[0] not in _BEGINNINGS:
             raise InvalidRequestLine("")
-        self._unreader.unread(begun)
-        return bool(begun)
+        self._unreader.unread(data)
+        return bool(data)
 
     def _next(self) -> Request | None:
         with suppress(StopIteration, NoMoreData):  # it left, or said that there is no more
@@ -97,35 +97,38 @@ class Connection:
         return None
 
     def _forget_body(self) -> bool:
-        """Skips what nobody read of the last body; False where the next request cannot be found behind it."""
+        """Skips the unread rest of the last body; False where the next request cannot be found behind it. Waits."""
         request = self._parser.mesg
         if not message.is_worth_reading_on(request):
             return False
-        with suppress(Exception):  # whatever is wrong with what nobody wanted
+        with suppress(Exception):  # a fault in bytes that nobody wanted only ends the connection
             deadline = time.monotonic() + _FORGET_SECONDS
             return bool(self._parser.finish_body(deadline, message.MAX_FORGOTTEN + 1))
         return False
 
     def refuse(self, error: BaseException) -> None:
-        """Tells the client, if it still listens."""
+        """Answers with the error that ends the connection. Waits; a client that left is no error."""
         with suppress(OSError):
             self._socket.settimeout(_FORGET_SECONDS)
             self._socket.sendall(refusal.answer(refusal.refusal(error)))
 
     def hang_up(self) -> None:
-        """Ends a connection that nothing is happening on."""
+        """Closes the connection if it waits for a next request. Never waits."""
         if self.is_idle:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def abort(self) -> None:
-        """Ends it at once; what was not taken is forgotten."""
+        """Resets the connection at once; the system forgets what the client has not accepted. Never waits."""
         with suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
     def close(self, patience: float = _FORGET_SECONDS) -> None:
-        """Ends it. What the client still sends is read for a moment: to close on it would destroy the last answer."""
+        """Closes the connection; waits up to `patience` seconds.
+
+        What the client still sends is read for that long: to close on it would destroy the last answer.
+        """
         with suppress(OSError):  # also when it is closed
             self._socket.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + patience

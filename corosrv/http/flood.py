@@ -1,4 +1,4 @@
-"""Log lines for what may happen thousands of times a second."""
+"""Bounds the lines of log about something that may happen thousands of times a second."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MOST_CHARACTERS = 200
 
 
 def line(text: str) -> str:
-    """A client's text as part of one line of log: what would begin another, or steer a terminal, is spelled out."""
+    """Returns a client's text for use in one line of log, with line breaks and control characters escaped."""
     short = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 
 class Flood:
-    """Says how often something happened, at most once a second, and forgets nothing.
+    """Logs how often something happened, at most once a second, and counts every time.
 
-    Where there is no hub, what happened too soon after the last line is told with the next one.
+    Where there is no hub, what happened too soon after the last line is counted in the next one.
     """
 
     def __init__(self, log: logging.Logger, words: str) -> None:
@@ -35,7 +35,7 @@ class Flood:
         self._is_due = False
 
     def count(self, tell: Callable[[], None] | None = None) -> None:
-        """It happened once more. `tell` writes a line about it alone, where there was none for a while."""
+        """Counts one more time. Calls `tell`, to log this time by itself, if nothing was logged for a second."""
         left = self._quiet_until - time.monotonic()
         if tell is not None and left <= 0 and not self._n:
             self._quiet_until = time.monotonic() + _INTERVAL

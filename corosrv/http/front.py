@@ -26,7 +26,7 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from corosrv.http import access, descriptors
 from corosrv.http.body_reader import PACED
-from corosrv.http.connection import Connection, Limits
+from corosrv.http.connection import ClientLimits, Connection
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
 from corosrv.http.listener import Listener
@@ -41,7 +41,7 @@ log = logging.getLogger("corosrv.http")
 
 CONNECTIONS = 10_000
 _GUNICORNS_CONNECTIONS = 1000  # what it takes when it is not told
-# Clients beyond the limit who are told so; and of those, who asked for nothing but health, are answered.
+# Extra connections accepted over the limit, to refuse them politely or to answer /health.
 RESERVE = 64
 _RESERVE_PATIENCE = 0.5  # seconds
 _LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
@@ -50,14 +50,14 @@ _HANGS = 1.0  # seconds of the processor between two heartbeats
 
 
 class Ending(Protocol):
-    """What goes on beside requests, and has to end before the process does."""
+    """Work that goes on besides requests and has to end before the process does."""
 
     @property
     def is_ending(self) -> bool:
-        """It was told to stop, and has not."""
+        """Whether it has been told to stop and is still running."""
 
     def hurry(self) -> None:
-        """Ends what still runs at once. Never waits."""
+        """Ends everything that still runs. Returns at once."""
 
 
 class Front(GeventWorker):  # type: ignore[misc]
@@ -66,7 +66,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     alive: bool
     booted: bool
     worker_connections: int
-    limits = Limits()
+    limits = ClientLimits()
     _is_quitting = False
 
     def init_process(self) -> None:
@@ -74,7 +74,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         super().init_process()
 
     def harden(self) -> None:
-        """What an object needs that was no Front from the beginning. In the process that serves, before it does."""
+        """Sets up what a plain gevent worker lacks. Call it in the process that serves, before it does."""
         if self.worker_connections == _GUNICORNS_CONNECTIONS:
             self.worker_connections = min(CONNECTIONS, descriptors.raise_limit() // 2)
         if self.cfg.http_parser == "auto":
@@ -87,7 +87,7 @@ class Front(GeventWorker):  # type: ignore[misc]
         self._used_at_beat = time.thread_time()
         self._full_collections = FullCollections()
         self.endings: list[Ending] = []
-        self._unread = Flood(log, "%d requests could not be read, or not be taken, and were refused")
+        self._unread = Flood(log, "%d requests were refused: malformed, too slow, or too many clients")
 
     def init_signals(self) -> None:
         super().init_signals()
@@ -204,12 +204,12 @@ class Front(GeventWorker):  # type: ignore[misc]
             connection.refuse(error)
         except OSError:
             raise
-        except Exception as error:
+        except Exception as error:  # a bug of ours or of the application's ends one connection, not the worker
             log.exception("a request could not be answered")
             connection.refuse(error)
 
     def handle_request(self, listener_name: Any, req: Request, sock: Any, addr: Any) -> bool:
-        """One request through the application; True when another may follow on this connection."""
+        """Runs one request through the application; True when another may follow on this connection. Waits."""
         began = datetime.now()
         environ: dict[str, Any] = {}
         answer: Answer | None = None
@@ -246,7 +246,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             answer.close()
         except OSError:
             raise
-        except Exception:
+        except Exception:  # a bug of the application's, whose answer has begun: it can only be cut off
             if not answer.headers_sent:
                 raise
             log.exception("an answer could not be finished")
@@ -256,7 +256,7 @@ class Front(GeventWorker):  # type: ignore[misc]
                 body.close()
 
 
-def adopt(limits: Limits) -> Front | None:
+def adopt(limits: ClientLimits) -> Front | None:
     """Tells this process's Front its limits, before it serves, and makes one of a plain gevent worker first.
 
     None where this process is no gevent worker of gunicorn's.

@@ -1,4 +1,4 @@
-"""When the garbage collector looks through everything: while nobody waits, instead of in the middle of a stream."""
+"""Runs the garbage collector's full collections while nobody waits, instead of in the middle of a stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FullCollections:
         self._is_warm = False
 
     def take_over(self) -> None:
-        """From here on full collections run only in `look`. Blocks for a tenth of a second: call it before serving."""
+        """Leaves full collections to `look`. Blocks for a tenth of a second: call it before serving."""
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, _NEVER)
         gc.collect()

@@ -1,4 +1,4 @@
-"""Where the server stands, for probes and people: answers at once, whatever else goes on."""
+"""GET /health: the state of the server, for probes and people. Answers at once, whatever else goes on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from corosrv.jobs.stats import DecodeStats, HasDecodeStats
 
 
 class Health(msgspec.Struct):
-    """Jobs are taken; `busy` says that a new one would wait."""
+    """The answer while jobs are taken; `busy`: a new one would wait."""
 
     status: Literal["ok"]
     state: Literal["ready", "busy"]
 
 
 class NotReady(msgspec.Struct):
-    """Jobs are refused, and why."""
+    """The answer while jobs are refused, with the reason."""
 
     status: Literal["starting", "failed", "draining"]
     state: str
@@ -30,7 +30,7 @@ class NotReady(msgspec.Struct):
 
 
 class HealthWorker(HasDecodeStats, Protocol):
-    """What there is to be asked, of a Worker or of several."""
+    """The part of a Worker, or of several, that health needs."""
 
     @property
     def state(self) -> State: ...
@@ -65,7 +65,7 @@ def blueprint(worker: HealthWorker) -> Blueprint:
 
 
 def _is_busy(stats: DecodeStats | None) -> bool:
-    """Every slot is taken and jobs wait: a new one would wait too."""
+    """Whether every slot is taken and jobs wait, so that a new one would wait too."""
     return stats is not None and stats.waiting > 0 and stats.running >= stats.slots
 
 

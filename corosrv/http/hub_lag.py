@@ -1,4 +1,4 @@
-"""How late the hub is, and what keeps it: one blocking call delays everybody."""
+"""Measures how late the hub is and names what blocks it: one blocking call delays everybody."""
 
 from __future__ import annotations
 

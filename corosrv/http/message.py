@@ -1,4 +1,4 @@
-"""Where our requests and answers differ from gunicorn's: who is told to continue, and when a connection ends."""
+"""Changes gunicorn's requests and answers: when `100 Continue` is sent, and when a connection ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
 
 
 class AwaitedBody:
-    """A reader of a body that the client sends only when it is told to: it is, when somebody begins to read."""
+    """Reads a body that the client sends only after `100 Continue`, which the first read sends."""
 
     def __init__(self, reader: Any, socket: Any) -> None:
         self._reader = reader
@@ -71,12 +71,12 @@ def prepare(request: Request, socket: Any) -> None:
 
 
 def _members(value: str) -> list[str]:
-    """Of a field that is a list."""
+    """Splits a header field that is a list, in lower case."""
     return [member.strip(" \t").lower() for member in value.split(",")]
 
 
 def is_worth_reading_on(request: Request) -> bool:
-    """What is left of the body is little enough to be skipped, so that the next request can be found behind it."""
+    """Whether the rest of the body is short enough to skip, so that the next request can be read behind it."""
     body = request.body
     reader = body.reader
     if body.failed:
@@ -89,7 +89,7 @@ def is_worth_reading_on(request: Request) -> bool:
 
 
 class _Collected:
-    """Takes what is meant for a socket."""
+    """Collects the bytes that gunicorn means for a socket."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -99,12 +99,12 @@ class _Collected:
 
 
 class Answer(Response):  # type: ignore[misc]
-    """gunicorn's answer, which also ends the connection of a client that left, or of a request not worth reading on."""
+    """gunicorn's answer; closes the connection too when the client left or the unread rest of its body is long."""
 
     sock: Any
 
     def write(self, arg: bytes) -> None:
-        """A short body that comes whole leaves with its headers: a second send would cost as much as the first.
+        """Sends a piece of the body; a short one that is whole goes with the headers, which saves a second send.
 
         Raises TimeoutError for a client that accepts nothing.
         """

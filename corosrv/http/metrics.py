@@ -1,4 +1,4 @@
-"""HTTP's own numbers and the decode loops', and the text in which Prometheus reads them and every other part's."""
+"""Counters of the HTTP side and of the decode loops, and the text form of every part's for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HttpStats:
-    """What the HTTP side counts about itself. Used from the hub's thread, or from a server's threads."""
+    """Counters of the HTTP side. Used from the hub's thread, or from a server's threads."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

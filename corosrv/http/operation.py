@@ -1,4 +1,4 @@
-"""What a route says about itself: written beside the route, read by the API document.
+"""Describes routes for the API document, each at the route itself.
 
     @routes.post("/tokenize")
     @operation("Tokens", "Turn text into tokens", body=TokenizeBody, answer=Tokens, statuses=READS)
@@ -93,7 +93,7 @@ def operation(
 
 
 def of(view: Callable[..., Any] | None) -> Operation | None:
-    """What a view says about itself, if it does."""
+    """Returns the operation that a view is marked with, or None."""
     return getattr(view, _ATTRIBUTE, None)
 
 
@@ -104,5 +104,5 @@ def without_key(view: View) -> View:
 
 
 def is_open(view: Callable[..., Any] | None) -> bool:
-    """No key is asked for."""
+    """Whether the view answers without a key."""
     return getattr(view, _IS_OPEN, False)

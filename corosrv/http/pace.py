@@ -1,4 +1,4 @@
-"""How slowly a client may send: a deadline that comes nearer for those who send too little."""
+"""Limits how slowly a client may send: a deadline that comes nearer for those who send too little."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ _TURN = 0.01  # seconds
 
 
 def let_others() -> None:
-    """The turn of all others, those included whose sockets have turned readable: sleep(0) passes them by for long."""
+    """Lets all other greenlets run, also those whose sockets have just turned readable, which sleep(0) does not."""
     gevent.sleep(1e-6)
 
 
 class TooSlow(TimeoutError):
-    """The client sends more slowly than it has to."""
+    """The client sends more slowly than it has to.
+
+    No CorosrvError: it passes through gunicorn's readers, which take it for the time-out of a socket, and is answered
+    here where no protocol has seen the request yet.
+    """
 
 
 @dataclass
 class Pace:
-    """What a client has to keep: all within `within` seconds, and after `grace` at least `rate` bytes a second.
+    """A client's deadline: everything within `within` seconds, and after `grace` at least `rate` bytes a second.
 
     Its moments are those of the awake clock: what this process slept through is not counted.
     """
@@ -42,7 +46,7 @@ class Pace:
     n_read: int = 0
 
     def left(self, now: float) -> float:
-        """Seconds until it has lost; counted anew with every byte that comes."""
+        """Returns the seconds until the deadline, which every byte that comes moves."""
         return min(self.within, self.grace + self.n_read / self.rate) - (now - self.began)
 
 
@@ -59,13 +63,13 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
         self._turn_began = time.monotonic()
 
     def begin_head(self, line: Pace, whole: Pace) -> None:
-        """From now on a request line and fields are read."""
+        """Begins to read a request line and fields, each with its pace."""
         self._pace, self._behind_line = line, whole
         self._n_left = MAX_HEAD_BYTES
         self._look_for_line(self.buf.getvalue())
 
     def begin_body(self, pace: Pace) -> None:
-        """From now on a body is read, of any size: who reads it knows how much is wanted."""
+        """Begins to read a body. Its size is not limited here: whoever reads it knows how much is wanted."""
         self._pace, self._behind_line = pace, None
         self._n_left = sys.maxsize
 
@@ -75,11 +79,11 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
 
     @property
     def has_buffered(self) -> bool:
-        """A next request, or its beginning, is here already."""
+        """Whether a next request, or its beginning, is in the buffer."""
         return bool(self.buf.getbuffer().nbytes)
 
     def give_way(self) -> None:
-        """The turn of all others, if this one was long enough: a client that sends ahead always has more."""
+        """Lets others run if this turn was long enough: a client that sends ahead always has more. May wait."""
         if time.monotonic() - self._turn_began > _TURN:
             let_others()
             self._turn_began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Answers to what never became a request: no route, no protocol's adapter has seen it."""
+"""Answers to clients whose bytes never became a request, so that no route and no protocol has seen them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from corosrv.http.pace import TooSlow
 
 
 class Overloaded(Exception):
-    """As many clients are connected as may be."""
+    """The limit of connected clients is reached.
+
+    No CorosrvError: it is raised and answered before there is a request, which every protocol's errors belong to.
+    """
 
 
 class Refusal(NamedTuple):
-    """What the client is told. Never what it sent: that may be a secret, or a script."""
+    """The answer to such a client. It never quotes what the client sent: that may be a secret, or a script."""
 
     status: HTTPStatus
     message: str
@@ -33,32 +36,47 @@ _REFUSALS: tuple[tuple[type[BaseException], Refusal], ...] = (
         errors.LimitRequestHeaders,
         Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the header fields are too many or too long"),
     ),
-    (errors.UnsupportedTransferCoding, Refusal(HTTPStatus.NOT_IMPLEMENTED, "this Transfer-Encoding is not known")),
-    (errors.InvalidHTTPVersion, Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1.0 and 1.1 are spoken")),
-    (errors.ExpectationFailed, Refusal(HTTPStatus.EXPECTATION_FAILED, "only 'Expect: 100-continue' is known")),
-    (errors.ForbiddenProxyRequest, Refusal(HTTPStatus.FORBIDDEN, "this address may not speak for others")),
-    (errors.InvalidResponseHeader, Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error", None)),
-    (errors.ParseException, Refusal(HTTPStatus.BAD_REQUEST, "this is not a well-formed HTTP/1.1 request")),
+    (
+        errors.UnsupportedTransferCoding,
+        Refusal(HTTPStatus.NOT_IMPLEMENTED, "unknown Transfer-Encoding: only chunked is supported"),
+    ),
+    (
+        errors.InvalidHTTPVersion,
+        Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "unsupported HTTP version: use HTTP/1.0 or 1.1"),
+    ),
+    (
+        errors.ExpectationFailed,
+        Refusal(HTTPStatus.EXPECTATION_FAILED, "unsupported Expect header: only 100-continue is supported"),
+    ),
+    (
+        errors.ForbiddenProxyRequest,
+        Refusal(HTTPStatus.FORBIDDEN, "the PROXY protocol is not allowed from this address"),
+    ),
+    (
+        errors.InvalidResponseHeader,
+        Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error", None),
+    ),
+    (errors.ParseException, Refusal(HTTPStatus.BAD_REQUEST, "the request is not well-formed HTTP/1.1")),
     (Overloaded, Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients are connected", "unavailable_error", None)),
     (BaseException, Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error", None)),
-)  # fmt: skip
+)
 
 
 def refusal(error: BaseException) -> Refusal:
     return next(refusal for kind, refusal in _REFUSALS if isinstance(error, kind))
 
 
-def answer(told: Refusal) -> bytes:
+def answer(refusal: Refusal) -> bytes:
     """The whole answer, after which the connection ends."""
-    members = {"message": told.message, "type": told.type, "param": None, "code": told.code}
+    members = {"message": refusal.message, "type": refusal.type, "param": None, "code": refusal.code}
     content = msgspec.json.encode({"error": members})
     lines = [
-        f"HTTP/1.1 {told.status.value} {told.status.phrase}",
+        f"HTTP/1.1 {refusal.status.value} {refusal.status.phrase}",
         "Content-Type: application/json",
         f"Content-Length: {len(content)}",
         "Connection: close",
         f"X-Request-Id: req_{secrets.token_hex(16)}",
     ]
-    if told.status is HTTPStatus.SERVICE_UNAVAILABLE:
+    if refusal.status is HTTPStatus.SERVICE_UNAVAILABLE:
         lines.append("Retry-After: 1")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content

@@ -8,5 +8,5 @@ STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
 
 
 def let_stops_through() -> None:
-    """The handlers are in place: what was kept comes now. Twice is harmless."""
+    """Delivers the signals that were held back; call it once the handlers are in place. Twice is harmless."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

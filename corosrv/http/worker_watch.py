@@ -1,4 +1,4 @@
-"""Which workers gunicorn's master may kill because they hang: those that are silent while they could run."""
+"""Tells gunicorn's master which workers hang: those that are silent although they could run."""
 
 from __future__ import annotations
 

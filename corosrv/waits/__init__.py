@@ -1,4 +1,4 @@
-"""How a greenlet waits: for a descriptor, a thread or a process, while others run; and a plain thread, by blocking."""
+"""Lets a greenlet wait for a descriptor, a thread or a process while others run, and a plain thread by blocking."""
 
 from corosrv.waits.awake import AwakeClock, awake_clock
 from corosrv.waits.elsewhere import call_in_thread, run_process

@@ -38,14 +38,17 @@ class EdgeSet:
         return os.getpid() != self._pid
 
     def add(self, fd: int, on_edge: Callable[[], None]) -> None:
-        """From now on; at once for a descriptor that is readable already. Raises OSError."""
+        """Calls `on_edge` at each write from now on, and at once if the descriptor is readable. Raises OSError."""
         if self._epoll is None:
             self._open()
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
         self._members[fd] = on_edge
 
     def remove(self, fd: int) -> None:
-        """Before the descriptor is closed. An edge that is being told of may still reach who has its number next."""
+        """Ends the calls; call it before the descriptor is closed.
+
+        An edge already being delivered may still reach the next owner of this descriptor number.
+        """
         if self.is_inherited:
             return
         del self._members[fd]

@@ -1,4 +1,4 @@
-"""What would block the hub: done in a thread or a process of its own, while other greenlets run."""
+"""Runs what would block the hub in a thread or a process of its own, while other greenlets run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def call_in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwar
 def _outcome(
     function: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[T | None, Exception | None]:
-    """What a call returns, or raises: gevent prints what a thread of its pool raises, whoever may expect it."""
+    """Returns what a call returns or raises: gevent prints what a thread of its pool raises, whoever may expect it."""
     try:
         return function(*arguments, **named), None
-    except Exception as error:
+    except Exception as error:  # whatever it is, the caller gets it
         return None, error

@@ -27,7 +27,10 @@ Look = Callable[[], bool]
 
 
 class TimedOut(Exception):
-    """Nothing became readable in time."""
+    """Nothing became readable in time.
+
+    No CorosrvError: whoever waits gives it a meaning, as the reader's ReadTimeout.
+    """
 
 
 def _seen() -> bool:
@@ -127,7 +130,7 @@ class HubWaiter(Waiter):
         self._since = time.monotonic()
         try:
             is_over = self._look()
-        except BaseException as error:
+        except BaseException as error:  # belongs to the greenlet that waits, not to the hub
             self._greenlet.throw(error)
         else:
             if is_over:
