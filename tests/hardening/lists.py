@@ -72,7 +72,7 @@ class HubHold:
 
 @dataclass(frozen=True)
 class Route:
-    """What takes bodies: its path, their type, and a good one."""
+    """A route that takes bodies: its path, the bodies' type, and a good body."""
 
     path: str
     method: str
@@ -82,7 +82,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one body did."""
+    """The outcome of one body: for how long it held the hub, and how it was answered."""
 
     route: Route
     name: str
