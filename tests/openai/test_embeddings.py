@@ -5,6 +5,7 @@ import json
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
@@ -127,7 +128,7 @@ def test_vectors_come_in_the_order_of_the_inputs():
 
 
 def test_an_answer_lists_vectors_and_what_was_read():
-    assert answers.whole(VECTORS, (3, 4), CARD) == {
+    assert msgspec.to_builtins(answers.embeddings(VECTORS, (3, 4), CARD)) == {
         "object": "list",
         "model": "tiny",
         "data": [
@@ -139,17 +140,17 @@ def test_an_answer_lists_vectors_and_what_was_read():
 
 
 def test_base64_holds_little_endian_floats():
-    one = answers.whole(VECTORS, (3, 4), CARD, in_base64=True)["data"][1]
+    one = msgspec.to_builtins(answers.embeddings(VECTORS, (3, 4), CARD, in_base64=True))["data"][1]
 
     assert struct.unpack("<2f", base64.b64decode(one["embedding"], validate=True)) == (2.0, 4.0)
     assert one["encoding_format"] == "base64"
 
 
 def test_llama_server_s_answer_has_a_list_of_vectors_for_each_input():
-    assert answers.native(VECTORS, (3, 4), pooled=True) == [
+    assert msgspec.to_builtins(answers.native(VECTORS, (3, 4), pooled=True)) == [
         {"index": 0, "embedding": [[0.5, -1.0]]},
         {"index": 1, "embedding": [[2.0, 4.0]]},
     ]
-    assert answers.native([b"".join(VECTORS)], (2,), pooled=False) == [
+    assert msgspec.to_builtins(answers.native([b"".join(VECTORS)], (2,), pooled=False)) == [
         {"index": 0, "embedding": [[0.5, -1.0], [2.0, 4.0]]}
     ]

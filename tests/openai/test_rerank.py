@@ -4,6 +4,7 @@ import json
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
@@ -60,7 +61,7 @@ def test_the_best_come_first_and_equal_ones_as_they_were_sent(top_n, expected):
 
 
 def test_an_answer_lists_scores_and_what_was_read():
-    assert answers.whole(answers.best(SCORES, 1), (3, 4), CARD) == {
+    assert msgspec.to_builtins(answers.ranking(answers.best(SCORES, 1), (3, 4), CARD)) == {
         "model": "tiny",
         "object": "list",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
@@ -71,7 +72,7 @@ def test_an_answer_lists_scores_and_what_was_read():
 def test_texts_get_a_plain_list_and_themselves_if_they_want():
     ranked = answers.best(SCORES, 1)
 
-    assert answers.of_texts(ranked, parsed(texts=["a", "b"])) == [{"index": 1, "score": 0.5}]
-    assert answers.of_texts(ranked, parsed(texts=["a", "b"], return_text=True)) == [
+    assert msgspec.to_builtins(answers.scored_texts(ranked, parsed(texts=["a", "b"]))) == [{"index": 1, "score": 0.5}]
+    assert msgspec.to_builtins(answers.scored_texts(ranked, parsed(texts=["a", "b"], return_text=True))) == [
         {"index": 1, "score": 0.5, "text": "b"}
     ]

@@ -30,7 +30,9 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
         job = parse.job(body, card, flow.worker.vocabulary(body.model))
         chunks = flow.collect(job)
         in_base64 = body.encoding_format == "base64"
-        return json_response(answers.whole(vectors.in_order(chunks), vectors.prompt_tokens(chunks), card, in_base64))
+        return json_response(
+            answers.embeddings(vectors.in_order(chunks), vectors.prompt_tokens(chunks), card, in_base64)
+        )
 
     @routes.post("/embedding")
     @routes.post("/embeddings", endpoint="native_embeddings")

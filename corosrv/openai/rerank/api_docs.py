@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
-
 from corosrv.http.operation import GENERATES, operation
-from corosrv.openai.embeddings.api_docs import ReadUsage
 from corosrv.openai.rerank import schema
-
-
-class Ranked(msgspec.Struct):
-    index: int
-    relevance_score: float
-
-
-class Ranking(msgspec.Struct):
-    """The documents, best first."""
-
-    model: str
-    object: Literal["list"]
-    usage: ReadUsage
-    results: list[Ranked]
-
-
-class ScoredText(msgspec.Struct):
-    index: int
-    score: float
-    text: str | msgspec.UnsetType = msgspec.UNSET
-
+from corosrv.openai.rerank.answer_types import Ranking, ScoredText
 
 rerank = operation(
     "Embeddings",

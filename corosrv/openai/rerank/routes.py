@@ -26,7 +26,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         chunks = flow.collect(parse.job(body, card))
         ranked = answers.best(vectors.in_order(chunks), body.top_n)
         if body.texts:
-            return json_response(answers.of_texts(ranked, body))
-        return json_response(answers.whole(ranked, vectors.prompt_tokens(chunks), card))
+            return json_response(answers.scored_texts(ranked, body))
+        return json_response(answers.ranking(ranked, vectors.prompt_tokens(chunks), card))
 
     return routes
