@@ -55,21 +55,21 @@ class Arrivals:
         for _ in range(min(_LOOKS, len(self._silent))):
             arrival = self._silent.popleft()
             if not arrival.is_taken and self._is_urgent(arrival):
-                yield self._taken(arrival)
+                yield self._mark_taken(arrival)
         while n and self._in_order:
             arrival = self._in_order.popleft()
             if not arrival.is_taken:
                 n -= 1
-                yield self._taken(arrival)
+                yield self._mark_taken(arrival)
 
     def _is_urgent(self, arrival: Arrival) -> bool:
-        seen = arrival.peek()
-        if seen is None:
+        data = arrival.peek()
+        if data is None:
             self._silent.append(arrival)
             return False
-        return _URGENT.match(seen) is not None
+        return _URGENT.match(data) is not None
 
-    def _taken(self, arrival: Arrival) -> Arrival:
+    def _mark_taken(self, arrival: Arrival) -> Arrival:
         arrival.is_taken = True
         self._n_waiting -= 1
         return arrival

@@ -28,14 +28,14 @@ class Silence:
         tick = min(now - self._looked, _TICK)
         self._looked = now
         self._silent = {
-            pid: (heartbeat, self._since(pid, heartbeat, 0.0 if pid in stopped else tick))
+            pid: (heartbeat, self._seconds(pid, heartbeat, 0.0 if pid in stopped else tick))
             for pid, heartbeat in heartbeats.items()
         }
         return {pid: seconds for pid, (_, seconds) in self._silent.items()}
 
-    def _since(self, pid: int, heartbeat: float, tick: float) -> float:
-        before, seconds = self._silent.get(pid, (None, 0.0))
-        return seconds + tick if heartbeat == before else 0.0
+    def _seconds(self, pid: int, heartbeat: float, tick: float) -> float:
+        last, seconds = self._silent.get(pid, (None, 0.0))
+        return seconds + tick if heartbeat == last else 0.0
 
 
 class WorkerWatch:
