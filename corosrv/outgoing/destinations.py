@@ -72,7 +72,7 @@ class Destinations:
         if address.is_link_local or address == _METADATA:
             return f"{host} is a link-local address, where no request goes"
         if (address.is_loopback or address.is_unspecified) and not to_loopback:
-            return f"{host} is this machine, which only clients that called the server there may name"
+            return f"{host} is this machine, which only clients that reach the server by a loopback address may name"
         if not self._is_listed(host.lower().removesuffix("."), address):
             return f"{host} is none of the hosts that the operator allows"
         return ""

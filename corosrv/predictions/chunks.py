@@ -42,7 +42,7 @@ class Chunks:
     def _emit_after(self, previous: gevent.Greenlet | None, message: Output) -> None:
         try:
             value, error = self._resolve(message), None
-        except Exception as raised:
+        except Exception as raised:  # a greenlet that raises would only print it
             value, error = None, raised
         if previous is not None:
             previous.join()

@@ -74,7 +74,7 @@ class Drain:
 
     def _fail_the_rest(self) -> None:
         if self._running:
-            log.warning("%d predictions did not end in time: they are failed", len(self._running))
+            log.warning("%d predictions did not end in time and fail", len(self._running))
         for run in self._running:
             run.doom(SHUT_DOWN)
         self._webhooks.hurry()

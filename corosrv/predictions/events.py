@@ -118,7 +118,7 @@ class EventReader(Reader[Event]):
         self._silence.restart()
         try:
             wants_more = self._pass_on(self._sink)
-        except BaseException as error:
+        except BaseException as error:  # raised where the reader waits, not in the hub
             self._greenlet.throw(error)
             return
         if wants_more:

@@ -101,7 +101,7 @@ def _large_value(message: FileOutput, path: str) -> Any:
 def _path(directory: str, name: str) -> str:
     """Raises OutputFailed for a name that leads out of the directory: the worker runs other people's code."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise OutputFailed("the worker named an output file that it may not name")
+        raise OutputFailed("the worker named an output file outside of its directory")
     return os.path.join(directory, "outputs", name)
 
 
@@ -111,7 +111,7 @@ def _put(value: Any, path: list[str | int], address: str) -> None:
             value = value[key]
         value[path[-1]] = address
     except (LookupError, TypeError) as error:
-        raise OutputFailed("the worker named a place that the output does not have") from error
+        raise OutputFailed("the worker put a file at a place that the output does not have") from error
 
 
 def _size(path: str) -> int:

@@ -60,7 +60,7 @@ def sweep() -> None:
             continue
         path = os.path.join(directory, name)
         if (lock := _locked(path)) is not None:
-            log.info("removing %s, which a server left behind that was killed", path)
+            log.info("removing %s, left behind by a server that was killed", path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
 

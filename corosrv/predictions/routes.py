@@ -67,7 +67,7 @@ def blueprint(
         _check_is_no_cancel(id)
         prediction = service.find(id)
         if prediction is None:
-            raise NotFound("there is no prediction of this id, or none that is remembered")
+            raise NotFound("no prediction with this id runs, or ended lately enough to be remembered")
         return encoded_response(prediction.encoded(with_input=True))
 
     # POST as with Cog, PUT as its documents say.

@@ -158,7 +158,7 @@ class PredictionService:
         if running := self._supervisor.find_running(call.id):
             if call.is_put:
                 return running, CallOutcome.RUNNING
-            raise IdTaken(f"prediction {call.id} is running: ids are taken once")
+            raise IdTaken(f"prediction {call.id} is running, and no second one may have its id")
         if finished := self._supervisor.find_finished(call.id, time.monotonic()):
             if call.is_put and finished.input == input:
                 return finished, CallOutcome.FINISHED

@@ -28,7 +28,7 @@ def make(pieces: Iterable[bytes | memoryview]) -> int:
             while rest:
                 rest = rest[os.write(fd, rest) :]
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
+    except BaseException:  # nobody else knows the descriptor
         os.close(fd)
         raise
     return fd

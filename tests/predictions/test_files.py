@@ -104,7 +104,7 @@ def test_a_worker_cannot_name_files_outside_of_the_directory(tmp_path, name):
         FileOutput(name, "oversized", "application/json", 0),
         OutputChunk([None], 0, [FileRef([0], name, "text/plain")]),
     ):
-        with pytest.raises(OutputFailed, match="may not name"):
+        with pytest.raises(OutputFailed, match="outside of its directory"):
             Files().resolve(message, directory)
 
 
@@ -218,7 +218,7 @@ import sys, threading, gevent
 from corosrv.predictions.encoding import LargeJson
 from corosrv.predictions.encoding import encode as encode_json
 from corosrv.predictions.files import Files
-from corosrv.wire.messages import FileOutput
+from corosrv.jobs.answers import FileOutput
 beats = []
 def beat():
     while True:

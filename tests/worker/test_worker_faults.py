@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
         ("close_control", {}, "closed its control channel"),
         ("write_to_control", {"what": "GARBAGE"}, "protocol error on its control channel"),
         ("write_to_control", {"what": "TOO_LARGE"}, "a frame of 2147483647 bytes"),
-        ("fail_slot", {"slot": 99}, "slot 99 has failed, which there is not"),
+        ("fail_slot", {"slot": 99}, "slot 99 has failed, but the worker has no such slot"),
     ],
 )
 def test_a_dead_worker_fails_every_prediction_once(do: str, arguments: dict[str, object], end: str) -> None:

@@ -62,7 +62,7 @@ class Control:
                 self._dispatch(message, listener)
         except BadFrame as error:
             self.outbox.post(Fatal(f"the control channel is broken: {error}"))
-        except BaseException as error:
+        except BaseException as error:  # the server has to hear why before this process ends
             self.outbox.post(Fatal(f"{type(error).__name__}: {error}"))
         die()
 

@@ -114,7 +114,7 @@ class RunningPrediction:
             self._is_over = True
         try:
             self.outbox.post(*self._value, self._terminal(is_cancelled, error))
-        except Exception as unsendable:
+        except Exception as unsendable:  # no JSON or too large: a prediction must have an end
             self.outbox.post(self._terminal(is_cancelled, unsendable))
 
     def _terminal(self, is_cancelled: bool, error: BaseException | None) -> Done | Failed | Cancelled:

@@ -132,7 +132,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
                 self._listener.on_control(message)
         except WireError as error:
             fault = f"protocol error on its control channel: {error}"
-        except Exception as error:
+        except Exception as error:  # a process whose messages are not handled is of no use
             log.exception("a control message could not be handled")
             fault = f"its control message could not be handled: {error}"
         if not self._process.wait(LAST_BREATH):
@@ -147,7 +147,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
                 self._listener.wait_for_room(lane)
         except WireError as error:
             fault = f"protocol error: {error}"
-        except Exception as error:
+        except Exception as error:  # a lane whose messages are not handled is of no use
             log.exception("a message of lane %d could not be handled", lane)
             fault = f"its message could not be handled: {error}"
         if not channel.is_closed and not self._process.wait(LAST_BREATH):
@@ -203,5 +203,5 @@ def _hear(channel: GeventChannel[Any, In], told: Callable[[In], None]) -> None:
             told(message)
     except WireError:
         pass  # half a frame, say: it cannot matter any more
-    except Exception:
+    except Exception:  # the end of the process has to be told whatever its last words were
         log.exception("a last message could not be handled")

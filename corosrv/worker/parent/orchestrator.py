@@ -96,7 +96,7 @@ class PredictorProcess:
         config = self._config
         try:
             self._link.start(config.command, config.env, config.cwd)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is why the set-up failed
             self._fail_setup(f"the worker could not be started: {error}")
             return
         self._send(messages.Init(config.predictor, config.slots))
@@ -195,7 +195,7 @@ class PredictorProcess:
         elif message.slot in self._slots:
             self._poison(message.slot, message.error)
         else:
-            raise ProtocolError(f"slot {message.slot} has failed, which there is not")
+            raise ProtocolError(f"slot {message.slot} has failed, but the worker has no such slot")
 
     def on_lane(self, lane: int, message: messages.SlotToServer, n_bytes: int) -> None:
         assert self._slots is not None
@@ -298,7 +298,7 @@ class PredictorProcess:
         for listener in self._listeners:
             try:
                 listener()
-            except Exception:
+            except Exception:  # the other listeners have to hear of it
                 log.exception("a listener to the worker's state failed")
 
     def _send(self, message: messages.ControlToWorker) -> None:
