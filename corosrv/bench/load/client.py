@@ -70,7 +70,7 @@ class Client:
         except OSError as error:
             raise BenchError(f"{self._target.url} cannot be reached: {error.strerror or error}") from None
         except Malformed as error:
-            raise BenchError(f"{self._target.url} is no HTTP server: {error}") from None
+            raise BenchError(f"{self._target.url} is not an HTTP server: {error}") from None
         if answer.status >= 400:
             body = error_message(body).encode()
         return answer.status, body
