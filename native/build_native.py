@@ -1,4 +1,4 @@
-"""Builds `corosrv._native`: cffi declarations from the C header, the C++ sources, and libllama to link.
+"""Builds `corosrv._native`: cffi declarations from the C headers, the C++ sources, and libllama to link.
 
 libllama is the one that the installed llama-cpp-python carries; `COROSRV_LLAMA_PREFIX` names another installation
 (with `include/` and `lib/`), and pkg-config is asked when there is neither.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent
-HEADER = NATIVE / "include" / "corosrv.h"
+HEADERS = (NATIVE / "include" / "corosrv_types.h", NATIVE / "include" / "corosrv.h")
 CFLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
 
 
@@ -53,9 +53,9 @@ def fingerprint(include: Path) -> str:
 
 
 def declarations() -> str:
-    """What cffi reads: the header without the preprocessor's lines and the C++ braces between two of them."""
+    """Returns what cffi reads: the headers without the preprocessor's lines and the C++ braces between two of them."""
     lines, is_cplusplus = [], False
-    for line in HEADER.read_text().splitlines():
+    for line in "".join(header.read_text() for header in HEADERS).splitlines():
         if line.startswith("#ifdef __cplusplus"):
             is_cplusplus = True
         elif line.startswith("#endif"):

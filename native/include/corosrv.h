@@ -1,439 +1,116 @@
-/* The C API of the decode loop: opaque handles, plain structs, a status from every call.
+/* The C API of the decode loop: opaque handles, and calls that each return a status. Its types are in corosrv_types.h.
  *
- * The compiler reads this file as it stands, and so does cffi (native/build_native.py drops the lines that begin
- * with '#'): a declaration is typed once.
+ * cffi reads both files (native/build_native.py).
  *
  * Conventions
  * - A call that can fail returns a corosrv_code. Calls that take `message` write up to `message_size` bytes of
  *   NUL-terminated UTF-8 into it when they fail: one sentence that says what to do.
- * - No call throws, waits for a step, or calls Python. The exceptions to "waits" say so: corosrv_engine_close.
- * - Text is pointer and size in bytes, UTF-8, and may hold NUL. Times are seconds unless the name ends in _ms.
- * - What a struct points to has to live until the call returns; the engine copies what it keeps.
+ * - No call throws, waits for a step, or calls Python. The one that waits says so: corosrv_engine_close.
+ * - Any thread may make any call, except where the call says otherwise.
  * - After a fork() the child owns none of this: every call answers COROSRV_FORKED, and closing only closes the
  *   child's copies of the descriptors.
  */
 #ifndef COROSRV_H_
 #define COROSRV_H_
 
-#include <stddef.h>
-#include <stdint.h>
+#include "corosrv_types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum corosrv_code {
-  COROSRV_OK = 0,
-  COROSRV_INVALID = 1,         /* an argument is out of range; the message names it */
-  COROSRV_QUEUE_FULL = 2,      /* as many jobs wait as may wait; nothing was taken */
-  COROSRV_NO_DESCRIPTOR = 3,   /* the process has no file descriptor left for an eventfd */
-  COROSRV_NOT_READY = 4,       /* the model is still loading, or failed to load */
-  COROSRV_CLOSED = 5,          /* the engine is closing or closed */
-  COROSRV_FORKED = 6,          /* the handle was made before a fork() */
-  COROSRV_TOO_LONG = 7,        /* the prompt leaves no room in the context of a slot */
-  COROSRV_INTERNAL = 8,        /* out of memory or a bug; the message has the words */
-  COROSRV_INVALID_GRAMMAR = 9, /* a task's grammar cannot be used; the message says where and why */
-  COROSRV_NO_ROOM = 10,        /* the KV cache is full; stays inside, where sequences then wait for each other */
-  COROSRV_UNSUPPORTED = 11     /* this model cannot do what the task wants; the message says what it lacks */
-} corosrv_code;
-
-typedef enum corosrv_state {
-  COROSRV_STARTING = 0,
-  COROSRV_READY = 1,
-  COROSRV_FAILED = 2,
-  COROSRV_STOPPED = 3
-} corosrv_state;
-
-/* Why a task ended; anything but COROSRV_UNFINISHED marks the task's one terminal chunk. */
-typedef enum corosrv_finish {
-  COROSRV_UNFINISHED = 0,
-  COROSRV_STOP = 1,      /* an end-of-generation token, a stop string, or the grammar has come to its end */
-  COROSRV_LENGTH = 2,    /* max_tokens reached, or the slot's context is full */
-  COROSRV_CANCELLED = 3, /* corosrv_reader_cancel or corosrv_reader_close */
-  COROSRV_ERROR = 4      /* the chunk's text is the message */
-} corosrv_finish;
-
 typedef struct corosrv_engine corosrv_engine;
 typedef struct corosrv_reader corosrv_reader;
-typedef struct corosrv_errand corosrv_errand;
+typedef struct corosrv_slot_request corosrv_slot_request;
 
-/* A made-up model that emits tokens at a set rate: for load tests of everything around a model. */
-typedef struct corosrv_synthetic {
-  double tokens_per_s;         /* of each sequence; 0 is as fast as the loop goes */
-  double prefill_tokens_per_s; /* of all sequences together; 0 is at once */
-  int32_t length;              /* tokens until the model ends a sequence by itself; 0 is never */
-} corosrv_synthetic;
-
-/* Who multiplies matrices and computes attention. */
-typedef enum corosrv_kernels {
-  COROSRV_KERNELS_AUTO = 0, /* corosrv where it is faster and the processor can, else libllama */
-  COROSRV_KERNELS_GGML = 1  /* libllama alone */
-} corosrv_kernels;
-
-/* What becomes of the vectors that a model makes of a text's tokens; libllama's numbers. */
-typedef enum corosrv_pooling {
-  COROSRV_POOLING_MODEL = -1, /* as the model says; the mean where it does not */
-  COROSRV_POOLING_NONE = 0,   /* all of them, one behind the other */
-  COROSRV_POOLING_MEAN = 1,
-  COROSRV_POOLING_CLS = 2,  /* the first token's */
-  COROSRV_POOLING_LAST = 3, /* the last token's */
-  COROSRV_POOLING_RANK = 4  /* none: the model's classification head makes a score of them */
-} corosrv_pooling;
-
-/* What a grammar may be; 0 of any stands for corosrv's own choice. */
-typedef struct corosrv_grammar_limits {
-  int32_t bytes;
-  int32_t depth; /* of brackets in brackets, up to 1000 */
-  int32_t rules;
-  int32_t repetitions; /* of one item, in braces */
-  int32_t elements;    /* with everything written out that is repeated */
-  double token_ms;     /* of looking for one token, some: then the task ends with the code grammar_too_slow */
-} corosrv_grammar_limits;
-
-typedef struct corosrv_options {
-  const char* model;                  /* path of a GGUF; unused when `synthetic` is given */
-  const corosrv_synthetic* synthetic; /* NULL: load `model` */
-  int32_t context;                    /* tokens of context per slot; 0 is what the model was trained for */
-  int32_t slots;                      /* sequences decoded at once */
-  int32_t queue;                      /* tasks that may wait for a slot */
-  int32_t tasks_of_owner;             /* that may run and wait, of each owner but 0; 0 sets no limit */
-  int32_t threads;                    /* compute threads; 0 lets libllama choose */
-  int32_t batch;                      /* rows of one step at most */
-  double step_ms;                     /* target duration of a step while others stream */
-  int64_t reader_bytes;               /* unread text at which a reader's sequences are paused */
-  int64_t cache_bytes;                /* of saved prefixes, at most; 0 shares none */
-  int32_t deterministic;              /* 1: no result depends on the rest of a batch; slower */
-  int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
-  int32_t kernels;                    /* corosrv_kernels */
-  int32_t pooling;                    /* corosrv_pooling */
-  const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
-  size_t n_adapters;
-  corosrv_grammar_limits grammars;
-  double queue_s; /* that a task may wait for its first slot: then its error has the code queue_timeout; 0: any */
-  double stall_s; /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
-} corosrv_options;
-
-/* What the model is. Strings live as long as the engine. */
-typedef struct corosrv_model_info {
-  int32_t context;       /* tokens of context per slot, as opened */
-  int32_t context_train; /* tokens of context the model was trained for */
-  int32_t n_vocab;
-  int32_t n_embd;
-  int32_t vocab_type; /* libllama's llama_vocab_type */
-  int32_t add_bos;    /* 1: prompts begin with the beginning-of-sequence token */
-  int32_t bos;        /* token id or -1 */
-  int32_t eos;        /* token id or -1 */
-  uint64_t n_params;
-  uint64_t size;         /* bytes of weights */
-  int32_t own_kernels;   /* 1: corosrv's kernels compute a part of the model, and results differ in rounding */
-  uint64_t packed_bytes; /* of weights that corosrv repacked for its own kernels, and holds beside the originals */
-  const char* ftype;
-  const char* description;
-  const char* chat_template;   /* "" when the model carries none */
-  int32_t generates;           /* 1: text; 0: vectors or scores alone */
-  int32_t n_vector;            /* numbers in a vector; 0: the model makes none */
-  int32_t pooling;             /* corosrv_pooling, but COROSRV_POOLING_MODEL */
-  int32_t add_eos;             /* 1: prompts end with the end token */
-  int32_t add_sep;             /* 1: the separator stands between the two texts of a pair */
-  int32_t sep;                 /* token id or -1, as those that follow */
-  int32_t fim_prefix;          /* fill in the middle: stands before what is before the gap, */
-  int32_t fim_suffix;          /* before what is behind it, */
-  int32_t fim_middle;          /* and before what fills it */
-  int32_t fim_repository;      /* stands before a repository's name, */
-  int32_t fim_file;            /* and before a file's */
-  const char* rerank_template; /* of a query and a document; "" when the model carries none */
-  int32_t n_adapters;          /* LoRA adapters that were loaded */
-} corosrv_model_info;
-
-typedef struct corosrv_bias {
-  int32_t token;
-  float bias; /* added to the token's logit; -INFINITY bans it */
-} corosrv_bias;
-
-typedef struct corosrv_text {
-  const char* data;
-  size_t size;
-} corosrv_text;
-
-/* What stands between the model's logits and the draw. */
-typedef enum corosrv_sampler {
-  COROSRV_SAMPLER_PENALTIES = 0, /* repeat, presence, frequency */
-  COROSRV_SAMPLER_DRY = 1,
-  COROSRV_SAMPLER_TOP_N_SIGMA = 2,
-  COROSRV_SAMPLER_TOP_K = 3,
-  COROSRV_SAMPLER_TYPICAL_P = 4,
-  COROSRV_SAMPLER_TOP_P = 5,
-  COROSRV_SAMPLER_MIN_P = 6,
-  COROSRV_SAMPLER_XTC = 7,
-  COROSRV_SAMPLER_TEMPERATURE = 8,
-  COROSRV_SAMPLER_ADAPTIVE_P = 9 /* draws, and so comes last wherever it is named */
-} corosrv_sampler;
-
-/* Order of application: bias, then `samplers`, then the best token where the temperature is 0, else a draw. The grammar
- * looks at what is left where the order first cuts the vocabulary down; where it allows none of that, it goes first,
- * and the cut leaves the best of what it allows. */
-typedef struct corosrv_sampling {
-  float temperature; /* 0 is greedy */
-  int32_t top_k;     /* 0 keeps all */
-  float top_p;       /* 1 keeps all */
-  float min_p;       /* 0 keeps all */
-  float typical_p;   /* 1 keeps all */
-  float repeat_penalty;
-  float presence_penalty;
-  float frequency_penalty;
-  int32_t repeat_last_n; /* tokens that penalties look back on; -1 is the context */
-  uint32_t seed;
-  int32_t ignore_eos; /* 1: end-of-generation tokens are never drawn */
-  const corosrv_bias* biases;
-  size_t n_biases;
-  corosrv_text grammar;                 /* GBNF that the text has to follow; of size 0: none */
-  const corosrv_text* grammar_triggers; /* the grammar begins with the first of these in the text; none: at once */
-  size_t n_grammar_triggers;
-  float top_n_sigma; /* 0 or less keeps all */
-  float xtc_probability;
-  float xtc_threshold;
-  float dynatemp_range; /* 0: the temperature is fixed */
-  float dynatemp_exponent;
-  float dry_multiplier; /* 0 is off */
-  float dry_base;       /* below 1 is off */
-  int32_t dry_allowed_length;
-  int32_t dry_penalty_last_n; /* tokens that DRY looks back on; -1 is the context */
-  const corosrv_text* dry_breakers;
-  size_t n_dry_breakers;
-  int32_t mirostat; /* 0, 1 or 2; 1 and 2 take the place of every cut */
-  float mirostat_tau;
-  float mirostat_eta;
-  float adaptive_target; /* below 0 is off */
-  float adaptive_decay;
-  int32_t min_keep;        /* candidates that typical_p, top_p, min_p and xtc leave */
-  const int32_t* samplers; /* corosrv_sampler, each once at most */
-  size_t n_samplers;
-  int32_t n_probs;             /* likeliest tokens that are told of with each; -1: chunks tell of no tokens */
-  int32_t post_sampling_probs; /* 1: of the distribution that was drawn from, not of the model's own */
-} corosrv_sampling;
-
-typedef enum corosrv_kind {
-  COROSRV_GENERATE = 0,
-  COROSRV_EMBED = 1, /* the prompt's vector; sampling, stops and max_tokens have no meaning then */
-  COROSRV_RANK = 2   /* the prompt's score, a vector of one number */
-} corosrv_kind;
-
-/* One generation, or one prompt to be embedded. A reader may carry several; their chunks are told apart by `index`. */
-typedef struct corosrv_task {
-  const int32_t* tokens;
-  size_t n_tokens;
-  int32_t max_tokens; /* -1: until the context is full; 0 reads the prompt and ends */
-  corosrv_sampling sampling;
-  const corosrv_text* stops;
-  size_t n_stops;
-  int32_t share_prefix; /* 0: computes its whole prompt, and leaves nothing behind for others */
-  int32_t kind;         /* corosrv_kind */
-  int32_t pools;        /* of COROSRV_EMBED. 0: the vectors of all tokens, one behind the other, as they are */
-  int32_t normalize; /* of COROSRV_EMBED that pools. -1: as it is; 0: the largest number is 32760; p: the p-norm is 1 */
-  double max_ms;     /* of generating, from the first token on; 0: no limit */
-  int32_t scores_prompt;       /* 1: the first chunks tell how likely the prompt's tokens were; shares no prefix */
-  uint64_t owner;              /* prefixes are shared among tasks of the same owner only */
-  const float* adapter_scales; /* how much of each LoRA adapter, as many as were loaded; NULL: nothing of any */
-  int32_t tells_progress; /* 1: a chunk before anything of the prompt is computed, and one after each piece of it */
-  int64_t id;             /* the caller's name for it, which corosrv_slot shows */
-  int32_t slot;           /* where it has to run, counted from 1; 0: anywhere */
-} corosrv_task;
-
-/* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */
-typedef struct corosrv_likelihood {
-  int32_t token;
-  float logprob;      /* natural, finite; NaN: the first token of a prompt, which nothing stands before */
-  int32_t n_top;      /* how many of the entries behind it are the likeliest in its place; of those, 0 */
-  int32_t piece_size; /* bytes that it adds to the text */
-} corosrv_likelihood;
-
-/* Pieces stand one behind the other, in the order of the entries. */
-typedef struct corosrv_token_list {
-  const corosrv_likelihood* entries;
-  size_t n_entries;
-  const char* pieces;
-  size_t pieces_size;
-} corosrv_token_list;
-
-typedef struct corosrv_chunk {
-  int32_t index;    /* which task of the reader, in the order submitted */
-  int32_t n_tokens; /* tokens generated since the task's previous chunk, the end token included */
-  int32_t finish;   /* corosrv_finish */
-  int32_t prompt_tokens;
-  int32_t cached_tokens; /* of these, how many were not computed for this task */
-  int32_t read_tokens;   /* of these, how many have been read; -1 where tells_progress does not want it told */
-  double prompt_ms;      /* from the slot to the first token, or to now where there is none */
-  double decode_ms;      /* from the first token to the last so far */
-  const char* text;      /* whole UTF-8 characters; the message when finish is COROSRV_ERROR */
-  size_t text_size;
-  const float* vector;        /* of COROSRV_EMBED and COROSRV_RANK, in the terminal chunk */
-  size_t n_vector;            /* numbers */
-  corosrv_text stopping_word; /* the stop string that ended the task; in its terminal chunk, as slot */
-  const char* code;           /* of an error, a word for programs; "" is a bug or a failed decode */
-  int32_t slot;               /* where it ran last, or -1 */
-  corosrv_token_list tokens;  /* that `text` is made of: their pieces, without the listed others', are its bytes */
-  corosrv_token_list prompt_info;
-} corosrv_chunk;
-
-/* What one take gives; the chunks live until the reader's next take or close. */
-typedef struct corosrv_batch {
-  const corosrv_chunk* chunks;
-  size_t n_chunks;
-} corosrv_batch;
-
-enum { COROSRV_HISTOGRAM_BUCKETS = 16 };
-
-/* Bucket i counts observations of at most 0.001 * 2^i seconds; the last one counts all others. */
-typedef struct corosrv_histogram {
-  uint64_t buckets[16];
-  double sum;
-} corosrv_histogram;
-
-typedef struct corosrv_stats {
-  uint64_t tasks_stop;
-  uint64_t tasks_length;
-  uint64_t tasks_cancelled;
-  uint64_t tasks_error;
-  uint64_t tasks_refused; /* queue full */
-  uint64_t prompt_tokens;
-  uint64_t cached_tokens;
-  uint64_t generated_tokens;
-  uint64_t steps;
-  uint64_t eventfd_writes;
-  uint64_t readers_polled; /* readers that got no descriptor and are looked at again and again */
-  uint64_t preempted;      /* times that a task lost its slot and went on later */
-  uint64_t later_tokens;   /* of ended tasks, generated behind their first one: those that decode_s went into */
-  uint64_t slot_steps;     /* slots in use, summed over the steps */
-  uint64_t longest_task;   /* tokens of one, its prompt included */
-  double step_s;           /* seconds spent in steps */
-  double prompt_s;         /* of ended tasks: from the slot to the first token */
-  double decode_s;         /* of ended tasks: from the first token to the last */
-  int32_t slots;           /* in all */
-  int32_t running;         /* slots in use */
-  int32_t waiting;         /* tasks without a slot */
-  int32_t paused;          /* with or without a slot, and waiting for their reader to be read */
-  int32_t readers;         /* alive, on either side */
-  int32_t cache_entries;
-  uint64_t cache_bytes; /* of saved prefixes */
-  corosrv_histogram queue_wait;
-  corosrv_histogram ttft;
-  corosrv_histogram itl;
-} corosrv_stats;
-
-/* What a slot does, or did last. */
-typedef struct corosrv_slot {
-  int64_t task; /* its id; -1: nothing so far, and what follows says nothing */
-  int32_t is_busy;
-  int32_t prompt_tokens;
-  int32_t computed_tokens; /* of the prompt, so far */
-  int32_t cached_tokens;   /* of the prompt, not computed for it */
-  int32_t generated_tokens;
-  int32_t has_new_line; /* 1: in the text so far */
-} corosrv_slot;
-
-/* Hash of the llama.h and ggml.h this library was compiled with (hex SHA-256), "" for builds without libllama. Any
- * thread. */
+/* Returns the hash of the llama.h and ggml.h this library was compiled with (hex SHA-256), "" for builds without
+ * libllama. */
 const char* corosrv_llama_fingerprint(void);
 
-/* Starts the decode thread, which loads the model; returns at once. Any thread. */
+/* Starts the decode thread, which loads the model; returns at once. */
 int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine, char* message, size_t message_size);
 
-/* Where the engine stands; `message` gets the reason when it FAILED. Any thread. */
+/* Sets `state` to a corosrv_state; `message` gets the reason when that is COROSRV_FAILED. */
 int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size_t message_size);
 
-/* A descriptor that turns readable once the engine has left COROSRV_STARTING, and stays so. Owned by the engine. */
+/* Returns a descriptor that turns readable once the engine has left COROSRV_STARTING, and stays so. The engine owns it.
+ */
 int corosrv_engine_fd(corosrv_engine* engine);
 
-/* Any thread; COROSRV_NOT_READY before the model is loaded. */
+/* Describes the model; COROSRV_NOT_READY before it is loaded. */
 int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info);
+
+/* Copies the counters as of the last step. */
 int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats);
 
-/* The first `capacity` slots, as of the last step. Any thread. */
+/* Copies the first `capacity` slots, as of the last step. */
 int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t capacity);
 
-/* What a slot's last task left; all of it belongs to whoever made it. */
-typedef struct corosrv_slot_content {
-  const int32_t* tokens;
-  size_t n_tokens;
-  const float* adapter_scales; /* that they were computed with; none: without adapters */
-  size_t n_adapter_scales;
-  const uint8_t* state; /* what the model has of the tokens, and perhaps of more behind them: libllama's own format */
-  size_t state_size;
-} corosrv_slot_content;
+/* Saves, restores or erases (`action`, a corosrv_slot_action) what the slot's last task left, as soon as nothing runs
+ * in the slot. `owner`: what tasks of other owners left is not found. `content`: of COROSRV_SLOT_RESTORE; it is copied.
+ * The caller limits how many requests there are at a time. */
+int corosrv_engine_request_slot(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
+                                const corosrv_slot_content* content, corosrv_slot_request** request, char* message,
+                                size_t message_size);
 
-typedef enum corosrv_slot_action {
-  COROSRV_SLOT_SAVE = 0,    /* the answer has the slot's content */
-  COROSRV_SLOT_RESTORE = 1, /* takes a content in as what this slot's last task left */
-  COROSRV_SLOT_ERASE = 2    /* forgets it; the answer has the tokens that were forgotten */
-} corosrv_slot_action;
+/* Returns a descriptor that turns readable once there is an answer, also when the engine ends first. The request owns
+ * it: never close it. */
+int corosrv_slot_request_fd(corosrv_slot_request* request);
 
-/* Something to be done with what the slot's last task left, as soon as nothing runs in the slot. `owner`: a task's;
- * what others' tasks left is not found. `content`, of RESTORE, is copied. Any thread. The caller sees to it that there
- * are few at a time. */
-int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
-                     const corosrv_slot_content* content, corosrv_errand** errand, char* message, size_t message_size);
+/* Gives the answer; COROSRV_NOT_READY before there is one. What `content` points to lives until the request is closed.
+ */
+int corosrv_slot_request_result(corosrv_slot_request* request, corosrv_slot_content* content, char* message,
+                                size_t message_size);
 
-/* Readable once there is an answer, also when the engine ends first. Owned by the errand: never close it. */
-int corosrv_errand_fd(corosrv_errand* errand);
+/* Withdraws the request: it is not carried out if that has not begun. */
+void corosrv_slot_request_abandon(corosrv_slot_request* request);
 
-/* What it came to; COROSRV_NOT_READY before there is an answer. `content` lives until the errand is closed. */
-int corosrv_errand_result(corosrv_errand* errand, corosrv_slot_content* content, char* message, size_t message_size);
+/* Abandons the request and frees it. NULL is harmless. */
+void corosrv_slot_request_close(corosrv_slot_request* request);
 
-/* Nobody waits any more: what was not begun is not done. Any thread. */
-void corosrv_errand_abandon(corosrv_errand* errand);
-
-/* Abandons it, and lets go. NULL is harmless. */
-void corosrv_errand_close(corosrv_errand* errand);
-
-/* Text to token ids. Writes at most `capacity` ids and the number there are into `n_tokens`, which may be larger:
- * call again with room. `parse_special`: control markers in the text become control tokens. Any thread; takes time
- * in proportion to the text. */
+/* Turns text into token ids. Writes at most `capacity` ids and the number there are into `n_tokens`, which may be
+ * larger: call again with room. `parse_special`: control markers in the text become control tokens. Takes time in
+ * proportion to the text. */
 int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
                      int32_t* tokens, size_t capacity, size_t* n_tokens);
 
-/* Text of one token as the model prints it; `special` prints control tokens too. Any thread. The text lives as long
- * as the engine. */
+/* Gives the text of one token as the model prints it; `special` prints control tokens too. The text lives as long as
+ * the engine. */
 int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text);
 
-/* 1 when the token is a control token (`<|im_start|>`), 0 otherwise. Any thread. */
+/* Returns 1 when the token is a control token (`<|im_start|>`), 0 otherwise. */
 int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
 
-/* 1 when the token ends an answer, 0 otherwise. Any thread. */
+/* Returns 1 when the token ends an answer, 0 otherwise. */
 int corosrv_token_is_end(corosrv_engine* engine, int32_t token);
 
 /* Names of the chat templates that libllama has built in. Writes at most `capacity` of them, which live for ever, and
- * the number there are into `n_names`. Any thread. */
+ * the number there are into `n_names`. */
 int corosrv_chat_template_names(const char** names, size_t capacity, size_t* n_names);
-
-/* One message of a conversation; both texts are NUL-terminated. */
-typedef struct corosrv_chat_message {
-  const char* role;
-  const char* content;
-} corosrv_chat_message;
 
 /* Writes a conversation as the built-in chat template of this name has it: at most `capacity` bytes, without a NUL,
  * and the number there are into `text_size`, which may be larger: call again with room. `add_prompt`: the beginning of
- * the assistant's next message follows. COROSRV_INVALID for a name that libllama does not have. Any thread. */
+ * the assistant's next message follows. COROSRV_INVALID for a name that libllama does not have. */
 int corosrv_chat_template_apply(const char* name, const corosrv_chat_message* messages, size_t n_messages,
                                 int add_prompt, char* text, size_t capacity, size_t* text_size);
 
-/* Queues all tasks or none. The reader is the caller's, to be closed by it. Any thread; compiles the grammars, which
- * takes up to some milliseconds for each that is different. */
+/* Queues all tasks or none. The caller owns the reader and closes it. Compiles the grammars, which takes up to some
+ * milliseconds for each that is different. */
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size);
 
-/* Ends every task, waiting or running, with an error chunk of this message, and refuses new ones. Any thread. */
+/* Ends every task, waiting or running, with an error chunk of this message, and refuses new ones. */
 int corosrv_engine_drain(corosrv_engine* engine, const char* message);
 
-/* As drain, then waits for the decode thread to end (one step, or the rest of a load) and frees the engine. Readers
+/* Drains, then waits for the decode thread to end (one step, or the rest of a load) and frees the engine. Readers
  * may be closed before or after. Twice is harmless with NULL. */
 void corosrv_engine_close(corosrv_engine* engine);
 
-/* Readable whenever corosrv_reader_take has something to give. Owned by the reader: never close it. -1 when the process
- * had no descriptor left for it: look with corosrv_reader_has_chunks then. */
+/* Returns a descriptor that is readable whenever corosrv_reader_take has something to give, or -1 when the process had
+ * none left for it: look with corosrv_reader_has_chunks then. The reader owns the descriptor: never close it. */
 int corosrv_reader_fd(corosrv_reader* reader);
 
-/* 1 when corosrv_reader_take has something to give, 0 otherwise. Any thread; never waits. */
+/* Returns 1 when corosrv_reader_take has something to give, 0 otherwise. Never waits. */
 int corosrv_reader_has_chunks(corosrv_reader* reader);
 
 /* Takes all unread chunks, perhaps none. One thread at a time. `clear`: 1 makes the descriptor unreadable until there
@@ -441,31 +118,16 @@ int corosrv_reader_has_chunks(corosrv_reader* reader);
  * one. */
 int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch);
 
-/* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. Any thread. */
+/* Ends the reader's unfinished tasks within one step; their terminal chunks say COROSRV_CANCELLED. */
 int corosrv_reader_cancel(corosrv_reader* reader);
 
-/* Cancels, and lets go: the descriptor is closed as soon as the decode thread has let go of it too. NULL is harmless.
+/* Cancels, and frees the handle: the descriptor is closed as soon as the decode thread has let go of it too. NULL is
+ * harmless.
  */
 void corosrv_reader_close(corosrv_reader* reader);
 
-/* What a JSON text may ask of its parser. */
-typedef struct corosrv_json_limits {
-  size_t depth;  /* of brackets in brackets */
-  size_t keys;   /* of one object */
-  size_t digits; /* of one number, its exponent taken for so many zeros */
-  size_t values; /* in all */
-} corosrv_json_limits;
-
-typedef enum corosrv_json_fault {
-  COROSRV_JSON_FINE = 0,
-  COROSRV_JSON_DEPTH = 1,
-  COROSRV_JSON_KEYS = 2,
-  COROSRV_JSON_DIGITS = 3,
-  COROSRV_JSON_VALUES = 4
-} corosrv_json_fault;
-
-/* The first limit that a text exceeds, and the byte where it does. Does not check that it is JSON. Any thread; takes
- * some nanoseconds for each byte. */
+/* Finds the first limit that a text exceeds (a corosrv_json_fault) and the byte where it does. Does not check that the
+ * text is JSON. Takes some nanoseconds for each byte. */
 int corosrv_check_json(const char* text, size_t text_size, const corosrv_json_limits* limits, int* fault, size_t* at);
 
 #ifdef __cplusplus

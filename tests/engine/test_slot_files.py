@@ -152,7 +152,7 @@ def test_a_busy_slot_is_waited_for_some_time_and_no_longer(path, monkeypatch):
             engine.save_slot(1, path)
 
 
-def test_few_errands_run_at_once(path, monkeypatch):
+def test_few_slot_requests_run_at_once(path, monkeypatch):
     monkeypatch.setattr(slot_keeper, "PATIENCE", 20)
     with opened(model=SLOW) as engine, engine.submit(job(max_tokens=400, slot=1)) as reader:
         wait_until(lambda: engine.slots()[1].is_busy)

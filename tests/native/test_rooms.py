@@ -49,3 +49,10 @@ def test_every_folder_of_native_tests_is_a_room_or_a_tool():
     folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()} - {"build", "__pycache__"}
 
     assert folders - {"fakes", "fuzz", "ggml", "oracle"} <= set(FLOOR_OF)
+
+
+def test_only_the_api_room_knows_the_c_types():
+    others = [path for path in SOURCES.glob("*/*") if path.parent.name != "api"]
+
+    assert others
+    assert not [path for path in others if re.search(r"\bcorosrv(_types)?\.h\b|\bcorosrv_[a-z]", path.read_text())]

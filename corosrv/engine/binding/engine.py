@@ -112,9 +112,11 @@ class NativeEngine:
         """Asks for what `action` says, as soon as the slot is idle. Copies the content, without the GIL."""
         borrowed = None if content is None else BorrowedContent(content)
         struct = ffi.NULL if borrowed is None else borrowed.struct
-        request, message = ffi.new("corosrv_errand **"), ffi.new("char[]", MESSAGE_BYTES)
+        request, message = ffi.new("corosrv_slot_request **"), ffi.new("char[]", MESSAGE_BYTES)
         handle = self._open_handle()
-        code = lib.corosrv_slot_ask(handle, action.value, slot, owner, struct, request, message, MESSAGE_BYTES)
+        code = lib.corosrv_engine_request_slot(
+            handle, action.value, slot, owner, struct, request, message, MESSAGE_BYTES
+        )
         check(code, message)
         return NativeSlotRequest(request[0])
 

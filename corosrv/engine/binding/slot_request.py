@@ -9,18 +9,18 @@ from corosrv.engine.binding.values import SlotContent
 
 
 class NativeSlotRequest:
-    """Owns the handle of a corosrv_errand; closes it when dropped."""
+    """Owns the handle of a corosrv_slot_request; closes it when dropped."""
 
     __slots__ = ("_handle", "fd")
 
     def __init__(self, handle: Any) -> None:
-        self._handle = ffi.gc(handle, lib.corosrv_errand_close)
-        self.fd: int = lib.corosrv_errand_fd(handle)
+        self._handle = ffi.gc(handle, lib.corosrv_slot_request_close)
+        self.fd: int = lib.corosrv_slot_request_fd(handle)
 
     def result(self) -> SlotContent:
         """Returns the content once `fd` is readable; it lives as long as this object. Raises why the request failed."""
         content, message = ffi.new("corosrv_slot_content *"), ffi.new("char[]", MESSAGE_BYTES)
-        check(lib.corosrv_errand_result(self._handle, content, message, MESSAGE_BYTES), message)
+        check(lib.corosrv_slot_request_result(self._handle, content, message, MESSAGE_BYTES), message)
         return SlotContent(
             _view(content.tokens, INT32_BYTES * content.n_tokens),
             _view(content.adapter_scales, FLOAT_BYTES * content.n_adapter_scales),
@@ -29,7 +29,7 @@ class NativeSlotRequest:
 
     def abandon(self) -> None:
         """Withdraws the request, unless it was begun or answered."""
-        lib.corosrv_errand_abandon(self._handle)
+        lib.corosrv_slot_request_abandon(self._handle)
 
 
 def _view(pointer: Any, size: int) -> memoryview:

@@ -41,7 +41,7 @@ _BREAKERS = Sampling().dry_sequence_breakers
 _FEW = 64  # that are taken without anybody noticing
 
 
-class _LentTexts:
+class _BorrowedTexts:
     """`array` is of corosrv_text; it, and the texts, live as long as this object."""
 
     __slots__ = ("_texts", "array")
@@ -51,7 +51,7 @@ class _LentTexts:
         self.array = ffi.new("corosrv_text[]", [{"data": data, "size": size} for data, size in self._texts])
 
 
-class _LentSampling:
+class _BorrowedSampling:
     """`struct` is a corosrv_sampling without its seed; it, and what it points to, lives as long as this object."""
 
     __slots__ = ("_biases", "_breakers", "_grammar", "_samplers", "_triggers", "struct")
@@ -59,8 +59,8 @@ class _LentSampling:
     def __init__(self, sampling: Sampling) -> None:
         self._biases = ffi.new("corosrv_bias[]", sampling.logit_bias)
         self._grammar = ffi.new("char[]", sampling.grammar.encode())
-        self._triggers = _LentTexts(text.encode() for text in sampling.grammar_triggers)
-        self._breakers = _LentTexts(text.encode() for text in sampling.dry_sequence_breakers)
+        self._triggers = _BorrowedTexts(text.encode() for text in sampling.grammar_triggers)
+        self._breakers = _BorrowedTexts(text.encode() for text in sampling.dry_sequence_breakers)
         self._samplers = ffi.new("int32_t[]", [_SAMPLERS[name] for name in sampling.samplers])
         translated = {
             "biases": self._biases,
@@ -76,15 +76,15 @@ class _LentSampling:
         self.struct = ffi.new("corosrv_sampling *", {name: getattr(sampling, name) for name in _SAMPLING} | translated)
 
 
-_kept_sampling = lru_cache(maxsize=64)(_LentSampling)
+_kept_sampling = lru_cache(maxsize=64)(_BorrowedSampling)
 
 
-def _lent_sampling(sampling: Sampling) -> _LentSampling:
+def _borrow_sampling(sampling: Sampling) -> _BorrowedSampling:
     """Translates a sampling. Nearly all requests ask for one of a few, which are kept, if they hold no long text."""
     is_small = not (sampling.grammar or sampling.grammar_triggers or sampling.logit_bias)
     if is_small and sampling.dry_sequence_breakers == _BREAKERS:
         return _kept_sampling(sampling)
-    return _LentSampling(sampling)
+    return _BorrowedSampling(sampling)
 
 
 class BorrowedTasks:
@@ -108,12 +108,12 @@ class BorrowedTasks:
         struct.tokens = self._array("int32_t[]", task.tokens)
         struct.n_tokens = len(task.tokens)
         if task.stops:
-            struct.stops, struct.n_stops = self._once("stops", task.stops, _LentTexts).array, len(task.stops)
+            struct.stops, struct.n_stops = self._once("stops", task.stops, _BorrowedTexts).array, len(task.stops)
         struct.kind = task.kind.value
         struct.slot = task.slot + 1
         if task.adapter_scales:
             struct.adapter_scales = self._array("float[]", task.adapter_scales)
-        struct.sampling = self._once("sampling", task.sampling, _lent_sampling).struct[0]
+        struct.sampling = self._once("sampling", task.sampling, _borrow_sampling).struct[0]
         struct.sampling.seed = task.seed
 
     def _array(self, c_type: str, value: Sequence[Any]) -> Any:

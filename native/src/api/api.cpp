@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "api/check.h"
-#include "api/convert.h"
 #include "api/handles.h"
 #include "api/json_limits.h"
+#include "api/to_c.h"
+#include "api/to_core.h"
 #ifndef COROSRV_WITHOUT_LLAMA
 #include "llama/backend.h"
 #endif
@@ -24,32 +25,18 @@ using namespace corosrv;
 
 namespace {
 
-// As many as compute the model anyway: the synthetic one needs none.
-int32_t sampling_threads(const corosrv_options& options) {
-  return options.synthetic == nullptr ? std::max(options.threads, 1) : 1;
-}
-
 BackendFactory backend_factory(const corosrv_options& options) {
   if (options.synthetic != nullptr) {
-    return [synthetic = *options.synthetic, context = options.context, slots = options.slots](Status&) {
-      return make_synthetic_backend(synthetic, context, slots);
-    };
+    return [synthetic = to_synthetic_options(*options.synthetic), context = options.context,
+            slots = options.slots](Status&) { return make_synthetic_backend(synthetic, context, slots); };
   }
 #ifdef COROSRV_WITHOUT_LLAMA
   return [](Status& status) -> std::unique_ptr<Backend> {
-    status = Status(COROSRV_INVALID, "this build has no libllama");
+    status = Status(StatusCode::kInvalid, "this build has no libllama");
     return nullptr;
   };
 #else
-  // The caller's texts are gone when the model is loaded.
-  const std::string model = options.model == nullptr ? "" : options.model;
-  const std::vector<std::string> adapters(options.adapters, options.adapters + options.n_adapters);
-  return [model, adapters, copied = options](Status& status) {
-    corosrv_options mine = copied;
-    mine.model = model.c_str();
-    mine.adapters = nullptr;
-    return make_llama_backend(mine, adapters, status);
-  };
+  return [model = to_model_options(options)](Status& status) { return make_llama_backend(model, status); };
 #endif
 }
 
@@ -70,18 +57,9 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     Status status = check_options(*options);
     if (status.is_ok()) status = check_grammar_limits(options->grammars);
     if (!status.is_ok()) return status;
-    Engine::Limits limits;
-    limits.loop = {options->slots, options->batch, options->step_ms, static_cast<size_t>(options->cache_bytes),
-                   sampling_threads(*options)};
-    limits.loop.queue_s = options->queue_s;
-    limits.loop.stall_s = options->stall_s;
-    limits.queue = static_cast<size_t>(options->queue);
-    if (options->tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(options->tasks_of_owner);
-    limits.reader_bytes = static_cast<size_t>(options->reader_bytes);
-    limits.grammars = to_grammar_limits(options->grammars);
     auto opened = std::make_unique<corosrv_engine>();
-    opened->engine = std::make_unique<Engine>(limits, backend_factory(*options));
-    if (opened->engine->fd() < 0) return Status(COROSRV_NO_DESCRIPTOR, "no file descriptor is left for the engine");
+    opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options));
+    if (opened->engine->fd() < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left for the engine");
     *engine = opened.release();
     return Status::ok();
   });
@@ -90,8 +68,8 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
 int corosrv_engine_state(corosrv_engine* engine, int* state, char* message, size_t message_size) {
   if (!engine->fork_guard.is_same_process()) return report(forked(), message, message_size);
   std::string reason;
-  *state = engine->engine->state(reason);
-  report(Status(COROSRV_INTERNAL, reason), message, message_size);
+  *state = to_c(engine->engine->state(reason));
+  report(Status(StatusCode::kInternal, reason), message, message_size);
   return COROSRV_OK;
 }
 
@@ -100,42 +78,14 @@ int corosrv_engine_fd(corosrv_engine* engine) { return engine->engine->fd(); }
 int corosrv_engine_info(corosrv_engine* engine, corosrv_model_info* info) {
   Status status = Status::ok();
   const Backend* backend = ready_backend(engine, status);
-  if (backend == nullptr) return status.code();
-  const ModelInfo& from = backend->info();
-  *info = {from.context,
-           from.context_train,
-           backend->vocabulary().size(),
-           from.n_embd,
-           from.vocab_type,
-           from.add_bos,
-           from.bos,
-           from.eos,
-           from.n_params,
-           from.size,
-           from.own_kernels,
-           from.packed_bytes,
-           from.ftype.c_str(),
-           from.description.c_str(),
-           from.chat_template.c_str(),
-           from.can_generate,
-           from.n_vector,
-           static_cast<int32_t>(from.pooling),
-           from.add_eos,
-           from.add_sep,
-           from.sep,
-           from.fim_prefix,
-           from.fim_suffix,
-           from.fim_middle,
-           from.fim_repository,
-           from.fim_file,
-           from.rerank_template.c_str(),
-           from.n_adapters};
+  if (backend == nullptr) return to_c(status.code());
+  *info = to_c(backend->info(), backend->vocabulary().size());
   return COROSRV_OK;
 }
 
 int corosrv_engine_stats(corosrv_engine* engine, corosrv_stats* stats) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
-  *stats = engine->engine->stats();
+  *stats = to_c(engine->engine->stats());
   return COROSRV_OK;
 }
 
@@ -156,7 +106,7 @@ int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size,
 int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text) {
   Status status = Status::ok();
   const Backend* backend = ready_backend(engine, status);
-  if (backend == nullptr) return status.code();
+  if (backend == nullptr) return to_c(status.code());
   const Vocabulary& vocabulary = backend->vocabulary();
   if (token < 0 || token >= vocabulary.size()) return COROSRV_INVALID;
   const std::string_view found = special != 0 ? vocabulary.special_text(token) : vocabulary.text(token);

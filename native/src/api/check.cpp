@@ -82,7 +82,7 @@ Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabu
   return Status::ok();
 }
 
-Status unsupported(const std::string& message) { return Status(COROSRV_UNSUPPORTED, message); }
+Status unsupported(const std::string& message) { return Status(StatusCode::kUnsupported, message); }
 
 Status check_kind(const corosrv_task& task, const ModelInfo& model) {
   const bool ranks = model.pooling == Pooling::kRank;

@@ -9,7 +9,7 @@
 
 namespace corosrv {
 
-inline Status invalid(const std::string& message) { return Status(COROSRV_INVALID, message); }
+inline Status invalid(const std::string& message) { return Status(StatusCode::kInvalid, message); }
 
 Status check_options(const corosrv_options& options);
 Status check_grammar_limits(const corosrv_grammar_limits& limits);

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "api/to_c.h"
+
 namespace corosrv {
 
 Status forked() {
-  return Status(COROSRV_FORKED,
+  return Status(StatusCode::kForked,
                 "this engine was opened before a fork() and serves the parent process only; open one in each process "
                 "after forking (gunicorn: do not use --preload)");
 }
@@ -17,7 +19,7 @@ int report(const Status& status, char* message, size_t message_size) {
     std::memcpy(message, status.message().data(), size);
     message[size] = '\0';
   }
-  return status.code();
+  return to_c(status.code());
 }
 
 const Backend* ready_backend(corosrv_engine* engine, Status& status) {
@@ -26,7 +28,7 @@ const Backend* ready_backend(corosrv_engine* engine, Status& status) {
     return nullptr;
   }
   const Backend* backend = engine->engine->backend();
-  if (backend == nullptr) status = Status(COROSRV_NOT_READY, "the model is not loaded yet");
+  if (backend == nullptr) status = Status(StatusCode::kNotReady, "the model is not loaded yet");
   return backend;
 }
 

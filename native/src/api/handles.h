@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api/fork_guard.h"
+#include "api/to_c.h"
 #include "base/status.h"
 #include "corosrv.h"
 #include "handover/reader.h"
@@ -22,12 +23,12 @@ struct corosrv_reader {
   corosrv::ForkGuard fork_guard;
   std::shared_ptr<corosrv::Reader> reader;
   std::vector<corosrv::Chunk> taken;
-  std::vector<corosrv_chunk> chunks;  // what `taken` looks like from C
+  corosrv::ChunkArray chunks;  // what `taken` looks like from C
 };
 
-struct corosrv_errand {
+struct corosrv_slot_request {
   corosrv::ForkGuard fork_guard;
-  std::shared_ptr<corosrv::SlotErrand> errand;
+  std::shared_ptr<corosrv::SlotRequest> request;
 };
 
 namespace corosrv {
@@ -44,7 +45,7 @@ int guarded(char* message, size_t message_size, Call call) {
   try {
     return report(call(), message, message_size);
   } catch (const std::exception& error) {
-    return report(Status(COROSRV_INTERNAL, error.what()), message, message_size);
+    return report(Status(StatusCode::kInternal, error.what()), message, message_size);
   }
 }
 

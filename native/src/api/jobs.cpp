@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "api/check.h"
-#include "api/convert.h"
 #include "api/handles.h"
+#include "api/to_core.h"
 #include "sampling/dry.h"
 
 using namespace corosrv;
@@ -71,9 +71,8 @@ int corosrv_reader_take(corosrv_reader* reader, int clear, corosrv_batch* batch)
   if (!reader->fork_guard.is_same_process()) return COROSRV_FORKED;
   return guarded(nullptr, 0, [&] {
     reader->reader->take(reader->taken, clear != 0);
-    reader->chunks.clear();
-    for (const Chunk& chunk : reader->taken) reader->chunks.push_back(to_chunk(chunk));
-    *batch = {reader->chunks.data(), reader->chunks.size()};
+    reader->chunks.assign(reader->taken);
+    *batch = reader->chunks.batch();
     return Status::ok();
   });
 }

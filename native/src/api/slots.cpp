@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "api/check.h"
-#include "api/convert.h"
 #include "api/handles.h"
+#include "api/to_c.h"
+#include "api/to_core.h"
 
 using namespace corosrv;
 
@@ -16,14 +17,16 @@ int corosrv_engine_slots(corosrv_engine* engine, corosrv_slot* slots, size_t cap
   return guarded(nullptr, 0, [&] {
     Status status = Status::ok();
     if (ready_backend(engine, status) == nullptr) return status;
-    const std::vector<corosrv_slot> found = engine->engine->slots();
-    std::copy_n(found.begin(), std::min(found.size(), capacity), slots);
+    const std::vector<SlotStatus> statuses = engine->engine->slots();
+    const size_t n_slots = std::min(statuses.size(), capacity);
+    for (size_t i = 0; i < n_slots; ++i) slots[i] = to_c(statuses[i]);
     return Status::ok();
   });
 }
 
-int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
-                     const corosrv_slot_content* content, corosrv_errand** errand, char* message, size_t message_size) {
+int corosrv_engine_request_slot(corosrv_engine* engine, int action, int32_t slot, uint64_t owner,
+                                const corosrv_slot_content* content, corosrv_slot_request** request, char* message,
+                                size_t message_size) {
   return guarded(message, message_size, [&] {
     Status status = Status::ok();
     const Backend* backend = ready_backend(engine, status);
@@ -35,42 +38,37 @@ int corosrv_slot_ask(corosrv_engine* engine, int action, int32_t slot, uint64_t 
       if (!status.is_ok()) return status;
       converted = to_slot_content(*content);
     }
-    auto opened = std::make_unique<corosrv_errand>();
-    opened->errand = std::make_shared<SlotErrand>(to_action(action), slot, owner, std::move(converted));
-    status = engine->engine->ask(opened->errand);
-    if (status.is_ok()) *errand = opened.release();
+    auto opened = std::make_unique<corosrv_slot_request>();
+    opened->request = std::make_shared<SlotRequest>(to_action(action), slot, owner, std::move(converted));
+    status = engine->engine->request_slot(opened->request);
+    if (status.is_ok()) *request = opened.release();
     return status;
   });
 }
 
-int corosrv_errand_fd(corosrv_errand* errand) { return errand->errand->fd(); }
+int corosrv_slot_request_fd(corosrv_slot_request* request) { return request->request->fd(); }
 
-int corosrv_errand_result(corosrv_errand* errand, corosrv_slot_content* content, char* message, size_t message_size) {
-  if (!errand->fork_guard.is_same_process()) return report(forked(), message, message_size);
+int corosrv_slot_request_result(corosrv_slot_request* request, corosrv_slot_content* content, char* message,
+                                size_t message_size) {
+  if (!request->fork_guard.is_same_process()) return report(forked(), message, message_size);
   return guarded(message, message_size, [&] {
-    const SlotErrand& asked = *errand->errand;
-    if (!asked.is_answered()) return Status(COROSRV_NOT_READY, "the slot is still busy");
-    const SlotContent& found = asked.content();
-    *content = {found.tokens.data(),
-                found.tokens.size(),
-                found.adapters.data(),
-                found.adapters.size(),
-                found.snapshot ? found.snapshot->bytes.get() : nullptr,
-                found.snapshot ? found.snapshot->size : 0};
-    return asked.status();
+    const SlotRequest& answered = *request->request;
+    if (!answered.is_answered()) return Status(StatusCode::kNotReady, "the slot is still busy");
+    *content = to_c(answered.content());
+    return answered.status();
   });
 }
 
-void corosrv_errand_abandon(corosrv_errand* errand) {
-  if (errand->fork_guard.is_same_process()) errand->errand->abandon();
+void corosrv_slot_request_abandon(corosrv_slot_request* request) {
+  if (request->fork_guard.is_same_process()) request->request->abandon();
 }
 
-void corosrv_errand_close(corosrv_errand* errand) {
-  if (errand == nullptr) return;
-  if (!errand->fork_guard.is_same_process()) {
-    ::close(errand->errand->fd());  // the child's copy; the rest stays as the fork left it
+void corosrv_slot_request_close(corosrv_slot_request* request) {
+  if (request == nullptr) return;
+  if (!request->fork_guard.is_same_process()) {
+    ::close(request->request->fd());  // the child's copy; the rest stays as the fork left it
     return;
   }
-  errand->errand->abandon();
-  delete errand;
+  request->request->abandon();
+  delete request;
 }

@@ -29,7 +29,7 @@ class Parser {
     while (!text_.is_at_end()) parse_rule();
     check_rules();
     if (is_good()) link(program);
-    return is_good() ? Status::ok() : Status(COROSRV_INVALID_GRAMMAR, text_.refusal());
+    return is_good() ? Status::ok() : Status(StatusCode::kInvalidGrammar, text_.refusal());
   }
 
  private:

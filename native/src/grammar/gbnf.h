@@ -21,9 +21,9 @@ struct GrammarLimits {
 };
 
 // Compiles `text`, whose start is the rule `root`. Any thread; takes a few milliseconds for the largest text allowed.
-// Refused with COROSRV_INVALID_GRAMMAR, and a sentence that begins with line and column (both from 1, in characters):
-// what is no GBNF, exceeds a limit, uses a rule that is not defined or is its own beginning (left recursion), and
-// references to tokens (`<...>`), which GBNF has and this server does not.
+// Refused with StatusCode::kInvalidGrammar, and a sentence that begins with line and column (both from 1, in
+// characters): what is no GBNF, exceeds a limit, uses a rule that is not defined or is its own beginning (left
+// recursion), and references to tokens (`<...>`), which GBNF has and this server does not.
 Status compile_gbnf(std::string_view text, Program& program, const GrammarLimits& limits = {});
 
 }  // namespace corosrv

@@ -12,8 +12,9 @@ Status GrammarCompiler::compile(std::string_view gbnf, const Vocabulary& vocabul
   if (!status.is_ok()) return status;
   std::shared_ptr<const Program> kept = counted(std::move(program));
   if (!kept) {
-    return Status(COROSRV_QUEUE_FULL, "the grammars of the jobs that run and wait take all of the " +
-                                          std::to_string(most_bytes_) + " bytes that grammars may; try again later");
+    return Status(StatusCode::kQueueFull, "the grammars of the jobs that run and wait take all of the " +
+                                              std::to_string(most_bytes_) +
+                                              " bytes that grammars may; try again later");
   }
   std::call_once(is_ordered_, [&] { token_order_ = std::make_shared<const TokenOrder>(vocabulary); });
   grammar = std::make_shared<const Grammar>(std::move(kept), vocabulary, token_order_, limits_.token_ms);

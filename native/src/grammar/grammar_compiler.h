@@ -21,7 +21,7 @@ class GrammarCompiler {
   // `most_bytes`: of all compiled grammars that are alive; a request of some bytes can ask for half a megabyte.
   GrammarCompiler(const GrammarLimits& limits, size_t most_bytes) : limits_(limits), most_bytes_(most_bytes) {}
 
-  // Refused as compile_gbnf() does, or with COROSRV_QUEUE_FULL where the grammars of other jobs take all memory.
+  // Refused as compile_gbnf() does, or with StatusCode::kQueueFull where the grammars of other jobs take all memory.
   // `vocabulary` is always the same, and outlives the compiler and the grammars.
   Status compile(std::string_view gbnf, const Vocabulary& vocabulary, std::shared_ptr<const Grammar>& grammar);
 

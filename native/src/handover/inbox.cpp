@@ -16,8 +16,8 @@ Chunk error_chunk(int32_t index, std::string message, const char* code) {
 Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader) {
   {
     MutexLock lock(mutex_);
-    if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
-    const uint64_t owner = tasks.empty() ? 0 : tasks.front().kin.owner;
+    if (mail_.is_draining) return Status(StatusCode::kClosed, mail_.reason);
+    const uint64_t owner = tasks.empty() ? 0 : tasks.front().sharing_scope.owner;
     if (Status status = room_for(tasks.size(), owner); !status.is_ok()) {
       refused_ += tasks.size();
       return status;
@@ -35,21 +35,21 @@ Status Inbox::submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& rea
 
 Status Inbox::room_for(size_t count, uint64_t owner) {
   if (in_flight_ + count > capacity_) {
-    return Status(COROSRV_QUEUE_FULL, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
-                                          " tasks run or wait for a slot; try again later");
+    return Status(StatusCode::kQueueFull, std::to_string(in_flight_) + " of at most " + std::to_string(capacity_) +
+                                              " tasks run or wait for a slot; try again later");
   }
   const auto found = in_flight_of_.find(owner);
   const size_t n_owned = found == in_flight_of_.end() ? 0 : found->second;
   if (owner == 0 || n_owned + count <= of_one_) return Status::ok();
-  return Status(COROSRV_QUEUE_FULL, std::to_string(n_owned) + " of at most " + std::to_string(of_one_) +
-                                        " tasks of this API key run or wait for a slot; try again later");
+  return Status(StatusCode::kQueueFull, std::to_string(n_owned) + " of at most " + std::to_string(of_one_) +
+                                            " tasks of this API key run or wait for a slot; try again later");
 }
 
-Status Inbox::ask(std::shared_ptr<SlotErrand> errand) {
+Status Inbox::request_slot(std::shared_ptr<SlotRequest> request) {
   {
     MutexLock lock(mutex_);
-    if (mail_.is_draining) return Status(COROSRV_CLOSED, mail_.reason);
-    mail_.errands.push_back(std::move(errand));
+    if (mail_.is_draining) return Status(StatusCode::kClosed, mail_.reason);
+    mail_.slot_requests.push_back(std::move(request));
     is_woken_ = true;
   }
   changed_.notify_one();

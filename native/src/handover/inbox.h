@@ -1,4 +1,4 @@
-// What other threads want of the decode thread: new tasks, cancellations, errands, an end.
+// What other threads want of the decode thread: new tasks, cancellations, slot requests, an end.
 #pragma once
 
 #include <condition_variable>
@@ -38,7 +38,7 @@ class Inbox final : public Reader::Listener {
   // What the loop finds when it looks.
   struct Mail {
     std::vector<Submission> submissions;
-    std::vector<std::shared_ptr<SlotErrand>> errands;
+    std::vector<std::shared_ptr<SlotRequest>> slot_requests;
     bool has_cancellations = false;  // some reader's is_cancelled() has turned true
     bool is_draining = false;        // end everything with `reason`
     bool is_closing = false;         // and then leave
@@ -56,7 +56,7 @@ class Inbox final : public Reader::Listener {
   // Any thread: all of `tasks`, which are one owner's, or none.
   Status submit(std::vector<Task> tasks, const std::shared_ptr<Reader>& reader);
   // Any thread: how many there may be at once is the caller's to see to.
-  Status ask(std::shared_ptr<SlotErrand> errand);
+  Status request_slot(std::shared_ptr<SlotRequest> request);
   // Any thread: the loop looks again, at cancelled readers too.
   void on_cancel() override;
   void on_room() override;

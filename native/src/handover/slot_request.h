@@ -22,19 +22,19 @@ struct SlotContent {
 };
 
 // Shared by whoever waits for it and by the decode thread, which answers once; the last of them closes the eventfd.
-class SlotErrand {
+class SlotRequest {
  public:
   enum class Action { kSave, kRestore, kErase };
 
   // `owner`: on whose behalf; what others left is not found. `content`: of kRestore.
-  SlotErrand(Action action, int32_t slot, uint64_t owner, SlotContent content = {})
+  SlotRequest(Action action, int32_t slot, uint64_t owner, SlotContent content = {})
       : action_(action), slot_(slot), owner_(owner), content_(std::move(content)) {}
 
   Action action() const { return action_; }
   int32_t slot() const { return slot_; }
   uint64_t owner() const { return owner_; }
 
-  // False when the process had no descriptor left: the errand is then of no use.
+  // False when the process had no descriptor left: the request is then of no use.
   bool is_open() const { return event_fd_.is_open(); }
   // Readable once there is an answer, and from then on.
   int fd() const { return event_fd_.get(); }

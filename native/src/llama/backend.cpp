@@ -28,14 +28,14 @@ int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(ll
 
 Status to_status(int32_t code) {
   if (code == 0) return Status::ok();
-  if (code == 1) return Status(COROSRV_NO_ROOM, "the KV cache has no room for this request");
+  if (code == 1) return Status(StatusCode::kNoRoom, "the KV cache has no room for this request");
   const std::string reason = take_last_error();
-  return Status(COROSRV_INTERNAL, "the model could not compute this step (llama_decode: " + std::to_string(code) +
-                                      (reason.empty() ? ")" : ", " + reason + ")"));
+  return Status(StatusCode::kInternal, "the model could not compute this step (llama_decode: " + std::to_string(code) +
+                                           (reason.empty() ? ")" : ", " + reason + ")"));
 }
 
 // `code`: at the start the setting is at fault, later the engine.
-Status broken_promise(corosrv_code code, const std::string& violation) {
+Status broken_promise(StatusCode code, const std::string& violation) {
   return Status(code, "COROSRV_DETERMINISTIC=1 cannot be kept for this model: " + violation +
                           ". It holds where libllama computes on the processor alone, for every weight format, in "
                           "models of attention, mixtures of experts, Mamba, RWKV, gated delta nets and short "
@@ -62,14 +62,14 @@ class LlamaBackend final : public Backend {
  public:
   // `first` may hold fewer than `info.context` tokens in each slot: start_to_grow() replaces it.
   LlamaBackend(Model model, std::unique_ptr<GraphKernels> kernels, Context first, ModelInfo info,
-               std::vector<llama_adapter_lora*> adapters, const corosrv_options& options, int32_t rows)
+               std::vector<llama_adapter_lora*> adapters, const ModelOptions& options, int32_t rows)
       : model_(std::move(model)),
         adapters_(std::move(adapters)),
         kernels_(std::move(kernels)),
         context_(std::move(first)),
         capacity_(tokens_per_slot(context_)),
         slots_(options.slots),
-        is_deterministic_(options.deterministic != 0),
+        is_deterministic_(options.is_deterministic),
         memory_(llama_get_memory(context_.get())),
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
@@ -142,7 +142,7 @@ class LlamaBackend final : public Backend {
     if (status.is_ok() && is_deterministic_ && info_.can_generate) status = decode(mixed_batch(token));
     for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, 0);
     if (kernels_) {
-      if (!kernels_->violation().empty()) return broken_promise(COROSRV_INVALID, kernels_->violation());
+      if (!kernels_->violation().empty()) return broken_promise(StatusCode::kInvalid, kernels_->violation());
       info_.own_kernels = kernels_->is_used();
       info_.packed_bytes = kernels_->bytes();
     }
@@ -158,7 +158,7 @@ class LlamaBackend final : public Backend {
   Status run(const llama_batch& batch) {
     const int32_t code = llama_decode(context_.get(), batch);
     if (code != 0 || !kernels_ || kernels_->violation().empty()) return to_status(code);
-    return broken_promise(COROSRV_INTERNAL, kernels_->violation());
+    return broken_promise(StatusCode::kInternal, kernels_->violation());
   }
 
   // Returns rows of two slots, one of which reads several tokens: their graph may have operations that the graph of a
@@ -224,8 +224,8 @@ class LlamaBackend final : public Backend {
       take_full();
     }
     if (n_tokens <= capacity_) return Status::ok();
-    return Status(COROSRV_INTERNAL, "the KV cache could not grow beyond " + std::to_string(capacity_) +
-                                        " tokens in each slot: too little memory was left");
+    return Status(StatusCode::kInternal, "the KV cache could not grow beyond " + std::to_string(capacity_) +
+                                             " tokens in each slot: too little memory was left");
   }
 
   // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with
@@ -288,20 +288,18 @@ constexpr int32_t kFirstTokens = 256;
 
 }  // namespace
 
-std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, const std::vector<std::string>& adapters,
-                                            Status& status) {
-  const std::string path = options.model == nullptr ? "" : options.model;
-  Model model = load_model(path, options.safe_load == 0 && options.deterministic == 0, status);
+std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status) {
+  Model model = load_model(options.path, !options.is_safe && !options.is_deterministic, status);
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
-  std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), adapters, status);
+  std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), options.adapters, status);
   if (!status.is_ok()) return nullptr;
   ContextPurpose purpose{context};
-  status = find_pooling(model.get(), path, options.pooling, purpose.pooling);
+  status = find_pooling(model.get(), options.path, options.pooling, purpose.pooling);
   if (!status.is_ok()) return nullptr;
 
-  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context, options.deterministic != 0);
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context, options.is_deterministic);
   purpose.kernels = kernels.get();
   const auto make_context = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
     sized.tokens = tokens;  // fewer at first than the context is to have
@@ -318,7 +316,7 @@ std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, cons
     first = make_context(purpose, context);
   }
   if (!first) {
-    status = failure("libllama cannot make a context for", path);
+    status = failure("libllama cannot make a context for", options.path);
     return nullptr;
   }
   if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options.slots, context);

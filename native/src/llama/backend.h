@@ -2,16 +2,14 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "model/backend.h"
+#include "model/options.h"
 
 namespace corosrv {
 
 // Loads a model and makes its context, with one KV stream per slot; takes seconds. Returns null on failure, with the
-// reason in `status`, worded for the operator. `adapters`: paths of LoRA files; the first becomes adapter number 0.
-std::unique_ptr<Backend> make_llama_backend(const corosrv_options& options, const std::vector<std::string>& adapters,
-                                            Status& status);
+// reason in `status`, worded for the operator.
+std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status);
 
 }  // namespace corosrv

@@ -24,7 +24,7 @@ std::vector<const char*> chat_template_names() {
 
 Status apply_chat_template(const std::string& name, const std::vector<ChatMessage>& messages, bool add_prompt,
                            std::string& text) {
-  if (!is_name(name)) return Status(COROSRV_INVALID, "libllama has no chat template of the name '" + name + "'");
+  if (!is_name(name)) return Status(StatusCode::kInvalid, "libllama has no chat template of the name '" + name + "'");
   std::vector<llama_chat_message> chat;
   chat.reserve(messages.size());
   for (const ChatMessage& message : messages) chat.push_back({message.role.c_str(), message.content.c_str()});
@@ -32,7 +32,7 @@ Status apply_chat_template(const std::string& name, const std::vector<ChatMessag
     return llama_chat_apply_template(name.c_str(), chat.data(), chat.size(), add_prompt, buffer, capacity);
   };
   const int32_t size = apply(nullptr, 0);
-  if (size < 0) return Status(COROSRV_INVALID, "libllama cannot apply its chat template '" + name + "'");
+  if (size < 0) return Status(StatusCode::kInvalid, "libllama cannot apply its chat template '" + name + "'");
   text.resize(static_cast<size_t>(size));
   apply(text.data(), size);
   return Status::ok();

@@ -31,11 +31,11 @@ double kv_bytes(const llama_model* model, double n_cells) {
 
 }  // namespace
 
-int32_t rows_of_step(const corosrv_options& options, const ContextPurpose& purpose) {
-  return purpose.reads_whole ? std::max(options.batch, purpose.tokens) : options.batch;
+int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose) {
+  return purpose.reads_whole ? std::max(options.rows, purpose.tokens) : options.rows;
 }
 
-llama_context_params context_params(const corosrv_options& options, const ContextPurpose& purpose) {
+llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<uint32_t>(purpose.tokens) * static_cast<uint32_t>(options.slots);
   params.n_seq_max = static_cast<uint32_t>(options.slots);
@@ -50,7 +50,7 @@ llama_context_params context_params(const corosrv_options& options, const Contex
   params.kv_unified = false;
   // libllama has one attention kernel for caches of bfloat16, for any number of rows and tokens. For 16-bit floats it
   // has three, which round differently.
-  if (options.deterministic != 0) params.type_k = params.type_v = GGML_TYPE_BF16;
+  if (options.is_deterministic) params.type_k = params.type_v = GGML_TYPE_BF16;
   params.no_perf = true;
   if (purpose.kernels != nullptr) {
     params.cb_eval = &GraphKernels::on_node;
@@ -68,14 +68,14 @@ Status check_memory(const llama_model* model, int32_t slots, int32_t context) {
                 "%d slots of %d tokens need %.1f GB of KV cache, and %.1f GB of memory are available: lower "
                 "COROSRV_SLOTS or COROSRV_CTX",
                 slots, context, needed / 1e9, available / 1e9);
-  return Status(COROSRV_INVALID, text);
+  return Status(StatusCode::kInvalid, text);
 }
 
-std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context,
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, int32_t context,
                                            bool is_deterministic) {
   const double left = available_memory() - kv_bytes(model, static_cast<double>(options.slots) * context);
   KernelChoice choice;
-  choice.is_faster_allowed = options.kernels != COROSRV_KERNELS_GGML;
+  choice.is_faster_allowed = options.has_own_kernels;
   // Packed weights may take half of what the cache leaves: the other half is everybody else's.
   choice.max_bytes = static_cast<size_t>(std::clamp(left / 2, 0.0, 1e18));
   choice.is_deterministic = is_deterministic;

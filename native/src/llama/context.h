@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "kernels/graph_kernels.h"
 #include "llama/handles.h"
+#include "model/options.h"
 
 namespace corosrv {
 
@@ -20,17 +21,17 @@ struct ContextPurpose {
   GraphKernels* kernels = nullptr;   // null: libllama computes everything
 };
 
-llama_context_params context_params(const corosrv_options& options, const ContextPurpose& purpose);
+llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose);
 
 // Returns the largest number of rows of one step.
-int32_t rows_of_step(const corosrv_options& options, const ContextPurpose& purpose);
+int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose);
 
 // Checks that the KV cache fits into the memory that is available. The failure says which settings to lower.
 Status check_memory(const llama_model* model, int32_t slots, int32_t context);
 
 // Makes the kernels that replace parts of libllama's graphs; returns null if there is nothing to replace.
 // `is_deterministic`: no row's bits may depend on the other rows of a batch.
-std::unique_ptr<GraphKernels> make_kernels(const corosrv_options& options, const llama_model* model, int32_t context,
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, int32_t context,
                                            bool is_deterministic);
 
 }  // namespace corosrv

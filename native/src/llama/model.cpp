@@ -17,11 +17,11 @@ std::string file_name(const std::string& path) { return path.substr(path.find_la
 Status check_file(const std::string& path) {
   const std::string name = "'" + file_name(path) + "'";
   std::ifstream file(path, std::ios::binary);
-  if (!file) return Status(COROSRV_INVALID, "the model file " + name + " does not exist or cannot be read");
+  if (!file) return Status(StatusCode::kInvalid, "the model file " + name + " does not exist or cannot be read");
   char magic[4] = {};
   file.read(magic, sizeof magic);
   if (std::string(magic, sizeof magic) != "GGUF") {
-    return Status(COROSRV_INVALID, name + " is not a GGUF file (it does not begin with 'GGUF')");
+    return Status(StatusCode::kInvalid, name + " is not a GGUF file (it does not begin with 'GGUF')");
   }
   return Status::ok();
 }
@@ -39,8 +39,8 @@ std::string template_of(const llama_model* model, const char* name) {
 // Returns the model's pooling; the mean if the file names none, or one that makes no single vector.
 Pooling own_pooling(const llama_model* model) {
   const int type = std::atoi(metadata(model, metadata(model, "general.architecture") + ".pooling_type").c_str());
-  const bool is_known = type > COROSRV_POOLING_NONE && type <= COROSRV_POOLING_RANK;
-  return is_known ? static_cast<Pooling>(type) : Pooling::kMean;
+  const bool is_known = type > LLAMA_POOLING_TYPE_NONE && type <= LLAMA_POOLING_TYPE_RANK;
+  return is_known ? static_cast<Pooling>(type) : Pooling::kMean;  // numbered as libllama's
 }
 
 // Looks into the file: libllama does not report whether a model has a head, and without one computes a wrong score.
@@ -67,9 +67,9 @@ Model load_model(const std::string& path, bool may_repack, Status& status) {
     return nullptr;
   }
   if (llama_model_has_decoder(model.get()) && llama_model_has_encoder(model.get())) {
-    status = Status(COROSRV_INVALID, "'" + file_name(path) +
-                                         "' has an encoder in front of its decoder; such models "
-                                         "are not served");
+    status = Status(StatusCode::kInvalid, "'" + file_name(path) +
+                                              "' has an encoder in front of its decoder; such models "
+                                              "are not served");
     return nullptr;
   }
   return model;
@@ -87,9 +87,9 @@ std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::ve
       return {};
     }
     if (llama_adapter_get_alora_n_invocation_tokens(adapter) > 0) {
-      status = Status(COROSRV_INVALID, "the adapter '" + file_name(path) +
-                                           "' waits for tokens that invoke it; such "
-                                           "adapters are not served");
+      status = Status(StatusCode::kInvalid, "the adapter '" + file_name(path) +
+                                                "' waits for tokens that invoke it; such "
+                                                "adapters are not served");
       return {};
     }
     adapters.push_back(adapter);
@@ -97,17 +97,19 @@ std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::ve
   return adapters;
 }
 
-Status find_pooling(const llama_model* model, const std::string& path, int32_t setting, Pooling& pooling) {
-  pooling = setting == COROSRV_POOLING_MODEL ? own_pooling(model) : static_cast<Pooling>(setting);
+Status find_pooling(const llama_model* model, const std::string& path, std::optional<Pooling> setting,
+                    Pooling& pooling) {
+  pooling = setting ? *setting : own_pooling(model);
   if (pooling != Pooling::kRank || has_classification_head(path)) return Status::ok();
-  return Status(COROSRV_INVALID, "'" + file_name(path) +
-                                     "' has no classification head to score texts with: set COROSRV_POOLING to mean, "
-                                     "cls or last");
+  return Status(StatusCode::kInvalid,
+                "'" + file_name(path) +
+                    "' has no classification head to score texts with: set COROSRV_POOLING to mean, "
+                    "cls or last");
 }
 
 Status failure(const std::string& what, const std::string& path) {
   const std::string reason = take_last_error();
-  return Status(COROSRV_INVALID, what + " '" + file_name(path) + "'" + (reason.empty() ? "" : ": " + reason));
+  return Status(StatusCode::kInvalid, what + " '" + file_name(path) + "'" + (reason.empty() ? "" : ": " + reason));
 }
 
 bool can_copy_memory(const llama_model* model) {

@@ -1,6 +1,7 @@
 // Loads a model file and reads its description.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,10 @@ std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::ve
 // Returns the failure of a libllama function: `what` it could not do, the file's name, and the reason from its log.
 Status failure(const std::string& what, const std::string& path);
 
-// Chooses how a text's token vectors become one: as `setting` (a corosrv_pooling) says, or as the model says. Fails if
+// Chooses how a text's token vectors become one: as `setting` says, or as the model says where that is none. Fails if
 // scores are wanted and the file has no classification head to compute them.
-Status find_pooling(const llama_model* model, const std::string& path, int32_t setting, Pooling& pooling);
+Status find_pooling(const llama_model* model, const std::string& path, std::optional<Pooling> setting,
+                    Pooling& pooling);
 
 // Returns whether a slot's memory can be copied, and cut at any token. Recurrent memories cannot.
 bool can_copy_memory(const llama_model* model);

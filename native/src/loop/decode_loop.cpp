@@ -62,7 +62,7 @@ std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
 }
 
 bool may_share_batch(const Sequence& a, const Sequence& b) {
-  return a.wants_vectors() == b.wants_vectors() && a.kin().adapters == b.kin().adapters;
+  return a.wants_vectors() == b.wants_vectors() && a.sharing_scope().adapters == b.sharing_scope().adapters;
 }
 
 // Generations and what is to become vectors are computed apart, and so are different adapters: each such part of a plan
@@ -108,7 +108,7 @@ void DecodeLoop::run() {
     end_overdue();
     step();
     settle();
-    run_errands();
+    answer_slot_requests();
     publish();
     if (is_closing) return;
   }
@@ -116,7 +116,7 @@ void DecodeLoop::run() {
 
 void DecodeLoop::take(Inbox::Mail mail) {
   for (Submission& submission : mail.submissions) add(std::move(submission));
-  std::move(mail.errands.begin(), mail.errands.end(), std::back_inserter(errands_));
+  std::move(mail.slot_requests.begin(), mail.slot_requests.end(), std::back_inserter(slot_requests_));
   if (mail.is_draining) {
     end_all(mail.reason, kShuttingDown);
     settle();
@@ -132,13 +132,13 @@ void DecodeLoop::take(Inbox::Mail mail) {
 void DecodeLoop::add(Submission submission) {
   const std::shared_ptr<Reader> reader = submission.reader;
   const int32_t index = submission.task.index;
-  const uint64_t owner = submission.task.kin.owner;
+  const uint64_t owner = submission.task.sharing_scope.owner;
   try {
     scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
                                               signals_, stats_));
   } catch (const std::exception& error) {
     signals_.push(reader, error_chunk(index, std::string("the request could not be taken up: ") + error.what()));
-    count_finish(stats_, Finish::kError);
+    stats_.count(Finish::kError);
     inbox_.ended({owner});
   }
 }
@@ -180,7 +180,7 @@ void DecodeLoop::end_overdue() {
 
 void DecodeLoop::end_all(const std::string& reason, const char* code) {
   scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason, code); });
-  for (const auto& errand : std::exchange(errands_, {})) errand->answer(Status(COROSRV_CLOSED, reason));
+  for (const auto& request : std::exchange(slot_requests_, {})) request->answer(Status(StatusCode::kClosed, reason));
   signal();
 }
 
@@ -190,8 +190,8 @@ void DecodeLoop::end_all(const std::string& reason, const char* code) {
 void DecodeLoop::settle() {
   const Scheduler::Swept swept = scheduler_.sweep();
   std::vector<uint64_t> owners;
-  for (const auto& sequence : swept.from_slots) owners.push_back(sequence->kin().owner);
-  for (const auto& sequence : swept.others) owners.push_back(sequence->kin().owner);
+  for (const auto& sequence : swept.from_slots) owners.push_back(sequence->sharing_scope().owner);
+  for (const auto& sequence : swept.others) owners.push_back(sequence->sharing_scope().owner);
   for (const auto& sequence : swept.from_slots) board_.show_end(*sequence);
   if (!owners.empty()) {
     publish();  // whoever hears of an end finds it counted, and shown
@@ -206,14 +206,14 @@ void DecodeLoop::settle() {
 }
 
 // Between the end of a slot's sequence and the next one's begin, so that each finds its slot idle some time.
-void DecodeLoop::run_errands() {
-  const auto is_over = [this](const std::shared_ptr<SlotErrand>& errand) {
-    if (errand->is_abandoned()) return true;
-    if (scheduler_.is_in_use(errand->slot())) return false;
-    memory_.run(*errand);
+void DecodeLoop::answer_slot_requests() {
+  const auto is_over = [this](const std::shared_ptr<SlotRequest>& request) {
+    if (request->is_abandoned()) return true;
+    if (scheduler_.is_in_use(request->slot())) return false;
+    memory_.run(*request);
     return true;
   };
-  errands_.erase(std::remove_if(errands_.begin(), errands_.end(), is_over), errands_.end());
+  slot_requests_.erase(std::remove_if(slot_requests_.begin(), slot_requests_.end(), is_over), slot_requests_.end());
 }
 
 void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
@@ -280,10 +280,10 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
 Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
   const Sequence& first = *items.front().sequence;
   try {
-    backend_.use(first.kin().adapters);
+    backend_.use(first.sharing_scope().adapters);
     return first.wants_vectors() ? backend_.embed(rows_) : backend_.decode(rows_);
   } catch (const std::exception& error) {
-    return Status(COROSRV_INTERNAL, std::string("the model failed: ") + error.what());
+    return Status(StatusCode::kInternal, std::string("the model failed: ") + error.what());
   }
 }
 
@@ -335,7 +335,7 @@ void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status
   // Part of a failed batch may have been computed; whoever is tried again begins where it began.
   for (const auto& item : items) backend_.forget(item.sequence->slot(), item.sequence->n_computed());
   const bool is_alone = items.size() == 1;
-  if (status.code() == COROSRV_NO_ROOM && !(is_alone && scheduler_.n_running() == 1)) {
+  if (status.code() == StatusCode::kNoRoom && !(is_alone && scheduler_.n_running() == 1)) {
     is_out_of_room_ = true;
   } else if (is_alone) {
     items[0].sequence->finish(Finish::kError, status.message());
@@ -364,8 +364,8 @@ void DecodeLoop::publish() {
   published_ = stats_;
 }
 
-corosrv_stats DecodeLoop::snapshot() {
-  corosrv_stats stats;
+LoopStats DecodeLoop::snapshot() {
+  LoopStats stats;
   {
     MutexLock lock(mutex_);
     stats = published_;

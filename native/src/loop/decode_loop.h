@@ -39,12 +39,12 @@ class DecodeLoop {
   // caused.
   void run();
 
-  // Ends every sequence with an error chunk, and every errand; the decode thread, after run() has thrown.
+  // Ends every sequence with an error chunk, and every request; the decode thread, after run() has thrown.
   void end_all(const std::string& reason, const char* code = "");
 
   // Any thread: counters as of the last step.
-  corosrv_stats snapshot();
-  std::vector<corosrv_slot> slots() { return board_.read(); }
+  LoopStats snapshot();
+  std::vector<SlotStatus> slots() { return board_.read(); }
 
  private:
   void take(Inbox::Mail mail);
@@ -52,7 +52,7 @@ class DecodeLoop {
   Clock::time_point due(const Sequence& sequence) const;
   Clock::duration patience();
   void end_overdue();
-  void run_errands();
+  void answer_slot_requests();
   void step();
   void note_paused();
   void lend_slots();
@@ -71,12 +71,12 @@ class DecodeLoop {
   const Limits limits_;
   Inbox& inbox_;
   Backend& backend_;
-  corosrv_stats stats_{};  // the decode thread's own; outlives the sequences below, which count in it
-  Signals signals_;        // outlives them as well
+  LoopStats stats_;  // the decode thread's own; outlives the sequences below, which count in it
+  Signals signals_;  // outlives them as well
   Scheduler scheduler_;
   PrefixSharing sharing_;
   SlotMemory memory_;
-  std::vector<std::shared_ptr<SlotErrand>> errands_;  // that wait until their slot is idle
+  std::vector<std::shared_ptr<SlotRequest>> slot_requests_;  // that wait until their slot is idle
   SlotBoard board_;
   StepBudget budget_;
   std::vector<Row> rows_;
@@ -87,7 +87,7 @@ class DecodeLoop {
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;
-  corosrv_stats published_ GUARDED_BY(mutex_){};
+  LoopStats published_ GUARDED_BY(mutex_);
 };
 
 }  // namespace corosrv

@@ -19,6 +19,8 @@
 
 namespace corosrv {
 
+enum class EngineState { kStarting, kReady, kFailed, kStopped };
+
 // Makes the model; called on the decode thread. Null, and a status with the reason, when it cannot.
 using BackendFactory = std::function<std::unique_ptr<Backend>(Status&)>;
 
@@ -38,8 +40,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  corosrv_state state(std::string& message);
-  // Readable once the state is no longer COROSRV_STARTING.
+  EngineState state(std::string& message);
+  // Readable once the state is no longer EngineState::kStarting.
   int fd() const { return settled_.get(); }
 
   // Null until the model is loaded; lives as long as the engine.
@@ -55,12 +57,12 @@ class Engine {
 
   // Checks and queues `tasks`; `reader` is where their chunks come out.
   Status submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader);
-  // Checks and queues; the errand is answered in the end, whatever happens to the engine.
-  Status ask(const std::shared_ptr<SlotErrand>& errand);
+  // Checks and queues; the request is answered in the end, whatever happens to the engine.
+  Status request_slot(const std::shared_ptr<SlotRequest>& request);
   void drain(const std::string& reason) { inbox_->drain(reason); }
-  corosrv_stats stats();
+  LoopStats stats();
   // Every slot; none before the model is loaded.
-  std::vector<corosrv_slot> slots();
+  std::vector<SlotStatus> slots();
 
   // Ends everything and waits for the thread: one step, or the rest of a load. Twice is harmless.
   void stop();
@@ -69,7 +71,7 @@ class Engine {
   void run(const BackendFactory& make_backend);
   DecodeLoop::Limits loop_limits() const;
   Status check_slot(int32_t slot) const;
-  void settle(corosrv_state state, const std::string& message);
+  void settle(EngineState state, const std::string& message);
   void end_submissions(const std::string& message);
 
   const Limits limits_;
@@ -85,7 +87,7 @@ class Engine {
   BreakerCache breakers_;
 
   Mutex mutex_;
-  corosrv_state state_ GUARDED_BY(mutex_) = COROSRV_STARTING;
+  EngineState state_ GUARDED_BY(mutex_) = EngineState::kStarting;
   std::string message_ GUARDED_BY(mutex_);
 
   std::thread thread_;  // last: starts when all else is there

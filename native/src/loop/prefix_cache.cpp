@@ -26,11 +26,11 @@ size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + size, b.begin()).first - a.begin());
 }
 
-PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const Kin& kin) {
+PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const SharingScope& scope) {
   auto best = entries_.end();
   size_t most = 0;
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-    if (entry->kin != kin) continue;
+    if (entry->scope != scope) continue;
     const size_t n_matched = common_prefix(entry->tokens, tokens);
     if (n_matched < most || !is_worth(n_matched, entry->tokens.size())) continue;
     if (n_matched == most && entry->tokens.size() >= best->tokens.size()) continue;
@@ -42,39 +42,40 @@ PrefixCache::Match PrefixCache::find(const std::vector<Token>& tokens, const Kin
   return {best->snapshot.get(), most};
 }
 
-bool PrefixCache::covers(const std::vector<Token>& tokens, const Kin& kin) {
+bool PrefixCache::covers(const std::vector<Token>& tokens, const SharingScope& scope) {
   const auto covering =
-      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.holds(tokens, kin); });
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.holds(tokens, scope); });
   if (covering == entries_.end()) return false;
   touch(covering);
   return true;
 }
 
-std::shared_ptr<const Snapshot> PrefixCache::holding(const std::vector<Token>& tokens, const Kin& kin) const {
+std::shared_ptr<const Snapshot> PrefixCache::holding(const std::vector<Token>& tokens,
+                                                     const SharingScope& scope) const {
   const Entry* best = nullptr;
   for (const Entry& entry : entries_) {
-    if (entry.holds(tokens, kin) && (best == nullptr || entry.tokens.size() < best->tokens.size())) best = &entry;
+    if (entry.holds(tokens, scope) && (best == nullptr || entry.tokens.size() < best->tokens.size())) best = &entry;
   }
   return best == nullptr ? nullptr : best->snapshot;
 }
 
-bool PrefixCache::forget(const std::vector<Token>& tokens, const Kin& kin) {
+bool PrefixCache::forget(const std::vector<Token>& tokens, const SharingScope& scope) {
   const size_t n_before = entries_.size();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const auto next = std::next(entry);
-    if (entry->holds(tokens, kin)) drop(entry);
+    if (entry->holds(tokens, scope)) drop(entry);
     entry = next;
   }
   return entries_.size() < n_before;
 }
 
-void PrefixCache::keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const Kin& kin) {
-  Entry entry{std::move(tokens), kin, std::move(snapshot)};
+void PrefixCache::keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const SharingScope& scope) {
+  Entry entry{std::move(tokens), scope, std::move(snapshot)};
   if (entry.bytes() > limit_bytes_) return;
   for (auto other = entries_.begin(); other != entries_.end();) {
     const auto next = std::next(other);
     const bool is_beginning = common_prefix(other->tokens, entry.tokens) == other->tokens.size();
-    if (is_beginning && other->kin == entry.kin) drop(other);
+    if (is_beginning && other->scope == entry.scope) drop(other);
     other = next;
   }
   while (bytes_ + entry.bytes() > limit_bytes_) drop(std::prev(entries_.end()));

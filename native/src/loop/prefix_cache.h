@@ -15,8 +15,8 @@ namespace corosrv {
 // How many tokens two sequences begin with alike.
 size_t common_prefix(const std::vector<Token>& a, const std::vector<Token>& b);
 
-// Every entry is found by its own kin only. Entries in order of use; the one that was not used longest goes first when
-// room is needed. Pure bookkeeping: it knows no slot and no model. Used by the decode thread alone.
+// Every entry is found by its own scope only. Entries in order of use; the one that was not used longest goes first
+// when room is needed. Pure bookkeeping: it knows no slot and no model. Used by the decode thread alone.
 //
 // A match is a scan over all entries. Most differ within a few tokens, and there are hundreds and not millions of them,
 // each worth milliseconds of prefill: next to a step the scan does not show (test_prefix_cache.cpp has a bound).
@@ -29,26 +29,26 @@ class PrefixCache {
     const Snapshot* snapshot = nullptr;  // until the next keep()
     size_t n_tokens = 0;
   };
-  // The kin's entry that begins with most of `tokens`, the shortest of several; null where none is worth its copying.
+  // The scope's entry that begins with most of `tokens`, the shortest of several; null where none is worth its copying.
   // It counts as used.
-  Match find(const std::vector<Token>& tokens, const Kin& kin = {});
+  Match find(const std::vector<Token>& tokens, const SharingScope& scope = {});
 
-  // Whether some entry of the kin's begins with all of `tokens`; it then counts as used.
-  bool covers(const std::vector<Token>& tokens, const Kin& kin = {});
+  // Whether some entry of the scope's begins with all of `tokens`; it then counts as used.
+  bool covers(const std::vector<Token>& tokens, const SharingScope& scope = {});
 
-  // Takes in what `tokens` left, in place of the kin's entries that are a beginning of it, and lets go of the oldest,
+  // Takes in what `tokens` left, in place of the scope's entries that are a beginning of it, and lets go of the oldest,
   // whoever's, until all fit. Nothing happens when it is over the limit by itself.
-  void keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const Kin& kin = {});
-  void keep(std::vector<Token> tokens, Snapshot snapshot, const Kin& kin = {}) {
-    keep(std::move(tokens), std::make_shared<const Snapshot>(std::move(snapshot)), kin);
+  void keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot> snapshot, const SharingScope& scope = {});
+  void keep(std::vector<Token> tokens, Snapshot snapshot, const SharingScope& scope = {}) {
+    keep(std::move(tokens), std::make_shared<const Snapshot>(std::move(snapshot)), scope);
   }
 
-  // The shortest of the kin's entries that begin with all of `tokens`, which may go on behind them; null where there is
-  // none.
-  std::shared_ptr<const Snapshot> holding(const std::vector<Token>& tokens, const Kin& kin) const;
+  // The shortest of the scope's entries that begin with all of `tokens`, which may go on behind them; null where there
+  // is none.
+  std::shared_ptr<const Snapshot> holding(const std::vector<Token>& tokens, const SharingScope& scope) const;
 
-  // Drops the kin's entries that begin with all of `tokens`; false where there were none.
-  bool forget(const std::vector<Token>& tokens, const Kin& kin);
+  // Drops the scope's entries that begin with all of `tokens`; false where there were none.
+  bool forget(const std::vector<Token>& tokens, const SharingScope& scope);
 
   size_t limit_bytes() const { return limit_bytes_; }
   size_t bytes() const { return bytes_; }
@@ -60,11 +60,11 @@ class PrefixCache {
  private:
   struct Entry {
     std::vector<Token> tokens;
-    Kin kin;
+    SharingScope scope;
     std::shared_ptr<const Snapshot> snapshot;  // whoever copies it out shares it for a while
     size_t bytes() const { return tokens.size() * sizeof(Token) + snapshot->size; }
-    bool holds(const std::vector<Token>& wanted, const Kin& by) const {
-      return kin == by && common_prefix(tokens, wanted) == wanted.size();
+    bool holds(const std::vector<Token>& wanted, const SharingScope& by) const {
+      return scope == by && common_prefix(tokens, wanted) == wanted.size();
     }
   };
   using Entries = std::list<Entry>;

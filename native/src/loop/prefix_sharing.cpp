@@ -43,13 +43,13 @@ void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) 
   const Scheduler::Leader found = scheduler.leader_of(sequence);
   const size_t n_led = std::min(found.n_tokens, most_shared(sequence));
   if (n_led < PrefixCache::kLeastTokens) return;  // and no need to ask the cache
-  if (n_led < cache_.find(sequence.tokens(), sequence.kin()).n_tokens + PrefixCache::kLeastTokens) return;
+  if (n_led < cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens + PrefixCache::kLeastTokens) return;
   sequence.follow(found.sequence, static_cast<int32_t>(n_led));
 }
 
 void PrefixSharing::begin(Sequence& sequence) {
   const PrefixCache::Match match =
-      may_share(sequence) ? cache_.find(sequence.tokens(), sequence.kin()) : PrefixCache::Match();
+      may_share(sequence) ? cache_.find(sequence.tokens(), sequence.sharing_scope()) : PrefixCache::Match();
   const auto n_tokens = static_cast<int32_t>(std::min(match.n_tokens, most_shared(sequence)));
   const bool is_held = n_tokens > 0 && backend_.load(sequence.slot(), *match.snapshot, n_tokens);
   sequence.begin(is_held ? n_tokens : 0);
@@ -58,9 +58,9 @@ void PrefixSharing::begin(Sequence& sequence) {
 void PrefixSharing::keep(const Sequence& sequence) {
   if (!may_share(sequence) || static_cast<size_t>(sequence.n_computed()) < PrefixCache::kLeastTokens) return;
   std::vector<Token> tokens = computed_tokens(sequence);
-  if (cache_.covers(tokens, sequence.kin())) return;
+  if (cache_.covers(tokens, sequence.sharing_scope())) return;
   Snapshot snapshot = backend_.save(sequence.slot(), cache_.limit_bytes());
-  if (snapshot.bytes) cache_.keep(std::move(tokens), std::move(snapshot), sequence.kin());
+  if (snapshot.bytes) cache_.keep(std::move(tokens), std::move(snapshot), sequence.sharing_scope());
 }
 
 void PrefixSharing::close_gaps(Scheduler& scheduler) {

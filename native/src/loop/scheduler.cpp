@@ -82,7 +82,7 @@ Scheduler::Queue::const_iterator Scheduler::next_to_start() const {
   auto best = waiting_.end();
   int32_t fewest = slots_ + 1;
   for (auto next = waiting_.begin(); next != waiting_.end() && fewest > 0; ++next) {
-    const uint64_t owner = (*next)->kin().owner;
+    const uint64_t owner = (*next)->sharing_scope().owner;
     const auto [known, is_new] = running_of.try_emplace(owner, 0);
     if (is_new) known->second = n_running_of(owner);
     if (known->second >= fewest || !may_start(**next)) continue;
@@ -93,8 +93,8 @@ Scheduler::Queue::const_iterator Scheduler::next_to_start() const {
 }
 
 int32_t Scheduler::n_running_of(uint64_t owner) const {
-  return static_cast<int32_t>(
-      std::count_if(running_.begin(), running_.end(), [owner](const auto& one) { return one->kin().owner == owner; }));
+  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
+                                            [owner](const auto& one) { return one->sharing_scope().owner == owner; }));
 }
 
 int32_t Scheduler::take_slot(const Sequence& sequence) {
@@ -203,7 +203,7 @@ Scheduler::Leader Scheduler::leader_of(const Sequence& sequence) const {
   Leader leader;
   for (const auto& other : running_) {
     if (other.get() == &sequence || !may_lead(*other) || follows(*other, sequence)) continue;
-    if (other->kin() != sequence.kin()) continue;
+    if (other->sharing_scope() != sequence.sharing_scope()) continue;
     const size_t n_tokens = common_prefix(other->tokens(), sequence.tokens());
     if (n_tokens > leader.n_tokens) leader = {other.get(), n_tokens};
   }

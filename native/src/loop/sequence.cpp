@@ -46,7 +46,7 @@ TokenList first_of_prompt(Token token, const Vocabulary& vocabulary) {
 }  // namespace
 
 Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals,
-                   corosrv_stats& stats)
+                   LoopStats& stats)
     : reader_(std::move(submission.reader)),
       vocabulary_(vocabulary),
       signals_(signals),
@@ -61,7 +61,7 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       tells_progress_(submission.task.tells_progress),
       n_top_(static_cast<size_t>(std::max(submission.task.sampling.n_probs, 0))),
       max_s_(submission.task.max_ms / 1000),
-      kin_(std::move(submission.task.kin)),
+      sharing_scope_(std::move(submission.task.sharing_scope)),
       id_(submission.task.id),
       wanted_slot_(submission.task.slot),
       tokens_(std::move(submission.task.prompt)),
@@ -89,7 +89,7 @@ void Sequence::start(int32_t slot, Clock::time_point now) {
   slot_ = last_slot_ = slot;
   if (was_started()) return;
   started_ = now;
-  observe(stats_.queue_wait, seconds(now - submitted_));
+  stats_.queue_wait.observe(seconds(now - submitted_));
 }
 
 void Sequence::begin(int32_t n_held) {
@@ -177,9 +177,9 @@ void Sequence::finish_without_token() {
 void Sequence::accept(Token token, Clock::time_point now) {
   if (n_generated() == 0) {
     first_token_ = now;
-    observe(stats_.ttft, seconds(now - submitted_));
+    stats_.ttft.observe(seconds(now - submitted_));
   } else {
-    observe(stats_.itl, seconds(now - last_token_));
+    stats_.itl.observe(seconds(now - last_token_));
   }
   last_token_ = now;
   tokens_.push_back(token);
@@ -221,7 +221,7 @@ Chunk Sequence::make_chunk() {
   return chunk;
 }
 
-corosrv_slot Sequence::describe() const {
+SlotStatus Sequence::describe() const {
   return {id_, state_ != State::kDone, n_prompt_, n_read_ - n_cached_, n_cached_, n_generated(), has_new_line_};
 }
 
@@ -243,7 +243,7 @@ void Sequence::finish(Finish finish, const std::string& message, const char* cod
   if (state_ == State::kDone) return;  // exactly one terminal chunk, whoever ends it again (I4)
   enter(State::kDone);
   finish_ = finish;
-  count_finish(stats_, finish);
+  stats_.count(finish);
   // What was held back in vain belongs to the answer, also when it ends early.
   std::string held = text_.flush();
   if (finish == Finish::kError && !held.empty()) emit(std::exchange(held, {}));

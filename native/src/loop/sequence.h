@@ -10,6 +10,7 @@
 #include "handover/signals.h"
 #include "loop/loop_stats.h"
 #include "loop/pooler.h"
+#include "loop/slot_status.h"
 #include "model/backend.h"
 #include "model/types.h"
 #include "sampling/sampler.h"
@@ -25,8 +26,7 @@ class Sequence {
   enum class State { kWaiting, kStarting, kPrefilling, kDecoding, kDone };
 
   // `vocabulary`, `signals` and `stats` outlive the sequence. `context`: tokens that a slot holds.
-  Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals,
-           corosrv_stats& stats);
+  Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals, LoopStats& stats);
   ~Sequence();
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
@@ -36,7 +36,7 @@ class Sequence {
   // Where it has to run, or -1.
   int32_t wanted_slot() const { return wanted_slot_; }
   // What its slot shows of it.
-  corosrv_slot describe() const;
+  SlotStatus describe() const;
   Reader& reader() const { return *reader_; }
 
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
@@ -46,7 +46,7 @@ class Sequence {
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return tokens_; }
   bool shares_prefix() const { return shares_prefix_; }
-  const Kin& kin() const { return kin_; }  // with whom alone
+  const SharingScope& sharing_scope() const { return sharing_scope_; }  // with whom alone
   // It is to become a vector; no token is generated.
   bool wants_vectors() const { return pooler_ != nullptr; }
   bool scores_prompt() const { return scores_prompt_; }
@@ -116,7 +116,7 @@ class Sequence {
   const std::shared_ptr<Reader> reader_;
   const Vocabulary& vocabulary_;
   Signals& signals_;
-  corosrv_stats& stats_;
+  LoopStats& stats_;
   const int32_t index_;
   const int32_t n_prompt_;
   const int32_t max_tokens_;
@@ -126,7 +126,7 @@ class Sequence {
   const bool tells_progress_;
   const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
   const double max_s_;  // of generating; 0 is no limit
-  const Kin kin_;
+  const SharingScope sharing_scope_;
   const int64_t id_;
   const int32_t wanted_slot_;
 

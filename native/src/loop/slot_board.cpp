@@ -4,21 +4,15 @@ namespace corosrv {
 
 namespace {
 
-corosrv_slot unused() {
-  corosrv_slot slot{};
-  slot.task = -1;
-  return slot;
-}
-
 size_t place(const Sequence& sequence) { return static_cast<size_t>(sequence.slot()); }
 
 }  // namespace
 
-SlotBoard::SlotBoard(int32_t slots) : slots_(static_cast<size_t>(slots), unused()) {}
+SlotBoard::SlotBoard(int32_t slots) : slots_(static_cast<size_t>(slots)) {}
 
 void SlotBoard::show(Scheduler& scheduler) {
   MutexLock lock(mutex_);
-  for (const int32_t slot : busy_) slots_[static_cast<size_t>(slot)].is_busy = 0;
+  for (const int32_t slot : busy_) slots_[static_cast<size_t>(slot)].is_busy = false;
   busy_.clear();
   scheduler.for_each_running([this](const Sequence& sequence) REQUIRES(mutex_) {
     slots_[place(sequence)] = sequence.describe();
@@ -31,7 +25,7 @@ void SlotBoard::show_end(const Sequence& sequence) {
   slots_[place(sequence)] = sequence.describe();
 }
 
-std::vector<corosrv_slot> SlotBoard::read() {
+std::vector<SlotStatus> SlotBoard::read() {
   MutexLock lock(mutex_);
   return slots_;
 }

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/thread_annotations.h"
-#include "corosrv.h"
 #include "loop/scheduler.h"
 #include "loop/sequence.h"
+#include "loop/slot_status.h"
 
 namespace corosrv {
 
@@ -22,11 +22,11 @@ class SlotBoard {
   void show_end(const Sequence& sequence);
 
   // Any thread: every slot, by its number.
-  std::vector<corosrv_slot> read();
+  std::vector<SlotStatus> read();
 
  private:
   Mutex mutex_;
-  std::vector<corosrv_slot> slots_ GUARDED_BY(mutex_);
+  std::vector<SlotStatus> slots_ GUARDED_BY(mutex_);
   std::vector<int32_t> busy_;  // the decode thread's own: those that show so
 };
 

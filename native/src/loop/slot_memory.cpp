@@ -9,8 +9,8 @@ namespace corosrv {
 namespace {
 
 // Of somebody else's the same is said as of nothing.
-bool is_empty_for(const SlotErrand& errand, const std::vector<Token>& tokens, const Kin& kin) {
-  return tokens.empty() || kin.owner != errand.owner();
+bool is_empty_for(const SlotRequest& request, const std::vector<Token>& tokens, const SharingScope& scope) {
+  return tokens.empty() || scope.owner != request.owner();
 }
 
 }  // namespace
@@ -23,65 +23,67 @@ void SlotMemory::note(const Sequence& sequence) {
   left = {};
   if (!sequence.shares_prefix()) return;
   left.tokens.assign(sequence.tokens().begin(), sequence.tokens().begin() + sequence.n_computed());
-  left.kin = sequence.kin();
+  left.scope = sequence.sharing_scope();
 }
 
-void SlotMemory::run(SlotErrand& errand) {
+void SlotMemory::run(SlotRequest& request) {
   try {
-    errand.answer(act(errand));
+    request.answer(act(request));
   } catch (const std::exception& error) {
-    errand.answer(Status(COROSRV_INTERNAL, std::string("the slot could not be looked after: ") + error.what()));
+    request.answer(Status(StatusCode::kInternal, std::string("the slot could not be looked after: ") + error.what()));
   }
 }
 
-Status SlotMemory::act(SlotErrand& errand) {
+Status SlotMemory::act(SlotRequest& request) {
   if (cache_.limit_bytes() == 0) {
-    return Status(COROSRV_UNSUPPORTED, "what slots compute is not kept here: the model cannot, or the cache is off");
+    return Status(StatusCode::kUnsupported,
+                  "what slots compute is not kept here: the model cannot, or the cache is off");
   }
-  Left& left = left_[static_cast<size_t>(errand.slot())];
-  switch (errand.action()) {
-    case SlotErrand::Action::kSave:
-      return save(errand, left);
-    case SlotErrand::Action::kRestore:
-      return restore(errand, left);
-    case SlotErrand::Action::kErase:
-      return erase(errand, left);
+  Left& left = left_[static_cast<size_t>(request.slot())];
+  switch (request.action()) {
+    case SlotRequest::Action::kSave:
+      return save(request, left);
+    case SlotRequest::Action::kRestore:
+      return restore(request, left);
+    case SlotRequest::Action::kErase:
+      return erase(request, left);
   }
-  return Status(COROSRV_INVALID, "nobody knows this action");
+  return Status(StatusCode::kInvalid, "nobody knows this action");
 }
 
-Status SlotMemory::save(SlotErrand& errand, const Left& left) {
-  SlotContent& content = errand.content();
-  if (!is_empty_for(errand, left.tokens, left.kin)) content.snapshot = cache_.holding(left.tokens, left.kin);
+Status SlotMemory::save(SlotRequest& request, const Left& left) {
+  SlotContent& content = request.content();
+  if (!is_empty_for(request, left.tokens, left.scope)) content.snapshot = cache_.holding(left.tokens, left.scope);
   if (!content.snapshot) {
-    return Status(COROSRV_INVALID, "slot " + std::to_string(errand.slot()) + " holds nothing that could be saved");
+    return Status(StatusCode::kInvalid,
+                  "slot " + std::to_string(request.slot()) + " holds nothing that could be saved");
   }
   content.tokens = left.tokens;
-  content.adapters = left.kin.adapters;
+  content.adapters = left.scope.adapters;
   return Status::ok();
 }
 
 // The slot itself is where it is tried whether the model takes the snapshot: nothing else is in it.
-Status SlotMemory::restore(SlotErrand& errand, Left& left) {
-  const SlotContent& content = errand.content();
-  if (!backend_.load(errand.slot(), *content.snapshot, static_cast<int32_t>(content.tokens.size()))) {
-    return Status(COROSRV_INVALID, "the model cannot take this state");
+Status SlotMemory::restore(SlotRequest& request, Left& left) {
+  const SlotContent& content = request.content();
+  if (!backend_.load(request.slot(), *content.snapshot, static_cast<int32_t>(content.tokens.size()))) {
+    return Status(StatusCode::kInvalid, "the model cannot take this state");
   }
-  backend_.forget(errand.slot(), 0);
-  const Kin kin{errand.owner(), content.adapters};
-  if (!cache_.covers(content.tokens, kin)) cache_.keep(content.tokens, content.snapshot, kin);
-  if (!cache_.covers(content.tokens, kin)) {
-    return Status(COROSRV_INVALID, "the state is larger than all that the prefix cache may keep, " +
-                                       std::to_string(cache_.limit_bytes()) + " bytes");
+  backend_.forget(request.slot(), 0);
+  const SharingScope scope{request.owner(), content.adapters};
+  if (!cache_.covers(content.tokens, scope)) cache_.keep(content.tokens, content.snapshot, scope);
+  if (!cache_.covers(content.tokens, scope)) {
+    return Status(StatusCode::kInvalid, "the state is larger than all that the prefix cache may keep, " +
+                                            std::to_string(cache_.limit_bytes()) + " bytes");
   }
-  left = {content.tokens, kin};
+  left = {content.tokens, scope};
   return Status::ok();
 }
 
-Status SlotMemory::erase(SlotErrand& errand, Left& left) {
-  if (is_empty_for(errand, left.tokens, left.kin)) return Status::ok();
-  const bool was_held = cache_.forget(left.tokens, left.kin);
-  if (was_held) errand.content().tokens = std::move(left.tokens);
+Status SlotMemory::erase(SlotRequest& request, Left& left) {
+  if (is_empty_for(request, left.tokens, left.scope)) return Status::ok();
+  const bool was_held = cache_.forget(left.tokens, left.scope);
+  if (was_held) request.content().tokens = std::move(left.tokens);
   left = {};
   return Status::ok();
 }

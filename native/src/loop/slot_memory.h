@@ -21,19 +21,19 @@ class SlotMemory {
   // The end of one that had a slot, after the cache has taken in what it left, if anything.
   void note(const Sequence& sequence);
 
-  // Does it, and answers. The errand's slot is one that there is, and nothing runs in it.
-  void run(SlotErrand& errand);
+  // Does it, and answers. The request's slot is one that there is, and nothing runs in it.
+  void run(SlotRequest& request);
 
  private:
   struct Left {
     std::vector<Token> tokens;
-    Kin kin;
+    SharingScope scope;
   };
 
-  Status act(SlotErrand& errand);
-  Status save(SlotErrand& errand, const Left& left);
-  Status restore(SlotErrand& errand, Left& left);
-  Status erase(SlotErrand& errand, Left& left);
+  Status act(SlotRequest& request);
+  Status save(SlotRequest& request, const Left& left);
+  Status restore(SlotRequest& request, Left& left);
+  Status erase(SlotRequest& request, Left& left);
 
   Backend& backend_;
   PrefixCache& cache_;

@@ -89,14 +89,16 @@ class Backend {
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}
   // Computes the rows; those of one slot are contiguous and in order of position. After a failure the caller
-  // forgets what may have been computed of them. COROSRV_NO_ROOM: it could be done with fewer slots in use.
+  // forgets what may have been computed of them. StatusCode::kNoRoom: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
   // next one.
   virtual float* logits(size_t row) = 0;
   // Computes the rows as decode() does, and has the model's vector of each one. A model that reads_whole gets whole
   // sequences. Those without vectors need neither of these.
-  virtual Status embed(const std::vector<Row>&) { return Status(COROSRV_UNSUPPORTED, "this model makes no vectors"); }
+  virtual Status embed(const std::vector<Row>&) {
+    return Status(StatusCode::kUnsupported, "this model makes no vectors");
+  }
   // The vector of row `row` of the last embed(), until the next one: info().n_vector numbers. With Pooling::kRank one
   // number: the score of its sequence up to what embed() was given.
   virtual const float* vector(size_t) { return nullptr; }

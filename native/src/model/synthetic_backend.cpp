@@ -45,7 +45,7 @@ class SyntheticVocabulary final : public Vocabulary {
 
 class SyntheticBackend final : public Backend {
  public:
-  SyntheticBackend(const corosrv_synthetic& synthetic, int32_t context, int32_t slots)
+  SyntheticBackend(const SyntheticOptions& synthetic, int32_t context, int32_t slots)
       : synthetic_(synthetic), slots_(static_cast<size_t>(slots)) {
     info_.context = info_.context_train = context;
     info_.eos = kEnd;
@@ -118,7 +118,7 @@ class SyntheticBackend final : public Backend {
     std::this_thread::sleep_until(next_step_);
   }
 
-  const corosrv_synthetic synthetic_;
+  const SyntheticOptions synthetic_;
   const SyntheticVocabulary vocabulary_;
   ModelInfo info_;
   std::vector<Slot> slots_;
@@ -129,7 +129,7 @@ class SyntheticBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_synthetic_backend(const corosrv_synthetic& synthetic, int32_t context, int32_t slots) {
+std::unique_ptr<Backend> make_synthetic_backend(const SyntheticOptions& synthetic, int32_t context, int32_t slots) {
   return std::make_unique<SyntheticBackend>(synthetic, context, slots);
 }
 

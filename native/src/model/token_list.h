@@ -7,12 +7,17 @@
 #include <string_view>
 #include <vector>
 
-#include "corosrv.h"
-
 namespace corosrv {
 
-// Entries and pieces as the C API has them (corosrv_token_list). Holds all that there is to say: whoever reads it
-// needs no vocabulary.
+// A token and how likely it was. Each token that came is followed by the likeliest in its place, best first.
+struct Likelihood {
+  int32_t token;
+  float logprob;       // natural, finite; NaN: the first token of a prompt, which nothing stands before
+  int32_t n_top;       // how many of the entries behind it are the likeliest in its place; of those, 0
+  int32_t piece_size;  // bytes that it adds to the text
+};
+
+// Entries, and their pieces one behind the other. Complete: whoever reads it needs no vocabulary.
 class TokenList {
  public:
   // A token that came; `n_top` others follow, by add_other().
@@ -36,11 +41,11 @@ class TokenList {
 
   bool is_empty() const { return entries_.empty(); }
   size_t bytes() const { return entries_.size() * sizeof entries_[0] + pieces_.size(); }
-  const std::vector<corosrv_likelihood>& entries() const { return entries_; }
+  const std::vector<Likelihood>& entries() const { return entries_; }
   const std::string& pieces() const { return pieces_; }
 
  private:
-  std::vector<corosrv_likelihood> entries_;
+  std::vector<Likelihood> entries_;
   std::string pieces_;
 };
 

@@ -21,6 +21,20 @@ using Clock = std::chrono::steady_clock;
 
 inline double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+// What stands between the model's logits and the draw.
+enum class SamplerKind {
+  kPenalties,  // repeat, presence, frequency
+  kDry,
+  kTopNSigma,
+  kTopK,
+  kTypicalP,
+  kTopP,
+  kMinP,
+  kXtc,
+  kTemperature,
+  kAdaptiveP,  // draws, and so comes last wherever it is named
+};
+
 // How one sequence's tokens are drawn; ranges are checked at the C API.
 struct Sampling {
   float temperature = 0.8f;  // 0 is greedy
@@ -55,23 +69,23 @@ struct Sampling {
   float adaptive_target = -1.0f;  // -1 is off
   float adaptive_decay = 0.9f;
   int32_t min_keep = 0;
-  std::vector<corosrv_sampler> samplers = {
-      COROSRV_SAMPLER_PENALTIES,   COROSRV_SAMPLER_DRY,       COROSRV_SAMPLER_TOP_N_SIGMA, COROSRV_SAMPLER_TOP_K,
-      COROSRV_SAMPLER_TYPICAL_P,   COROSRV_SAMPLER_TOP_P,     COROSRV_SAMPLER_MIN_P,       COROSRV_SAMPLER_XTC,
-      COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_ADAPTIVE_P};
+  std::vector<SamplerKind> samplers = {SamplerKind::kPenalties, SamplerKind::kDry,      SamplerKind::kTopNSigma,
+                                       SamplerKind::kTopK,      SamplerKind::kTypicalP, SamplerKind::kTopP,
+                                       SamplerKind::kMinP,      SamplerKind::kXtc,      SamplerKind::kTemperature,
+                                       SamplerKind::kAdaptiveP};
 };
 
 // How much of each LoRA adapter a sequence gets, by the adapter's number; empty: nothing of any.
 using Adapters = std::vector<float>;
 
-// With whom a sequence may share a prefix: those of the same owner, who compute with the same adapters. How soon an
-// answer begins tells what a cache holds, and so what others of the same kin have asked.
-struct Kin {
+// Prefixes are shared only within the same scope: among sequences of one owner that compute with the same adapters.
+// How soon an answer begins tells what a cache holds, and so what others have asked.
+struct SharingScope {
   uint64_t owner = 0;
   Adapters adapters;
 
-  bool operator==(const Kin& other) const { return owner == other.owner && adapters == other.adapters; }
-  bool operator!=(const Kin& other) const { return !(*this == other); }
+  bool operator==(const SharingScope& other) const { return owner == other.owner && adapters == other.adapters; }
+  bool operator!=(const SharingScope& other) const { return !(*this == other); }
 };
 
 // What becomes of the vectors that a model makes of a sequence's tokens. kRank: its own head makes a score of them.
@@ -95,10 +109,10 @@ struct Task {
   std::optional<VectorWish> vectors;  // wants these, and no text
   double max_ms = 0;                  // of generating, from the first token on; 0: no limit
   bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
-  Kin kin;                            // with whom it may share
-  bool tells_progress = false;        // of reading the prompt, in chunks without text
-  int64_t id = 0;                     // the caller's name for it
-  int32_t slot = -1;                  // where it has to run; -1: anywhere
+  SharingScope sharing_scope;
+  bool tells_progress = false;  // of reading the prompt, in chunks without text
+  int64_t id = 0;               // the caller's name for it
+  int32_t slot = -1;            // where it has to run; -1: anywhere
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

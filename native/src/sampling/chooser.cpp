@@ -43,7 +43,7 @@ std::unique_ptr<Chooser> make_chooser(const Sampling& sampling, bool is_greedy, 
   if (sampling.mirostat == 1) return std::make_unique<Mirostat>(sampling.mirostat_tau, sampling.mirostat_eta, n_vocab);
   if (sampling.mirostat == 2) return std::make_unique<MirostatV2>(sampling.mirostat_tau, sampling.mirostat_eta);
   const auto& order = sampling.samplers;
-  const bool is_adaptive = std::find(order.begin(), order.end(), COROSRV_SAMPLER_ADAPTIVE_P) != order.end();
+  const bool is_adaptive = std::find(order.begin(), order.end(), SamplerKind::kAdaptiveP) != order.end();
   if (is_adaptive && sampling.adaptive_target >= 0) {
     return std::make_unique<AdaptiveP>(sampling.adaptive_target, sampling.adaptive_decay);
   }

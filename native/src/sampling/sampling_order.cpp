@@ -15,69 +15,66 @@ namespace {
 size_t min_keep(const Sampling& sampling) { return static_cast<size_t>(std::max(sampling.min_keep, 0)); }
 
 // Null where the request does not use it.
-std::unique_ptr<SparseStage> make_sparse(corosrv_sampler sampler, const Sampling& sampling, int32_t context) {
-  if (sampler == COROSRV_SAMPLER_PENALTIES && Penalties::is_on(sampling)) {
+std::unique_ptr<SparseStage> make_sparse(SamplerKind sampler, const Sampling& sampling, int32_t context) {
+  if (sampler == SamplerKind::kPenalties && Penalties::is_on(sampling)) {
     return std::make_unique<Penalties>(sampling, context);
   }
-  if (sampler == COROSRV_SAMPLER_DRY && Dry::is_on(sampling)) return std::make_unique<Dry>(sampling, context);
+  if (sampler == SamplerKind::kDry && Dry::is_on(sampling)) return std::make_unique<Dry>(sampling, context);
   return nullptr;
 }
 
 // Null where the request does not use it.
-std::unique_ptr<Stage> make_stage(corosrv_sampler sampler, const Sampling& sampling, int32_t context) {
+std::unique_ptr<Stage> make_stage(SamplerKind sampler, const Sampling& sampling, int32_t context) {
   switch (sampler) {
-    case COROSRV_SAMPLER_PENALTIES:
-    case COROSRV_SAMPLER_DRY:
+    case SamplerKind::kPenalties:
+    case SamplerKind::kDry:
       return make_sparse(sampler, sampling, context);
-    case COROSRV_SAMPLER_TOP_N_SIGMA:
+    case SamplerKind::kTopNSigma:
       return sampling.top_n_sigma > 0 ? std::make_unique<TopNSigma>(sampling.top_n_sigma) : nullptr;
-    case COROSRV_SAMPLER_TOP_K:
+    case SamplerKind::kTopK:
       return sampling.top_k > 0 ? std::make_unique<TopK>(static_cast<size_t>(sampling.top_k)) : nullptr;
-    case COROSRV_SAMPLER_TYPICAL_P:
+    case SamplerKind::kTypicalP:
       return sampling.typical_p < 1 ? std::make_unique<TypicalP>(sampling.typical_p, min_keep(sampling)) : nullptr;
-    case COROSRV_SAMPLER_TOP_P:
+    case SamplerKind::kTopP:
       return sampling.top_p < 1 ? std::make_unique<TopP>(sampling.top_p, min_keep(sampling)) : nullptr;
-    case COROSRV_SAMPLER_MIN_P:
+    case SamplerKind::kMinP:
       return sampling.min_p > 0 ? std::make_unique<MinP>(sampling.min_p, min_keep(sampling)) : nullptr;
-    case COROSRV_SAMPLER_XTC:
+    case SamplerKind::kXtc:
       if (!Xtc::is_on(sampling)) return nullptr;
       return std::make_unique<Xtc>(sampling.xtc_probability, sampling.xtc_threshold, min_keep(sampling));
-    case COROSRV_SAMPLER_TEMPERATURE:
+    case SamplerKind::kTemperature:
       if (sampling.temperature == 1 && sampling.dynatemp_range <= 0) return nullptr;
       return std::make_unique<Temperature>(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent);
-    case COROSRV_SAMPLER_ADAPTIVE_P:
+    case SamplerKind::kAdaptiveP:
       return nullptr;  // draws, and so always comes last (chooser.h)
   }
   return nullptr;
 }
 
 // Mirostat takes the place of every cut, and reads what the penalties and the temperature leave.
-bool stays_with_mirostat(corosrv_sampler sampler) {
-  return sampler == COROSRV_SAMPLER_PENALTIES || sampler == COROSRV_SAMPLER_DRY ||
-         sampler == COROSRV_SAMPLER_TEMPERATURE;
+bool stays_with_mirostat(SamplerKind sampler) {
+  return sampler == SamplerKind::kPenalties || sampler == SamplerKind::kDry || sampler == SamplerKind::kTemperature;
 }
 
-bool may_drop_the_best(corosrv_sampler sampler, const Sampling& sampling) {
-  return (sampler == COROSRV_SAMPLER_TYPICAL_P && sampling.typical_p < 1) ||
-         (sampler == COROSRV_SAMPLER_XTC && Xtc::is_on(sampling));
+bool may_drop_the_best(SamplerKind sampler, const Sampling& sampling) {
+  return (sampler == SamplerKind::kTypicalP && sampling.typical_p < 1) ||
+         (sampler == SamplerKind::kXtc && Xtc::is_on(sampling));
 }
 
 // What the order comes to: without what the request does not use, and for a greedy one no more than may change which
 // token is the best.
-std::vector<corosrv_sampler> effective(const Sampling& sampling, bool is_greedy) {
-  std::vector<corosrv_sampler> order = sampling.samplers;
+std::vector<SamplerKind> effective(const Sampling& sampling, bool is_greedy) {
+  std::vector<SamplerKind> order = sampling.samplers;
   if (sampling.mirostat != 0) {
     order.erase(std::remove_if(order.begin(), order.end(), [](auto sampler) { return !stays_with_mirostat(sampler); }),
                 order.end());
   }
   if (!is_greedy) return order;
-  order.erase(std::find(order.begin(), order.end(), COROSRV_SAMPLER_TEMPERATURE), order.end());
+  order.erase(std::find(order.begin(), order.end(), SamplerKind::kTemperature), order.end());
   const bool is_plain =
       std::none_of(order.begin(), order.end(), [&](auto sampler) { return may_drop_the_best(sampler, sampling); });
   if (!is_plain) return order;
-  const auto is_cut = [](auto sampler) {
-    return sampler != COROSRV_SAMPLER_PENALTIES && sampler != COROSRV_SAMPLER_DRY;
-  };
+  const auto is_cut = [](auto sampler) { return sampler != SamplerKind::kPenalties && sampler != SamplerKind::kDry; };
   order.erase(std::remove_if(order.begin(), order.end(), is_cut), order.end());
   return order;
 }
@@ -86,7 +83,7 @@ std::vector<corosrv_sampler> effective(const Sampling& sampling, bool is_greedy)
 
 SamplingOrder::SamplingOrder(const Sampling& sampling, int32_t context)
     : is_greedy(sampling.temperature <= 0 && sampling.dynatemp_range <= 0) {
-  const std::vector<corosrv_sampler> order = effective(sampling, is_greedy);
+  const std::vector<SamplerKind> order = effective(sampling, is_greedy);
   auto next = order.begin();
   for (; next != order.end(); ++next) {
     if (std::unique_ptr<SparseStage> stage = make_sparse(*next, sampling, context)) {
@@ -96,9 +93,9 @@ SamplingOrder::SamplingOrder(const Sampling& sampling, int32_t context)
     }
   }
   for (; next != order.end(); ++next) {
-    if (*next == COROSRV_SAMPLER_TOP_N_SIGMA && n_sigma == 0 && k == 0 && on_candidates.empty()) {
+    if (*next == SamplerKind::kTopNSigma && n_sigma == 0 && k == 0 && on_candidates.empty()) {
       n_sigma = std::max(sampling.top_n_sigma, 0.0f);
-    } else if (*next == COROSRV_SAMPLER_TOP_K && k == 0 && on_candidates.empty()) {
+    } else if (*next == SamplerKind::kTopK && k == 0 && on_candidates.empty()) {
       k = static_cast<size_t>(std::max(sampling.top_k, 0));
     } else if (std::unique_ptr<Stage> stage = make_stage(*next, sampling, context)) {
       on_candidates.push_back(std::move(stage));

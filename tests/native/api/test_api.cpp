@@ -580,7 +580,7 @@ TEST("a child may open an engine of its own (I8)") {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-TEST("an errand for a slot is checked, waits for nothing that is not there, and is answered") {
+TEST("a slot request is checked, waits for nothing that is not there, and is answered") {
   const EnginePtr engine = open_synthetic();
   const int32_t tokens[] = {1, 2};
   const int32_t unknown[] = {1, 999999};
@@ -590,10 +590,10 @@ TEST("an errand for a slot is checked, waits for nothing that is not there, and 
   const corosrv_slot_content foreign{unknown, 2, nullptr, 0, state, 1};
   const corosrv_slot_content adapted{tokens, 2, scales, 1, state, 1};
   const corosrv_slot_content stateless{tokens, 2, nullptr, 0, state, 0};
-  corosrv_errand* errand = nullptr;
+  corosrv_slot_request* request = nullptr;
   char message[200] = "";
   const auto ask = [&](int action, int32_t slot, const corosrv_slot_content* content) {
-    return corosrv_slot_ask(engine.get(), action, slot, 0, content, &errand, message, sizeof message);
+    return corosrv_engine_request_slot(engine.get(), action, slot, 0, content, &request, message, sizeof message);
   };
 
   for (const corosrv_slot_content* wrong : {&empty, &foreign, &adapted, &stateless}) {
@@ -606,16 +606,16 @@ TEST("an errand for a slot is checked, waits for nothing that is not there, and 
   const std::vector<int32_t> long_tokens(1001, 1);
   const corosrv_slot_content too_long{long_tokens.data(), long_tokens.size(), nullptr, 0, state, 1};
   CHECK_EQ(ask(COROSRV_SLOT_RESTORE, 0, &too_long), COROSRV_TOO_LONG);
-  CHECK(errand == nullptr);
+  CHECK(request == nullptr);
 
   CHECK_EQ(ask(COROSRV_SLOT_SAVE, 3, nullptr), COROSRV_OK);
-  REQUIRE(errand != nullptr && is_readable(corosrv_errand_fd(errand), kPatience));
+  REQUIRE(request != nullptr && is_readable(corosrv_slot_request_fd(request), kPatience));
   corosrv_slot_content content{};
-  CHECK_EQ(corosrv_errand_result(errand, &content, message, sizeof message), COROSRV_UNSUPPORTED);
+  CHECK_EQ(corosrv_slot_request_result(request, &content, message, sizeof message), COROSRV_UNSUPPORTED);
   CHECK_EQ(content.n_tokens, size_t{0});
-  corosrv_errand_abandon(errand);
-  corosrv_errand_close(errand);
-  corosrv_errand_close(nullptr);
+  corosrv_slot_request_abandon(request);
+  corosrv_slot_request_close(request);
+  corosrv_slot_request_close(nullptr);
 }
 
 TEST("stats add up over many tasks") {

@@ -42,8 +42,8 @@ class RunningLoop {
     return submit(std::vector<Task>{std::move(task)}, limit_bytes);
   }
 
-  corosrv_stats stats() { return loop_->snapshot(); }
-  std::vector<corosrv_slot> slots() { return loop_->slots(); }
+  LoopStats stats() { return loop_->snapshot(); }
+  std::vector<SlotStatus> slots() { return loop_->slots(); }
 
   void close(const std::string& reason) {
     inbox->close(reason);  // before another step is taken

@@ -52,8 +52,8 @@ Sampling any_sampling(Bytes& bytes) {
   sampling.min_keep = bytes.next() % 4;
   sampling.n_probs = bytes.next() % 6 - 1;
   sampling.post_sampling_probs = bytes.next() % 2 == 0;
-  std::vector<corosrv_sampler> order;
-  for (const corosrv_sampler sampler : sampling.samplers) {
+  std::vector<SamplerKind> order;
+  for (const SamplerKind sampler : sampling.samplers) {
     const size_t place = bytes.next() % (order.size() + 1);
     if (place < 9) order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), sampler);
   }

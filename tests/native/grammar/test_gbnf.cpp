@@ -13,7 +13,7 @@ const GrammarLimits kLimits;
 std::string refusal(std::string_view text) {
   Program program;
   const Status status = compile_gbnf(text, program);
-  CHECK_EQ(status.code(), status.is_ok() ? COROSRV_OK : COROSRV_INVALID_GRAMMAR);
+  CHECK_EQ(status.code(), status.is_ok() ? StatusCode::kOk : StatusCode::kInvalidGrammar);
   return status.message();
 }
 

@@ -144,7 +144,7 @@ TEST("grammars that are alive share a limit of memory, and give it back") {
   for (auto& grammar : grammars) CHECK(compiler.compile(text, kVocabulary, grammar).is_ok());
   std::shared_ptr<const Grammar> one_more;
 
-  CHECK_EQ(compiler.compile(text, kVocabulary, one_more).code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(compiler.compile(text, kVocabulary, one_more).code(), StatusCode::kQueueFull);
   grammars.pop_back();
   CHECK(compiler.compile(text, kVocabulary, one_more).is_ok());
 }

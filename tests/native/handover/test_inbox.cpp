@@ -35,7 +35,7 @@ TEST("a submission beyond the capacity is refused as a whole and takes nothing (
 
   const Status refused = inbox.submit(make_tasks(2), reader);
 
-  CHECK_EQ(refused.code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(refused.code(), StatusCode::kQueueFull);
   CHECK(refused.message().find("2 of at most 3") != std::string::npos);
   CHECK_EQ(inbox.in_flight(), size_t{2});
   CHECK_EQ(inbox.refused(), uint64_t{2});
@@ -48,17 +48,17 @@ TEST("tasks that the loop has taken count until they have ended (I6)") {
   const auto reader = make_reader();
   CHECK(inbox.submit(make_tasks(2), reader).is_ok());
   inbox.take(true);
-  CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), StatusCode::kQueueFull);
 
   inbox.ended({0});
 
   CHECK(inbox.submit(make_tasks(1), reader).is_ok());
-  CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(inbox.submit(make_tasks(1), reader).code(), StatusCode::kQueueFull);
 }
 
 std::vector<Task> tasks_of(uint64_t owner, size_t count) {
   std::vector<Task> tasks = make_tasks(count);
-  for (Task& task : tasks) task.kin.owner = owner;
+  for (Task& task : tasks) task.sharing_scope.owner = owner;
   return tasks;
 }
 
@@ -69,11 +69,11 @@ TEST("an owner's tasks take no more than their share, whoever else has room, and
 
   const Status refused = inbox.submit(tasks_of(7, 1), reader);
 
-  CHECK_EQ(refused.code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(refused.code(), StatusCode::kQueueFull);
   CHECK(refused.message().find("2 of at most 2 tasks of this API key") != std::string::npos);
   CHECK(inbox.submit(tasks_of(8, 2), reader).is_ok());
   CHECK(inbox.submit(tasks_of(0, 6), reader).is_ok());
-  CHECK_EQ(inbox.submit(tasks_of(0, 1), reader).code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(inbox.submit(tasks_of(0, 1), reader).code(), StatusCode::kQueueFull);
 }
 
 TEST("an owner's place is free again when a task of that owner has ended") {
@@ -85,7 +85,7 @@ TEST("an owner's place is free again when a task of that owner has ended") {
   inbox.ended({8, 7});
 
   CHECK(inbox.submit(tasks_of(7, 1), reader).is_ok());
-  CHECK_EQ(inbox.submit(tasks_of(7, 1), reader).code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(inbox.submit(tasks_of(7, 1), reader).code(), StatusCode::kQueueFull);
 }
 
 TEST("take returns at once when there is work, and with nothing when there is no mail") {
@@ -133,13 +133,13 @@ TEST("draining is for good, refuses what comes later, and keeps its first reason
   const Status refused = inbox.submit(make_tasks(1), make_reader());
   const Inbox::Mail mail = inbox.take(false);
 
-  CHECK_EQ(refused.code(), COROSRV_CLOSED);
+  CHECK_EQ(refused.code(), StatusCode::kClosed);
   CHECK_EQ(refused.message(), "first");
   CHECK_EQ(mail.submissions.size(), size_t{1});
   CHECK(mail.is_draining && mail.is_closing);
   CHECK_EQ(mail.reason, "first");
   CHECK(inbox.take(true).is_draining);
-  CHECK_EQ(inbox.submit(make_tasks(1), make_reader()).code(), COROSRV_CLOSED);
+  CHECK_EQ(inbox.submit(make_tasks(1), make_reader()).code(), StatusCode::kClosed);
 }
 
 TEST("submissions from many threads all arrive, in each thread's order") {

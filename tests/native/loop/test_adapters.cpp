@@ -12,7 +12,7 @@ namespace {
 
 Task make_adapted(Token name, size_t n_prompt, Adapters adapters) {
   Task task = make_task(name, n_prompt, 6);
-  task.kin.adapters = std::move(adapters);
+  task.sharing_scope.adapters = std::move(adapters);
   return task;
 }
 

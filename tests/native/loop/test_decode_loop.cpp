@@ -50,7 +50,7 @@ TEST("the loop reads the prompt, says what the model says and ends with it") {
   CHECK_EQ(client->answer().finish, Finish::kStop);
   CHECK(loop.backend.faults().empty());
   CHECK(eventually([&] { return loop.stats().running == 0; }));
-  const corosrv_stats stats = loop.stats();
+  const LoopStats stats = loop.stats();
   CHECK_EQ(stats.tasks_stop, uint64_t{1});
   CHECK_EQ(stats.prompt_tokens, uint64_t{3});
   CHECK_EQ(stats.generated_tokens, uint64_t{6});
@@ -266,7 +266,7 @@ TEST("a reader at its limit pauses its own sequence, and nobody else's (I6)") {
   CHECK(other->finish());
   CHECK_EQ(other->text().size(), size_t{200});
   CHECK(eventually([&] {
-    const corosrv_stats stats = loop.stats();
+    const LoopStats stats = loop.stats();
     return stats.paused == 1 && stats.running == 1;
   }));
   unread->take();
@@ -283,7 +283,7 @@ TEST("a take lets a paused sequence go on when nothing else wakes the loop (I6)"
   for (int i = 1; i < 5; ++i) {
     const auto n_tokens = static_cast<size_t>(8 * i);
     CHECK(eventually([&] {
-      const corosrv_stats stats = loop.stats();
+      const LoopStats stats = loop.stats();
       return stats.paused == 1 && stats.generated_tokens == n_tokens;
     }));
     client->take();
@@ -304,7 +304,7 @@ TEST("a submit beyond the queue is refused at once and takes nothing (I6)") {
   const auto waiting = loop.submit(make_task('a'));
 
   CHECK(loop.submit({make_task('x'), make_task('y')}) == nullptr);
-  CHECK_EQ(loop.refusal.code(), COROSRV_QUEUE_FULL);
+  CHECK_EQ(loop.refusal.code(), StatusCode::kQueueFull);
   const auto last = loop.submit(make_task('a'));
   REQUIRE(last != nullptr);
   CHECK(loop.submit(make_task('x')) == nullptr);
@@ -393,7 +393,7 @@ TEST("a prompt that makes decode fail ends its own task only (I10)") {
   check_others_survive(
       [](ScriptedBackend& backend) {
         backend.before_decode = [](const ScriptedBackend& self, const Rows& rows) {
-          return self.has(rows, kSpoiled) ? Status(COROSRV_INTERNAL, "the batch is bad") : Status::ok();
+          return self.has(rows, kSpoiled) ? Status(StatusCode::kInternal, "the batch is bad") : Status::ok();
         };
       },
       "the batch is bad");
@@ -414,7 +414,7 @@ TEST("a sequence whose step fails in the middle of its answer ends alone (I10)")
   check_others_survive(
       [](ScriptedBackend& backend) {
         backend.before_decode = [](const ScriptedBackend& self, const Rows& rows) {
-          return self.has(rows, kSpoiled) && is_late(rows) ? Status(COROSRV_INTERNAL, "late") : Status::ok();
+          return self.has(rows, kSpoiled) && is_late(rows) ? Status(StatusCode::kInternal, "late") : Status::ok();
         };
       },
       "late");
@@ -433,7 +433,7 @@ TEST("logits that are not numbers end their own sequence only (I10)") {
 TEST("a batch that fails once as a whole, and not in halves, ends nobody (I10)") {
   RunningLoop loop;
   loop.backend.before_decode = [](const ScriptedBackend&, const Rows& rows) {
-    return rows.size() > 1 ? Status(COROSRV_INTERNAL, "too much at once") : Status::ok();
+    return rows.size() > 1 ? Status(StatusCode::kInternal, "too much at once") : Status::ok();
   };
   loop.start();
 
@@ -450,7 +450,7 @@ TEST("a batch that fails once as a whole, and not in halves, ends nobody (I10)")
 TEST("when every step fails every task ends with its error, and the loop goes on (I10)") {
   RunningLoop loop({2, 8, 60});
   loop.backend.before_decode = [](const ScriptedBackend&, const Rows&) {
-    return Status(COROSRV_INTERNAL, "the device is gone");
+    return Status(StatusCode::kInternal, "the device is gone");
   };
   loop.start();
   for (int round = 0; round < 3; ++round) {
@@ -490,7 +490,7 @@ TEST("draining ends what runs and what waits with its words, and refuses what co
     CHECK_EQ(answer.n_terminal, 1);
   }
   CHECK(loop.submit(make_task('x')) == nullptr);
-  CHECK_EQ(loop.refusal.code(), COROSRV_CLOSED);
+  CHECK_EQ(loop.refusal.code(), StatusCode::kClosed);
   CHECK(!contains(loop.backend.names_since(0), 'w'));
 }
 
@@ -559,7 +559,7 @@ TEST("a scored prompt that loses its slot on the way tells of each token once") 
   int n_steps = 0;
   loop.backend.before_decode = [&n_steps](const ScriptedBackend& backend, const std::vector<Row>& rows) {
     const bool is_full = ++n_steps == 4 && backend.has(rows, 's');
-    return is_full ? Status(COROSRV_NO_ROOM, "full") : Status::ok();
+    return is_full ? Status(StatusCode::kNoRoom, "full") : Status::ok();
   };
   loop.start();
   const auto other = loop.submit(make_task('o', 4, 40));

@@ -118,7 +118,7 @@ TEST("unread vectors pause their job at the reader's limit, and nobody else's (I
   const auto other = loop.submit(make_embedding({4}));
   CHECK(other->finish());
 
-  const corosrv_stats stats = loop.stats();
+  const LoopStats stats = loop.stats();
   CHECK(stats.tasks_stop < 10);
   for (size_t i = 0; i < 50; ++i) many->take();
   CHECK(many->finish());
@@ -127,7 +127,7 @@ TEST("unread vectors pause their job at the reader's limit, and nobody else's (I
 TEST("an embedding that fails ends alone (I10)") {
   RunningLoop loop;
   loop.backend.before_decode = [](const ScriptedBackend& backend, const std::vector<Row>& rows) {
-    return backend.has(rows, 'x') ? Status(COROSRV_INTERNAL, "x is bad") : Status::ok();
+    return backend.has(rows, 'x') ? Status(StatusCode::kInternal, "x is bad") : Status::ok();
   };
   loop.start();
 

@@ -53,9 +53,9 @@ class ScriptedEngine {
   std::unique_ptr<Engine> engine_;
 };
 
-corosrv_state state_of(Engine& engine, std::string* message = nullptr) {
+EngineState state_of(Engine& engine, std::string* message = nullptr) {
   std::string words;
-  const corosrv_state state = engine.state(words);
+  const EngineState state = engine.state(words);
   if (message != nullptr) *message = words;
   return state;
 }
@@ -70,22 +70,22 @@ TEST("an engine is starting while its model loads, refuses work, and its descrip
   std::shared_ptr<Reader> reader;
 
   CHECK(gate.wait_until_held());
-  CHECK_EQ(state_of(engine), COROSRV_STARTING);
+  CHECK_EQ(state_of(engine), EngineState::kStarting);
   CHECK(!is_readable(engine.fd(), 0));
   CHECK(engine.backend() == nullptr);
-  CHECK_EQ(engine.submit({make_task('a')}, reader).code(), COROSRV_NOT_READY);
+  CHECK_EQ(engine.submit({make_task('a')}, reader).code(), StatusCode::kNotReady);
   CHECK_EQ(engine.stats().slots, 4);
 
   gate.open();
   CHECK(is_readable(engine.fd(), kPatience));
   CHECK(is_readable(engine.fd(), 0));
-  CHECK_EQ(state_of(engine), COROSRV_READY);
+  CHECK_EQ(state_of(engine), EngineState::kReady);
   CHECK(engine.submit({make_task('a', 1, 1)}, reader).is_ok());
 }
 
 TEST("a model that cannot be loaded is a failed engine that says why") {
   Engine refused(kLimits, [](Status& status) -> std::unique_ptr<Backend> {
-    status = Status(COROSRV_INVALID, "no such file");
+    status = Status(StatusCode::kInvalid, "no such file");
     return nullptr;
   });
   Engine threw(kLimits, [](Status&) -> std::unique_ptr<Backend> { throw std::runtime_error("out of memory"); });
@@ -93,11 +93,11 @@ TEST("a model that cannot be loaded is a failed engine that says why") {
   std::shared_ptr<Reader> reader;
 
   CHECK(is_readable(refused.fd(), kPatience));
-  CHECK_EQ(state_of(refused, &message), COROSRV_FAILED);
+  CHECK_EQ(state_of(refused, &message), EngineState::kFailed);
   CHECK_EQ(message, "no such file");
-  CHECK_EQ(refused.submit({make_task('a')}, reader).code(), COROSRV_NOT_READY);
+  CHECK_EQ(refused.submit({make_task('a')}, reader).code(), StatusCode::kNotReady);
   CHECK(is_readable(threw.fd(), kPatience));
-  CHECK_EQ(state_of(threw, &message), COROSRV_FAILED);
+  CHECK_EQ(state_of(threw, &message), EngineState::kFailed);
   CHECK(message.find("out of memory") != std::string::npos);
 }
 
@@ -105,7 +105,7 @@ TEST("a prompt that fills the context is refused with both numbers") {
   ScriptedEngine engine;
 
   CHECK(engine.submit({make_task('a', 10, 1), make_task('b', 100, 1)}) == nullptr);
-  CHECK_EQ(engine.refusal.code(), COROSRV_TOO_LONG);
+  CHECK_EQ(engine.refusal.code(), StatusCode::kTooLong);
   CHECK(engine.refusal.message().find("has 100 tokens") != std::string::npos);
   const auto client = engine.submit(make_task('a', 99));
 
@@ -163,7 +163,7 @@ TEST("closing an engine ends what runs, what waits and what was just submitted (
   check_ended(*waiting, 2, "shutting down");
   for (const auto& client : just_submitted) check_ended(*client, 1, "shutting down");
   CHECK(engine.submit(make_task('x')) == nullptr);
-  CHECK_EQ(engine.refusal.code(), COROSRV_CLOSED);
+  CHECK_EQ(engine.refusal.code(), StatusCode::kClosed);
   CHECK_EQ(engine->stats().tasks_error, uint64_t{3} + just_submitted.size());
 }
 
@@ -189,9 +189,9 @@ TEST("an engine that dies ends what runs, what waits and what was just submitted
   }
   for (const auto& client : just_submitted) check_ended(*client, 2, "fell off the bus");
   CHECK(engine.submit(make_task('x')) == nullptr);
-  CHECK_EQ(engine.refusal.code(), COROSRV_CLOSED);
+  CHECK_EQ(engine.refusal.code(), StatusCode::kClosed);
   std::string message;
-  CHECK_EQ(engine->state(message), COROSRV_FAILED);
+  CHECK_EQ(engine->state(message), EngineState::kFailed);
   CHECK(message.find("fell off the bus") != std::string::npos);
 }
 
@@ -215,7 +215,7 @@ TEST("stopping twice is harmless, and a stopped engine says that it is") {
   engine->stop();
 
   std::string message;
-  CHECK_EQ(engine->state(message), COROSRV_STOPPED);
+  CHECK_EQ(engine->state(message), EngineState::kStopped);
 }
 
 // What one client of the storm does: submits and then reads to the end, cancels early or late, or goes away.
@@ -230,7 +230,7 @@ void live_for_a_while(Engine& engine, uint32_t seed, const std::atomic<bool>& is
     const size_t n_tasks = tasks.size();
     std::shared_ptr<Reader> reader;
     const Status status = engine.submit(std::move(tasks), reader);
-    if (status.code() == COROSRV_CLOSED) return;
+    if (status.code() == StatusCode::kClosed) return;
     if (!status.is_ok()) continue;
     Client client(reader, n_tasks);
     reader.reset();

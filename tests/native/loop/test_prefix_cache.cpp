@@ -35,7 +35,7 @@ TEST("a prefix that two sequences have in common ends where they differ, or wher
 }
 
 TEST("what was kept of certain tokens is handed out, and forgotten with what goes on behind them") {
-  const Kin other{7, {}};
+  const SharingScope other{7, {}};
   PrefixCache cache(kLots);
   cache.keep(tokens(20) + tokens(9, 1), snapshot(1));
   cache.keep(tokens(20) + tokens(5, 2), snapshot(2));
@@ -70,8 +70,8 @@ TEST("the longest match is found, and of equal ones the entry that is copied fas
   CHECK(cache.find(tokens(50, 9)).snapshot == nullptr);
 }
 
-TEST("what one kin left is neither found, covered nor replaced by another") {
-  const Kin mine{7, {}}, theirs{8, {}}, adapted{7, {1.0f}};
+TEST("what one scope left is neither found, covered nor replaced by another") {
+  const SharingScope mine{7, {}}, theirs{8, {}}, adapted{7, {1.0f}};
   PrefixCache cache(kLots);
   cache.keep(tokens(20), snapshot(1), mine);
 

@@ -70,8 +70,8 @@ TEST("a prompt begins where an earlier one that ended began like it") {
 TEST("nothing is shared between owners, neither what was kept nor what is being computed") {
   Task mine = task_with(100, "one");
   Task theirs = task_with(100, "two");
-  mine.kin.owner = 1;
-  theirs.kin.owner = 2;
+  mine.sharing_scope.owner = 1;
+  theirs.sharing_scope.owner = 2;
 
   RunningLoop one_by_one(sharing(2));
   one_by_one.start();
@@ -310,7 +310,7 @@ void limit_memory(ScriptedBackend& backend, size_t n_cells) {
     size_t n_wanted = 0;
     for (const auto& [slot, n] : after) n_wanted += static_cast<size_t>(n);
     if (n_wanted <= n_cells) return Status::ok();
-    return Status(COROSRV_NO_ROOM, "full");
+    return Status(StatusCode::kNoRoom, "full");
   };
 }
 

@@ -21,7 +21,7 @@ class Driven {
 
   Sequence* add(size_t n_prompt, int32_t max_tokens = -1, uint64_t owner = 0) {
     Task task = make_task('p', n_prompt, max_tokens);
-    task.kin.owner = owner;
+    task.sharing_scope.owner = owner;
     auto sequence = std::make_unique<Sequence>(Submission{std::move(task), make_reader(), now_}, vocabulary_, 100000,
                                                signals_, stats_);
     Sequence* added = sequence.get();
@@ -69,7 +69,7 @@ class Driven {
  private:
   const ByteVocabulary vocabulary_;
   Signals signals_;
-  corosrv_stats stats_{};
+  LoopStats stats_;
   Clock::time_point now_ = Clock::now();
 
  public:

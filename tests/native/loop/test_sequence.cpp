@@ -64,7 +64,7 @@ class Driven {
   const std::shared_ptr<Reader> reader_;
 
  public:
-  corosrv_stats stats{};
+  LoopStats stats;
   Client client;
   std::unique_ptr<Sequence> sequence;
 };
@@ -334,7 +334,7 @@ TEST("penalties look back on the prompt too") {
 TEST("times in the terminal chunk are those of the prompt and of the answer") {
   using std::chrono::milliseconds;
   const auto t0 = Clock::now();
-  corosrv_stats stats{};
+  LoopStats stats;
   Signals signals;
   const ByteVocabulary vocabulary;
   const auto reader = make_reader();
@@ -368,7 +368,7 @@ TEST("times in the terminal chunk are those of the prompt and of the answer") {
 TEST("progress is told before the prompt is read, and after each piece of it") {
   Task task = make_task('p', 10, 1);
   task.tells_progress = true;
-  corosrv_stats stats{};
+  LoopStats stats;
   Signals signals;
   const ByteVocabulary vocabulary;
   const auto reader = make_reader();

@@ -14,7 +14,7 @@
 namespace corosrv {
 namespace {
 
-using Action = SlotErrand::Action;
+using Action = SlotRequest::Action;
 
 constexpr DecodeLoop::Limits kLimits{2, 64, 60, 1 << 20, 1};
 
@@ -22,18 +22,18 @@ Task task_for(const std::string& text, int32_t slot = 0, uint64_t owner = 0) {
   Task task = make_task('s', 30, 8);
   task.prompt.insert(task.prompt.end(), text.begin(), text.end());
   task.slot = slot;
-  task.kin.owner = owner;
+  task.sharing_scope.owner = owner;
   return task;
 }
 
 // Asks and waits for the answer.
-std::shared_ptr<SlotErrand> ask(RunningLoop& loop, Action action, int32_t slot, uint64_t owner = 0,
-                                SlotContent content = {}) {
-  auto errand = std::make_shared<SlotErrand>(action, slot, owner, std::move(content));
-  REQUIRE(loop.inbox->ask(errand).is_ok());
-  REQUIRE(is_readable(errand->fd(), kPatience));
-  REQUIRE(errand->is_answered());
-  return errand;
+std::shared_ptr<SlotRequest> ask(RunningLoop& loop, Action action, int32_t slot, uint64_t owner = 0,
+                                 SlotContent content = {}) {
+  auto request = std::make_shared<SlotRequest>(action, slot, owner, std::move(content));
+  REQUIRE(loop.inbox->request_slot(request).is_ok());
+  REQUIRE(is_readable(request->fd(), kPatience));
+  REQUIRE(request->is_answered());
+  return request;
 }
 
 const Answer told(RunningLoop& loop, const Task& task) {
@@ -84,7 +84,7 @@ TEST("what is erased is computed again, and what others left is not") {
   CHECK_EQ(erased->content().tokens.size(), size_t{40});
   CHECK_EQ(again->content().tokens.size(), size_t{0});
   CHECK(again->status().is_ok());
-  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), COROSRV_INVALID);
+  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), StatusCode::kInvalid);
   CHECK_EQ(told(loop, task_for("one")).cached_tokens, 0);
   CHECK_EQ(told(loop, other).cached_tokens, 29);
 }
@@ -94,7 +94,7 @@ TEST("what one owner's task left is not there for another") {
   loop.start();
   told(loop, task_for("one", 0, 7));
 
-  CHECK_EQ(ask(loop, Action::kSave, 0, 8)->status().code(), COROSRV_INVALID);
+  CHECK_EQ(ask(loop, Action::kSave, 0, 8)->status().code(), StatusCode::kInvalid);
   CHECK_EQ(ask(loop, Action::kErase, 0, 8)->content().tokens.size(), size_t{0});
   const SlotContent content = ask(loop, Action::kSave, 0, 7)->content();
   CHECK_EQ(content.tokens.size(), size_t{40});
@@ -103,26 +103,26 @@ TEST("what one owner's task left is not there for another") {
   CHECK_EQ(told(loop, task_for("one", 0, 8)).cached_tokens, 32);
 }
 
-TEST("an errand waits until its slot is idle, and goes before those that wait for the slot") {
+TEST("a slot request waits until its slot is idle, and goes before those that wait for the slot") {
   RunningLoop loop(kLimits);
   loop.backend.gate.shut();
   loop.start();
   const auto holder = loop.submit(task_for("one"));
   REQUIRE(loop.backend.gate.wait_until_held());
   const auto next = loop.submit(task_for("two"));
-  const auto errand = std::make_shared<SlotErrand>(Action::kSave, 0, 0);
-  const auto abandoned = std::make_shared<SlotErrand>(Action::kErase, 0, 0);
-  REQUIRE(loop.inbox->ask(abandoned).is_ok());
-  REQUIRE(loop.inbox->ask(errand).is_ok());
+  const auto request = std::make_shared<SlotRequest>(Action::kSave, 0, 0);
+  const auto abandoned = std::make_shared<SlotRequest>(Action::kErase, 0, 0);
+  REQUIRE(loop.inbox->request_slot(abandoned).is_ok());
+  REQUIRE(loop.inbox->request_slot(request).is_ok());
   abandoned->abandon();
-  CHECK(!errand->is_answered());
+  CHECK(!request->is_answered());
   loop.backend.gate.open();
 
-  REQUIRE(is_readable(errand->fd(), kPatience));
+  REQUIRE(is_readable(request->fd(), kPatience));
   CHECK(holder->finish());
   CHECK(next->finish());
 
-  CHECK_EQ(errand->content().tokens[30], Token{'o'});  // and not the 't' of the next
+  CHECK_EQ(request->content().tokens[30], Token{'o'});  // and not the 't' of the next
   CHECK(!abandoned->is_answered());
 }
 
@@ -134,7 +134,7 @@ TEST("a task that shares nothing leaves nothing") {
   task.share_prefix = false;
   told(loop, task);
 
-  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), COROSRV_INVALID);
+  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), StatusCode::kInvalid);
 }
 
 TEST("a state that the model does not take is refused, and leaves the slot empty") {
@@ -143,8 +143,8 @@ TEST("a state that the model does not take is refused, and leaves the slot empty
   loop.backend.fails_to_load = true;
   loop.start();
 
-  CHECK_EQ(ask(loop, Action::kRestore, 0, 0, content)->status().code(), COROSRV_INVALID);
-  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), COROSRV_INVALID);
+  CHECK_EQ(ask(loop, Action::kRestore, 0, 0, content)->status().code(), StatusCode::kInvalid);
+  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), StatusCode::kInvalid);
   CHECK_EQ(told(loop, task_for("one")).cached_tokens, 0);
   CHECK(loop.backend.faults().empty());
 }
@@ -154,30 +154,30 @@ TEST("a state that the cache has no room for is refused") {
   RunningLoop loop({2, 64, 60, 100, 1});
   loop.start();
 
-  CHECK_EQ(ask(loop, Action::kRestore, 0, 0, content)->status().code(), COROSRV_INVALID);
+  CHECK_EQ(ask(loop, Action::kRestore, 0, 0, content)->status().code(), StatusCode::kInvalid);
 }
 
 TEST("a loop that keeps no prefixes says so") {
   RunningLoop loop({2, 64, 60});
   loop.start();
 
-  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), COROSRV_UNSUPPORTED);
+  CHECK_EQ(ask(loop, Action::kSave, 0)->status().code(), StatusCode::kUnsupported);
 }
 
-TEST("an errand is answered when the loop ends first, and refused afterwards") {
+TEST("a slot request is answered when the loop ends first, and refused afterwards") {
   RunningLoop loop(kLimits);
   loop.backend.gate.shut();
   loop.start();
   const auto holder = loop.submit(task_for("one"));
   REQUIRE(loop.backend.gate.wait_until_held());
-  const auto errand = std::make_shared<SlotErrand>(Action::kSave, 0, 0);
-  REQUIRE(loop.inbox->ask(errand).is_ok());
+  const auto request = std::make_shared<SlotRequest>(Action::kSave, 0, 0);
+  REQUIRE(loop.inbox->request_slot(request).is_ok());
 
   loop.close("good night");
 
-  REQUIRE(errand->is_answered());
-  CHECK_EQ(errand->status().code(), COROSRV_CLOSED);
-  CHECK_EQ(loop.inbox->ask(errand).code(), COROSRV_CLOSED);
+  REQUIRE(request->is_answered());
+  CHECK_EQ(request->status().code(), StatusCode::kClosed);
+  CHECK_EQ(loop.inbox->request_slot(request).code(), StatusCode::kClosed);
   CHECK(holder->finish());
 }
 

@@ -33,11 +33,11 @@ TEST("a slot shows what runs in it, and afterwards what did") {
   const auto client = loop.submit(make_wanting('a', 1, 77, -1));
   REQUIRE(loop.backend.gate.wait_until_held());
 
-  const corosrv_slot busy = loop.slots()[1];
+  const SlotStatus busy = loop.slots()[1];
   loop.backend.gate.open();
   CHECK(client->finish());
   CHECK(eventually([&] { return loop.slots()[1].is_busy == 0; }));
-  const corosrv_slot rests = loop.slots()[1];
+  const SlotStatus rests = loop.slots()[1];
 
   CHECK_EQ(busy.task, int64_t{77});
   CHECK_EQ(busy.is_busy, 1);

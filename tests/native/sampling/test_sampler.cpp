@@ -522,10 +522,10 @@ TEST("samplers apply in the order that is asked for") {
   Sampling sampling = plain();
   sampling.temperature = 100;
   sampling.min_p = 0.4f;
-  sampling.samplers = {COROSRV_SAMPLER_MIN_P, COROSRV_SAMPLER_TEMPERATURE};
+  sampling.samplers = {SamplerKind::kMinP, SamplerKind::kTemperature};
   CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1}));
 
-  sampling.samplers = {COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_MIN_P};
+  sampling.samplers = {SamplerKind::kTemperature, SamplerKind::kMinP};
   CHECK_EQ(support(sampling, kHalves), (Tokens{0, 1, 2, 3}));
 }
 
@@ -548,8 +548,8 @@ TEST("greedy with XTC draws the best that XTC leaves") {
 }
 
 TEST("penalties among candidates are those of the row") {
-  for (const auto& order : {std::vector<corosrv_sampler>{COROSRV_SAMPLER_PENALTIES, COROSRV_SAMPLER_TOP_K},
-                            std::vector<corosrv_sampler>{COROSRV_SAMPLER_TOP_K, COROSRV_SAMPLER_PENALTIES}}) {
+  for (const auto& order : {std::vector<SamplerKind>{SamplerKind::kPenalties, SamplerKind::kTopK},
+                            std::vector<SamplerKind>{SamplerKind::kTopK, SamplerKind::kPenalties}}) {
     Sampling sampling = plain();
     sampling.top_k = 4;
     sampling.presence_penalty = 50;

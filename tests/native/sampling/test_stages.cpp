@@ -157,7 +157,7 @@ TEST("stages that change few logits do it in the row where the order allows, and
   CHECK_EQ(usual.on_row.size(), size_t{2});
   CHECK_EQ(usual.k, size_t{40});
 
-  sampling.samplers = {COROSRV_SAMPLER_TEMPERATURE, COROSRV_SAMPLER_TOP_K, COROSRV_SAMPLER_PENALTIES};
+  sampling.samplers = {SamplerKind::kTemperature, SamplerKind::kTopK, SamplerKind::kPenalties};
   const SamplingOrder late(sampling, 100);
   CHECK_EQ(late.on_row.size(), size_t{0});
   CHECK_EQ(late.k, size_t{0});

@@ -1,4 +1,4 @@
-#include "api/convert.h"
+#include "api/to_core.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +9,31 @@
 namespace corosrv {
 
 namespace {
+
+SamplerKind to_sampler(int32_t from) {
+  switch (from) {
+    case COROSRV_SAMPLER_PENALTIES:
+      return SamplerKind::kPenalties;
+    case COROSRV_SAMPLER_DRY:
+      return SamplerKind::kDry;
+    case COROSRV_SAMPLER_TOP_N_SIGMA:
+      return SamplerKind::kTopNSigma;
+    case COROSRV_SAMPLER_TOP_K:
+      return SamplerKind::kTopK;
+    case COROSRV_SAMPLER_TYPICAL_P:
+      return SamplerKind::kTypicalP;
+    case COROSRV_SAMPLER_TOP_P:
+      return SamplerKind::kTopP;
+    case COROSRV_SAMPLER_MIN_P:
+      return SamplerKind::kMinP;
+    case COROSRV_SAMPLER_XTC:
+      return SamplerKind::kXtc;
+    case COROSRV_SAMPLER_TEMPERATURE:
+      return SamplerKind::kTemperature;
+    default:
+      return SamplerKind::kAdaptiveP;
+  }
+}
 
 Sampling to_sampling(const corosrv_sampling& from) {
   Sampling sampling;
@@ -42,7 +67,7 @@ Sampling to_sampling(const corosrv_sampling& from) {
   sampling.min_keep = from.min_keep;
   sampling.samplers.clear();
   for (size_t i = 0; i < from.n_samplers; ++i) {
-    sampling.samplers.push_back(static_cast<corosrv_sampler>(from.samplers[i]));
+    sampling.samplers.push_back(to_sampler(from.samplers[i]));
   }
   sampling.n_probs = from.n_probs;
   sampling.post_sampling_probs = from.post_sampling_probs != 0;
@@ -62,29 +87,6 @@ Adapters to_adapters(const float* scales, int32_t n_adapters) {
   return has_some ? Adapters(scales, scales + n_adapters) : Adapters();
 }
 
-int to_finish(Finish finish) {
-  switch (finish) {
-    case Finish::kUnfinished:
-      return COROSRV_UNFINISHED;
-    case Finish::kStop:
-      return COROSRV_STOP;
-    case Finish::kLength:
-      return COROSRV_LENGTH;
-    case Finish::kCancelled:
-      return COROSRV_CANCELLED;
-    case Finish::kError:
-      return COROSRV_ERROR;
-  }
-  return COROSRV_ERROR;
-}
-
-corosrv_token_list to_list(const std::unique_ptr<TokenList>& from) {
-  if (!from) return {};
-  return {from->entries().data(), from->entries().size(), from->pieces().data(), from->pieces().size()};
-}
-
-}  // namespace
-
 GrammarLimits to_grammar_limits(const corosrv_grammar_limits& from) {
   GrammarLimits limits;
   if (from.bytes > 0) limits.bytes = static_cast<size_t>(from.bytes);
@@ -94,6 +96,69 @@ GrammarLimits to_grammar_limits(const corosrv_grammar_limits& from) {
   if (from.elements > 0) limits.elements = static_cast<size_t>(from.elements);
   if (from.token_ms > 0) limits.token_ms = from.token_ms;
   return limits;
+}
+
+// As many threads draw tokens as compute the model anyway: the synthetic one needs none.
+int32_t sampling_threads(const corosrv_options& options) {
+  return options.synthetic == nullptr ? std::max(options.threads, 1) : 1;
+}
+
+std::optional<Pooling> to_pooling(int32_t from) {
+  switch (from) {
+    case COROSRV_POOLING_NONE:
+      return Pooling::kNone;
+    case COROSRV_POOLING_MEAN:
+      return Pooling::kMean;
+    case COROSRV_POOLING_CLS:
+      return Pooling::kCls;
+    case COROSRV_POOLING_LAST:
+      return Pooling::kLast;
+    case COROSRV_POOLING_RANK:
+      return Pooling::kRank;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Engine::Limits to_engine_limits(const corosrv_options& from) {
+  Engine::Limits limits;
+  limits.loop.slots = from.slots;
+  limits.loop.rows = from.batch;
+  limits.loop.step_ms = from.step_ms;
+  limits.loop.cache_bytes = static_cast<size_t>(from.cache_bytes);
+  limits.loop.threads = sampling_threads(from);
+  limits.loop.queue_s = from.queue_s;
+  limits.loop.stall_s = from.stall_s;
+  limits.queue = static_cast<size_t>(from.queue);
+  if (from.tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(from.tasks_of_owner);
+  limits.reader_bytes = static_cast<size_t>(from.reader_bytes);
+  limits.grammars = to_grammar_limits(from.grammars);
+  return limits;
+}
+
+ModelOptions to_model_options(const corosrv_options& from) {
+  ModelOptions options;
+  if (from.model != nullptr) options.path = from.model;
+  options.adapters.assign(from.adapters, from.adapters + from.n_adapters);
+  options.context = from.context;
+  options.slots = from.slots;
+  options.rows = from.batch;
+  options.threads = from.threads;
+  options.pooling = to_pooling(from.pooling);
+  options.is_deterministic = from.deterministic != 0;
+  options.is_safe = from.safe_load != 0;
+  options.has_own_kernels = from.kernels == COROSRV_KERNELS_AUTO;
+  return options;
+}
+
+SyntheticOptions to_synthetic_options(const corosrv_synthetic& from) {
+  SyntheticOptions options;
+  options.tokens_per_s = from.tokens_per_s;
+  options.prefill_tokens_per_s = from.prefill_tokens_per_s;
+  options.length = from.length;
+  return options;
 }
 
 std::vector<std::string> to_strings(const corosrv_text* texts, size_t n_texts) {
@@ -113,33 +178,11 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.stops = to_strings(from.stops, from.n_stops);
   task.max_ms = from.max_ms;
   task.scores_prompt = from.scores_prompt != 0;
-  task.kin = {from.owner, to_adapters(from.adapter_scales, model.n_adapters)};
+  task.sharing_scope = {from.owner, to_adapters(from.adapter_scales, model.n_adapters)};
   task.tells_progress = from.tells_progress != 0;
   task.id = from.id;
   task.slot = from.slot - 1;
   return task;
-}
-
-corosrv_chunk to_chunk(const Chunk& from) {
-  corosrv_chunk chunk{};
-  chunk.index = from.index;
-  chunk.n_tokens = from.n_tokens;
-  chunk.finish = to_finish(from.finish);
-  chunk.prompt_tokens = from.prompt_tokens;
-  chunk.cached_tokens = from.cached_tokens;
-  chunk.read_tokens = from.read_tokens;
-  chunk.prompt_ms = from.prompt_ms;
-  chunk.decode_ms = from.decode_ms;
-  chunk.text = from.text.data();
-  chunk.text_size = from.text.size();
-  chunk.vector = from.vector.data();
-  chunk.n_vector = from.vector.size();
-  chunk.stopping_word = {from.stopping_word.data(), from.stopping_word.size()};
-  chunk.code = from.code;
-  chunk.slot = from.slot;
-  chunk.tokens = to_list(from.tokens);
-  chunk.prompt_info = to_list(from.prompt_info);
-  return chunk;
 }
 
 SlotContent to_slot_content(const corosrv_slot_content& from) {
@@ -152,14 +195,14 @@ SlotContent to_slot_content(const corosrv_slot_content& from) {
           std::move(snapshot)};
 }
 
-SlotErrand::Action to_action(int action) {
+SlotRequest::Action to_action(int action) {
   switch (action) {
     case COROSRV_SLOT_SAVE:
-      return SlotErrand::Action::kSave;
+      return SlotRequest::Action::kSave;
     case COROSRV_SLOT_RESTORE:
-      return SlotErrand::Action::kRestore;
+      return SlotRequest::Action::kRestore;
     default:
-      return SlotErrand::Action::kErase;
+      return SlotRequest::Action::kErase;
   }
 }
 

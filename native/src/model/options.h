@@ -1,0 +1,34 @@
+// With what a model is opened; ranges are checked at the C API.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/types.h"
+
+namespace corosrv {
+
+// A model of a GGUF file.
+struct ModelOptions {
+  std::string path;
+  std::vector<std::string> adapters;  // paths of LoRA adapters, in the order of their numbers
+  int32_t context = 0;                // tokens per slot; 0 is what the model was trained for
+  int32_t slots = 1;                  // sequences decoded at once
+  int32_t rows = 1;                   // of one step, at most
+  int32_t threads = 0;                // that compute; 0 lets libllama choose
+  std::optional<Pooling> pooling;     // none: as the model says
+  bool is_deterministic = false;      // no result depends on the shape of a batch; slower on long prompts
+  bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
+  bool has_own_kernels = true;        // corosrv's compute where they are faster and the processor can
+};
+
+// A made-up model that emits tokens at a set rate.
+struct SyntheticOptions {
+  double tokens_per_s = 0;          // of each sequence; 0 is as fast as the loop goes
+  double prefill_tokens_per_s = 0;  // of all sequences together; 0 is at once
+  int32_t length = 0;               // tokens until the model ends a sequence by itself; 0 is never
+};
+
+}  // namespace corosrv
