@@ -26,17 +26,17 @@ struct Draw {
   float* logits;
 };
 
-// A token of a prompt, and what is found out about it.
+// A token of a prompt, and how likely it was.
 struct Scoring {
   Sequence* sequence;
   int32_t position;  // of the token before it
   const float* logits;
-  TokenList told;
+  TokenList likelihoods;
   std::string failure;
 
   void score() {
     try {
-      told = sequence->score(position, logits);
+      likelihoods = sequence->score(position, logits);
     } catch (const std::exception& error) {
       failure = std::string("the prompt could not be scored: ") + error.what();
     }
@@ -324,7 +324,7 @@ void DecodeLoop::score(const std::vector<Plan::Item>& items) {
   side_by_side(scorings, limits_.threads, [](Scoring& scoring) { scoring.score(); });
   for (const Scoring& scoring : scorings) {
     if (scoring.failure.empty()) {
-      scoring.sequence->tell_score(scoring.told);
+      scoring.sequence->add_score(scoring.likelihoods);
     } else {
       scoring.sequence->finish(Finish::kError, scoring.failure);
     }

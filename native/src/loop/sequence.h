@@ -1,4 +1,4 @@
-// One generation: its state table, its tokens and its counters.
+// One generation, or one prompt that becomes a vector: its state table, and the moves between its parts.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,14 @@
 #include "handover/reader.h"
 #include "handover/signals.h"
 #include "loop/loop_stats.h"
+#include "loop/output.h"
 #include "loop/pooler.h"
+#include "loop/progress.h"
+#include "loop/sequence_request.h"
 #include "loop/slot_status.h"
 #include "model/backend.h"
 #include "model/types.h"
 #include "sampling/sampler.h"
-#include "text/answer_text.h"
 
 namespace corosrv {
 
@@ -34,28 +36,28 @@ class Sequence {
   State state() const { return state_; }
   int32_t slot() const { return slot_; }
   // Where it has to run, or -1.
-  int32_t wanted_slot() const { return wanted_slot_; }
+  int32_t wanted_slot() const { return request_.slot; }
   // What its slot shows of it.
   SlotStatus describe() const;
-  Reader& reader() const { return *reader_; }
+  Reader& reader() const { return output_.reader(); }
 
   // Tokens that the KV cache holds, and those that are known and not in it yet. One is pending while decoding.
-  int32_t n_computed() const { return n_computed_; }
-  int32_t n_pending() const { return n_tokens() - n_computed_; }
-  Token token(int32_t position) const { return tokens_[static_cast<size_t>(position)]; }
+  int32_t n_computed() const { return progress_.n_computed(); }
+  int32_t n_pending() const { return progress_.n_pending(); }
+  Token token(int32_t position) const { return progress_.token(position); }
   // Prompt, then generated.
-  const std::vector<Token>& tokens() const { return tokens_; }
-  bool shares_prefix() const { return shares_prefix_; }
-  const SharingScope& sharing_scope() const { return sharing_scope_; }  // with whom alone
+  const std::vector<Token>& tokens() const { return progress_.tokens(); }
+  bool shares_prefix() const { return request_.shares_prefix; }
+  const SharingScope& sharing_scope() const { return request_.sharing_scope; }
   // It is to become a vector; no token is generated.
-  bool wants_vectors() const { return pooler_ != nullptr; }
-  bool scores_prompt() const { return scores_prompt_; }
+  bool wants_vectors() const { return request_.wants_vectors; }
+  bool scores_prompt() const { return request_.scores_prompt; }
   Finish finished() const { return finish_; }
 
-  Clock::time_point submitted() const { return submitted_; }
+  Clock::time_point submitted() const { return request_.submitted; }
   bool has_had_slot() const { return last_slot_ >= 0; }
   // When it first got a slot.
-  Clock::time_point started() const { return started_; }
+  Clock::time_point started() const { return progress_.started(); }
 
   // The reader is full: the sequence is left out of the steps.
   bool is_paused() const { return is_paused_; }
@@ -86,18 +88,20 @@ class Sequence {
   // The slot's content now lies in another slot.
   void move(int32_t slot) { slot_ = last_slot_ = slot; }
 
-  // Whether what follows a pending token is to be told: it is drawn, or it is a token of the prompt that is scored.
-  bool wants_logits(int32_t position) const { return position + 1 == n_tokens() || is_scored(position); }
+  // Whether the logits behind a pending token are needed: the next one is drawn, or it is a token of the prompt that is
+  // scored.
+  bool wants_logits(int32_t position) const { return position + 1 == progress_.n_tokens() || is_scored(position); }
   bool is_scored(int32_t position) const {
-    return scores_prompt_ && position + 1 >= n_scored_ && position + 1 < n_prompt_;
+    return scores_prompt() && position + 1 >= output_.n_scored() && position + 1 < progress_.n_prompt();
   }
   // How likely the prompt's next token was, by the logits behind this one. Any thread, while the sequence stands still.
   TokenList score(int32_t position, const float* logits) const;
   // The scores of the prompt's next tokens come in order, before computed() sends them.
-  void tell_score(const TokenList& told);
+  void add_score(const TokenList& score) { output_.add_score(score); }
 
   // The next token is drawn in two parts: choose() touches this sequence alone and throws nothing, so that different
-  // ones may choose in different threads at once; take() then tells the reader and the counters, and may end it.
+  // ones may choose in different threads at once; take() then passes it to the reader and the counters, and may end the
+  // sequence.
   void choose(float* logits);
   void take(Clock::time_point now);
 
@@ -105,59 +109,31 @@ class Sequence {
   void enter(State state);
   void accept(Token token, Clock::time_point now);
   void finish_without_token();
-  void emit(std::string text);
-  Chunk make_chunk();
-  void count(const Chunk& last);
+  void count_end();
   bool is_at_limit() const;
-  bool was_started() const { return n_read_ > 0; }
-  int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
-  int32_t n_generated() const { return n_tokens() - n_prompt_; }
 
-  const std::shared_ptr<Reader> reader_;
+  const SequenceRequest request_;
   const Vocabulary& vocabulary_;
-  Signals& signals_;
   LoopStats& stats_;
-  const int32_t index_;
-  const int32_t n_prompt_;
-  const int32_t max_tokens_;
   const int32_t context_;
-  const bool shares_prefix_;
-  const bool scores_prompt_;
-  const bool tells_progress_;
-  const size_t n_top_;  // likeliest tokens that are told of with each of the prompt's
-  const double max_s_;  // of generating; 0 is no limit
-  const SharingScope sharing_scope_;
-  const int64_t id_;
-  const int32_t wanted_slot_;
+  Progress progress_;
+  Output output_;
+  Sampler sampler_;
+  const std::unique_ptr<Pooler> pooler_;  // null: generates
 
   State state_ = State::kWaiting;
   Finish finish_ = Finish::kUnfinished;
-  bool is_paused_ = false;
-  bool has_new_line_ = false;
-  const Sequence* leader_ = nullptr;
-  int32_t n_led_ = 0;
   int32_t slot_ = -1;
   int32_t last_slot_ = -1;
-  std::vector<Token> tokens_;
-  Token chosen_ = -1;
-  TokenList told_;       // of it
-  std::string failure_;  // of choose(), with an exception
-  int32_t n_computed_ = 0;
-  int32_t n_read_ = 0;    // of the prompt, at any time: a preempted sequence reads it again
-  int32_t n_cached_ = 0;  // of the prompt, not computed for it
-  int32_t n_scored_ = 0;  // of the prompt, at any time
-  int32_t n_unsent_ = 0;  // generated, and in no chunk yet
-  TokenList scores_;      // of the prompt's tokens, in no chunk yet
-
-  Sampler sampler_;
-  AnswerText text_;
-  const std::unique_ptr<Pooler> pooler_;  // null: generates
-
-  const Clock::time_point submitted_;
-  Clock::time_point started_;
-  Clock::time_point first_token_;
-  Clock::time_point last_token_;
+  const Sequence* leader_ = nullptr;
+  int32_t n_led_ = 0;
+  bool is_paused_ = false;
   Clock::time_point paused_;
+
+  // What choose() leaves for take().
+  Token chosen_ = -1;
+  TokenList likelihoods_;
+  std::string failure_;  // an exception's words
 };
 
 }  // namespace corosrv

@@ -1,0 +1,58 @@
+#include "loop/output.h"
+
+#include <utility>
+
+namespace corosrv {
+
+void Output::add(std::string_view bytes, TokenList likelihoods) {
+  ++n_unsent_;
+  std::string text = text_.push(bytes, std::move(likelihoods));
+  if (!text.empty()) send(std::move(text));
+}
+
+void Output::add_score(const TokenList& score) {
+  scores_.append(score);
+  ++n_scored_;
+}
+
+void Output::send(std::string text) {
+  has_new_line_ = has_new_line_ || text.find('\n') != std::string::npos;
+  Chunk chunk = make_chunk();
+  chunk.text = std::move(text);
+  signals_.push(reader_, std::move(chunk));
+}
+
+void Output::finish(Finish finish, const std::string& message, const char* code, std::vector<float> vector,
+                    int32_t slot) {
+  // What was held back in vain belongs to the answer, also when it ends early.
+  std::string held = text_.flush();
+  if (finish == Finish::kError && !held.empty()) send(std::exchange(held, {}));
+
+  Chunk chunk = make_chunk();
+  chunk.finish = finish;
+  chunk.vector = std::move(vector);
+  chunk.text = finish == Finish::kError ? message : std::move(held);
+  if (text_.has_stopped()) chunk.stopping_word = text_.stopping_word();
+  chunk.code = code;
+  chunk.slot = slot;
+  signals_.push(reader_, std::move(chunk));
+}
+
+// Has what no chunk had yet, but for the text, and how far the sequence is.
+Chunk Output::make_chunk() {
+  Chunk chunk;
+  chunk.index = request_.index;
+  chunk.n_tokens = std::exchange(n_unsent_, 0);
+  chunk.prompt_tokens = progress_.n_prompt();
+  chunk.cached_tokens = progress_.n_cached();
+  if (request_.tells_progress) chunk.read_tokens = progress_.n_read();
+  chunk.prompt_ms = progress_.prompt_ms();
+  chunk.decode_ms = progress_.decode_ms();
+  if (TokenList tokens = text_.take_tokens(); !tokens.is_empty()) {
+    chunk.tokens = std::make_unique<TokenList>(std::move(tokens));
+  }
+  if (has_scores()) chunk.prompt_info = std::make_unique<TokenList>(std::exchange(scores_, {}));
+  return chunk;
+}
+
+}  // namespace corosrv

@@ -1,0 +1,48 @@
+#include "loop/progress.h"
+
+#include <algorithm>
+
+namespace corosrv {
+
+namespace {
+
+double milliseconds(Clock::duration duration) { return 1000 * seconds(duration); }
+
+}  // namespace
+
+Progress::Progress(std::vector<Token> prompt, Clock::time_point submitted)
+    : n_prompt_(static_cast<int32_t>(prompt.size())),
+      tokens_(std::move(prompt)),
+      started_(submitted),
+      first_token_(submitted),
+      last_token_(submitted) {}
+
+double Progress::prompt_ms() const {
+  if (n_generated() > 0) return milliseconds(first_token_ - started_);
+  return n_read_ > n_cached_ ? milliseconds(Clock::now() - started_) : 0;
+}
+
+double Progress::decode_ms() const { return n_generated() > 0 ? milliseconds(last_token_ - first_token_) : 0; }
+
+int32_t Progress::begin(int32_t n_held) {
+  assert(n_held < n_tokens());
+  n_computed_ = n_held;
+  if (has_begun()) return 0;
+  n_read_ = n_cached_ = n_held;
+  return n_held;
+}
+
+int32_t Progress::add_computed(int32_t n_tokens) {
+  assert(n_tokens <= n_pending());
+  n_computed_ += n_tokens;
+  const int32_t n_read = std::min(n_computed_, n_prompt_);
+  return n_read > n_read_ ? n_read - std::exchange(n_read_, n_read) : 0;
+}
+
+void Progress::add(Token token, Clock::time_point now) {
+  if (n_generated() == 0) first_token_ = now;
+  last_token_ = now;
+  tokens_.push_back(token);
+}
+
+}  // namespace corosrv

@@ -1,0 +1,65 @@
+// How far a sequence is: its tokens, what was computed of them, and when.
+#pragma once
+
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "model/types.h"
+
+namespace corosrv {
+
+// Counts and times; decides nothing. Used by the decode thread alone.
+class Progress {
+ public:
+  Progress(std::vector<Token> prompt, Clock::time_point submitted);
+
+  // Prompt, then generated.
+  const std::vector<Token>& tokens() const { return tokens_; }
+  Token token(int32_t position) const { return tokens_[static_cast<size_t>(position)]; }
+  int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
+  int32_t n_prompt() const { return n_prompt_; }
+  int32_t n_generated() const { return n_tokens() - n_prompt_; }
+
+  // Tokens that the KV cache holds, and those that are known and not in it yet.
+  int32_t n_computed() const { return n_computed_; }
+  int32_t n_pending() const { return n_tokens() - n_computed_; }
+  // Tokens of the prompt that were in the KV cache at any time: a preempted sequence reads them again.
+  int32_t n_read() const { return n_read_; }
+  // Tokens of the prompt that were not computed for this sequence.
+  int32_t n_cached() const { return n_cached_; }
+  bool has_begun() const { return n_read_ > 0; }
+
+  // When it first got a slot.
+  Clock::time_point started() const { return started_; }
+  void start(Clock::time_point now) { started_ = now; }
+  Clock::time_point last_token() const { return last_token_; }
+  double seconds_of_generating(Clock::time_point now) const { return seconds(now - first_token_); }
+  // From the slot to the first token, or to now where there is none; 0 before anything was computed.
+  double prompt_ms() const;
+  // From the first token to the last so far.
+  double decode_ms() const;
+
+  // The slot holds these tokens already. Returns how many of them count as cached: none when it begins again.
+  int32_t begin(int32_t n_held);
+  // So many more tokens are in the KV cache. Returns how many of the prompt were read for the first time.
+  int32_t add_computed(int32_t n_tokens);
+  // The KV cache holds nothing of it any more.
+  void forget() { n_computed_ = 0; }
+  // A token was drawn.
+  void add(Token token, Clock::time_point now);
+
+ private:
+  const int32_t n_prompt_;
+  std::vector<Token> tokens_;
+  int32_t n_computed_ = 0;
+  int32_t n_read_ = 0;
+  int32_t n_cached_ = 0;
+  Clock::time_point started_;
+  Clock::time_point first_token_;
+  Clock::time_point last_token_;
+};
+
+}  // namespace corosrv
