@@ -9,9 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 STOREYS = (
-    ("errors", "processor", "turns"),
+    ("errors", "processor"),
     ("outgoing",),
-    ("decoding", "jobs", "settings", "structured", "waits"),
+    ("bodies", "jobs", "settings", "structured", "waits"),
     ("dispatch", "wire"),
     ("models", "worker"),
     ("engine",),

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from corosrv.decoding import json_limits
-from corosrv.decoding.text import check_text
+from corosrv.bodies import json_limits
+from corosrv.bodies.text import check_text
 from corosrv.errors import Refused
 
 Turn = dict[str, Any]

@@ -15,7 +15,7 @@ from corosrv.engine.slots import TaskNote, TaskNotes
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.errors import NotSupported, Refused
 from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 MAX_STOP_BYTES = 256
 MAX_BIASED_CHARS = 256

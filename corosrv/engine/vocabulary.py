@@ -13,7 +13,7 @@ from corosrv.engine.chat import CHATML, ChatTemplate
 from corosrv.engine.marks import Piece, strings
 from corosrv.engine.traits import Traits
 from corosrv.jobs import Messages, Prompt, Text, Tokens
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 log = logging.getLogger("corosrv.engine")
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.errors import Refused
 from corosrv.generation.schemas import effort, schema_limits
 from corosrv.jobs import SAMPLERS, Job, ModelCard, Prompt, Sampling

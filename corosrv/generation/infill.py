@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.jobs import InfillTokens, Tokens, Vocabulary
 
 # What the pattern of a repository asks for, and nobody tells us.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.errors import NotSupported, Refused
 from corosrv.jobs import Prompt, Text, Tokens, Vocabulary
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 # What a field that takes prompts is decoded as; the rest is checked here, because it depends on the values.
 PromptField = str | list[Any] | dict[str, Any]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from corosrv.jobs import ModelCard
+from corosrv.processor import Turns
 from corosrv.structured import Effort, SchemaLimits
-from corosrv.turns import Turns
 
 
 def schema_limits(card: ModelCard) -> SchemaLimits:

@@ -7,8 +7,8 @@ from typing import TypeVar
 import msgspec
 from flask import Request
 
-from corosrv.decoding import body as decoding
-from corosrv.decoding import json_limits
+from corosrv.bodies import body as json_body
+from corosrv.bodies import json_limits
 from corosrv.errors import InvalidJson, UnsupportedMedia
 from corosrv.waits import call_in_thread
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 def decode(request: Request, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes the request's body. Raises Refused, which names the field at fault, and UnsupportedMedia."""
     try:
-        return decoding.decode(body, decoder)
+        return json_body.decode(body, decoder)
     except InvalidJson:
         content_type = request.mimetype
         if content_type not in _PLAUSIBLE_TYPES and "json" not in content_type:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from flask import Response
 
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 _AT_ONCE = 64  # members of a list
 

@@ -13,7 +13,7 @@ from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry
 from corosrv.jobs import Chunk
 from corosrv.openai import events
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 
 class NativeAnswer:

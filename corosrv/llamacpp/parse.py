@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation import fields, infill
 from corosrv.generation.answer_options import AnswerOptions

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.errors import Refused
 from corosrv.jobs import Vocabulary
 from corosrv.llamacpp import schema
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 
 def tokenize(body: schema.TokenizeBody, vocabulary: Vocabulary) -> dict[str, Any]:

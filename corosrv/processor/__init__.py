@@ -1,6 +1,15 @@
-"""The processor's time: what a computation may take of it, and what the garbage collector takes."""
+"""The processor's time: who uses how much of it, and how a long computation shares it with other greenlets."""
 
 from corosrv.processor.garbage_times import Collection, GarbageTimes, GenerationTotals, garbage_times
 from corosrv.processor.limit import ProcessorLimit, thread_seconds
+from corosrv.processor.turns import Turns
 
-__all__ = ["Collection", "GarbageTimes", "GenerationTotals", "ProcessorLimit", "garbage_times", "thread_seconds"]
+__all__ = [
+    "Collection",
+    "GarbageTimes",
+    "GenerationTotals",
+    "ProcessorLimit",
+    "Turns",
+    "garbage_times",
+    "thread_seconds",
+]

@@ -10,7 +10,7 @@ from flask import Blueprint, has_request_context, request
 from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
-from corosrv.decoding import json_limits
+from corosrv.bodies import json_limits
 from corosrv.engine import Engine
 from corosrv.engine.binding import NativeJsonScanner
 from corosrv.engine.builtin_template import check_source

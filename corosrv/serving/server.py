@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
 
-from corosrv.decoding import json_limits
+from corosrv.bodies import json_limits
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError, NotOffered
 from corosrv.http import access, body, health, metrics, operation

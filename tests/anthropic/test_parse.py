@@ -9,9 +9,9 @@ from flask import Request
 from werkzeug.test import EnvironBuilder
 
 from corosrv.anthropic import parse, schema
+from corosrv.bodies.body import convert
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
 from corosrv.chat.parser import TextParser
-from corosrv.decoding.body import convert
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation.fields import Defaults
 from corosrv.http import body

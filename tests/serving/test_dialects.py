@@ -12,7 +12,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from corosrv import app, settings
-from corosrv.decoding import json_limits
+from corosrv.bodies import json_limits
 from tests.support.engines import FAST, TIMEOUT
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}

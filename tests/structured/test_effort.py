@@ -13,10 +13,10 @@ from corosrv import structured
 from corosrv.chat import answer_grammar
 from corosrv.chat.formats import FORMATS
 from corosrv.errors import InvalidSchema
+from corosrv.processor import Turns
 from corosrv.structured import Effort, SchemaLimits
 from corosrv.structured.limits import DEFAULT_LIMITS
 from corosrv.structured.schema.check import check
-from corosrv.turns import Turns
 
 LIMITS = SchemaLimits(seconds=0.02)
 

@@ -46,10 +46,10 @@ def test_where_there_is_no_hub_threads_run(plain_thread: ThreadPoolExecutor) -> 
     assert names == ["test-thread"]
 
 
-def test_only_this_module_looks_for_hubs_behind_gevent_s_back() -> None:
-    """turns.py does as well, late: it loads nothing, and stands below."""
+def test_only_the_hubs_and_the_turns_look_for_hubs_behind_gevent_s_back() -> None:
+    """The turns of long computations look too, at run time: their module loads no gevent and stands lower."""
     from tests.test_layers import MODULES
 
     looking = [name for name, path in MODULES.items() if "gevent._hub_local" in path.read_text()]
 
-    assert sorted(looking) == ["corosrv.turns", "corosrv.waits.hubs"]
+    assert sorted(looking) == ["corosrv.processor.turns", "corosrv.waits.hubs"]

@@ -10,7 +10,7 @@ from typing import Any
 from corosrv.engine.binding.library import ffi, lib
 from corosrv.engine.binding.values import Task
 from corosrv.jobs import SAMPLERS, Sampling
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 # What jobs.SAMPLERS names, as corosrv_sampler numbers it.
 _SAMPLERS = dict(

@@ -15,7 +15,7 @@ from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.llama_extras import LlamaExtras
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 
 class ChatAnswer:

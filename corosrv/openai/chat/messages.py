@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from corosrv.bodies.text import check_text
 from corosrv.chat.turns import PART_END
 from corosrv.chat.turns import arguments as arguments_of
-from corosrv.decoding.text import check_text
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.chat import schema
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from corosrv.bodies.text import check_text
 from corosrv.chat.conversation import Conversation
 from corosrv.chat.prepare import prepare
-from corosrv.decoding.text import check_text
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions

@@ -14,7 +14,7 @@ from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
 from corosrv.openai.completions.logprobs import Logprobs
 from corosrv.openai.llama_extras import LlamaExtras
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 _NO_ECHO = Echo("")
 

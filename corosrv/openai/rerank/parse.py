@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.errors import NotOffered, Refused
 from corosrv.jobs import ModelCard, RerankJob
 from corosrv.openai.rerank import schema

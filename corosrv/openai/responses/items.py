@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from corosrv.bodies.body import convert
 from corosrv.chat import turns
 from corosrv.chat.turns import PART_END, TurnList
-from corosrv.decoding.body import convert
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.store import Shelf

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gevent
 
-from corosrv.turns import Turns
+from corosrv.processor import Turns
 
 
 def test_a_long_computation_in_turns_lets_others_run_between_them():

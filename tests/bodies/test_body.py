@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from corosrv.decoding import body
+from corosrv.bodies import body
 from corosrv.errors import Refused
 
 

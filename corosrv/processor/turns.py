@@ -1,4 +1,4 @@
-"""Giving way to others in the middle of a long computation."""
+"""Lets other greenlets run in the middle of a long computation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Item = TypeVar("Item")
 
 
 class Turns:
-    """A long computation of a greenlet, in turns of some milliseconds, between which other greenlets run.
+    """Divides a greenlet's long computation into turns of some milliseconds; between them other greenlets run.
 
-    Where there is no hub, or the hub itself computes, there is one turn. Loads nothing: a process that has not
-    imported gevent has no greenlets.
+    Without a hub, or in the hub's own greenlet, the computation is one turn. Does not import gevent in a process that
+    has not: such a process has no greenlets.
     """
 
     __slots__ = ("_began", "_has_others")
@@ -26,17 +26,17 @@ class Turns:
         self._began = time.monotonic()
 
     def give_way(self) -> bool:
-        """Lets others run if this turn was long enough, and returns whether it did. May switch greenlets."""
+        """Lets other greenlets run if this turn has lasted long enough. Returns whether it did."""
         if not self._has_others or time.monotonic() - self._began < _TURN:
             return False
         import gevent
 
-        gevent.sleep(1e-6)  # with 0, those whose sockets have turned readable would go on waiting
+        gevent.sleep(1e-6)  # 0 would not poll the sockets: greenlets that wait for one would go on waiting
         self._began = time.monotonic()
         return True
 
     def among(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields the items, and gives way behind each."""
+        """Yields the items. Gives way after each."""
         for item in items:
             yield item
             self.give_way()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from corosrv.decoding import json_limits
+from corosrv.bodies import json_limits
 from corosrv.engine.binding import NativeJsonScanner
 from corosrv.errors import Refused
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.decoding.text import check_text
+from corosrv.bodies.text import check_text
 from corosrv.errors import Refused
 
 

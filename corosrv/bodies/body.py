@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from corosrv.decoding import json_limits
+from corosrv.bodies import json_limits
 from corosrv.errors import InvalidJson, Refused
 
 # From this size on, a body may become so many objects that the collector would look through them again and again.
