@@ -8,9 +8,11 @@ import time
 import gevent
 import pytest
 
+from corosrv.jobs.answers import Done
 from corosrv.jobs.worker_state import WorkerState
+from corosrv.wire.descriptors import MAX_FDS
 from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
-from tests.worker.predicting import TIMEOUT, counters, ready, started, wait_for, wait_for_death
+from tests.worker.predicting import TIMEOUT, counters, read, ready, started, submit, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -218,3 +220,10 @@ def test_setup_times_are_utc_and_in_order() -> None:
         assert started_at is not None
         assert completed_at is not None
         assert before <= started_at.timestamp() <= completed_at.timestamp() <= time.time()
+
+
+def test_more_lanes_than_one_message_carries_are_all_of_use() -> None:
+    with ready(slots=MAX_FDS + 1) as worker:
+        readers = [submit(worker) for _ in range(MAX_FDS + 1)]
+
+        assert all(isinstance(read(reader)[-1], Done) for reader in readers)

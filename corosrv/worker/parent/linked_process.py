@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import gevent
 from gevent.event import Event
 
-from corosrv.errors import WireError
+from corosrv.errors import ChannelClosed, WireError
 from corosrv.wire.codec import Codec, In
 from corosrv.wire.descriptors import MAX_FDS
 from corosrv.wire.gevent_channel import GeventChannel
@@ -106,12 +106,13 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
     def open_lanes(self, n_lanes: int, message: ControlOut) -> None:
         """Makes lanes and sends their other ends over control, beside `message`, as often as it takes.
 
-        May be called again for more. Raises OSError where no descriptors are left, and ChannelClosed.
+        May be called again for more. Raises OSError where no descriptors are left.
         """
-        for start in range(0, n_lanes, MAX_FDS):
-            with contextlib.ExitStack() as theirs:
-                fds = [self._open_lane(theirs) for _ in range(start, min(start + MAX_FDS, n_lanes))]
-                self.control.send(message, fds)
+        with contextlib.ExitStack() as theirs:
+            fds = [self._open_lane(theirs) for _ in range(n_lanes)]
+            with contextlib.suppress(ChannelClosed):  # then its end is near, and says what is to be said
+                for start in range(0, n_lanes, MAX_FDS):
+                    self.control.send(message, fds[start : start + MAX_FDS])
 
     def _open_lane(self, theirs: contextlib.ExitStack) -> int:
         """The descriptor of the other end, which `theirs` closes."""

@@ -114,8 +114,6 @@ class PredictorProcess:
         except OSError as error:
             self._fail_setup(f"the channels of {len(ready.slots)} slots could not be made: {error}")
             return
-        except ChannelClosed:
-            return  # its end is near, and says more
         self._slots = Slots(ready.slots, self._link.lanes, self._cancel)
         self.setup.succeed()
         self._enter(WorkerState.READY)
