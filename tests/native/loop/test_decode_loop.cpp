@@ -597,7 +597,7 @@ TEST("what ends because the server does says so in its code") {
 
 TEST("what gets no slot in time ends, and who has one keeps it, also when nothing else wakes the loop") {
   DecodeLoop::Limits limits{2, 8, 60};
-  limits.queue_s = 0.01;
+  limits.queue_s = 0.5;
   RunningLoop loop(limits);
   loop.start();
   const auto holding = loop.submit(make_task('h', 1, 100), 8);
