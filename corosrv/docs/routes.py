@@ -26,16 +26,17 @@ _POLICY = (
 
 
 def document(
-    default_error: Any, needs_key: bool, others: Iterable[Callable[[], dict[str, Any] | None]] = ()
+    default_error: Any, needs_key: bool, other_documents: Iterable[Callable[[], dict[str, Any] | None]] = ()
 ) -> Blueprint:
     """Describes every route of the app it is registered in that says what it does, and is under the same prefix.
 
-    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one. `others`:
-    make other documents, or None, whose paths and schemas stand in this one too; they may raise Unavailable.
+    `default_error`: the shape of errors where a route names none. `needs_key`: requests have to carry one.
+    `other_documents`: functions that make other documents, or None, whose paths and schemas stand in this one too;
+    they may raise Unavailable.
     """
     routes = Blueprint("document", __name__)
     documents: dict[str, dict[str, Any]] = {}
-    makers = tuple(others)
+    makers = tuple(other_documents)
 
     @routes.get("/openapi.json")
     @operation("Server", "Describe the API", "This document, as OpenAPI 3.1 has it.", answer=dict[str, Any])

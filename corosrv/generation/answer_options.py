@@ -27,14 +27,14 @@ class AnswerOptions:
     prompt_progress: bool = False  # at the beginning of a stream, while the prompt is read
     logprobs: bool = False  # in the dialect's own form
     probs: bool = False  # the same in llama-server's form
-    n: int = 1  # answers to each prompt: the best of those that the job tries
-    echoes: tuple[Echo, ...] | None = None  # of each prompt
+    n: int = 1  # answers to each prompt: the best from_fields those that the job tries
+    echoes: tuple[Echo, ...] | None = None  # from_fields each prompt
     native_form: NativeForm | None = None  # the answer in llama-server's form, alone or next to the dialect's
     is_list: bool = False  # the answer is a list, however many there are
-    members: tuple[str, ...] = ()  # that are picked of the answer; none: all of them
+    members: tuple[str, ...] = ()  # that are picked from_fields the answer; none: all from_fields them
 
     @classmethod
-    def of(cls, fields: GenerationFields, **options: Any) -> AnswerOptions:
+    def from_fields(cls, fields: GenerationFields, **options: Any) -> AnswerOptions:
         """Makes the options that all dialects read from the same fields, and those given."""
         stream = bool(fields.stream)
         return cls(

@@ -157,7 +157,7 @@ def job(
         n_discard=fields.n_discard or 0,
         max_ms=max(fields.t_max_predict_ms or 0.0, 0.0),
         slot=-1 if fields.id_slot is None else fields.id_slot,
-        lora=None if fields.lora is None else tuple((one.id, one.scale) for one in fields.lora),
+        lora=None if fields.lora is None else tuple((adapter.id, adapter.scale) for adapter in fields.lora),
     )
 
 
@@ -188,15 +188,15 @@ def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> in
 
 def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
     values = zip(_SAME, _same_values(fields), strict=True)
-    chosen: dict[str, Any] = {name: value for name, value in values if value is not None}
+    members: dict[str, Any] = {name: value for name, value in values if value is not None}
     if fields.top_k is not None:
-        chosen["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
+        members["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
     if fields.dry_sequence_breakers is not None:
         breakers = fields.dry_sequence_breakers
-        chosen["dry_sequence_breakers"] = tuple(check_text(one, "dry_sequence_breakers") for one in breakers)
+        members["dry_sequence_breakers"] = tuple(check_text(breaker, "dry_sequence_breakers") for breaker in breakers)
     if fields.samplers is not None:
-        chosen["samplers"] = tuple(_samplers(fields.samplers))
-    kind = _shared_sampling if chosen.keys() <= _NUMBERS and not (fields.logit_bias or fields.grammar) else Sampling
+        members["samplers"] = tuple(_samplers(fields.samplers))
+    kind = _shared_sampling if members.keys() <= _NUMBERS and not (fields.logit_bias or fields.grammar) else Sampling
     return kind(
         temperature=defaults.temperature if fields.temperature is None else fields.temperature,
         seed=_seed(fields.seed, defaults.seed),
@@ -204,7 +204,7 @@ def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_s
         grammar=check_text(fields.grammar or "", "grammar"),
         n_probs=n_probs,
         post_sampling_probs=post_sampling_probs,
-        **chosen,
+        **members,
     )
 
 
@@ -216,18 +216,18 @@ _NUMBERS = frozenset((*_SAME, "top_k"))
 
 def _samplers(names: str | list[str]) -> Iterable[str]:
     """Names, or a string of letters; each once. Raises Refused for others."""
-    asked = [name for name in names if name not in _PASSED_OVER]
+    requested = [name for name in names if name not in _PASSED_OVER]
     if isinstance(names, str):
-        found = [_LETTERS.get(letter, "") for letter in asked]
+        samplers = [_LETTERS.get(letter, "") for letter in requested]
     else:
-        found = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in asked]
-    unknown = next((name for name, known in zip(asked, found, strict=True) if known not in SAMPLERS), None)
+        samplers = [_SYNONYMS.get(name.replace("-", "_"), name.replace("-", "_")) for name in requested]
+    unknown = next((name for name, sampler in zip(requested, samplers, strict=True) if sampler not in SAMPLERS), None)
     if unknown is not None:
         raise Refused(
             f"samplers: '{unknown[:40]}' is none of {', '.join(SAMPLERS)}, and no letter of {''.join(_LETTERS)}",
             "samplers",
         )
-    return dict.fromkeys(found)
+    return dict.fromkeys(samplers)
 
 
 def _seed(seed: int | None, default: int | None) -> int | None:
@@ -238,12 +238,12 @@ def _seed(seed: int | None, default: int | None) -> int | None:
 
 def stops(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
     """Stop strings, checked. Raises Refused."""
-    found = [stop] if isinstance(stop, str) else stop or []
-    if len(found) > MAX_STOPS:
-        raise Refused(f"{param}: at most {MAX_STOPS} strings, not {len(found)}", param)
-    if "" in found:
+    strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > MAX_STOPS:
+        raise Refused(f"{param}: at most {MAX_STOPS} strings, not {len(strings)}", param)
+    if "" in strings:
         raise Refused(f"{param}: a stop string must not be empty", param)
-    return tuple(check_text(one, param) for one in found)
+    return tuple(check_text(string, param) for string in strings)
 
 
 def _biases(biases: Biases) -> Iterable[tuple[int | str, float]]:

@@ -24,7 +24,7 @@ class Hole:
     prefix: str
     suffix: str
     middle: str = ""
-    others: tuple[tuple[str, str], ...] = ()  # other files of the repository: name and text
+    other_files: tuple[tuple[str, str], ...] = ()  # other files of the repository: name and text
 
 
 def prompt(hole: Hole, marks: InfillTokens, vocabulary: Vocabulary, params: Sequence[str]) -> Tokens:
@@ -50,7 +50,7 @@ def _repository(hole: Hole, marks: InfillTokens, read: Read, param: str) -> list
     tokens: list[int] = []
     if marks.repository >= 0:
         tokens += [marks.repository, *read(f"{_REPOSITORY_NAME}\n", param)]
-    for name, text in hole.others:
+    for name, text in hole.other_files:
         head = [marks.file, *read(f"{name}\n", param)] if marks.file >= 0 else read(_SNIPPET, param)
         tokens += [*head, *read(text, param)]
     if marks.file >= 0:

@@ -26,7 +26,7 @@ class NativeForm:
     n_indent: int = 0  # lines that are indented less end the text
 
     @classmethod
-    def of(
+    def for_job(
         cls, job: Job, card: ModelCard, vocabulary: Vocabulary, stream: bool, return_tokens: bool, timings: bool
     ) -> NativeForm:
         """Makes the form for a job whose prompts are checked. May wait as `tokenize` does."""

@@ -25,7 +25,7 @@ def prompts(value: PromptField, param: str, most: int, vocabulary: Vocabulary) -
         raise Refused(f"{param} must not be an empty list", param)
     if len(value) > most:
         raise Refused(f"{param}: at most {most} in one request, not {len(value)}", param)
-    return tuple(_prompt(one, f"{param}[{i}]", vocabulary) for i, one in enumerate(value))
+    return tuple(_prompt(prompt, f"{param}[{i}]", vocabulary) for i, prompt in enumerate(value))
 
 
 def is_several(value: PromptField) -> bool:

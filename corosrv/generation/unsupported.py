@@ -24,10 +24,10 @@ def decoder(body: type[Body], neutral: Neutral) -> msgspec.json.Decoder[Body]:
 
     It raises NotSupported for the first of them that asks for something, when the rest of the body is valid.
     """
-    known = {field.name for field in msgspec.structs.fields(body)}
+    field_names = {field.name for field in msgspec.structs.fields(body)}
     decoded = msgspec.defstruct(
         body.__name__,
-        [(name, Any, None) for name in neutral if name not in known],
+        [(name, Any, None) for name in neutral if name not in field_names],
         bases=(body,),
         namespace={"__post_init__": lambda decoded: _refuse(decoded, neutral)},
         kw_only=True,
@@ -38,10 +38,10 @@ def decoder(body: type[Body], neutral: Neutral) -> msgspec.json.Decoder[Body]:
 def _refuse(body: msgspec.Struct, neutral: Neutral) -> None:
     for name, values in neutral.items():
         value = getattr(body, name)
-        if value is not None and not any(_is_same(value, known) for known in values):
+        if value is not None and not any(_is_same(value, neutral_value) for neutral_value in values):
             raise NotSupported(f"{name} is not supported by this server yet", name, "unsupported_parameter")
 
 
-def _is_same(value: Any, known: Any) -> bool:
+def _is_same(value: Any, neutral_value: Any) -> bool:
     """True == 1 in Python, and not here; 0.0 asks for as little as 0 does."""
-    return bool(value == known) and isinstance(value, bool) == isinstance(known, bool)
+    return bool(value == neutral_value) and isinstance(value, bool) == isinstance(neutral_value, bool)

@@ -1,4 +1,4 @@
-"""Who may call, and what a request is called: keys, request ids, and lines of the access log without keys."""
+"""Checks who may call and names requests: keys, request ids, and lines of the access log without keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Keys:
         return bool(self._digests)
 
     def check(self, request: Request) -> str:
-        """Who asks: a name made from the key, "" where none is asked for. Raises Unauthorized without a good key."""
+        """Returns a name for the caller, made from its key; "" where no keys are set.
+
+        Raises Unauthorized without a good key.
+        """
         if not self._digests:
             return ""
         if (key := _bearer(request)) is None:
@@ -45,7 +48,7 @@ class Keys:
             raise Unauthorized("no API key: send it as 'Authorization: Bearer KEY'")
         digest = _digest(key.encode("latin-1", "replace"))  # WSGI has a field's bytes as Latin-1
         # All are compared, so that the time taken does not tell which one is near.
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+        if not sum(hmac.compare_digest(digest, other_digest) for other_digest in self._digests):
             self._refused.count()
             raise Unauthorized("this API key is not known here")
         return digest.hex()
@@ -89,8 +92,8 @@ class Access:
 
 def request_id(request: Request) -> str:
     """The client's own id if it sent a sane one, else a new one."""
-    sent = request.headers.get("X-Request-Id", "")
-    return sent if _SANE_ID.fullmatch(sent) else f"req_{secrets.token_hex(16)}"
+    client_id = request.headers.get("X-Request-Id", "")
+    return client_id if _SANE_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
 
 
 def redacted(environ: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who asked: what one caller leaves behind is for no other."""
+"""Names the caller of a request, so that prompts and stored responses of one caller are kept from all others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corosrv.jobs import AnyJob
 
 
 def caller() -> str:
-    """A name for the key of the request at hand, not the key itself; empty where no keys are asked for."""
+    """Returns a name for the key of the request at hand, not the key itself; empty where no keys are asked for."""
     return str(current(g).get("corosrv_caller", ""))
 
 

@@ -132,8 +132,8 @@ class Connection:
         with suppress(OSError):  # also when it is closed
             self._socket.shutdown(socket.SHUT_WR)
             deadline = time.monotonic() + patience
-            while (left := deadline - time.monotonic()) > 0:
-                self._socket.settimeout(left)
+            while (remaining := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(remaining)
                 if not self._socket.recv(65_536):
                     break
                 let_others()  # a fast client always has more

@@ -36,19 +36,19 @@ class Flood:
 
     def count(self, tell: Callable[[], None] | None = None) -> None:
         """Counts one more time. Calls `tell`, to log this time by itself, if nothing was logged for a second."""
-        left = self._quiet_until - time.monotonic()
-        if tell is not None and left <= 0 and not self._n:
+        wait_s = self._quiet_until - time.monotonic()
+        if tell is not None and wait_s <= 0 and not self._n:
             self._quiet_until = time.monotonic() + _INTERVAL
             tell()
             return
         self._n += 1
         if self._is_due:
             return
-        if left <= 0:
+        if wait_s <= 0:
             self._tell()
         elif own_hub() is not None:
             self._is_due = True
-            gevent.spawn_later(left, self._tell)
+            gevent.spawn_later(wait_s, self._tell)
 
     def _tell(self) -> None:
         n, self._n = self._n, 0

@@ -30,7 +30,7 @@ from corosrv.http.connection import ClientLimits, Connection
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
 from corosrv.http.listener import Listener
-from corosrv.http.message import Answer
+from corosrv.http.message import HttpResponse
 from corosrv.http.pace import TooSlow
 from corosrv.http.refusal import Overloaded
 from corosrv.http.stops import let_stops_through
@@ -54,7 +54,7 @@ class Ending(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has been told to stop and is still running."""
+        """True when the worker has been told to stop and is still running."""
 
     def hurry(self) -> None:
         """Ends everything that still runs. Returns at once."""
@@ -212,10 +212,10 @@ class Front(GeventWorker):  # type: ignore[misc]
         """Runs one request through the application; True when another may follow on this connection. Waits."""
         began = datetime.now()
         environ: dict[str, Any] = {}
-        answer: Answer | None = None
+        answer: HttpResponse | None = None
         try:
             self.cfg.pre_request(self, req)
-            answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=Answer)
+            answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=HttpResponse)
             environ["wsgi.multithread"] = True
             environ[PACED] = True
             self._count_request()
@@ -235,7 +235,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
-    def _run(self, answer: Answer, environ: dict[str, Any], sock: Any) -> None:
+    def _run(self, answer: HttpResponse, environ: dict[str, Any], sock: Any) -> None:
         body = self.wsgi(environ, answer.start_response)
         try:
             if isinstance(body, environ["wsgi.file_wrapper"]):

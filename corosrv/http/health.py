@@ -65,7 +65,7 @@ def blueprint(worker: HealthWorker) -> Blueprint:
 
 
 def _is_busy(stats: DecodeStats | None) -> bool:
-    """Whether every slot is taken and jobs wait, so that a new one would wait too."""
+    """Returns whether every slot is taken and jobs wait, so that a new one would wait too."""
     return stats is not None and stats.waiting > 0 and stats.running >= stats.slots
 
 

@@ -1,4 +1,4 @@
-"""Which names a server may be called by: the `Host` that a client sends."""
+"""Checks the name that a server is called by: the `Host` that a client sends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Hosts:
 
 
 def came_by_loopback(request: Request) -> bool:
-    """Whether the client connected to a loopback address, as far as the web server tells."""
+    """Returns whether the client connected to a loopback address, as far as the web server tells."""
     socket = request.environ.get("gunicorn.socket")
     try:
         address = socket.getsockname()[0] if socket else request.environ.get("SERVER_NAME", "")

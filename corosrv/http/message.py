@@ -22,10 +22,10 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
     """gunicorn's reader of chunked bodies; a chunk that nobody could ever take is refused when it is announced."""
 
     def parse_chunk_size(self, unreader: Any, data: bytes | None = None) -> tuple[int, bytes | None]:
-        size, rest = super().parse_chunk_size(unreader, data)
+        size, remainder = super().parse_chunk_size(unreader, data)
         if size > _MAX_CHUNK:
             raise InvalidChunkSize(b"too large")
-        return size, rest
+        return size, remainder
 
 
 class AwaitedBody:
@@ -76,7 +76,7 @@ def _members(value: str) -> list[str]:
 
 
 def is_worth_reading_on(request: Request) -> bool:
-    """Whether the rest of the body is short enough to skip, so that the next request can be read behind it."""
+    """Returns whether the rest of the body is short enough to skip, so that the next request can be read behind it."""
     body = request.body
     reader = body.reader
     if body.failed:
@@ -98,7 +98,7 @@ class _Collected:
         self.data += data
 
 
-class Answer(Response):  # type: ignore[misc]
+class HttpResponse(Response):  # type: ignore[misc]
     """gunicorn's answer; closes the connection too when the client left or the unread rest of its body is long."""
 
     sock: Any

@@ -39,30 +39,30 @@ class HttpStats:
         self.registry.register(GarbageCollector())
         self._n_busy = 0
 
-    def answered(self, route: str, status: int) -> None:
+    def count_answer(self, route: str, status: int) -> None:
         counter = self._answers.get((route, status))
         if counter is None:
             counter = self._answers[route, status] = self._requests.labels(route, str(status))
         counter.inc()
 
-    def began(self) -> None:
-        """The hub has something to do, and is looked at until as many have ended."""
+    def begin_work(self) -> None:
+        """Counts a piece of work for the hub, whose lag is measured until as many have ended."""
         self._n_busy += 1
         if self._n_busy == 1:
             self._lag.start()
 
-    def ended(self) -> None:
+    def end_work(self) -> None:
         self._n_busy -= 1
         if self._n_busy == 0:
             self._lag.stop()
 
     def stream_opened(self) -> None:
         self._open_streams.inc()
-        self.began()
+        self.begin_work()
 
     def stream_closed(self) -> None:
         self._open_streams.dec()
-        self.ended()
+        self.end_work()
 
 
 _COUNTERS = {
@@ -96,13 +96,13 @@ class GarbageCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         runs = CounterMetricFamily("corosrv_garbage_collections", "Runs of the collector", labels=["generation"])
-        spent = CounterMetricFamily("corosrv_garbage_seconds", "Time that it took", labels=["generation"])
+        seconds = CounterMetricFamily("corosrv_garbage_seconds", "Time that it took", labels=["generation"])
         longest = GaugeMetricFamily("corosrv_garbage_longest_seconds", "Its longest run", labels=["generation"])
         for generation, totals in garbage_times.totals.items():
             runs.add_metric([str(generation)], totals.n)
-            spent.add_metric([str(generation)], totals.seconds)
+            seconds.add_metric([str(generation)], totals.seconds)
             longest.add_metric([str(generation)], totals.longest)
-        return runs, spent, longest
+        return runs, seconds, longest
 
 
 class EngineCollector(Collector):

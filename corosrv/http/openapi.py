@@ -49,25 +49,25 @@ class Route:
 
 def routes(rules: Iterable[Rule], views: Mapping[str, Callable[..., Any]], prefix: str) -> list[Route]:
     """The routes under a prefix whose views say what they do, in the order that they were made."""
-    found: list[Route] = []
+    all_routes: list[Route] = []
     by_view: dict[tuple[Any, str], list[tuple[str, str]]] = {}
     for rule in rules:
-        if rule.rule.startswith(prefix + "/") and operations.of(views.get(rule.endpoint)):
+        if rule.rule.startswith(prefix + "/") and operations.find(views.get(rule.endpoint)):
             for method in _METHODS:
                 if method in (rule.methods or ()):
                     by_view.setdefault((views[rule.endpoint], method), []).append((rule.rule[len(prefix) :], method))
     for (view, method), paths in by_view.items():
-        said = operations.of(view)
-        assert said is not None
+        marked = operations.find(view)
+        assert marked is not None
         main = min((path for path, _ in paths), key=lambda path: (not path.startswith("/v1/"), path))
         is_open = operations.is_open(view)
-        found.append(Route(main, method, said, is_open))
-        found += [Route(path, method, said, is_open, main) for path, _ in paths if path != main]
-    return found
+        all_routes.append(Route(main, method, marked, is_open))
+        all_routes += [Route(path, method, marked, is_open, main) for path, _ in paths if path != main]
+    return all_routes
 
 
 def document(
-    found: Iterable[Route],
+    shown_routes: Iterable[Route],
     *,
     default_error: Any,
     title: str,
@@ -81,19 +81,19 @@ def document(
 
     `tags`: every heading there is, in the order in which they are to be shown, and what stands below it.
     """
-    found = list(found)
-    types = list(_types(found, default_error))
+    shown_routes = list(shown_routes)
+    types = list(_types(shown_routes, default_error))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     by_type: dict[Any, dict[str, Any]] = dict(zip(map(_key, types), schemas, strict=True))
 
-    def ref(of: Any) -> dict[str, Any]:
-        return by_type[_key(of)]
+    def ref(kind: Any) -> dict[str, Any]:
+        return by_type[_key(kind)]
 
     paths: dict[str, Any] = {}
-    for route in found:
+    for route in shown_routes:
         path = _PARAMETER.sub(r"{\g<name>}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, ref, default_error)
-    used = {route.operation.tag for route in found}
+    used = {route.operation.tag for route in shown_routes}
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "description": text, "version": version},
@@ -108,12 +108,12 @@ def document(
     }
 
 
-def _types(found: Iterable[Route], default_error: Any) -> Iterable[Any]:
+def _types(shown_routes: Iterable[Route], default_error: Any) -> Iterable[Any]:
     of_routes = (
         kind
-        for route in found
-        for said in [route.operation]
-        for kind in (said.body, said.answer, said.events, said.error, said.query)
+        for route in shown_routes
+        for operation in [route.operation]
+        for kind in (operation.body, operation.answer, operation.events, operation.error, operation.query)
     )
     return {_key(kind): kind for kind in (default_error, *of_routes) if kind is not None}.values()
 
@@ -124,24 +124,24 @@ def _key(kind: Any) -> Any:
 
 
 def _operation(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
-    said = route.operation
-    described: dict[str, Any] = {
+    operation = route.operation
+    members: dict[str, Any] = {
         "operationId": _id(route),
-        "tags": [said.tag],
-        "summary": said.summary,
+        "tags": [operation.tag],
+        "summary": operation.summary,
         "responses": _responses(route, ref, default_error),
     }
-    if said.text:
-        described["description"] = said.text
+    if operation.text:
+        members["description"] = operation.text
     if route.main:
-        described["x-alias-of"] = route.main
+        members["x-alias-of"] = route.main
     if route.is_open:
-        described["security"] = []
-    if parameters := [*_path_parameters(route), *_query_parameters(said)]:
-        described["parameters"] = parameters
-    if said.body is not None:
-        described["requestBody"] = {"required": True, "content": {"application/json": _body(said, ref)}}
-    return described
+        members["security"] = []
+    if parameters := [*_path_parameters(route), *_query_parameters(operation)]:
+        members["parameters"] = parameters
+    if operation.body is not None:
+        members["requestBody"] = {"required": True, "content": {"application/json": _body(operation, ref)}}
+    return members
 
 
 def _id(route: Route) -> str:
@@ -149,36 +149,36 @@ def _id(route: Route) -> str:
     return "_".join([route.method.lower(), *words])
 
 
-def _body(said: Operation, ref: Ref) -> dict[str, Any]:
-    content: dict[str, Any] = {"schema": ref(said.body)}
-    if said.examples:
-        content["examples"] = {title: {"value": value} for title, value in said.examples.items()}
+def _body(operation: Operation, ref: Ref) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": ref(operation.body)}
+    if operation.examples:
+        content["examples"] = {title: {"value": value} for title, value in operation.examples.items()}
     return content
 
 
 def _responses(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
-    said = route.operation
-    refused = ref(default_error if said.error is None else said.error)
+    operation = route.operation
+    error = ref(default_error if operation.error is None else operation.error)
     content: dict[str, Any] = {
-        said.media_type: {"schema": {"type": "string"} if said.answer is None else ref(said.answer)}
+        operation.media_type: {"schema": {"type": "string"} if operation.answer is None else ref(operation.answer)}
     }
-    if said.events is not None:
-        content["text/event-stream"] = {"schema": _event(ref(said.events), refused, said.events_end)}
+    if operation.events is not None:
+        content["text/event-stream"] = {"schema": _event(ref(operation.events), error, operation.events_end)}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
-    for status in sorted({*said.statuses, *(() if route.is_open else (401,))}):
+    for status in sorted({*operation.statuses, *(() if route.is_open else (401,))}):
         responses[str(status)] = {
             "description": _WORDS.get(status, HTTPStatus(status).phrase),
-            "content": {"application/json": {"schema": refused}},
+            "content": {"application/json": {"schema": error}},
         }
     return responses
 
 
-def _event(of: dict[str, Any], refused: dict[str, Any], end: str) -> dict[str, Any]:
+def _event(kind: dict[str, Any], error: dict[str, Any], end: str) -> dict[str, Any]:
     """One server-sent event. Its data are of one kind or say what failed; the last ones may be a word instead."""
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [of, refused]},
+        "contentSchema": {"anyOf": [kind, error]},
     }
     if end:
         data = {"anyOf": [data, {"const": end}]}
@@ -186,16 +186,16 @@ def _event(of: dict[str, Any], refused: dict[str, Any], end: str) -> dict[str, A
 
 
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
-    for found in _PARAMETER.finditer(route.path):
-        kind = {"type": "integer", "minimum": 0} if found["kind"] == "int" else {"type": "string", "minLength": 1}
-        text = route.operation.parameters.get(found["name"], "")
-        yield {"name": found["name"], "in": "path", "required": True, "description": text, "schema": kind}
+    for match in _PARAMETER.finditer(route.path):
+        kind = {"type": "integer", "minimum": 0} if match["kind"] == "int" else {"type": "string", "minLength": 1}
+        text = route.operation.parameters.get(match["name"], "")
+        yield {"name": match["name"], "in": "path", "required": True, "description": text, "schema": kind}
 
 
-def _query_parameters(said: Operation) -> Iterable[dict[str, Any]]:
-    if said.query is None:
+def _query_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
+    if operation.query is None:
         return
-    _, components = msgspec.json.schema_components([said.query], ref_template=_REF)
-    described = components[said.query.__name__]
-    for name, kind in described["properties"].items():
-        yield {"name": name, "in": "query", "required": name in described.get("required", ()), "schema": kind}
+    _, components = msgspec.json.schema_components([operation.query], ref_template=_REF)
+    schema = components[operation.query.__name__]
+    for name, kind in schema["properties"].items():
+        yield {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": kind}

@@ -69,7 +69,7 @@ def operation(
     words for those in the path; `query`: a struct of those behind the question mark. `examples`: bodies by title, the
     first of which the page begins with.
     """
-    said = Operation(
+    described = Operation(
         tag=tag,
         summary=summary,
         text=text,
@@ -86,13 +86,13 @@ def operation(
     )
 
     def mark(view: View) -> View:
-        setattr(view, _ATTRIBUTE, said)
+        setattr(view, _ATTRIBUTE, described)
         return view
 
     return mark
 
 
-def of(view: Callable[..., Any] | None) -> Operation | None:
+def find(view: Callable[..., Any] | None) -> Operation | None:
     """Returns the operation that a view is marked with, or None."""
     return getattr(view, _ATTRIBUTE, None)
 
@@ -104,5 +104,5 @@ def without_key(view: View) -> View:
 
 
 def is_open(view: Callable[..., Any] | None) -> bool:
-    """Whether the view answers without a key."""
+    """Returns whether the view answers without a key."""
     return getattr(view, _IS_OPEN, False)

@@ -1,4 +1,4 @@
-"""Which web pages may call: the `Origin` that a browser sends, and the cross-origin headers that it waits for."""
+"""Checks which web pages may call by their `Origin`, and adds the cross-origin headers that browsers wait for."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Origins:
     """
 
     def __init__(self, origins: Iterable[str], *, is_guarded: bool) -> None:
-        named = frozenset(origins) or {"*" if is_guarded else "localhost"}
-        self._allows_any = "*" in named
-        self._allows_local = "localhost" in named
-        self._named = named - {"*", "localhost"}
+        origin_names = frozenset(origins) or {"*" if is_guarded else "localhost"}
+        self._allows_any = "*" in origin_names
+        self._allows_local = "localhost" in origin_names
+        self._names = origin_names - {"*", "localhost"}
 
     def check(self, request: Request) -> None:
         """Raises Forbidden for a request that a browser sends on behalf of a page that may not call.
@@ -58,7 +58,7 @@ class Origins:
         if not self._is_allowed(origin):
             return
         response.headers["Access-Control-Allow-Origin"] = origin
-        if origin in self._named:
+        if origin in self._names:
             response.headers["Access-Control-Allow-Credentials"] = "true"
         if request.method == "OPTIONS":
             _answer_preflight(request, response)
@@ -66,13 +66,13 @@ class Origins:
             response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
     def _is_allowed(self, origin: str) -> bool:
-        if self._allows_any or origin in self._named:
+        if self._allows_any or origin in self._names:
             return True
         return self._allows_local and _LOCAL.fullmatch(origin) is not None
 
 
 def _is_own(request: Request, origin: str) -> bool:
-    """Whether the page came from this server, as GET /docs does.
+    """Returns whether the page came from this server, as GET /docs does.
 
     Behind a proxy that sends a Host of its own the browser's word counts, which no page can set.
     """

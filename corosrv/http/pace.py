@@ -34,20 +34,20 @@ class TooSlow(TimeoutError):
 
 @dataclass
 class Pace:
-    """A client's deadline: everything within `within` seconds, and after `grace` at least `rate` bytes a second.
+    """A client's deadline: everything within `limit` seconds, and after `grace` at least `rate` bytes a second.
 
     Its moments are those of the awake clock: what this process slept through is not counted.
     """
 
     began: float
-    within: float
+    limit: float  # seconds
     grace: float = float("inf")  # seconds
     rate: float = 1.0
     n_read: int = 0
 
-    def left(self, now: float) -> float:
+    def remaining(self, now: float) -> float:
         """Returns the seconds until the deadline, which every byte that comes moves."""
-        return min(self.within, self.grace + self.n_read / self.rate) - (now - self.began)
+        return min(self.limit, self.grace + self.n_read / self.rate) - (now - self.began)
 
 
 class PacedUnreader(SocketUnreader):  # type: ignore[misc]
@@ -62,9 +62,9 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
         self._n_left = sys.maxsize  # bytes that may still come
         self._turn_began = time.monotonic()
 
-    def begin_head(self, line: Pace, whole: Pace) -> None:
-        """Begins to read a request line and fields, each with its pace."""
-        self._pace, self._behind_line = line, whole
+    def begin_head(self, line: Pace, head: Pace) -> None:
+        """Begins to read a request line and fields, with the paces of the line and of the whole head."""
+        self._pace, self._behind_line = line, head
         self._n_left = MAX_HEAD_BYTES
         self._look_for_line(self.buf.getvalue())
 
@@ -79,7 +79,7 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
 
     @property
     def has_buffered(self) -> bool:
-        """Whether a next request, or its beginning, is in the buffer."""
+        """True when a next request, or its beginning, is in the buffer."""
         return bool(self.buf.getbuffer().nbytes)
 
     def give_way(self) -> None:
@@ -94,7 +94,7 @@ class PacedUnreader(SocketUnreader):  # type: ignore[misc]
         if self._pace is not None:
             # With 0 for a client whose time is over it takes what is there and does not wait: whoever has sent
             # everything is not too slow, however late this process reads it.
-            self.sock.settimeout(max(0.0, self._pace.left(awake_clock.now())))
+            self.sock.settimeout(max(0.0, self._pace.remaining(awake_clock.now())))
         try:
             data: bytes = super().chunk(size_hint)
         except (TimeoutError, BlockingIOError):

@@ -26,22 +26,22 @@ class PatientSocket(gevent.socket.socket):  # type: ignore[misc]
 
     def _wait(self, watcher: Any, timeout_exc: BaseException | None = None) -> None:
         error = timeout_exc or TimeoutError("timed out")
-        left = self.timeout
-        end = 0.0 if left is None else awake_clock.now() + left
+        remaining = self.timeout
+        end = 0.0 if remaining is None else awake_clock.now() + remaining
         while True:
-            due = time.monotonic() + (left or 0.0)
+            wake_time = time.monotonic() + (remaining or 0.0)
             try:
-                return wait(watcher, left, error)  # type: ignore[no-any-return]
+                return wait(watcher, remaining, error)  # type: ignore[no-any-return]
             except TimeoutError as raised:
-                if raised is not error or time.monotonic() - due < _LATE:
+                if raised is not error or time.monotonic() - wake_time < _LATE:
                     raise
-                left = max(end - awake_clock.now(), _LOOK)
+                remaining = max(end - awake_clock.now(), _LOOK)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Sends everything. Raises TimeoutError when that takes longer than the socket's time-out."""
-        left = memoryview(data).cast("B")
+        unsent = memoryview(data).cast("B")
         end = math.inf if self.timeout is None else awake_clock.now() + self.timeout
-        while left:
-            left = left[self.send(left, flags) :]
-            if left and awake_clock.now() > end:
+        while unsent:
+            unsent = unsent[self.send(unsent, flags) :]
+            if unsent and awake_clock.now() > end:
                 raise TimeoutError("timed out")

@@ -15,7 +15,7 @@ from corosrv.http.flood import Flood, line
 
 log = logging.getLogger("corosrv.http")
 # Apart, for anybody can make many of the one kind, among which the other would be lost.
-_refused = Flood(log, "%d more requests could not be served")
+_unavailable = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")
 
 
@@ -50,7 +50,7 @@ def error_response(error: CorosrvError, body: Any) -> Response:
     if error.ends_connection:
         answer.headers["Connection"] = "close"
     if error.status >= 500 and error.kind is not ErrorKind.NOT_OFFERED:
-        flood = _refused if isinstance(error, Unavailable) else _failed
+        flood = _unavailable if isinstance(error, Unavailable) else _failed
         flood.count(lambda: log.warning("%s %s: %s", request.method, line(request.path), line(str(error))))
     return answer
 

@@ -180,15 +180,15 @@ def collect(
     n_listed = 0
     try:
         with reader:
-            while taken := reader.take():
-                on_chunks(taken)
+            while arrived := reader.take():
+                on_chunks(arrived)
                 if watch.is_gone:  # whose job was cancelled, which is no failure of its own
                     raise ClientGone("the client left before its answer was ready")
-                for chunk in taken:
+                for chunk in arrived:
                     if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
                         raise failure
-                chunks += taken
-                n_listed += sum(map(_n_listed, taken))
+                chunks += arrived
+                n_listed += sum(map(_n_listed, arrived))
                 if n_listed > MOST_LISTED:
                     raise Refused(
                         f"the answer would list over {MOST_LISTED} likely tokens: ask for fewer tokens, answers or "

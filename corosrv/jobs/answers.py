@@ -1,4 +1,4 @@
-"""What the reader of a prediction yields: its logs, outputs and metrics, and last how it ended.
+"""The messages that the reader of a prediction yields: its logs, outputs and metrics, and last how it ended.
 
 They cross from the worker's process as they are, told apart by their `type`.
 """

@@ -24,7 +24,7 @@ NEXT: dict[WorkerState, frozenset[WorkerState]] = {
 }
 
 
-def check_move(now: WorkerState, then: WorkerState) -> None:
+def check_move(state: WorkerState, next_state: WorkerState) -> None:
     """Raises IllegalTransition unless the table has it."""
-    if then not in NEXT[now]:
-        raise IllegalTransition("a worker", now, then)
+    if next_state not in NEXT[state]:
+        raise IllegalTransition("a worker", state, next_state)

@@ -48,10 +48,10 @@ def _call(
     # Read here, because the answer shows what became of them.
     read = tuple(Tokens(tuple(vocabulary.encode(prompt, i, len(inputs)))) for i, prompt in enumerate(inputs))
     job = _job(body, read, defaults, card)
-    form = NativeForm.of(
+    form = NativeForm.for_job(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
     )
-    options = AnswerOptions.of(
+    options = AnswerOptions.from_fields(
         body,
         native_form=replace(form, n_indent=body.n_indent or 0),
         is_list=is_list or job.n > 1,

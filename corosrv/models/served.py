@@ -64,10 +64,10 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard:
-        shown = self._shown
-        if shown is None or shown[0] is not self._card or shown[1] is not self.state:
-            shown = self._shown = self._card, self.state, replace(self._card, status=_STATUS[self.state])
-        return shown[2]
+        cached = self._shown
+        if cached is None or cached[0] is not self._card or cached[1] is not self.state:
+            cached = self._shown = self._card, self.state, replace(self._card, status=_STATUS[self.state])
+        return cached[2]
 
     def stats(self) -> DecodeStats | None:
         """Counters as of the last step; None while it is not loaded."""
@@ -106,7 +106,7 @@ class ServedModel:
 
     @property
     def is_used(self) -> bool:
-        """Whether jobs of the model are alive, or requests wait for it."""
+        """True when jobs of the model are alive, or requests wait for it."""
         return bool(self._wakeups) or self.uses.is_used
 
     def wake(self) -> None:

@@ -26,7 +26,7 @@ NEXT: dict[ModelState, frozenset[ModelState]] = {
 HOLDING = frozenset({ModelState.LOADING, ModelState.READY, ModelState.UNLOADING})
 
 
-def check_move(before: ModelState, after: ModelState) -> None:
+def check_move(state: ModelState, next_state: ModelState) -> None:
     """Raises IllegalTransition for a move that the table does not have."""
-    if after not in NEXT[before]:
-        raise IllegalTransition("a model", before, after)
+    if next_state not in NEXT[state]:
+        raise IllegalTransition("a model", state, next_state)

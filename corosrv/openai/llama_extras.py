@@ -18,7 +18,7 @@ def native_form(
     """Makes the form of the native answer if the body asks for one. May wait as `tokenize` does."""
     if not body.verbose:
         return None
-    return NativeForm.of(
+    return NativeForm.for_job(
         job, card, find_vocabulary(), bool(body.stream), bool(body.return_tokens), bool(body.timings_per_token)
     )
 

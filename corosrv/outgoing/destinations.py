@@ -1,4 +1,4 @@
-"""Which hosts and addresses requests may go to that a client chose, so that nobody reaches through this server.
+"""Limits the hosts and addresses of requests whose URL a client chose, so that nobody reaches through this server.
 
 Names are looked up first and the request then goes to the address that was checked: a name whose address changes
 meanwhile (DNS rebinding) leads nowhere else.
@@ -49,13 +49,13 @@ class Destinations:
 
         Raises DestinationRefused where it has none, and OSError where it cannot be found.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in entries))
         faults = {address: self.fault(host, ipaddress.ip_address(address), to_loopback) for address in addresses}
-        allowed = [address for address, fault in faults.items() if not fault]
-        if not allowed:
+        permitted = [address for address, fault in faults.items() if not fault]
+        if not permitted:
             raise DestinationRefused(next(iter(faults.values())))
-        return allowed
+        return permitted
 
     def fault_of_url(self, url: str, *, to_loopback: bool) -> str:
         """Why requests to a URL whose host is an address are refused; empty for names, which are looked up later."""

@@ -28,6 +28,6 @@ def origin(url: str) -> Origin:
 
 def is_same_site(url: str, other: str) -> bool:
     """Returns whether `other` has the origin of `url`, or is the same host over https in place of http."""
-    here, there = origin(url), origin(other)
-    upgraded = ("https", here[1], _PORTS["https"]) if here[::2] == ("http", _PORTS["http"]) else here
-    return there in (here, upgraded)
+    own, target = origin(url), origin(other)
+    upgraded = ("https", own[1], _PORTS["https"]) if own[::2] == ("http", _PORTS["http"]) else own
+    return target in (own, upgraded)

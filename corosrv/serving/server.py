@@ -98,9 +98,9 @@ class Server:
 
     def add_hooks(self, scaffold: Scaffold) -> None:
         """Adds the checks of requests and the headers of answers to an app or a blueprint."""
-        scaffold.before_request(self._before)
-        scaffold.after_request(self._after)
-        scaffold.teardown_request(self._done)
+        scaffold.before_request(self._begin)
+        scaffold.after_request(self._complete)
+        scaffold.teardown_request(self._end)
         register_errors(scaffold, self.error_body)
 
     def make_blueprint(self, has_hooks: bool = True) -> Blueprint:
@@ -141,31 +141,31 @@ class Server:
         """Makes the body of an error that ends the current request, in the shape that its path asks for."""
         return self.part_of(request.path).error_body(error, request.path)
 
-    def _before(self) -> None:
+    def _begin(self) -> None:
         """Lets a request in, or raises why it may not pass."""
         self.start()
-        asked, notes = current(request), current(g)
-        if not self._has_warned and asked.environ.get("wsgi.multiprocess"):
+        http_request, notes = current(request), current(g)
+        if not self._has_warned and http_request.environ.get("wsgi.multiprocess"):
             self._has_warned = True
             log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
         notes.corosrv_is_busy = True
-        self._stats.began()
-        notes.corosrv_request_id = access.request_id(asked)
-        view = current_app.view_functions.get(asked.endpoint or "")
-        is_open = asked.method == "OPTIONS" or operation.is_open(view)
-        notes.corosrv_caller = "" if is_open else self._access.check(asked)
+        self._stats.begin_work()
+        notes.corosrv_request_id = access.request_id(http_request)
+        view = current_app.view_functions.get(http_request.endpoint or "")
+        is_open = http_request.method == "OPTIONS" or operation.is_open(view)
+        notes.corosrv_caller = "" if is_open else self._access.check(http_request)
 
-    def _done(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         """Counts the request as ended; its stream may have begun."""
         if current(g).pop("corosrv_is_busy", False):
-            self._stats.ended()
+            self._stats.end_work()
         self._bodies.release(current(request))
 
-    def _after(self, response: Response) -> Response:
+    def _complete(self, response: Response) -> Response:
         """Adds what every answer has."""
-        asked = current(request)
-        response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(asked)
-        self._access.allow(asked, response)
-        route = asked.url_rule.rule if asked.url_rule else "none"
-        self._stats.answered(route, response.status_code)
+        http_request = current(request)
+        response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(http_request)
+        self._access.allow(http_request, response)
+        route = http_request.url_rule.rule if http_request.url_rule else "none"
+        self._stats.count_answer(route, response.status_code)
         return response

@@ -34,10 +34,10 @@ def call_in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwar
 
 
 def _outcome(
-    function: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]
+    function: Callable[..., T], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[T | None, Exception | None]:
     """Returns what a call returns or raises: gevent prints what a thread of its pool raises, whoever may expect it."""
     try:
-        return function(*arguments, **named), None
+        return function(*arguments, **keywords), None
     except Exception as error:  # whatever it is, the caller gets it
         return None, error

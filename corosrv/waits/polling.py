@@ -30,7 +30,7 @@ class PolledSet:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one that made the set."""
+        """Returns whether this process is a fork of the one that made the set."""
         return os.getpid() != self._pid
 
     def add(self, is_readable: IsReadable, on_readable: Callable[[], None]) -> None:

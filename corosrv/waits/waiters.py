@@ -27,13 +27,13 @@ Look = Callable[[], bool]
 
 
 class TimedOut(Exception):
-    """Nothing became readable in time.
+    """Raised when nothing became readable in time.
 
     No CorosrvError: whoever waits gives it a meaning, as the reader's ReadTimeout.
     """
 
 
-def _seen() -> bool:
+def _is_over() -> bool:
     return True
 
 
@@ -45,7 +45,7 @@ class Waiter:
     # Whether a descriptor that was written wakes without having been read since the write before.
     is_edge_triggered = False
 
-    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+    def wait(self, timeout: float | None, look: Look = _is_over) -> None:
         """Returns when the descriptor is readable and `look` says so, or raises what that raises.
 
         Raises TimedOut after `timeout` seconds in which the descriptor was not written.
@@ -82,7 +82,7 @@ class HubWaiter(Waiter):
         self._watch(fd, is_readable)
         self._is_open = True
         self._is_written = False
-        self._look: Look = _seen
+        self._look: Look = _is_over
         self._timer: Any = None
         self._due = 0.0  # when the timer fires
         self._timeout = math.inf
@@ -102,7 +102,7 @@ class HubWaiter(Waiter):
         self._set, self._source = polled_of(self._hub), is_readable
         self._set.add(is_readable, self._on_edge)
 
-    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+    def wait(self, timeout: float | None, look: Look = _is_over) -> None:
         if self._greenlet is not None:
             raise Misuse("another greenlet waits for this reader already; give each greenlet a reader of its own")
         self._timeout = math.inf if timeout is None else timeout
@@ -118,7 +118,7 @@ class HubWaiter(Waiter):
             is_written = self._hub.switch()
         finally:
             self._greenlet = None
-            self._look = _seen
+            self._look = _is_over
         if not is_written:
             raise TimedOut
 
@@ -150,9 +150,9 @@ class HubWaiter(Waiter):
         self._timer = None
         if self._greenlet is None or self._timeout == math.inf:
             return
-        left = self._since + self._timeout - time.monotonic()
-        if left > 0:
-            self._arm(left)
+        remaining = self._since + self._timeout - time.monotonic()
+        if remaining > 0:
+            self._arm(remaining)
         else:
             self._greenlet.switch(False)
 
@@ -178,7 +178,7 @@ class PollWaiter(Waiter):
         self._poll = _poll()
         self._poll.register(fd, select.POLLIN)
 
-    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+    def wait(self, timeout: float | None, look: Look = _is_over) -> None:
         while True:
             if not self._poll.poll(None if timeout is None else timeout * 1000):
                 raise TimedOut
@@ -192,15 +192,15 @@ class SleepWaiter(Waiter):
     def __init__(self, is_readable: IsReadable) -> None:
         self._is_readable = is_readable
 
-    def wait(self, timeout: float | None, look: Look = _seen) -> None:
+    def wait(self, timeout: float | None, look: Look = _is_over) -> None:
         seconds = math.inf if timeout is None else timeout
-        due = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
             if self._is_readable():
                 if look():
                     return
-                due = time.monotonic() + seconds
-            elif time.monotonic() >= due:
+                deadline = time.monotonic() + seconds
+            elif time.monotonic() >= deadline:
                 raise TimedOut
             else:
                 _sleep(INTERVAL)

@@ -23,7 +23,7 @@ BESIDE: dict[str, Any] = {
 def client(beside: Any) -> FlaskClient:
     app = Flask("docs")
     app.testing = True  # what is raised comes out
-    app.register_blueprint(document(ErrorAnswer, needs_key=True, others=[beside]))
+    app.register_blueprint(document(ErrorAnswer, needs_key=True, other_documents=[beside]))
     return app.test_client()
 
 

@@ -40,14 +40,14 @@ def test_a_marker_in_a_text_stays_text():
 def test_other_files_have_their_names_where_the_model_knows_repositories():
     others = (("a.c", "int a;"),)
 
-    assert tokens(Hole("x", "y", others=others), REPOSITORY_INFILL) == [
+    assert tokens(Hole("x", "y", other_files=others), REPOSITORY_INFILL) == [
         REPOSITORY, *b"myproject\n", FILE, *b"a.c\nint a;", FILE, *b"filename\n",
         PREFIX, *b"x", SUFFIX, *b"y", MIDDLE,
     ]  # fmt: skip
 
 
 def test_other_files_are_snippets_where_it_does_not():
-    assert bytes(tokens(Hole("x", "y", others=(("a.c", "int a;"),)))[:-5]) == b"\n\n--- snippet ---\n\nint a;"
+    assert bytes(tokens(Hole("x", "y", other_files=(("a.c", "int a;"),)))[:-5]) == b"\n\n--- snippet ---\n\nint a;"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_other_files_are_snippets_where_it_does_not():
         (Hole("x" * 2000, ""), "before"),
         (Hole("", "x" * 2000), "behind"),
         (Hole("", "", "x" * 2000), "begun"),
-        (Hole("", "", others=(("a", "x" * 2000),)), "others"),
+        (Hole("", "", other_files=(("a", "x" * 2000),)), "others"),
     ],
 )
 def test_a_text_that_is_too_long_is_refused_by_its_name(hole, param):

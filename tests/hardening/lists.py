@@ -124,7 +124,7 @@ def routes_of(serving: Flask) -> Iterator[Route]:
     yield Route("/predictions", "POST", PredictionBody, {"input": {}})
     seen: list[operation.Operation] = []
     for rule in serving.url_map.iter_rules():
-        said = operation.of(serving.view_functions.get(rule.endpoint))
+        said = operation.find(serving.view_functions.get(rule.endpoint))
         if said is None or said.body is None or said in seen or "POST" not in (rule.methods or ()):
             continue
         seen.append(said)

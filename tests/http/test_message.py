@@ -9,7 +9,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from corosrv.http import message
-from corosrv.http.message import MAX_FORGOTTEN, Answer
+from corosrv.http.message import MAX_FORGOTTEN, HttpResponse
 
 
 class Sent:
@@ -97,7 +97,7 @@ def test_a_chunk_that_nobody_could_take_is_refused_before_it_comes(size):
 def test_a_short_body_that_comes_whole_leaves_with_its_headers(fields, pieces, n_sends):
     request, _ = prepared("")
     client = Sent()
-    answer = Answer(request, client, Config())
+    answer = HttpResponse(request, client, Config())
     answer.start_response("200 OK", fields)
 
     for piece in pieces:
@@ -114,7 +114,7 @@ def test_a_short_body_that_comes_whole_leaves_with_its_headers(fields, pieces, n
 def test_an_empty_first_piece_of_a_stream_sends_the_head():
     request, _ = prepared("")
     client = Sent()
-    answer = Answer(request, client, Config())
+    answer = HttpResponse(request, client, Config())
     answer.start_response("200 OK", [("Content-Type", "text/event-stream")])
 
     answer.write(b"")

@@ -112,7 +112,7 @@ def test_an_engine_without_numbers_is_left_out(stats):
 
 def test_answers_are_counted_by_route_and_status(stats):
     for status in (200, 200, 404):
-        stats.answered("/v1/models", status)
+        stats.count_answer("/v1/models", status)
 
     requests = exposed(stats)["corosrv_http_requests"]
     assert value(requests, route="/v1/models", status="200") == 2

@@ -27,13 +27,13 @@ def begun(seconds: float, **more: float) -> Pace:
 
 
 @pytest.mark.parametrize(
-    ("now", "n_read", "left"),
+    ("now", "n_read", "remaining"),
     [(100, 0, 10), (105, 0, 5), (110, 0, 0), (105, 500, 10), (110, 10_000, 20), (130, 10**9, 0), (131, 10**9, -1)],
 )
-def test_bytes_that_come_put_the_end_off_and_never_beyond_the_whole_time(now, n_read, left):
-    pace = Pace(began=100, within=30, grace=10, rate=100, n_read=n_read)
+def test_bytes_that_come_put_the_end_off_and_never_beyond_the_whole_time(now, n_read, remaining):
+    pace = Pace(began=100, limit=30, grace=10, rate=100, n_read=n_read)
 
-    assert pace.left(now) == left
+    assert pace.remaining(now) == remaining
 
 
 def test_what_comes_in_time_is_read(ends):
@@ -69,7 +69,7 @@ def test_what_does_not_come_in_time_is_too_slow(ends, pace):
 def test_behind_the_line_the_head_has_its_own_time(ends):
     reading, client = ends
     unreader = PacedUnreader(reading)
-    unreader.begin_head(line=begun(0.05), whole=begun(5))
+    unreader.begin_head(line=begun(0.05), head=begun(5))
     client.sendall(b"GET / HTTP/1.1\r\n")
     unreader.chunk()
     gevent.spawn_later(0.2, client.sendall, b"Host: a\r\n")
@@ -81,7 +81,7 @@ def test_behind_the_line_the_head_has_its_own_time(ends):
 def test_a_line_that_is_there_already_counts(ends):
     unreader = PacedUnreader(ends[0])
     unreader.unread(b"GET / HTTP/1.1\r\n")
-    unreader.begin_head(line=begun(0), whole=begun(5))
+    unreader.begin_head(line=begun(0), head=begun(5))
     ends[1].sendall(b"x")
 
     assert unreader.has_buffered

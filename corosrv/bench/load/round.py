@@ -130,12 +130,12 @@ class Load:
         work = self._work
         times = poisson(work.point.rate, work.plan.n_requests(work.point), f"{work.plan.seed}/{work.number}")
         for i in self._numbers:
-            due = begin + times[i]
-            gevent.sleep(max(0.0, due - monotonic()))
-            self._greenlets.spawn(self._ask_once, i, due, False)
+            due_time = begin + times[i]
+            gevent.sleep(max(0.0, due_time - monotonic()))
+            self._greenlets.spawn(self._ask_once, i, due_time, False)
 
-    def _ask_once(self, i: int, due: float, is_arriving: bool) -> None:
-        self._keep(self._client.ask(self._requests[i], self._work.plan.tokens, due, is_arriving))
+    def _ask_once(self, i: int, due_time: float, is_arriving: bool) -> None:
+        self._keep(self._client.ask(self._requests[i], self._work.plan.tokens, due_time, is_arriving))
 
     def _arrivals(self, begin: float) -> None:
         """Long prompts arrive when every client has a stream running; the clients go on until the last is answered."""

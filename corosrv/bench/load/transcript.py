@@ -63,11 +63,11 @@ class Transcript:
         self._failure = self._failure or Failure(kind, detail, status)
         return True
 
-    def outcome(self, began: float, ended: float, is_arriving: bool = False) -> RequestOutcome:
+    def outcome(self, began: float, end_time: float, is_arriving: bool = False) -> RequestOutcome:
         tokens = self.events if self._usage_tokens is None else self._usage_tokens
         return RequestOutcome(
             began,
-            ended,
+            end_time,
             self.arrivals,
             self.events,
             tokens,

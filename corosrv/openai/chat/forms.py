@@ -12,25 +12,25 @@ from corosrv.openai.chat import schema
 
 def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
     """The tools that are offered."""
-    functions = (one.function for one in body.tools or ())
+    functions = (tool.function for tool in body.tools or ())
     return tuple(turns.tool(function.name, function.description, function.parameters) for function in functions)
 
 
 def tool_choice(body: schema.ChatBody) -> CallPolicy:
-    chosen = body.tool_choice
-    if isinstance(chosen, schema.NamedTool):
-        return CallPolicy(CallMode.REQUIRED, chosen.function.name)
-    return CallPolicy(CallMode(chosen or "auto"))
+    choice = body.tool_choice
+    if isinstance(choice, schema.NamedTool):
+        return CallPolicy(CallMode.REQUIRED, choice.function.name)
+    return CallPolicy(CallMode(choice or "auto"))
 
 
 def answer_format(body: schema.ChatBody) -> JsonFormat | None:
     """Raises Refused for two that contradict each other, and for one without its schema."""
     native = None if body.json_schema is None else JsonFormat(body.json_schema, "json_schema")
-    asked = [found for found in (native, _structured(body), _response_format(body.response_format)) if found]
-    if len(asked) > 1:
-        first, second = (found.param.partition(".")[0] for found in asked[:2])
+    formats = [form for form in (native, _structured(body), _response_format(body.response_format)) if form]
+    if len(formats) > 1:
+        first, second = (form.param.partition(".")[0] for form in formats[:2])
         raise Refused(f"{first} and {second} contradict each other: send one of them", first)
-    return asked[0] if asked else None
+    return formats[0] if formats else None
 
 
 def _response_format(form: schema.ResponseFormat | None) -> JsonFormat | None:
@@ -47,11 +47,11 @@ def _response_format(form: schema.ResponseFormat | None) -> JsonFormat | None:
 
 
 def _structured(body: schema.ChatBody) -> JsonFormat | None:
-    sent = body.structured_outputs
-    if sent is None:
+    outputs = body.structured_outputs
+    if outputs is None:
         return None
     for name in ("json_object", "regex", "choice", "grammar", "structural_tag"):
-        if getattr(sent, name) is not None:
+        if getattr(outputs, name) is not None:
             param = f"structured_outputs.{name}"
             raise NotSupported(f"{param} is not offered here: a schema or a grammar is", param, "unsupported_parameter")
-    return None if sent.json is None else JsonFormat(sent.json, "structured_outputs.json")
+    return None if outputs.json is None else JsonFormat(outputs.json, "structured_outputs.json")

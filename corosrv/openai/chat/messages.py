@@ -57,19 +57,19 @@ def _result_members(message: schema.Message, param: str, names: dict[str, str]) 
             "missing_required_parameter",
         )
     name = message.name or names.get(message.tool_call_id)
-    told = {"tool_call_id": check_text(message.tool_call_id, f"{param}.tool_call_id")}
-    return told if name is None else told | {"name": check_text(name, f"{param}.name")}
+    members = {"tool_call_id": check_text(message.tool_call_id, f"{param}.tool_call_id")}
+    return members if name is None else members | {"name": check_text(name, f"{param}.name")}
 
 
 def _assistant_members(message: schema.Message, param: str, names: dict[str, str]) -> dict[str, Any]:
     """Returns what an assistant's message has besides its content."""
-    said: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     if message.reasoning_content:
-        said["reasoning_content"] = check_text(message.reasoning_content, f"{param}.reasoning_content")
+        members["reasoning_content"] = check_text(message.reasoning_content, f"{param}.reasoning_content")
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
-        said["tool_calls"] = [_call(call, f"{param}.tool_calls[{i}]", names) for i, call in calls]
-    return said
+        members["tool_calls"] = [_call(call, f"{param}.tool_calls[{i}]", names) for i, call in calls]
+    return members
 
 
 def _call(call: schema.ToolCall, param: str, names: dict[str, str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def call(
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
     job, parser = prepare(conversation(body, defaults), card)
-    options = AnswerOptions.of(
+    options = AnswerOptions.from_fields(
         body,
         usage=include_usage,
         logprobs=_n_probs(body) >= 0,

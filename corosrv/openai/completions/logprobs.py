@@ -18,14 +18,14 @@ class Logprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show(self, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
-        shown: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        members: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
-            shown["tokens"].append(_spell(token.piece))
-            shown["token_logprobs"].append(token.logprob)
-            shown["top_logprobs"].append(_top(token))
-            shown["text_offset"].append(max(self._offset, 0))
+            members["tokens"].append(_spell(token.piece))
+            members["token_logprobs"].append(token.logprob)
+            members["top_logprobs"].append(_top(token))
+            members["text_offset"].append(max(self._offset, 0))
             self._offset += len(self._decoder.decode(token.piece))
-        return shown
+        return members
 
 
 def _top(token: TokenInfo) -> dict[str, float] | None:

@@ -22,13 +22,13 @@ def call(
     """Checks a text completion. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
     vocabulary = find_vocabulary()
-    asked = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
-    job = _job(body, _with_suffix(body, asked, vocabulary), defaults, card)
-    options = AnswerOptions.of(
+    checked_prompts = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    job = _job(body, _with_suffix(body, checked_prompts, vocabulary), defaults, card)
+    options = AnswerOptions.from_fields(
         body,
         n=body.n or 1,
         usage=include_usage,
-        echoes=tuple(_echo(prompt, vocabulary) for prompt in asked) if body.echo else None,
+        echoes=tuple(_echo(prompt, vocabulary) for prompt in checked_prompts) if body.echo else None,
         logprobs=body.logprobs is not None,
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
@@ -36,11 +36,13 @@ def call(
     return Call(job, options.stream, TextAnswer(job, card, options))
 
 
-def _job(body: schema.CompletionBody, asked: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:
+def _job(
+    body: schema.CompletionBody, checked_prompts: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard
+) -> Job:
     n_tried = _n_tried(body)
     job = fields.job(
         body,
-        asked,
+        checked_prompts,
         defaults,
         n=n_tried,
         least_tokens=0,
@@ -82,16 +84,18 @@ def _echo(prompt: Prompt, vocabulary: Vocabulary) -> Echo:
     return Echo(text, len(text) - len(spelled))
 
 
-def _with_suffix(body: schema.CompletionBody, asked: tuple[Prompt, ...], vocabulary: Vocabulary) -> tuple[Prompt, ...]:
+def _with_suffix(
+    body: schema.CompletionBody, checked_prompts: tuple[Prompt, ...], vocabulary: Vocabulary
+) -> tuple[Prompt, ...]:
     """The prompts, as what stands before a hole if there is a suffix behind it. Raises Refused."""
     if not body.suffix:
-        return asked
+        return checked_prompts
     if vocabulary.infill is None:
         raise NotSupported("suffix: this model has no tokens for infilling", "suffix")
     if body.echo and body.logprobs is not None:
         raise Refused("suffix: not together with echo and logprobs, for the prompt is another one then", "suffix")
     holes: list[Prompt] = []
-    for prompt in asked:
+    for prompt in checked_prompts:
         if not isinstance(prompt, Text):
             raise Refused("suffix: only together with prompts that are strings", "suffix")
         hole = infill.Hole(prompt.text, body.suffix)

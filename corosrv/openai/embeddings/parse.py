@@ -47,8 +47,8 @@ def _normalize(body: schema.EmbeddingFields) -> int:
 
 def _inputs(value: PromptField, param: str, vocabulary: Vocabulary) -> tuple[Prompt, ...]:
     inputs = prompts(value, param, schema.MAX_INPUTS, vocabulary)
-    for number, one in enumerate(inputs):
-        if isinstance(one, Text) and not one.text:
+    for number, prompt in enumerate(inputs):
+        if isinstance(prompt, Text) and not prompt.text:
             place = param if len(inputs) == 1 else f"{param}[{number}]"
             raise Refused(f"{place} must not be empty", place)
     return inputs

@@ -17,5 +17,5 @@ def job(body: schema.RerankBody, card: ModelCard) -> RerankJob:
     param, documents = ("texts", body.texts) if body.texts else ("documents", body.documents)
     if not documents:
         raise Refused("documents is required", "documents", "missing_required_parameter")
-    checked = tuple(check_text(one, f"{param}[{i}]") for i, one in enumerate(documents))
+    checked = tuple(check_text(document, f"{param}[{i}]") for i, document in enumerate(documents))
     return RerankJob(check_text(body.query, "query"), checked, body.model)

@@ -17,14 +17,17 @@ _REFERENCE = "item_reference"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def add(sent: str | list[dict[str, Any]], to: TurnList, shelf: Shelf) -> None:
-    """`shelf` has the items that others refer to. Raises Refused, which names the place."""
-    if isinstance(sent, str):
-        to.say("user", sent)
+def add(request_input: str | list[dict[str, Any]], to: TurnList, shelf: Shelf) -> None:
+    """Adds a request's input to the conversation; `shelf` has the items that others refer to.
+
+    Raises Refused, which names the place.
+    """
+    if isinstance(request_input, str):
+        to.say("user", request_input)
         return
-    if not sent:
+    if not request_input:
         raise Refused("input must not be an empty list", "input")
-    for i, item in enumerate(sent):
+    for i, item in enumerate(request_input):
         if item.get("type") == _REFERENCE:
             item = shelf.item(convert(item, schema.Reference, f"input[{i}]").id, f"input[{i}].id")
         kind = item.get("type") or "message"

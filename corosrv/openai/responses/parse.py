@@ -17,7 +17,7 @@ from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
-from corosrv.openai.responses.tools import Offered, offered
+from corosrv.openai.responses.tools import FunctionTools, read_tools
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
 _NOTHING_TO_INCLUDE = frozenset(
@@ -30,14 +30,14 @@ _NOTHING_TO_INCLUDE = frozenset(
 def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, shelf: Shelf) -> Call:
     """A checked request for a response, which goes to the shelf unless told otherwise. Raises Refused."""
     _check_include(body.include or ())
-    said, tools = _turns(body, shelf), offered(body.tools or [])
-    conversation = _conversation(body, said, tools, defaults)
+    turns, tools = _turns(body, shelf), read_tools(body.tools or [])
+    conversation = _conversation(body, turns, tools, defaults)
     job, parser = prepare(conversation, card)
-    options = AnswerOptions.of(body)
+    options = AnswerOptions.from_fields(body)
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(job, options.stream, ResponseAnswer(echo, parser, said, keep, options, tools.origins))
+    return Call(job, options.stream, ResponseAnswer(echo, parser, turns, keep, options, tools.origins))
 
 
 def _check_include(names: Iterable[str]) -> None:
@@ -50,23 +50,23 @@ def _check_include(names: Iterable[str]) -> None:
 
 def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
     """The conversation so far, without instructions: they hold for one response only."""
-    before: tuple[Turn, ...] = ()
+    earlier: tuple[Turn, ...] = ()
     if body.previous_response_id is not None:
-        before = shelf.get(body.previous_response_id, "previous_response_id").turns
-    said = TurnList(before)
-    items.add(body.input, said, shelf)
-    return said.all
+        earlier = shelf.get(body.previous_response_id, "previous_response_id").turns
+    turns = TurnList(earlier)
+    items.add(body.input, turns, shelf)
+    return turns.all
 
 
 def _conversation(
-    body: schema.ResponseBody, said: tuple[Turn, ...], tools: Offered, defaults: fields.Defaults
+    body: schema.ResponseBody, turns: tuple[Turn, ...], tools: FunctionTools, defaults: fields.Defaults
 ) -> Conversation:
     instructions: tuple[Turn, ...] = ()
     if body.instructions is not None:
         instructions = ({"role": "system", "content": body.instructions},)
     effort = _effort(body)
     prompt = Messages(
-        instructions + said,
+        instructions + turns,
         tools=tools.functions,
         param="input",
         template_arguments={} if effort is None else {"reasoning_effort": effort},
@@ -84,34 +84,36 @@ def _conversation(
     )
 
 
-def _tool_choice(sent: str | schema.NamedTool | None) -> CallPolicy:
-    if sent is None or isinstance(sent, str):
-        return CallPolicy(CallMode(sent or "auto"))
-    if sent.type != "function":
+def _tool_choice(choice: str | schema.NamedTool | None) -> CallPolicy:
+    if choice is None or isinstance(choice, str):
+        return CallPolicy(CallMode(choice or "auto"))
+    if choice.type != "function":
         raise NotSupported(
-            f"tool_choice.type: only 'function' is offered here, not {sent.type[:40]!r}", "tool_choice.type"
+            f"tool_choice.type: only 'function' is offered here, not {choice.type[:40]!r}", "tool_choice.type"
         )
-    if sent.name is None:
+    if choice.name is None:
         raise Refused("tool_choice.name is required", "tool_choice.name", "missing_required_parameter")
-    return CallPolicy(CallMode.REQUIRED, sent.name)
+    return CallPolicy(CallMode.REQUIRED, choice.name)
 
 
 def _format(text: schema.TextOptions | None) -> JsonFormat | None:
-    wanted = text.format if text is not None else None
-    if wanted is None or wanted.type == "text":
+    form = text.format if text is not None else None
+    if form is None or form.type == "text":
         return None
-    if wanted.type == "json_object":
+    if form.type == "json_object":
         return JsonFormat(None, "text.format")
-    if wanted.schema is None:
+    if form.schema is None:
         raise Refused("text.format.schema is required", "text.format.schema", "missing_required_parameter")
-    return JsonFormat(wanted.schema, "text.format.schema")
+    return JsonFormat(form.schema, "text.format.schema")
 
 
 def _effort(body: schema.ResponseBody) -> str | None:
     return body.reasoning.effort if body.reasoning is not None else None
 
 
-def _echo(body: schema.ResponseBody, tools: Offered, job: Job, card: ModelCard, is_stored: bool) -> dict[str, Any]:
+def _echo(
+    body: schema.ResponseBody, tools: FunctionTools, job: Job, card: ModelCard, is_stored: bool
+) -> dict[str, Any]:
     """Returns what a response repeats of its request."""
     return {
         "model": card.id,

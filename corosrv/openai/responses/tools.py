@@ -16,7 +16,7 @@ _ADDED_UNASKED = frozenset(("web_search", "web_search_preview", "image_generatio
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class FunctionTools:
     """Functions that the model may call, and what the answer says of them.
 
     `origins` has the namespace and the name of a function by the name under which the model calls it.
@@ -27,13 +27,13 @@ class Offered:
     echo: tuple[schema.Tool, ...]
 
 
-def offered(tools: list[schema.Tool]) -> Offered:
-    """Raises Refused, which names the place."""
-    named = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+def read_tools(tools: list[schema.Tool]) -> FunctionTools:
+    """Makes the functions that a request's tools stand for. Raises Refused, which names the place."""
+    placed_tools = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
     if any(tool.type in ("function", "namespace") for tool in tools):
-        named = [(param, tool) for param, tool in named if tool.type not in _ADDED_UNASKED]
+        placed_tools = [(param, tool) for param, tool in placed_tools if tool.type not in _ADDED_UNASKED]
     functions, origins = list[dict[str, Any]](), dict[str, tuple[str, str]]()
-    for param, tool in named:
+    for param, tool in placed_tools:
         if tool.type == "namespace":
             namespace = _name(tool, param)
             for name, function in _functions(tool, namespace, param):
@@ -41,7 +41,7 @@ def offered(tools: list[schema.Tool]) -> Offered:
                 functions.append(function)
         else:
             functions.append(_function(tool, param))
-    return Offered(tuple(functions), origins, tuple(tool for _, tool in named))
+    return FunctionTools(tuple(functions), origins, tuple(tool for _, tool in placed_tools))
 
 
 def called(namespace: str | None, name: str) -> str:
