@@ -1,10 +1,12 @@
-"""The types of Anthropic's answers, as the API document has them. The tests hold real answers against these types."""
+"""Types of Anthropic's answers: the answers are made of them, and the API document describes them."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import msgspec
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class ErrorMembers(msgspec.Struct):
@@ -44,20 +46,37 @@ class MessagesUsage(msgspec.Struct):
 
 
 class AnthropicMessage(msgspec.Struct):
-    """A whole answer."""
+    """An answer that is complete, or the empty one at the beginning of a stream."""
 
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
     content: list[ContentBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessagesUsage
 
 
+class EventDelta(msgspec.Struct):
+    """A piece of a content block, named by its `type`; at the end of the message, which has none, why it stopped."""
+
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
+    signature: str | msgspec.UnsetType = msgspec.UNSET
+    partial_json: str | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: StopReason | msgspec.UnsetType | None = msgspec.UNSET
+    stop_sequence: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
 class MessagesEvent(msgspec.Struct):
-    """One event of a streamed message; what else it holds goes by its `type`."""
+    """One event of a streamed message; which members it has depends on its `type`.
+
+    The event that ends a failed stream is a `MessagesError`.
+    """
 
     type: Literal[
         "message_start",
@@ -69,6 +88,13 @@ class MessagesEvent(msgspec.Struct):
         "message_stop",
         "error",
     ]
+    message: AnthropicMessage | msgspec.UnsetType = msgspec.UNSET
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    content_block: ContentBlock | msgspec.UnsetType = msgspec.UNSET
+    delta: EventDelta | msgspec.UnsetType = msgspec.UNSET
+    usage: MessagesUsage | msgspec.UnsetType = msgspec.UNSET
+    error: ErrorMembers | msgspec.UnsetType = msgspec.UNSET
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct):

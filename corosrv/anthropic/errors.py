@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from corosrv.anthropic.answer_types import ErrorMembers, MessagesError
 from corosrv.errors import CorosrvError, ErrorKind
 
 _TYPES = {
@@ -21,10 +20,6 @@ _TYPES = {
 }
 
 
-def body(error: CorosrvError, request_id: str) -> dict[str, Any]:
-    """Makes `{"type": "error", ...}`, for an answer or an event."""
-    return {
-        "type": "error",
-        "error": {"type": _TYPES[error.kind], "message": str(error)},
-        "request_id": request_id,
-    }
+def body(error: CorosrvError, request_id: str) -> MessagesError:
+    """Makes the answer or the event for an error."""
+    return MessagesError("error", ErrorMembers(_TYPES[error.kind], str(error)), request_id)

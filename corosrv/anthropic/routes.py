@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from flask import Blueprint, Response, g
 
 from corosrv.anthropic import api_docs, errors, parse, schema
+from corosrv.anthropic.answer_types import MessagesError, TokenCount
 from corosrv.errors import CorosrvError
 from corosrv.generation.call import Call
 from corosrv.generation.exchange import RequestFlow
@@ -30,7 +31,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.post(f"{MESSAGES}/count_tokens")
     @api_docs.count
     def count() -> Response:
-        return reply.json_response({"input_tokens": flow.count(call(schema.prompt_decoder))})
+        return reply.json_response(TokenCount(flow.count(call(schema.prompt_decoder))))
 
     def call(decoder: msgspec.json.Decoder[Body]) -> Call:
         body = flow.receive(decoder)
@@ -46,7 +47,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     return routes
 
 
-def error_body(error: CorosrvError) -> dict[str, Any]:
+def error_body(error: CorosrvError) -> MessagesError:
     """Makes the body of an error that ends the current request."""
     return errors.body(error, g.corosrv_request_id)
 

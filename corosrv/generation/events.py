@@ -12,7 +12,6 @@ def event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def named_event(value: dict[str, Any]) -> bytes:
-    """Encodes a JSON object as an event of the name that is its `type`."""
-    name: str = value["type"]
+def named_event(name: str, value: Any) -> bytes:
+    """Encodes a JSON value as one event that has a name."""
     return b"event: " + name.encode() + b"\n" + event(value)

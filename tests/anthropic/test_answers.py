@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
@@ -20,6 +21,11 @@ EVERYTHING: list[Part] = [thought("hm"), text("See: "), text("it"), *call(0, "lo
 
 def answer(*rows: list[Part]) -> MessageAnswer:
     return MessageAnswer(CARD, HandDrivenParser(*rows), "req_1")
+
+
+def complete(*rows: list[Part]) -> Any:
+    """The answer that is not streamed, as its client has it."""
+    return json.loads(msgspec.json.encode(answer(*rows).whole(TICK)))
 
 
 def sent(stream: bytes) -> list[dict[str, Any]]:
@@ -93,7 +99,7 @@ def test_each_block_is_begun_and_ended_once_in_order():
 
 
 def test_a_whole_message_has_its_blocks():
-    whole = answer(EVERYTHING).whole(TICK)
+    whole = complete(EVERYTHING)
 
     assert whole["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},
@@ -113,7 +119,7 @@ def test_a_whole_message_has_its_blocks():
     ],
 )
 def test_why_it_ended_is_told(ended, reason, word):
-    whole = answer([text("a"), ended]).whole(TICK)
+    whole = complete([text("a"), ended])
     delta = streamed([text("a"), ended])[-2]["delta"]
 
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, word)
@@ -123,9 +129,9 @@ def test_why_it_ended_is_told(ended, reason, word):
 def test_cached_and_other_tokens_add_up_to_the_prompt():
     answering = answer([text("a"), end()])
 
-    usage = answering.whole([end().chunk])["usage"]
+    usage = answering.whole([end().chunk]).usage
 
-    assert usage == {
+    assert msgspec.to_builtins(usage) == {
         "input_tokens": 3,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 2,
@@ -134,7 +140,7 @@ def test_cached_and_other_tokens_add_up_to_the_prompt():
 
 
 def test_a_call_that_was_cut_off_has_no_input():
-    (block,) = answer([*call(0, "look", '{"at'), end("length")]).whole(TICK)["content"]
+    (block,) = complete([*call(0, "look", '{"at'), end("length")])["content"]
 
     assert block["input"] == {}
 
@@ -166,4 +172,11 @@ def test_anthropics_own_client_understands_every_event():
     assert message is not None
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
     assert message.content[2].input == {"at": 1}
-    assert Message.model_validate(answer(EVERYTHING).whole(TICK)).stop_reason == message.stop_reason == "tool_use"
+    assert Message.model_validate(complete(EVERYTHING)).stop_reason == message.stop_reason == "tool_use"
+
+
+def test_a_message_has_its_members_in_their_order():
+    message = complete([text("a"), end()])
+
+    assert list(message) == ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"]
+    assert list(message["content"][0]) == ["type", "text"]

@@ -1,5 +1,6 @@
 """Errors in Anthropic's shape: a status and a type for each."""
 
+import msgspec
 import pytest
 
 from corosrv import errors
@@ -26,7 +27,7 @@ TYPES = {
 @pytest.mark.parametrize(("error", "status"), [row[:2] for row in TABLE], ids=lambda value: type(value).__name__)
 def test_an_error_has_its_status_and_type(error: errors.CorosrvError, status: int) -> None:
     assert error.status == status
-    assert wire.body(error, "req_1") == {
+    assert msgspec.to_builtins(wire.body(error, "req_1")) == {
         "type": "error",
         "error": {"type": TYPES[status], "message": str(error)},
         "request_id": "req_1",

@@ -113,7 +113,7 @@ class ResponseAnswer(BlockAnswer):
     def _send(self, type: str, **members: Any) -> bytes:
         event = {"type": type, "sequence_number": self._sequence_number, **members}
         self._sequence_number += 1
-        return named_event(event)
+        return named_event(type, event)
 
     @property
     def _is_cut(self) -> bool:
