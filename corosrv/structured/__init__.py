@@ -1,4 +1,4 @@
-"""JSON schemas to GBNF grammars, for answers that are valid by construction.
+"""Converts JSON schemas to GBNF grammars, for answers that are valid by construction.
 
 The contract:
 
@@ -37,7 +37,7 @@ _cache = RulesCache()
 def grammar_of(
     schema: dict[str, Any] | bool, param: str, limits: SchemaLimits = DEFAULT_LIMITS, effort: Effort | None = None
 ) -> str:
-    """GBNF whose texts are valid for the schema. Raises InvalidSchema, which names `param` and the place in it.
+    """Returns GBNF whose texts are valid for the schema. Raises InvalidSchema, which names `param` and the place in it.
 
     Takes less than a millisecond for most schemas.
     """
@@ -52,7 +52,7 @@ def fragment(
     limits: SchemaLimits = DEFAULT_LIMITS,
     effort: Effort | None = None,
 ) -> Rules:
-    """The same as rules to be built into another grammar, with `gbnf.grammar`. Raises InvalidSchema.
+    """Returns the rules for a schema, to be built into another grammar with `gbnf.grammar`. Raises InvalidSchema.
 
     `prefix`: letters, digits and '-', another one for each schema of the grammar, and not `json` or `root`. `effort`:
     one for all schemas of a request.
@@ -64,6 +64,6 @@ def fragment(
 
 
 def any_object_rules(limits: SchemaLimits = DEFAULT_LIMITS) -> Rules:
-    """Any JSON object."""
+    """Returns rules for any JSON object."""
     book = RuleBook("json", "", limits)
     return book.rules_from(AnyValue(book, limits).object())

@@ -1,4 +1,4 @@
-"""Limits of a schema, and of what is generated where it sets none."""
+"""Sets the limits of schemas, and of the values generated for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchemaLimits:
-    """Over the first limits a schema is refused; the others end answers that the schema itself would never end."""
+    """Limits of a schema, and of the values that are generated where the schema sets no end."""
 
     # Over these, a schema is refused.
     grammar_bytes: int = 65_536  # of the GBNF that is made of it

@@ -270,7 +270,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "'pattern' stands in two schemas"),
     (props("a", a=False), "the required property 'a' has no value"),
     ({**props("b", a=INTEGER), "additionalProperties": False}, "the required property 'b' has no value"),
-    ({"enum": [1, 2], "type": "string"}, "allows none of its values"),
+    ({"enum": [1, 2], "type": "string"}, "allow none of its values"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf: a value may be valid for both 0 and 1"),
     ({"oneOf": [props(a=INTEGER), props(b=INTEGER)]}, "use anyOf"),
     # Size.

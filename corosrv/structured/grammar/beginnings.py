@@ -7,48 +7,48 @@ from contextlib import contextmanager
 
 
 class Beginnings:
-    """Noted while rules are written, one in the middle of another; looked through at the end."""
+    """Collects, while rules are written, which rules each can begin with. Rules are written inside each other."""
 
     def __init__(self) -> None:
         self._begins_with: dict[str, set[str]] = {}
         self._owner: str | None = None  # the rule at whose beginning we are
 
     @contextmanager
-    def of(self, owner: str | None) -> Iterator[None]:
-        """At the beginning of a rule; of none, where something stands before."""
-        before, self._owner = self._owner, owner
+    def rule_scope(self, owner: str | None) -> Iterator[None]:
+        """Notes rules inside this block as beginnings of `owner`; notes none for None: text stands before them."""
+        outer, self._owner = self._owner, owner
         try:
             yield
         finally:
-            self._owner = before
+            self._owner = outer
 
     def note(self, name: str) -> None:
-        """A rule stands here."""
+        """Notes that a rule is used here."""
         if self._owner is not None:
             self._begins_with.setdefault(self._owner, set()).add(name)
 
     def has_circle(self) -> bool:
-        """Some rule can begin with itself."""
-        done: set[str] = set()
-        return any(self._leads_back(start, done) for start in self._begins_with)
+        """Returns whether some rule can begin with itself."""
+        circle_free: set[str] = set()
+        return any(self._leads_back(start, circle_free) for start in self._begins_with)
 
-    def _leads_back(self, start: str, done: set[str]) -> bool:
+    def _leads_back(self, start: str, circle_free: set[str]) -> bool:
         """Follows references without recursion, as long as their chain may be."""
-        path = [(start, self._following(start))]
+        path = [(start, self._successors(start))]
         on_path = {start}
         while path:
-            name, following = path[-1]
-            after = next(following, None)
-            if after is None:
+            name, successors = path[-1]
+            successor = next(successors, None)
+            if successor is None:
                 path.pop()
                 on_path.discard(name)
-                done.add(name)
-            elif after in on_path:
+                circle_free.add(name)
+            elif successor in on_path:
                 return True
-            elif after not in done:
-                path.append((after, self._following(after)))
-                on_path.add(after)
+            elif successor not in circle_free:
+                path.append((successor, self._successors(successor)))
+                on_path.add(successor)
         return False
 
-    def _following(self, name: str) -> Iterator[str]:
+    def _successors(self, name: str) -> Iterator[str]:
         return iter(self._begins_with.get(name, ()))

@@ -1,4 +1,4 @@
-"""Characters inside a JSON string, as GBNF: most stand for themselves, some are escaped."""
+"""Writes characters inside a JSON string as GBNF: most stand for themselves, some are escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Chars:
     ranges: tuple[Range, ...]
 
     @classmethod
-    def of(cls, ranges: Iterable[Range]) -> Chars:
+    def from_ranges(cls, ranges: Iterable[Range]) -> Chars:
         merged: list[Range] = []
         for first, last in sorted(ranges):
             if merged and first <= merged[-1][1] + 1:
@@ -28,20 +28,20 @@ class Chars:
         return cls(tuple(merged))
 
     def __invert__(self) -> Chars:
-        found, following = [], 0
+        gaps, start = [], 0
         for first, last in self.ranges:
-            if following < first:
-                found.append((following, first - 1))
-            following = last + 1
-        if following <= MOST_CODE_POINT:
-            found.append((following, MOST_CODE_POINT))
-        return Chars(tuple(found))
+            if start < first:
+                gaps.append((start, first - 1))
+            start = last + 1
+        if start <= MOST_CODE_POINT:
+            gaps.append((start, MOST_CODE_POINT))
+        return Chars(tuple(gaps))
 
     def __and__(self, other: Chars) -> Chars:
-        return ~Chars.of((~self).ranges + (~other).ranges)
+        return ~Chars.from_ranges((~self).ranges + (~other).ranges)
 
     def __or__(self, other: Chars) -> Chars:
-        return Chars.of(self.ranges + other.ranges)
+        return Chars.from_ranges(self.ranges + other.ranges)
 
     def __contains__(self, code_point: int) -> bool:
         return any(first <= code_point <= last for first, last in self.ranges)
@@ -54,32 +54,34 @@ class Chars:
 
     @property
     def is_plain(self) -> bool:
-        """One character, which stands for itself."""
+        """Returns whether this is a single character that stands for itself."""
         return bool(self.single) and ord(self.single) in RAW
 
     def in_json(self) -> tuple[list[str], list[str]]:
-        """Alternatives for one of these characters between the quotes of a JSON string: as it is, and escaped."""
+        """Returns alternatives for one of these characters inside a JSON string: as it is, and escaped."""
         if self.is_plain:
             return [literal(self.single)], []
         raw = self & RAW
         escaped = [literal(f"\\{chr(code)}") for code in (_QUOTE, _BACKSLASH) if code in self]
         escaped += [literal(f"\\{letter}") for code, letter in _SHORT_ESCAPES.items() if code in self]
-        others = (self & CONTROLS).ranges
+        controls = (self & CONTROLS).ranges
         for high in (0, 1):
-            low = [(first % 16, last % 16) for first, last in _within(others, high * 16, high * 16 + 15)]
+            low = [(first % 16, last % 16) for first, last in _clip(controls, high * 16, high * 16 + 15)]
             if low:
                 digits = "".join("0123456789abcdef"[code] for first, last in low for code in range(first, last + 1))
                 escaped.append(sequence(literal(f"\\u00{high}"), f"[{digits}]"))
         return [char_set(raw.ranges)] if raw.ranges else [], escaped
 
 
-def _within(ranges: Iterable[Range], least: int, most: int) -> list[Range]:
+def _clip(ranges: Iterable[Range], least: int, most: int) -> list[Range]:
     return [(max(first, least), min(last, most)) for first, last in ranges if first <= most and last >= least]
 
 
 SURROGATES = Chars(((0xD800, 0xDFFF),))
-CONTROLS = ~Chars.of([(0x20, MOST_CODE_POINT), *((code, code) for code in _SHORT_ESCAPES)])  # with no short escape
-RAW = ~Chars.of([(0, 0x1F), (_QUOTE, _QUOTE), (_BACKSLASH, _BACKSLASH), *SURROGATES.ranges])  # stand for themselves
+# Control characters without a short escape.
+CONTROLS = ~Chars.from_ranges([(0x20, MOST_CODE_POINT), *((code, code) for code in _SHORT_ESCAPES)])
+# Characters that stand for themselves.
+RAW = ~Chars.from_ranges([(0, 0x1F), (_QUOTE, _QUOTE), (_BACKSLASH, _BACKSLASH), *SURROGATES.ranges])
 ANY = ~SURROGATES
 
 # Any character of a string whatever, in all ways that JSON has to write it, one that takes two \u escapes excepted.

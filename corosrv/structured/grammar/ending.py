@@ -12,11 +12,11 @@ _TOKEN = re.compile(
 
 
 def endless(bodies: Mapping[str, str]) -> set[str]:
-    """Names of the rules that have no finite text, because each of theirs contains one of these again."""
+    """Returns the names of the rules without a finite text: each of their alternatives uses such a rule again."""
     tokens = {name: list(_TOKEN.finditer(body)) for name, body in bodies.items()}
     users: dict[str, set[str]] = {}
-    for name, found in tokens.items():
-        for token in found:
+    for name, rule_tokens in tokens.items():
+        for token in rule_tokens:
             if token.lastgroup == "name":
                 users.setdefault(token.group(), set()).add(name)
     ending: set[str] = set()
@@ -30,7 +30,7 @@ def endless(bodies: Mapping[str, str]) -> set[str]:
 
 
 def _ends(tokens: Iterator[re.Match[str]], ending: set[str]) -> bool:
-    """Whether what stands before the next closing bracket, or the end, has a text made of `ending` rules alone."""
+    """Returns whether the tokens up to the next closing bracket, or the end, have a text of `ending` rules alone."""
     some_alternative = False
     items: list[bool] = []
     for token in tokens:

@@ -18,24 +18,24 @@ _LITERAL = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\
 
 
 def literal(text: str) -> str:
-    """This text, and nothing else."""
+    """Writes a text as GBNF that matches it alone."""
     return f'"{text.translate(_LITERAL)}"'
 
 
-def json_literal(value: Any, behind: str = "") -> str:
-    """This JSON value, written in one way, and the text `behind` it.
+def json_literal(value: Any, suffix: str = "") -> str:
+    """Writes a JSON value, followed by the text `suffix`, as GBNF that matches it alone.
 
     Raises ValueError for what JSON cannot hold: half a surrogate pair, infinity.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()
-    return literal(text + behind)
+    return literal(text + suffix)
 
 
 def char_set(ranges: Iterable[Range], is_negated: bool = False) -> str:
-    """One character of these ranges."""
-    inside = "".join(_char(first) if first == last else f"{_char(first)}-{_char(last)}" for first, last in ranges)
-    return f"[{'^' if is_negated else ''}{inside}]"
+    """Writes a set: one character of these ranges, or of all others."""
+    content = "".join(_char(first) if first == last else f"{_char(first)}-{_char(last)}" for first, last in ranges)
+    return f"[{'^' if is_negated else ''}{content}]"
 
 
 def _char(code_point: int) -> str:
@@ -48,13 +48,13 @@ def _char(code_point: int) -> str:
 
 
 def either(alternatives: Iterable[str]) -> str:
-    """Any of these, as one item."""
+    """Writes alternatives as one item."""
     distinct = list(dict.fromkeys(alternatives))
     return distinct[0] if len(distinct) == 1 else f"({' | '.join(distinct)})"
 
 
 def repeated(item: str, least: int, most: int) -> str:
-    """An item so many times, in one line; empty for none."""
+    """Writes an item `least` to `most` times, in one line; nothing for none."""
     if most == 0:
         return ""
     if (least, most) == (1, 1):
@@ -86,7 +86,7 @@ class Rules:
 
 
 def grammar(root: str, *parts: Rules) -> str:
-    """A whole GBNF: `root` is the right side of its first rule, and may use the rules of the parts."""
+    """Writes a whole grammar: `root` is the right side of its first rule, and may use the rules of the parts."""
     bodies: dict[str, str] = {}
     for part in parts:
         bodies.update(part.bodies)

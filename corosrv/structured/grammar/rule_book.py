@@ -1,4 +1,4 @@
-"""The rules of a grammar while it is made: named, counted, and each written once."""
+"""Collects the rules of a grammar while it is made: named, counted, and each written once."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Namer(ABC):
 
     @abstractmethod
     def rule(self, body: str) -> str:
-        """The name of a rule with this body."""
+        """Returns the name of a rule with this body."""
 
     def many(self, item: str, least: int, most: int) -> str:
-        """An item so many times: in chunks with a name, as each time takes its place in a grammar."""
+        """Writes an item `least` to `most` times. Large counts use rules for chunks, which keep the grammar small."""
         if most <= 2 * CHUNK:
             return repeated(item, least, most)
         chunk = self.rule(f"{item}{{{CHUNK}}}")
         sure = sequence(repeated(chunk, least // CHUNK, least // CHUNK), repeated(item, least % CHUNK, least % CHUNK))
-        left = most - least
-        if left <= 2 * CHUNK:
-            return sequence(sure, repeated(item, 0, left))
-        single = CHUNK - 1 + (left - CHUNK + 1) % CHUNK
-        return sequence(sure, repeated(chunk, 0, (left - single) // CHUNK), repeated(item, 0, single))
+        n_optional = most - least
+        if n_optional <= 2 * CHUNK:
+            return sequence(sure, repeated(item, 0, n_optional))
+        single = CHUNK - 1 + (n_optional - CHUNK + 1) % CHUNK
+        return sequence(sure, repeated(chunk, 0, (n_optional - single) // CHUNK), repeated(item, 0, single))
 
 
 class RuleBook(Namer):
-    """Rules under one prefix. What goes over the limits is refused as soon as it does."""
+    """Rules under one prefix. Raises InvalidSchema as soon as they exceed a limit."""
 
     def __init__(self, prefix: str, param: str, limits: SchemaLimits) -> None:
         self._prefix = prefix
@@ -49,7 +49,7 @@ class RuleBook(Namer):
         self._n_bytes = 0
 
     def shared(self, name: str, body: str) -> str:
-        """A rule that is the same in every grammar."""
+        """Defines a rule that is the same in every grammar. Returns its full name."""
         name = SHARED_PREFIX + name
         if name not in self._bodies:
             self.define(name, body)
@@ -57,11 +57,11 @@ class RuleBook(Namer):
 
     @property
     def common(self) -> CommonRules:
-        """Writes rules that are the same in every grammar, by whatever they are."""
+        """Returns a namer of rules that are the same in every grammar: named by their bodies."""
         return CommonRules(self)
 
     def rule(self, body: str) -> str:
-        """The name of a rule with this body."""
+        """Returns the name of a rule with this body."""
         if body not in self._names:
             name = self.reserve()
             self._names[body] = name
@@ -69,7 +69,7 @@ class RuleBook(Namer):
         return self._names[body]
 
     def reserve(self) -> str:
-        """A name whose rule is defined later: rules may need each other."""
+        """Returns a name whose rule is defined later: rules may need each other."""
         self._n_named += 1
         return f"{self._prefix}-{self._n_named}"
 
@@ -81,25 +81,25 @@ class RuleBook(Namer):
         if self._n_named > self._limits.rules:
             self._refuse(f"{self._limits.rules} rules")
 
-    def _refuse(self, what: str) -> None:
-        too_much = f"takes more than {what} once it is compiled; ask for fewer or simpler values"
-        raise InvalidSchema("#", too_much, self._param)
+    def _refuse(self, limit: str) -> None:
+        problem = f"takes more than {limit} once it is compiled; ask for fewer or simpler values"
+        raise InvalidSchema("#", problem, self._param)
 
     def endless(self) -> set[str]:
-        """Rules that no text ever comes to the end of."""
+        """Returns the rules that have no finite text."""
         return endless(self._bodies)
 
     def rules_from(self, start: str) -> Rules:
-        """The rules that are reached from this one, itself first."""
-        found: dict[str, str] = {}
+        """Returns the rules that are reached from this one, itself first."""
+        bodies: dict[str, str] = {}
         todo = [start]
         while todo:
             name = todo.pop()
-            if name in found:
+            if name in bodies:
                 continue
-            found[name] = self._bodies[name]
+            bodies[name] = self._bodies[name]
             todo += reversed(_NAME.findall(_QUOTED.sub(" ", self._bodies[name])))
-        return Rules(start, found)
+        return Rules(start, bodies)
 
 
 class CommonRules(Namer):

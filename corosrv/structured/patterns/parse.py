@@ -1,4 +1,4 @@
-"""Regular expressions of JSON schemas, from text to tree.
+"""Parses the regular expressions of JSON schemas to trees.
 
 The dialect is what ECMAScript and Python have in common. Where the two differ in what a class holds (is a letter with
 an accent a word character?), it holds here what both agree on.
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 from corosrv.structured.grammar.chars import ANY, Chars
 from corosrv.structured.limits import SchemaLimits
-from corosrv.structured.patterns.tree import Alternatives, Edge, Node, One, PatternError, Repeat, Sequence, repeat
+from corosrv.structured.patterns.tree import Alternatives, Character, Edge, Node, PatternError, Repeat, Sequence, repeat
 
-_DIGITS = Chars.of([(ord("0"), ord("9"))])
-_WORD = Chars.of([(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z")), (ord("_"), ord("_"))])
-_SPACE = Chars.of([(0x09, 0x0D), (0x20, 0x20)])
+_DIGITS = Chars.from_ranges([(ord("0"), ord("9"))])
+_WORD = Chars.from_ranges([(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z")), (ord("_"), ord("_"))])
+_SPACE = Chars.from_ranges([(0x09, 0x0D), (0x20, 0x20)])
 _ASCII = Chars(((0, 0x7F),))
-_SPACE_IN_ANY_DIALECT = _SPACE | Chars.of(
+_SPACE_IN_ANY_DIALECT = _SPACE | Chars.from_ranges(
     [(0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x180E, 0x180E), (0x2000, 0x200F), (0x2028, 0x2029),
      (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
 )  # fmt: skip
-_LINE_ENDS = Chars.of([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
+_LINE_ENDS = Chars.from_ranges([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 # What a class holds for certain, and what it may hold in some dialect.
 _CLASSES = {
@@ -66,16 +66,16 @@ class _Parser:
             raise self.error("unbalanced ')'")
         return node
 
-    def error(self, what: str, position: int | None = None) -> PatternError:
-        return PatternError(f"{what} at character {(self.position if position is None else position) + 1}")
+    def error(self, problem: str, position: int | None = None) -> PatternError:
+        return PatternError(f"{problem} at character {(self.position if position is None else position) + 1}")
 
     def peek(self) -> str:
         return self.text[self.position : self.position + 1]
 
     def skip(self, expected: str) -> bool:
-        found = self.text.startswith(expected, self.position)
-        self.position += len(expected) if found else 0
-        return found
+        is_next = self.text.startswith(expected, self.position)
+        self.position += len(expected) if is_next else 0
+        return is_next
 
     def choice(self) -> Node:
         branches = [self.sequence()]
@@ -99,7 +99,7 @@ class _Parser:
         if char == "(":
             return self.group()
         if char == "[":
-            return One(self.bracket())
+            return Character(self.bracket())
         if char in "*+?":
             raise self.error(f"nothing to repeat before '{char}'")
         self.position += 1
@@ -107,12 +107,12 @@ class _Parser:
             self.n_edges += 1
             return Edge(char == "^")
         if char == ".":
-            return One(ANY & ~_LINE_ENDS)
+            return Character(ANY & ~_LINE_ENDS)
         if char == "\\":
-            return One(self.escaped(start)[0])
-        return One(self.plain(char, start))
+            return Character(self.escaped(start)[0])
+        return Character(self.literal_char(char, start))
 
-    def plain(self, char: str, start: int) -> Chars:
+    def literal_char(self, char: str, start: int) -> Chars:
         code = ord(char)
         if code not in ANY:
             raise self.error("half of a surrogate pair", start)
@@ -129,11 +129,11 @@ class _Parser:
         self.depth += 1
         if self.depth > self.limits.depth:
             raise self.error(f"brackets nested deeper than {self.limits.depth} levels", start)
-        inside = self.choice()
+        node = self.choice()
         self.depth -= 1
         if not self.skip(")"):
             raise self.error("this '(' is never closed", start)
-        return inside
+        return node
 
     def group_name(self, start: int) -> None:
         end = self.text.find(">", self.position)
@@ -161,8 +161,8 @@ class _Parser:
         start = self.position
         if not self.skip("{"):
             return None
-        inside, closed, _ = self.text[self.position : self.position + 24].partition("}")
-        least, comma, most = inside.partition(",")
+        content, closed, _ = self.text[self.position : self.position + 24].partition("}")
+        least, comma, most = content.partition(",")
         if not closed or not _is_count(least) or not (most == "" or _is_count(most)):
             raise self.error("expected {n}, {n,} or {n,m}; a '{' that stands for itself is written \\{", start)
         fewest = int(least)
@@ -171,7 +171,7 @@ class _Parser:
             raise self.error(f"at most {self.limits.repetitions} repetitions are taken", start)
         if upmost is not None and upmost < fewest:
             raise self.error("the repetition's most is below its least", start)
-        self.position += len(inside) + 1
+        self.position += len(content) + 1
         return fewest, upmost
 
     def bracket(self) -> Chars:
@@ -189,10 +189,10 @@ class _Parser:
             more = self.bracket_range()
             certain, possible = certain | more[0], possible | more[1]
         self.position += 1
-        found = ANY & (~possible if is_negated else certain)
-        if not found.ranges:
+        chars = ANY & (~possible if is_negated else certain)
+        if not chars.ranges:
             raise self.error("a set without characters", start)
-        return found
+        return chars
 
     def bracket_range(self) -> tuple[Chars, Chars]:
         start = self.position
@@ -201,13 +201,13 @@ class _Parser:
             return first
         self.position += 1
         last = self.bracket_char()
-        ends = [chars[0].ranges for chars in (first, last)]
+        ends = [end[0].ranges for end in (first, last)]
         if any(len(ranges) != 1 or ranges[0][0] != ranges[0][1] for ranges in ends):
             raise self.error("a range needs a single character at both ends", start)
         if ends[0][0][0] > ends[1][0][0]:
             raise self.error("a range that ends before it begins", start)
-        found = Chars(((ends[0][0][0], ends[1][0][0]),))
-        return found, found
+        span = Chars(((ends[0][0][0], ends[1][0][0]),))
+        return span, span
 
     def bracket_char(self) -> tuple[Chars, Chars]:
         start = self.position
@@ -215,14 +215,14 @@ class _Parser:
         self.position += 1
         if char == "\\":
             if self.skip("b"):
-                return (found := Chars(((8, 8),))), found
+                return (chars := Chars(((8, 8),))), chars
             return self.escaped(start)
         if char in ("[", "&", "~") and self.peek() in (char, ":"):
             raise self.error("nested sets and POSIX classes are not known here", start)
         if char == "":
             raise self.error("a set is never closed", start)
-        found = self.plain(char, start)
-        return found, found
+        chars = self.literal_char(char, start)
+        return chars, chars
 
     def escaped(self, start: int) -> tuple[Chars, Chars]:
         char = self.peek()
@@ -234,7 +234,7 @@ class _Parser:
         code = self.escaped_code(char, start)
         if code not in ANY:
             raise self.error("half of a surrogate pair, or no character", start)
-        return (found := Chars(((code, code),))), found
+        return (chars := Chars(((code, code),))), chars
 
     def escaped_code(self, char: str, start: int) -> int:
         if char in ("x", "u"):
@@ -264,22 +264,22 @@ def _is_count(text: str) -> bool:
 
 
 def parse(text: str, limits: SchemaLimits) -> Node:
-    """The texts in which the pattern is found somewhere, as JSON schemas have it. Raises PatternError."""
+    """Parses a pattern to a tree of the texts that it matches somewhere, as JSON Schema has it. Raises PatternError."""
     if len(text) > limits.pattern_chars:
         raise PatternError(f"it has {len(text)} characters, and at most {limits.pattern_chars} are taken")
     parser = _Parser(text, limits)
-    node = parser.parse()
-    whole, n_edges = _between_edges(node)
+    tree = parser.parse()
+    unanchored, n_edges = _between_edges(tree)
     if n_edges != parser.n_edges:
         raise PatternError("an anchor stands where text comes before ^ or after $")
-    return whole
+    return unanchored
 
 
 def _between_edges(node: Node) -> tuple[Node, int]:
-    """The node without its anchors, with any text where there is none; and how many anchors there were."""
+    """Returns the node without its anchors, with any text where it has none; and how many anchors it had."""
     if isinstance(node, Alternatives):
-        found = [_between_edges(branch) for branch in node.branches]
-        return Alternatives(tuple(branch for branch, _ in found)), sum(n for _, n in found)
+        branches = [_between_edges(branch) for branch in node.branches]
+        return Alternatives(tuple(branch for branch, _ in branches)), sum(n for _, n in branches)
     items = list(node.items) if isinstance(node, Sequence) else [node]
     if len(items) == 1 and isinstance(items[0], (Sequence, Alternatives)):
         return _between_edges(items[0])
@@ -287,5 +287,5 @@ def _between_edges(node: Node) -> tuple[Node, int]:
     inner = items[first:]
     n_last = next((i for i, item in enumerate(reversed(inner)) if item != Edge(False)), len(inner))
     inner = inner[: len(inner) - n_last]
-    pad = Repeat(One(ANY), 0, _PAD)
+    pad = Repeat(Character(ANY), 0, _PAD)
     return Sequence((*([] if first else [pad]), *inner, *([] if n_last else [pad]))), first + n_last

@@ -16,8 +16,8 @@ class PatternError(Exception):
 
 
 @dataclass(frozen=True)
-class One:
-    """One character of a set."""
+class Character:
+    """One character out of a set."""
 
     chars: Chars
 
@@ -34,16 +34,16 @@ class Sequence:
 
     @cached_property
     def size(self) -> int:
-        """Character sets, with all repetitions written out."""
+        """Counts the character sets, with all repetitions written out."""
         return sum(item.size for item in self.items)
 
     @cached_property
     def least(self) -> int:
-        """Characters of the shortest text."""
+        """Counts the characters of the shortest text."""
         return sum(item.least for item in self.items)
 
     def most(self, repeats: int) -> int:
-        """Characters of the longest text, when nothing is repeated more than `repeats` times that need not be."""
+        """Returns the characters of the longest text, when optional repetitions end after `repeats` times."""
         return sum(item.most(repeats) for item in self.items)
 
 
@@ -86,7 +86,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Edge:
-    """An anchor: `^` or `$`. None is left in what parse() gives."""
+    """An anchor: `^` or `$`. parse() returns trees without any."""
 
     is_start: bool
 
@@ -97,13 +97,13 @@ class Edge:
         return 0
 
 
-Node = One | Sequence | Alternatives | Repeat | Edge
+Node = Character | Sequence | Alternatives | Repeat | Edge
 
 NOTHING = Sequence(())
 
 
 def repeat(item: Node, fewest: int, upmost: int | None) -> Node:
-    """The item so often; without the many ways in which nothing can be repeated, each of which would be followed."""
+    """Repeats an item. Removes empty repetitions: a matcher would follow each of the many ways to repeat nothing."""
     if item.least == 0:
         fewest = 0
     if isinstance(item, Alternatives):
@@ -115,11 +115,11 @@ def repeat(item: Node, fewest: int, upmost: int | None) -> Node:
     return item if item == NOTHING else Repeat(item, fewest, upmost)
 
 
-def within(node: Node, least: int, most: int) -> tuple[Node, int]:
-    """A node whose texts have so many characters, and how often at most it may repeat what has no end.
+def fit_length(node: Node, least: int, most: int) -> tuple[Node, int]:
+    """Returns a node whose texts have `least` to `most` characters, and the most times its open repetitions may repeat.
 
-    Not all such texts of the pattern: where several parts may be long, all are kept equally short. Raises PatternError
-    when that finds none.
+    Does not keep all such texts of the pattern: where several parts may be long, all are kept equally short. Raises
+    PatternError when that leaves none.
     """
     if node.least > most:
         raise PatternError(f"its shortest text has {node.least} characters, more than maxLength")
@@ -135,14 +135,14 @@ def within(node: Node, least: int, most: int) -> tuple[Node, int]:
 
 
 def _lengthened(node: Node, least: int) -> Node:
-    """The node with a part that is repeated more often."""
+    """Repeats a part of the node more often, so that its shortest text has `least` characters."""
     items = list(node.items) if isinstance(node, Sequence) else [node]
     for i in reversed(range(len(items))):
         item = items[i]
         if not isinstance(item, Repeat) or not item.item.least:
             continue
-        missing = least - node.least
-        fewest = item.fewest + -(-missing // item.item.least)
+        n_missing = least - node.least
+        fewest = item.fewest + -(-n_missing // item.item.least)
         if item.upmost is None or fewest <= item.upmost:
             items[i] = replace(item, fewest=fewest)
             return Sequence(tuple(items))
@@ -150,13 +150,13 @@ def _lengthened(node: Node, least: int) -> Node:
 
 
 def matches(node: Node, text: str, check: Check) -> bool:
-    """The whole text is one of the pattern's. `check` is called again and again, and may raise."""
+    """Returns whether the pattern matches the whole text. Calls `check` again and again, which may raise."""
     return len(text) in _ends(node, text, {0}, check)
 
 
 def _ends(node: Node, text: str, starts: set[int], check: Check) -> set[int]:
     """Returns where in the text the node may end when it begins at one of these places."""
-    if isinstance(node, One):
+    if isinstance(node, Character):
         return {start + 1 for start in starts if start < len(text) and ord(text[start]) in node.chars}
     check()
     if isinstance(node, Alternatives):
@@ -168,34 +168,34 @@ def _ends(node: Node, text: str, starts: set[int], check: Check) -> set[int]:
     assert isinstance(node, Repeat)
     for _ in range(node.fewest):
         starts = _ends(node.item, text, starts, check) if starts else starts
-    found, latest = set(starts), starts
+    ends, latest = set(starts), starts
     for _ in range(len(text) if node.upmost is None else node.upmost - node.fewest):
         check()
-        latest = _ends(node.item, text, latest, check) - found
+        latest = _ends(node.item, text, latest, check) - ends
         if not latest:
             break
-        found |= latest
-    return found
+        ends |= latest
+    return ends
 
 
 def first_chars(node: Node) -> Chars | None:
-    """The characters that its texts begin with; None when one of them may be empty."""
-    if isinstance(node, One):
+    """Returns the characters that the node's texts begin with; None when a text may be empty."""
+    if isinstance(node, Character):
         return node.chars
     if isinstance(node, Repeat):
         return first_chars(node.item) if node.fewest else None
-    found = Chars(())
+    chars = Chars(())
     if isinstance(node, Alternatives):
         for branch in node.branches:
             if (first := first_chars(branch)) is None:
                 return None
-            found |= first
-        return found
+            chars |= first
+        return chars
     assert isinstance(node, Sequence)
     for item in node.items:
         if (first := first_chars(item)) is not None:
-            return found | first
+            return chars | first
         if not isinstance(item, Repeat) or (first := first_chars(item.item)) is None:
             return None
-        found |= first
+        chars |= first
     return None

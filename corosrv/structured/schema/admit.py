@@ -25,12 +25,15 @@ def type_of(value: Any) -> str:
 
 
 def admits(schema: Schema, value: Any, limits: SchemaLimits, flat: Flat, check: Check) -> bool:
-    """Raises Undecided, and what `check` does. As deep as the value is nested."""
+    """Returns whether the value is valid for a flat schema. Recurses as deep as the value nests.
+
+    Raises Undecided for keywords that are not evaluated, and what `check` raises.
+    """
     check()
     kind = type_of(value)
     if kind not in types_of(schema) and not (kind == "integer" and "number" in types_of(schema)):
         return False
-    if "enum" in schema and identity(value) not in {identity(allowed) for allowed in schema["enum"]}:
+    if "enum" in schema and identity(value) not in {identity(member) for member in schema["enum"]}:
         return False
     for keyword in ("anyOf", "oneOf", "allOf"):
         if keyword in schema:
@@ -76,11 +79,13 @@ def _admits_array(schema: Schema, value: list[Any], limits: SchemaLimits, flat: 
 def _admits_object(schema: Schema, value: dict[str, Any], limits: SchemaLimits, flat: Flat, check: Check) -> bool:
     if "patternProperties" in schema:
         raise Undecided("patternProperties")
-    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    properties, additional = schema.get("properties", {}), schema.get("additionalProperties", True)
     return (
         _is_count_within(schema, len(value), "Properties")
         and all(name in value for name in schema.get("required", ()))
-        and all(_admits_inner(known.get(name, others), item, limits, flat, check) for name, item in value.items())
+        and all(
+            _admits_inner(properties.get(name, additional), item, limits, flat, check) for name, item in value.items()
+        )
     )
 
 
@@ -91,5 +96,5 @@ def _admits_inner(schema: Any, value: Any, limits: SchemaLimits, flat: Flat, che
         return False
 
 
-def _is_count_within(schema: Schema, count: int, what: str) -> bool:
-    return bool(schema.get(f"min{what}", 0) <= count <= schema.get(f"max{what}", count))
+def _is_count_within(schema: Schema, count: int, noun: str) -> bool:
+    return bool(schema.get(f"min{noun}", 0) <= count <= schema.get(f"max{noun}", count))

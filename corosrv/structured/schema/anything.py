@@ -1,4 +1,4 @@
-"""Any JSON value, objects and arrays no deeper than a limit: the rules that a schema without a say leads to."""
+"""Writes rules for any JSON value, nested no deeper than a limit: what a schema without keywords allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NULL = '"null"'
 
 
 class AnyValue:
-    """Writes the shared rules into a book when they are asked for."""
+    """Writes each of these shared rules into a book when it is first needed."""
 
     def __init__(self, book: RuleBook, limits: SchemaLimits) -> None:
         self._book = book
@@ -32,11 +32,11 @@ class AnyValue:
 
     def number(self) -> str:
         digits = self._limits.digits
-        whole = f'("0" | [1-9] {repeated("[0-9]", 0, digits - 1)})'
-        return self._book.shared("number", f'"-"? {whole} ("." [0-9]{{1,{digits}}})? ([eE] [-+]? [0-9]{{1,2}})?')
+        integer_part = f'("0" | [1-9] {repeated("[0-9]", 0, digits - 1)})'
+        return self._book.shared("number", f'"-"? {integer_part} ("." [0-9]{{1,{digits}}})? ([eE] [-+]? [0-9]{{1,2}})?')
 
     def value(self, depth: int | None = None) -> str:
-        """Any value, of `depth` objects and arrays in each other at most."""
+        """Returns the rule for any value that nests objects and arrays at most `depth` deep."""
         depth = self._limits.value_depth if depth is None else depth
         if depth not in self._values:
             kinds = [self.string(), self.number(), BOOLEAN, NULL]
@@ -49,11 +49,13 @@ class AnyValue:
         depth = self._limits.value_depth if depth is None else depth
         self._book.shared("space", SPACE_RULE)
         member = self._book.shared(f"member-{depth}", pair(f'{self.key()} ":"', self.value(depth - 1)))
-        inside = members((), member, self._limits.extra_properties, 0, self._limits.extra_properties, self._book.common)
-        return self._book.shared(f"object-{depth}", inside.within("{", "}"))
+        content = members(
+            (), member, self._limits.extra_properties, 0, self._limits.extra_properties, self._book.common
+        )
+        return self._book.shared(f"object-{depth}", content.enclose("{", "}"))
 
     def array(self, depth: int | None = None) -> str:
         depth = self._limits.value_depth if depth is None else depth
         self._book.shared("space", SPACE_RULE)
-        inside = elements((), self.value(depth - 1), 0, self._limits.items, self._book.common)
-        return self._book.shared(f"array-{depth}", inside.within("[", "]"))
+        content = elements((), self.value(depth - 1), 0, self._limits.items, self._book.common)
+        return self._book.shared(f"array-{depth}", content.enclose("[", "]"))

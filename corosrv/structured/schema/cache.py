@@ -16,38 +16,38 @@ _BYTES = 64 * 1024 * 1024
 
 
 class RulesCache:
-    """The rules that were asked for last. Any thread."""
+    """Keeps the rules that were used last. Any thread may use it."""
 
     def __init__(self, most_entries: int = _ENTRIES, most_bytes: int = _BYTES) -> None:
         self._most_entries = most_entries
         self._most_bytes = most_bytes
         self._lock = Lock()
-        self._found: OrderedDict[bytes, Rules] = OrderedDict()
+        self._rules: OrderedDict[bytes, Rules] = OrderedDict()
         self._n_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._rules)
 
     def get(self, schema: Any, kind: str, make: Callable[[], Rules]) -> Rules:
-        """The rules of a schema that was checked, made if they are not here; `kind`: what else they depend on."""
+        """Returns the rules of a checked schema; makes them if they are not kept. `kind`: what else they depend on."""
         # The order of names counts: it is that of the properties in the answer.
         key = hashlib.sha256(f"{kind}\n{json.dumps(schema)}".encode()).digest()
         with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        made = make()  # outside of the lock, for it takes long; two threads may make the same
+            if key in self._rules:
+                self._rules.move_to_end(key)
+                return self._rules[key]
+        rules = make()  # outside of the lock, for it takes long; two threads may make the same
         with self._lock:
             self._forget(key)
-            self._found[key] = made
-            self._n_bytes += _size(made)
-            while len(self._found) > self._most_entries or self._n_bytes > self._most_bytes:
-                self._forget(next(iter(self._found)))
-        return made
+            self._rules[key] = rules
+            self._n_bytes += _size(rules)
+            while len(self._rules) > self._most_entries or self._n_bytes > self._most_bytes:
+                self._forget(next(iter(self._rules)))
+        return rules
 
     def _forget(self, key: bytes) -> None:
-        if key in self._found:
-            self._n_bytes -= _size(self._found.pop(key))
+        if key in self._rules:
+            self._n_bytes -= _size(self._rules.pop(key))
 
 
 def _size(rules: Rules) -> int:

@@ -1,4 +1,4 @@
-"""Whether a schema is one, and one that a grammar can hold: each keyword by itself, before anything is made of it."""
+"""Checks, keyword by keyword, that a schema is valid and that a grammar can hold it, before anything is converted."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 
 # Yields the subschemas of a keyword's value and the steps that lead there; raises ValueError with what would be right.
 Check = Callable[[Any, SchemaLimits], Iterator[tuple[tuple[str, ...], Any]]]
-_Found = Iterator[tuple[tuple[str, ...], Any]]
+_Subschemas = Iterator[tuple[tuple[str, ...], Any]]
 
 
-def _types(value: Any, limits: SchemaLimits) -> _Found:
+def _types(value: Any, limits: SchemaLimits) -> _Subschemas:
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str) and name in TYPES for name in names):
         raise ValueError(f"must be one of {', '.join(TYPES)}, or a list of them")
     yield from ()
 
 
-def _enum(value: Any, limits: SchemaLimits) -> _Found:
+def _enum(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of at least one value")
     if len(value) > limits.enum:
@@ -32,23 +32,23 @@ def _enum(value: Any, limits: SchemaLimits) -> _Found:
     yield from ()
 
 
-def _anything(value: Any, limits: SchemaLimits) -> _Found:
+def _anything(value: Any, limits: SchemaLimits) -> _Subschemas:
     yield from ()
 
 
-def _count(value: Any, limits: SchemaLimits) -> _Found:
+def _count(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not is_whole(value) or value < 0:
         raise ValueError("must be an integer of at least 0")
     yield from ()
 
 
-def _least_count(value: Any, limits: SchemaLimits) -> _Found:
+def _least_count(value: Any, limits: SchemaLimits) -> _Subschemas:
     yield from _count(value, limits)
     if value > limits.repetitions:
         raise ValueError(f"must be at most {limits.repetitions}")
 
 
-def _number(value: Any, limits: SchemaLimits) -> _Found:
+def _number(value: Any, limits: SchemaLimits) -> _Subschemas:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == float("inf"):
         raise ValueError("must be a number")
     if abs(value) >= 10**30:
@@ -56,19 +56,19 @@ def _number(value: Any, limits: SchemaLimits) -> _Found:
     yield from ()
 
 
-def _step(value: Any, limits: SchemaLimits) -> _Found:
+def _step(value: Any, limits: SchemaLimits) -> _Subschemas:
     yield from _number(value, limits)
     if value <= 0:
         raise ValueError("must be above 0")
 
 
-def _text(value: Any, limits: SchemaLimits) -> _Found:
+def _text(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not isinstance(value, str):
         raise ValueError("must be a string")
     yield from ()
 
 
-def _names(value: Any, limits: SchemaLimits) -> _Found:
+def _names(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError("must be a list of strings")
     if len(value) > limits.properties:
@@ -76,28 +76,28 @@ def _names(value: Any, limits: SchemaLimits) -> _Found:
     yield from ()
 
 
-def _flag(value: Any, limits: SchemaLimits) -> _Found:
+def _flag(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     yield from ()
 
 
-def _schema(value: Any, limits: SchemaLimits) -> _Found:
+def _schema(value: Any, limits: SchemaLimits) -> _Subschemas:
     yield (), value
 
 
-def _schemas(value: Any, limits: SchemaLimits) -> _Found:
+def _schemas(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of at least one schema")
     for index, schema in enumerate(value):
         yield (str(index),), schema
 
 
-def _items(value: Any, limits: SchemaLimits) -> _Found:
+def _items(value: Any, limits: SchemaLimits) -> _Subschemas:
     yield from _schemas(value, limits) if isinstance(value, list) else _schema(value, limits)
 
 
-def _named_schemas(value: Any, limits: SchemaLimits) -> _Found:
+def _named_schemas(value: Any, limits: SchemaLimits) -> _Subschemas:
     if not isinstance(value, dict):
         raise ValueError("must be an object that gives names schemas")
     for name, schema in value.items():
@@ -162,34 +162,34 @@ _LOOK_EVERY = 64  # values
 
 
 def is_whole(value: Any) -> bool:
-    """An integer, or a number like 2.0, which JSON does not tell from one."""
+    """Returns whether a value is an integer, or a float like 2.0, which JSON does not tell from one."""
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
 def check(document: Any, param: str, limits: SchemaLimits, look: Callable[[], object] = lambda: None) -> None:
-    """Refuses what cannot be used. Linear in the size of the schema, and not recursive: it may be hostile.
+    """Raises InvalidSchema for a schema that cannot be used. Linear in its size, and not recursive: it may be hostile.
 
     Calls `look` again and again, which may wait and raise.
     """
     _check_size(document, param, limits, look)
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo: list[tuple[Any, str, int]] = [(document, "#", 0)]
     n_properties = 0
     while todo:
-        if len(seen) % _LOOK_EVERY == 0:
+        if len(visited) % _LOOK_EVERY == 0:
             look()
         schema, place, depth = todo.pop()
-        if isinstance(schema, bool) or id(schema) in seen:
+        if isinstance(schema, bool) or id(schema) in visited:
             continue
         if not isinstance(schema, dict):
             raise InvalidSchema(place, "a schema must be an object, or true or false", param)
-        seen.add(id(schema))
+        visited.add(id(schema))
         if depth > limits.depth:
             raise InvalidSchema(place, f"schemas are nested deeper than {limits.depth} levels", param)
         n_properties += len(schema.get("properties") or ())
         if n_properties > limits.properties:
             raise InvalidSchema(place, f"there are more than {limits.properties} properties", param)
-        todo += ((found, at, depth + 1) for found, at in _checked(schema, place, param, limits))
+        todo += ((inner, at, depth + 1) for inner, at in _checked(schema, place, param, limits))
         if "$ref" in schema:
             todo.append((*resolve(document, schema["$ref"], place, param), 0))
 
@@ -220,8 +220,8 @@ def _check_size(document: Any, param: str, limits: SchemaLimits, look: Callable[
 
 
 def _checked(schema: dict[str, Any], place: str, param: str, limits: SchemaLimits) -> list[tuple[Any, str]]:
-    """Looks at one schema without those inside it, which are returned."""
-    found = []
+    """Checks one schema. Returns its subschemas with their places, unchecked."""
+    subschemas = []
     for keyword, value in schema.items():
         at = step(place, keyword)
         if keyword in REFUSED:
@@ -232,13 +232,13 @@ def _checked(schema: dict[str, Any], place: str, param: str, limits: SchemaLimit
             raise InvalidSchema(at, "'$id' is not supported inside a schema", param)
         try:
             for steps, inner in KEYWORDS.get(keyword, _anything)(value, limits):
-                found.append((inner, step(at, *steps)))
+                subschemas.append((inner, step(at, *steps)))
         except ValueError as error:
             raise InvalidSchema(at, f"'{keyword}' {error}", param) from None
     for least, most in _PAIRS:
         if least in schema and most in schema and _is_above(schema, least, most):
             raise InvalidSchema(step(place, least), f"'{least}' is above '{most}', and no value can be both", param)
-    return found
+    return subschemas
 
 
 def _is_above(schema: Mapping[str, Any], least: str, most: str) -> bool:

@@ -20,7 +20,7 @@ Value = Callable[[Any, str], str]
 
 
 class Conversion:
-    """One document on its way to rules: where they are written, and how much of them there may be."""
+    """One document that is being converted: its rules, its limits, and the patterns that were parsed."""
 
     def __init__(self, document: Any, param: str, prefix: str, limits: SchemaLimits, effort: Effort) -> None:
         self.document = document
@@ -34,15 +34,15 @@ class Conversion:
         self._patterns: dict[str, Node] = {}
 
     def check(self) -> None:
-        """Raises InvalidSchema when it was worked on for long enough."""
+        """Raises InvalidSchema when the conversion has taken too much processor time."""
         self._effort.check(self.param)
 
-    def parsed(self, pattern: str) -> Node:
-        """Raises PatternError."""
+    def pattern_tree(self, pattern: str) -> Node:
+        """Parses a pattern, each once. Raises PatternError."""
         self.check()
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern, self.limits)
         return self._patterns[pattern]
 
-    def refused(self, place: str, what: str) -> InvalidSchema:
-        return InvalidSchema(place, what, self.param)
+    def refusal(self, place: str, problem: str) -> InvalidSchema:
+        return InvalidSchema(place, problem, self.param)

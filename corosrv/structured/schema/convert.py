@@ -1,4 +1,4 @@
-"""A JSON schema to rules whose texts are all valid for it."""
+"""Converts a JSON schema to rules whose texts are all valid for it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MOST_MERGED_BYTES = 2_000_000
 
 
 def convert(document: Any, param: str, prefix: str, limits: SchemaLimits, effort: Effort) -> Rules:
-    """The rules of a document that check() has let pass.
+    """Converts a document that check() has let pass.
 
-    Raises InvalidSchema for what cannot be held together, and for what takes too long.
+    Raises InvalidSchema where keywords cannot be enforced together, and where it takes too long.
     """
     return _Converter(Conversion(document, param, prefix, limits, effort)).convert()
 
@@ -38,7 +38,7 @@ class _Converter:
         self._book = conversion.book
         self._any = conversion.any
         self._beginnings = conversion.beginnings
-        self._refused = conversion.refused
+        self._refusal = conversion.refusal
         self._check = conversion.check
         self._flattener = Flattener(conversion)
         self._types = Types(conversion, self._value)
@@ -53,15 +53,15 @@ class _Converter:
         start = self._rule_of(self._document, "#")
         while self._todo:
             name, schema, place = self._todo.pop()
-            with self._beginnings.of(name):
+            with self._beginnings.rule_scope(name):
                 try:
                     self._book.define(name, self._value(schema, place))
                 except Impossible as impossible:
-                    raise self._refused(place, f"no value can be valid: {impossible}") from None
+                    raise self._refusal(place, f"no value can be valid: {impossible}") from None
         if self._beginnings.has_circle():
-            raise self._refused("#", "a '$ref' leads back to itself without a value in between")
+            raise self._refusal("#", "a '$ref' leads back to itself without a value in between")
         if self._flattener.has_references and start in self._book.endless():
-            raise self._refused("#", "no value can be valid: each would have to contain another one, without end")
+            raise self._refusal("#", "no value can be valid: each would have to contain another one, without end")
         return self._book.rules_from(start)
 
     def _rule_of(self, schema: Any, place: str) -> str:
@@ -73,47 +73,49 @@ class _Converter:
         return name
 
     def _value(self, schema: Any, place: str) -> str:
-        """GBNF for the values of a schema: one item. Raises Impossible."""
+        """Returns GBNF for the values of a schema: one item. Raises Impossible."""
         self._check()
         if schema is False:
             raise Impossible("the schema is false")
-        if schema is True or not (found := normal(schema)):
+        if schema is True or not (keywords := normal(schema)):
             return self._any.value()
-        if set(found) == {"$ref"}:
-            return self._rule_of(*self._flattener.resolve(found["$ref"], place))
+        if set(keywords) == {"$ref"}:
+            return self._rule_of(*self._flattener.resolve(keywords["$ref"], place))
         self._depth += 1
         if self._depth > 2 * self._limits.depth:
-            raise self._refused(place, "schemas are nested too deep once they are merged")
+            raise self._refusal(place, "schemas are nested too deep once they are merged")
         try:
-            if "$ref" in found or "allOf" in found:
-                return self._merged(found, place)
-            return self._plain(found, place)
+            if "$ref" in keywords or "allOf" in keywords:
+                return self._merged(keywords, place)
+            return self._without_references(keywords, place)
         finally:
             self._depth -= 1
 
     def _merged(self, schema: Schema, place: str) -> str:
-        """A rule for a schema with `allOf`; the same one wherever all comes down to the same."""
+        """Returns a rule for a schema with `allOf`; equal merged schemas share one rule."""
         flat = self._flattener.flat(schema, place)
         text = json.dumps(flat)
         self._n_merged += 1
         self._n_merged_bytes += len(text)
         if self._n_merged_bytes > _MOST_MERGED_BYTES or self._n_merged > _MOST_MERGED:
-            raise self._refused(place, "its 'allOf' and '$ref' are too many to be merged")
+            raise self._refusal(place, "its 'allOf' and '$ref' are too many to be merged")
         if text in self._by_text:
             self._beginnings.note(self._by_text[text])
             return self._by_text[text]
         name = self._by_text[text] = self._book.reserve()
         self._beginnings.note(name)
-        with self._beginnings.of(name):
+        with self._beginnings.rule_scope(name):
             try:
-                self._book.define(name, self._plain(flat, place) if "allOf" not in flat else self._choice(flat, place))
+                self._book.define(
+                    name, self._without_references(flat, place) if "allOf" not in flat else self._choice(flat, place)
+                )
             except Impossible:
                 del self._by_text[text]
                 raise
         return name
 
-    def _plain(self, schema: Schema, place: str) -> str:
-        """A schema without `$ref` and `allOf`."""
+    def _without_references(self, schema: Schema, place: str) -> str:
+        """Returns GBNF for a schema without `$ref` and `allOf`."""
         if "anyOf" in schema or "oneOf" in schema:
             return self._choice(schema, place)
         if "enum" in schema:
@@ -128,23 +130,23 @@ class _Converter:
         branches = [(branch, step(place, keyword, str(i))) for i, branch in enumerate(schema[keyword])]
         if keyword == "oneOf":
             self._check_disjoint(branches, place)
-        found, why = [], []
+        alternatives, reasons = [], []
         for branch, at in branches:
             try:
-                found.append(self._value({"allOf": [base, branch]} if base else branch, at))
+                alternatives.append(self._value({"allOf": [base, branch]} if base else branch, at))
             except Impossible as impossible:
-                why.append(str(impossible))
-        if not found:
-            raise Impossible(f"none of {keyword} is possible: {'; '.join(why[:3])}")
-        return either(found)
+                reasons.append(str(impossible))
+        if not alternatives:
+            raise Impossible(f"none of {keyword} is possible: {'; '.join(reasons[:3])}")
+        return either(alternatives)
 
     def _check_disjoint(self, branches: list[tuple[Any, str]], place: str) -> None:
         at = step(place, "oneOf")
         if len(branches) > _MOST_BRANCHES:
-            raise self._refused(at, f"has more than {_MOST_BRANCHES} schemas; use anyOf")
+            raise self._refusal(at, f"has more than {_MOST_BRANCHES} schemas; use anyOf")
         pair = overlap([self._flat_or_none(*branch) for branch in branches], self._flattener.flat, self._check)
         if pair is not None:
-            raise self._refused(
+            raise self._refusal(
                 at,
                 f"a value may be valid for both {min(pair)} and {max(pair)}, which 'oneOf' forbids; use anyOf, "
                 "or give each a required property with a 'const' of its own",
@@ -159,17 +161,17 @@ class _Converter:
 
     def _enum(self, schema: Schema, place: str) -> str:
         """Makes rules for the values of an enum that the keywords beside it allow."""
-        beside = {keyword: value for keyword, value in schema.items() if keyword != "enum"}
+        other_keywords = {keyword: value for keyword, value in schema.items() if keyword != "enum"}
         try:
-            values = [value for value in schema["enum"] if self._admits(beside, value)]
+            values = [value for value in schema["enum"] if self._admits(other_keywords, value)]
         except Undecided as keyword:
-            raise self._refused(place, f"'{keyword}' is not supported beside 'enum' or 'const'") from None
+            raise self._refusal(place, f"'{keyword}' is not supported beside 'enum' or 'const'") from None
         if not values:
-            raise Impossible("what stands beside the enum allows none of its values")
+            raise Impossible("the keywords beside the enum allow none of its values")
         try:
             literals = [json_literal(value) for value in values]
         except ValueError:
-            raise self._refused(step(place, "enum"), "holds what JSON cannot: text that is not Unicode") from None
+            raise self._refusal(step(place, "enum"), "holds what JSON cannot: text that is not Unicode") from None
         return either(literals) if len(literals) == 1 else self._book.rule(" | ".join(dict.fromkeys(literals)))
 
     def _admits(self, schema: Schema, value: Any) -> bool:

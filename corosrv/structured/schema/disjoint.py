@@ -14,43 +14,46 @@ _DEPTH = 3  # properties of properties that are looked at
 
 
 def overlap(schemas: Sequence[Schema | None], flat: Flat, check: Check) -> tuple[int, int] | None:
-    """Which two may both be valid for a value, if any; those that are None are valid for none. `check` may raise."""
+    """Returns the indices of two schemas that may accept the same value, or None. A None schema accepts nothing.
+
+    Calls `check` again and again, which may raise.
+    """
     for i, j in permutations(range(len(schemas)), 2):
         check()
-        one, other = schemas[i], schemas[j]
-        if one is not None and other is not None and not excludes(one, other, flat):
+        first, second = schemas[i], schemas[j]
+        if first is not None and second is not None and not excludes(first, second, flat):
             return i, j
     return None
 
 
-def excludes(one: Schema, other: Schema, flat: Flat, depth: int = _DEPTH) -> bool:
-    """Returns True if what is generated for `one` is never valid for `other`; False where that is not easily seen."""
+def excludes(first: Schema, second: Schema, flat: Flat, depth: int = _DEPTH) -> bool:
+    """Returns True if texts generated for `first` are never valid for `second`; False where that is not easily seen."""
     if depth == 0:
         return False
-    if "anyOf" in one or "oneOf" in one:
-        branches = one.get("anyOf", one.get("oneOf"))
-        if all(_excludes(branch, other, flat, depth - 1) for branch in branches or ()):
+    if "anyOf" in first or "oneOf" in first:
+        branches = first.get("anyOf", first.get("oneOf"))
+        if all(_excludes(branch, second, flat, depth - 1) for branch in branches or ()):
             return True
-    if "anyOf" in other or "oneOf" in other:
-        branches = other.get("anyOf", other.get("oneOf"))
-        if all(_excludes(one, branch, flat, depth - 1) for branch in branches or ()):
+    if "anyOf" in second or "oneOf" in second:
+        branches = second.get("anyOf", second.get("oneOf"))
+        if all(_excludes(first, branch, flat, depth - 1) for branch in branches or ()):
             return True
-    if "enum" in one and "enum" in other:
-        return not {identity(value) for value in one["enum"]} & {identity(value) for value in other["enum"]}
-    shared = _shared_types(one, other)
-    return all(_EXCLUDES.get(name, _never)(one, other, flat, depth) for name in shared)
+    if "enum" in first and "enum" in second:
+        return not {identity(value) for value in first["enum"]} & {identity(value) for value in second["enum"]}
+    shared = _shared_types(first, second)
+    return all(_EXCLUDES.get(name, _never)(first, second, flat, depth) for name in shared)
 
 
-def _excludes(one: Any, other: Any, flat: Flat, depth: int) -> bool:
+def _excludes(first: Any, second: Any, flat: Flat, depth: int) -> bool:
     try:
-        return excludes(flat(one), flat(other), flat, depth)
+        return excludes(flat(first), flat(second), flat, depth)
     except Impossible:
         return True
 
 
-def _shared_types(one: Schema, other: Schema) -> list[str]:
-    """Types of which both may have a value; those of an enum are the types of its values."""
-    mine, theirs = ({"number" if name == "integer" else name for name in _types(schema)} for schema in (one, other))
+def _shared_types(first: Schema, second: Schema) -> list[str]:
+    """Returns the types that both schemas allow; an enum allows the types of its values."""
+    mine, theirs = ({"number" if name == "integer" else name for name in _types(schema)} for schema in (first, second))
     return sorted(mine & theirs)
 
 
@@ -58,60 +61,64 @@ def _types(schema: Schema) -> list[str]:
     return [type_of(value) for value in schema["enum"]] if "enum" in schema else types_of(schema)
 
 
-def _never(one: Schema, other: Schema, flat: Flat, depth: int) -> bool:
+def _never(first: Schema, second: Schema, flat: Flat, depth: int) -> bool:
     return False
 
 
-def _numbers(one: Schema, other: Schema, flat: Flat, depth: int) -> bool:
-    return _is_below(one, other) or _is_below(other, one)
+def _numbers(first: Schema, second: Schema, flat: Flat, depth: int) -> bool:
+    return _is_below(first, second) or _is_below(second, first)
 
 
-def _is_below(one: Schema, other: Schema) -> bool:
-    most = min((one[word] for word in ("maximum", "exclusiveMaximum") if word in one), default=None)
-    least = max((other[word] for word in ("minimum", "exclusiveMinimum") if word in other), default=None)
+def _is_below(first: Schema, second: Schema) -> bool:
+    most = min((first[word] for word in ("maximum", "exclusiveMaximum") if word in first), default=None)
+    least = max((second[word] for word in ("minimum", "exclusiveMinimum") if word in second), default=None)
     if most is None or least is None:
         return False
-    is_open = one.get("exclusiveMaximum") == most or other.get("exclusiveMinimum") == least
+    is_open = first.get("exclusiveMaximum") == most or second.get("exclusiveMinimum") == least
     return bool(most < least or (most == least and is_open))
 
 
-def _strings(one: Schema, other: Schema, flat: Flat, depth: int) -> bool:
-    return _are_counts_apart(one, other, "Length")
+def _strings(first: Schema, second: Schema, flat: Flat, depth: int) -> bool:
+    return _are_counts_apart(first, second, "Length")
 
 
-def _arrays(one: Schema, other: Schema, flat: Flat, depth: int) -> bool:
-    if _are_counts_apart(one, other, "Items"):
+def _arrays(first: Schema, second: Schema, flat: Flat, depth: int) -> bool:
+    if _are_counts_apart(first, second, "Items"):
         return True
-    n_sure = max(one.get("minItems", 0), other.get("minItems", 0))
-    return n_sure > 0 and _excludes(_first_item(one), _first_item(other), flat, depth - 1)
+    n_sure = max(first.get("minItems", 0), second.get("minItems", 0))
+    return n_sure > 0 and _excludes(_first_item(first), _first_item(second), flat, depth - 1)
 
 
 def _first_item(schema: Schema) -> Any:
-    first = schema.get("prefixItems")
-    return first[0] if first else schema.get("items", True)
+    prefix = schema.get("prefixItems")
+    return prefix[0] if prefix else schema.get("items", True)
 
 
-def _objects(one: Schema, other: Schema, flat: Flat, depth: int) -> bool:
-    mine, theirs = one.get("properties", {}), other.get("properties", {})
-    if _are_counts_apart(one, other, "Properties"):
+def _objects(first: Schema, second: Schema, flat: Flat, depth: int) -> bool:
+    mine, theirs = first.get("properties", {}), second.get("properties", {})
+    if _are_counts_apart(first, second, "Properties"):
         return True
-    sure = set(one.get("required", ()))
-    asked = set(other.get("required", ()))
-    is_closed = bool(mine) and not one.get("additionalProperties", False) and "patternProperties" not in one
-    if is_closed and asked - mine.keys() - sure:
+    required_by_first = set(first.get("required", ()))
+    required_by_second = set(second.get("required", ()))
+    is_closed = bool(mine) and not first.get("additionalProperties", False) and "patternProperties" not in first
+    if is_closed and required_by_second - mine.keys() - required_by_first:
         return True
-    if other.get("additionalProperties") is False and "patternProperties" not in other and sure - theirs.keys():
+    if (
+        second.get("additionalProperties") is False
+        and "patternProperties" not in second
+        and required_by_first - theirs.keys()
+    ):
         return True
     return any(
         _excludes(mine[name], theirs[name], flat, depth - 1)
         for name in mine
-        if name in theirs and (name in sure or name in asked)
+        if name in theirs and (name in required_by_first or name in required_by_second)
     )
 
 
-def _are_counts_apart(one: Schema, other: Schema, what: str) -> bool:
-    least, most = f"min{what}", f"max{what}"
-    return any(a.get(least, 0) > b.get(most, float("inf")) for a, b in ((one, other), (other, one)))
+def _are_counts_apart(first: Schema, second: Schema, noun: str) -> bool:
+    least, most = f"min{noun}", f"max{noun}"
+    return any(a.get(least, 0) > b.get(most, float("inf")) for a, b in ((first, second), (second, first)))
 
 
 _EXCLUDES = {"number": _numbers, "string": _strings, "array": _arrays, "object": _objects}

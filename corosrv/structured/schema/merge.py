@@ -1,4 +1,4 @@
-"""Several schemas that must all hold, as one."""
+"""Merges schemas that must all hold into one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unmergeable(Exception):
 
 
 def identity(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    """Returns a key that is equal for equal values, as JSON Schema sees it: 1 equals 1.0, but not true."""
     return json.dumps(_comparable(value), sort_keys=True)
 
 
@@ -38,80 +38,80 @@ def _comparable(value: Any) -> Any:
 
 
 def normal(schema: Schema) -> Schema:
-    """The same without remarks, and with one way to say what can be said in two."""
-    found = {keyword: value for keyword, value in schema.items() if keyword in KEYWORDS}
-    if "const" in found:
-        const = found.pop("const")
-        found = dict(merge(found, {"enum": [const]})) if "enum" in found else {**found, "enum": [const]}
-    if isinstance(found.get("items"), list):
-        found["prefixItems"] = found.pop("items")
-        found["items"] = found.get("additionalItems", True)
-    found.pop("additionalItems", None)
-    if found.pop("nullable", False):
-        found = {"anyOf": [found, {"type": "null"}]}
-    return found
+    """Drops annotations, and writes each thing in one way: `const` as an enum, `nullable` as a choice."""
+    keywords = {keyword: value for keyword, value in schema.items() if keyword in KEYWORDS}
+    if "const" in keywords:
+        const = keywords.pop("const")
+        keywords = dict(merge(keywords, {"enum": [const]})) if "enum" in keywords else {**keywords, "enum": [const]}
+    if isinstance(keywords.get("items"), list):
+        keywords["prefixItems"] = keywords.pop("items")
+        keywords["items"] = keywords.get("additionalItems", True)
+    keywords.pop("additionalItems", None)
+    if keywords.pop("nullable", False):
+        keywords = {"anyOf": [keywords, {"type": "null"}]}
+    return keywords
 
 
 def types_of(schema: Schema) -> list[str]:
-    """The types that a normal schema names; all when it names none. Each number is a number, integers among them."""
-    named = schema.get("type", list(TYPES[:-1]))
-    names = [named] if isinstance(named, str) else list(dict.fromkeys(named))
+    """Returns the types that a normal schema allows; all where it names none. "number" includes the integers."""
+    types = schema.get("type", list(TYPES[:-1]))
+    names = [types] if isinstance(types, str) else list(dict.fromkeys(types))
     return [name for name in names if name != "integer" or "number" not in names]
 
 
-def merge(one: Schema, other: Schema) -> Schema:
-    """Valid for both of two normal schemas. Raises Impossible and Unmergeable."""
-    found = dict(one)
-    for keyword, value in other.items():
+def merge(first: Schema, second: Schema) -> Schema:
+    """Merges two normal schemas into one that accepts what both do. Raises Impossible and Unmergeable."""
+    merged = dict(first)
+    for keyword, value in second.items():
         if keyword in ("properties", "patternProperties", "additionalProperties", "prefixItems", "items"):
             continue
-        if keyword not in found:
-            found[keyword] = value
-        elif found[keyword] != value or isinstance(value, bool):
-            found[keyword] = _COMBINE[keyword](found[keyword], value)
-    found |= _merged_properties(one, other)
-    found |= _merged_items(one, other)
+        if keyword not in merged:
+            merged[keyword] = value
+        elif merged[keyword] != value or isinstance(value, bool):
+            merged[keyword] = _COMBINE[keyword](merged[keyword], value)
+    merged |= _merged_properties(first, second)
+    merged |= _merged_items(first, second)
     for keyword in ("anyOf", "oneOf"):
-        # One choice after the other: the second one waits behind.
-        if keyword in one and keyword in other and one[keyword] != other[keyword]:
-            found[keyword] = one[keyword]
-            found["allOf"] = [*found.get("allOf", ()), {keyword: other[keyword]}]
-    return found
+        # One choice after the other: the second one becomes a part of `allOf`, and is converted later.
+        if keyword in first and keyword in second and first[keyword] != second[keyword]:
+            merged[keyword] = first[keyword]
+            merged["allOf"] = [*merged.get("allOf", ()), {keyword: second[keyword]}]
+    return merged
 
 
-def _both(one: Any, other: Any) -> Any:
-    if one is True or other is True:
-        return other if one is True else one
-    if one is False or other is False:
+def _both(first: Any, second: Any) -> Any:
+    if first is True or second is True:
+        return second if first is True else first
+    if first is False or second is False:
         return False
-    return one if one == other else {"allOf": [one, other]}
+    return first if first == second else {"allOf": [first, second]}
 
 
-def _types(one: Any, other: Any) -> list[str]:
-    mine, theirs = types_of({"type": one}), types_of({"type": other})
-    found = [name for name in mine if name in theirs or (name == "integer" and "number" in theirs)]
-    found += [name for name in theirs if name == "integer" and "number" in mine]
-    if not found:
+def _types(first: Any, second: Any) -> list[str]:
+    mine, theirs = types_of({"type": first}), types_of({"type": second})
+    common = [name for name in mine if name in theirs or (name == "integer" and "number" in theirs)]
+    common += [name for name in theirs if name == "integer" and "number" in mine]
+    if not common:
         raise Impossible(f"no value is both of type {' or '.join(mine)} and of type {' or '.join(theirs)}")
-    return found
+    return common
 
 
-def _values(one: list[Any], other: list[Any]) -> list[Any]:
-    allowed = {identity(value) for value in other}
-    found = [value for value in one if identity(value) in allowed]
-    if not found:
+def _values(first: list[Any], second: list[Any]) -> list[Any]:
+    second_identities = {identity(value) for value in second}
+    common = [value for value in first if identity(value) in second_identities]
+    if not common:
         raise Impossible("no value is in both of two enums")
-    return found
+    return common
 
 
-def _multiple(one: Any, other: Any) -> Any:
-    if isinstance(one, int) and isinstance(other, int):
-        return math.lcm(one, other)
+def _multiple(first: Any, second: Any) -> Any:
+    if isinstance(first, int) and isinstance(second, int):
+        return math.lcm(first, second)
     raise Unmergeable("multipleOf")
 
 
 def _unmergeable(keyword: str) -> Callable[[Any, Any], Any]:
-    def refuse(one: Any, other: Any) -> Any:
+    def refuse(first: Any, second: Any) -> Any:
         raise Unmergeable(keyword)
 
     return refuse
@@ -120,27 +120,27 @@ def _unmergeable(keyword: str) -> Callable[[Any, Any], Any]:
 _COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
     "type": _types,
     "enum": _values,
-    "required": lambda one, other: list(dict.fromkeys([*one, *other])),
+    "required": lambda first, second: list(dict.fromkeys([*first, *second])),
     **dict.fromkeys(("minItems", "minLength", "minProperties", "minimum", "exclusiveMinimum"), max),
     **dict.fromkeys(("maxItems", "maxLength", "maxProperties", "maximum", "exclusiveMaximum"), min),
     "multipleOf": _multiple,
     "pattern": _unmergeable("pattern"),
     "format": _unmergeable("format"),
-    "anyOf": lambda one, other: one,
-    "oneOf": lambda one, other: one,
-    "allOf": lambda one, other: [*one, *other],
+    "anyOf": lambda first, second: first,
+    "oneOf": lambda first, second: first,
+    "allOf": lambda first, second: [*first, *second],
 }
 
 
-def _merged_properties(one: Schema, other: Schema) -> dict[str, Any]:
-    """Properties of both; what one says of all others holds for those that only the other one names."""
-    found: dict[str, Any] = {}
+def _merged_properties(first: Schema, second: Schema) -> dict[str, Any]:
+    """Merges the properties; one schema's `additionalProperties` holds for those that only the other one names."""
+    merged: dict[str, Any] = {}
     for keyword in ("properties", "patternProperties"):
-        mine, theirs = one.get(keyword, {}), other.get(keyword, {})
+        mine, theirs = first.get(keyword, {}), second.get(keyword, {})
         names = {name: _both(mine.get(name, True), theirs.get(name, True)) for name in [*mine, *theirs]}
         if names:
-            found[keyword] = names
-    for closed, open_one in ((one, other), (other, one)):
+            merged[keyword] = names
+    for closed, open_one in ((first, second), (second, first)):
         if "additionalProperties" not in closed:
             continue
         if closed["additionalProperties"] is not True and (
@@ -149,26 +149,26 @@ def _merged_properties(one: Schema, other: Schema) -> dict[str, Any]:
             raise Unmergeable("patternProperties")
         for name in open_one.get("properties", {}):
             if name not in closed.get("properties", {}):
-                found["properties"][name] = _both(found["properties"][name], closed["additionalProperties"])
-    if "additionalProperties" in one or "additionalProperties" in other:
-        found["additionalProperties"] = _both(
-            one.get("additionalProperties", True), other.get("additionalProperties", True)
+                merged["properties"][name] = _both(merged["properties"][name], closed["additionalProperties"])
+    if "additionalProperties" in first or "additionalProperties" in second:
+        merged["additionalProperties"] = _both(
+            first.get("additionalProperties", True), second.get("additionalProperties", True)
         )
-    return found
+    return merged
 
 
-def _merged_items(one: Schema, other: Schema) -> dict[str, Any]:
-    mine, theirs = one.get("prefixItems", []), other.get("prefixItems", [])
-    found: dict[str, Any] = {}
+def _merged_items(first: Schema, second: Schema) -> dict[str, Any]:
+    mine, theirs = first.get("prefixItems", []), second.get("prefixItems", [])
+    merged: dict[str, Any] = {}
     if mine or theirs:
-        found["prefixItems"] = [
-            _both(_item(one, index), _item(other, index)) for index in range(max(len(mine), len(theirs)))
+        merged["prefixItems"] = [
+            _both(_item(first, index), _item(second, index)) for index in range(max(len(mine), len(theirs)))
         ]
-    if "items" in one or "items" in other:
-        found["items"] = _both(one.get("items", True), other.get("items", True))
-    return found
+    if "items" in first or "items" in second:
+        merged["items"] = _both(first.get("items", True), second.get("items", True))
+    return merged
 
 
 def _item(schema: Schema, index: int) -> Any:
-    first = schema.get("prefixItems", [])
-    return first[index] if index < len(first) else schema.get("items", True)
+    prefix = schema.get("prefixItems", [])
+    return prefix[index] if index < len(prefix) else schema.get("items", True)

@@ -1,4 +1,4 @@
-"""Keys of properties that have no name in the schema."""
+"""Writes keys of properties that the schema does not name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NODES = 300  # of the tree of names, each of which is a rule
 
 
 def other_than(names: Collection[str], most: int, book: RuleBook) -> str:
-    """A key that is none of these names, in whatever way they may be written, of about `most` characters at most.
+    """Returns GBNF for a key of about `most` characters at most that is none of these names, however they are escaped.
 
     Along the beginnings of names no escapes are used, so that a text is a name only if it looks like one. Where the
     names have too many beginnings to follow, a key differs from all of them in its first character.
@@ -25,7 +25,7 @@ def other_than(names: Collection[str], most: int, book: RuleBook) -> str:
 
 
 def _tree(names: Iterable[str]) -> dict[str, object] | None:
-    """The names by their characters; None where that would be too many rules."""
+    """Arranges the names by their characters; returns None where that would be too many rules."""
     tree: dict[str, object] = {}
     n_nodes = 0
     for name in names:
@@ -39,8 +39,8 @@ def _tree(names: Iterable[str]) -> dict[str, object] | None:
     return tree
 
 
-def _unlike(tree: dict[str, object], rest: str, book: RuleBook) -> str:
-    """The rule for what may follow at this place in the tree, which is not nothing."""
+def _unlike(tree: dict[str, object], following: str, book: RuleBook) -> str:
+    """Returns the rule for keys that leave the tree somewhere; `following`: the characters after that place."""
     # From the leaves up, because names may be long.
     order = [tree]
     for node in order:
@@ -48,10 +48,10 @@ def _unlike(tree: dict[str, object], rest: str, book: RuleBook) -> str:
     rules: dict[int, str | None] = {}
     for node in reversed(order):
         chars = [char for char in node if char and ord(char) in RAW]
-        others = RAW & ~Chars.of((ord(char), ord(char)) for char in chars)
-        found = [sequence(*others.in_json()[0], rest)] if others.ranges else []
-        found += [sequence(literal(char), inner) for char in chars if (inner := rules[id(node[char])])]
+        other_chars = RAW & ~Chars.from_ranges((ord(char), ord(char)) for char in chars)
+        alternatives = [sequence(*other_chars.in_json()[0], following)] if other_chars.ranges else []
+        alternatives += [sequence(literal(char), inner) for char in chars if (inner := rules[id(node[char])])]
         if "" not in node and node is not tree:
-            found.append(NOTHING)
-        rules[id(node)] = book.rule(" | ".join(found)) if found else None
+            alternatives.append(NOTHING)
+        rules[id(node)] = book.rule(" | ".join(alternatives)) if alternatives else None
     return rules[id(tree)] or NOTHING

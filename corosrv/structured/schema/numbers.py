@@ -1,4 +1,4 @@
-"""A number's schema as GBNF: its bounds, and whole multiples."""
+"""Converts a number's schema to GBNF: its bounds, and integer multiples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Unsupported(Exception):
 
 
 def integer(schema: Schema, digits: int) -> str | None:
-    """None: any integer will do. Where an end is open, numbers go `digits` digits far.
+    """Returns GBNF for the integers of a schema, or None if it allows all. An open end stops at `digits` digits.
 
     Raises Impossible where no integer is valid, and Unsupported.
     """
     least, most = _bounds(schema)
-    of = _multiple_of(schema)
-    if least is None and most is None and of == 1:
+    divisor = _multiple_of(schema)
+    if least is None and most is None and divisor == 1:
         return None
     limit = 10**digits - 1
     low = -limit if least is None else _inwards(least, ROUND_CEILING)
@@ -32,25 +32,25 @@ def integer(schema: Schema, digits: int) -> str | None:
         low = min(low, high - limit)
     if most is None:
         high = max(high, low + limit)
-    if of != 1:
-        return _multiples(low, high, of)
-    found = ranges.integers(low, high)
-    if found is None:
+    if divisor != 1:
+        return _multiples(low, high, divisor)
+    body = ranges.integers(low, high)
+    if body is None:
         raise Impossible(f"no integer lies between {low} and {high}")
-    return found
+    return body
 
 
 def number(schema: Schema, digits: int) -> str | None:
-    """As integer(), with fractions of up to `digits` digits; multiples are whole."""
+    """Returns the same as integer(), with fractions of up to `digits` digits; multiples are integers."""
     if "multipleOf" in schema:
         return integer(schema, digits)
     least, most = _bounds(schema)
     if least is None and most is None:
         return None
-    found = ranges.decimals(least, most, digits)
-    if found is None:
+    body = ranges.decimals(least, most, digits)
+    if body is None:
         raise Impossible("no number lies within the bounds")
-    return found
+    return body
 
 
 def _multiple_of(schema: Schema) -> int:
@@ -60,17 +60,17 @@ def _multiple_of(schema: Schema) -> int:
     return int(value)
 
 
-def _multiples(low: int, high: int, of: int) -> str:
-    found = range(-(-low // of) * of, high + 1, of)
-    if len(found) > _MOST_MULTIPLES:
+def _multiples(low: int, high: int, divisor: int) -> str:
+    multiples = range(-(-low // divisor) * divisor, high + 1, divisor)
+    if len(multiples) > _MOST_MULTIPLES:
         raise Unsupported(f"'multipleOf' is only supported where bounds leave at most {_MOST_MULTIPLES} values")
-    if not found:
-        raise Impossible(f"no multiple of {of} lies between {low} and {high}")
-    return " | ".join(f'"{value}"' for value in found)
+    if not multiples:
+        raise Impossible(f"no multiple of {divisor} lies between {low} and {high}")
+    return " | ".join(f'"{value}"' for value in multiples)
 
 
 def _bounds(schema: Schema) -> tuple[Bound | None, Bound | None]:
-    """The larger of two leasts, the smaller of two mosts; where they are equal, the one that excludes."""
+    """Returns the larger lower bound and the smaller upper bound; of two equal ones the exclusive one."""
     least = [_bound(schema[word], "exclusive" in word) for word in ("minimum", "exclusiveMinimum") if word in schema]
     most = [_bound(schema[word], "exclusive" in word) for word in ("maximum", "exclusiveMaximum") if word in schema]
     return (
@@ -85,7 +85,7 @@ def _bound(value: float, is_exclusive: bool) -> Bound:
 
 
 def _inwards(bound: Bound, rounding: str) -> int:
-    whole = int(bound.value.to_integral_value(rounding=rounding))
-    if whole == bound.value and bound.is_exclusive:
-        whole += 1 if rounding == ROUND_CEILING else -1
-    return whole
+    rounded = int(bound.value.to_integral_value(rounding=rounding))
+    if rounded == bound.value and bound.is_exclusive:
+        rounded += 1 if rounding == ROUND_CEILING else -1
+    return rounded

@@ -1,4 +1,4 @@
-"""Numbers within bounds, as GBNF over their digits."""
+"""Converts number ranges to GBNF over their digits."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ class Bound:
 
 
 def integers(least: int, most: int) -> str | None:
-    """All integers from `least` to `most`, without leading zeros and without -0; None when there are none."""
-    found = []
+    """Returns GBNF for all integers from `least` to `most`, without leading zeros or -0; None when there are none."""
+    alternatives = []
     if least < 0 <= most + 1 or (most < 0 and least <= most):
-        found += [sequence('"-"', either(_naturals(max(1, -most), -least)))]
+        alternatives += [sequence('"-"', either(_naturals(max(1, -most), -least)))]
     if most >= 0 and least <= most:
-        found += _naturals(max(0, least), most)
-    return either(found) if found else None
+        alternatives += _naturals(max(0, least), most)
+    return either(alternatives) if alternatives else None
 
 
 def _naturals(least: int, most: int) -> list[str]:
-    """Alternatives for the numbers from `least` to `most`, of which the first is not negative."""
-    found = []
+    """Returns alternatives for the numbers from `least` to `most`, of which the first is not negative."""
+    alternatives = []
     size = len(str(least))
     last = len(str(most))
     if size == last:
         return _same_size(str(least), str(most))
-    found += _same_size(str(least), "9" * size)
+    alternatives += _same_size(str(least), "9" * size)
     if last - size > 1:
-        found.append(sequence("[1-9]", repeated("[0-9]", size, last - 2)))
-    return found + _same_size("1" + "0" * (last - 1), str(most))
+        alternatives.append(sequence("[1-9]", repeated("[0-9]", size, last - 2)))
+    return alternatives + _same_size("1" + "0" * (last - 1), str(most))
 
 
 def _same_size(least: str, most: str) -> list[str]:
-    """Alternatives for the digit strings of this length from `least` to `most`."""
+    """Returns alternatives for the digit strings of this length from `least` to `most`."""
     n_shared = next((i for i, (a, b) in enumerate(zip(least, most, strict=True)) if a != b), len(least))
     shared = literal(least[:n_shared]) if n_shared else ""
     if n_shared == len(least):
         return [shared]
     low, high = least[n_shared + 1 :], most[n_shared + 1 :]
     first, last = int(least[n_shared]), int(most[n_shared])
-    found = []
+    alternatives = []
     if low.strip("0"):
-        found += [sequence(literal(str(first)), rest) for rest in _at_least(low)]
+        alternatives += [sequence(literal(str(first)), suffix) for suffix in _at_least(low)]
         first += 1
     ends = []
     if high.strip("9"):
-        ends = [sequence(literal(str(last)), rest) for rest in _at_most(high)]
+        ends = [sequence(literal(str(last)), suffix) for suffix in _at_most(high)]
         last -= 1
     if first <= last:
-        found.append(sequence(_digit(first, last), repeated("[0-9]", len(low), len(low))))
-    return [sequence(shared, either(found + ends))]
+        alternatives.append(sequence(_digit(first, last), repeated("[0-9]", len(low), len(low))))
+    return [sequence(shared, either(alternatives + ends))]
 
 
 def _digit(first: int, last: int) -> str:
@@ -65,31 +65,31 @@ def _digit(first: int, last: int) -> str:
 
 
 def _at_least(digits: str) -> list[str]:
-    """Digit strings of this length that are not below it."""
-    found = []
+    """Returns alternatives for the digit strings of this length that are not below it."""
+    alternatives = []
     for i, digit in enumerate(digits):
         if digit < "9":
             n_left = len(digits) - i - 1
             above = _digit(int(digit) + 1, 9)
-            found.append(sequence(literal(digits[:i]) if i else "", above, repeated("[0-9]", n_left, n_left)))
-    return [*found, literal(digits)]
+            alternatives.append(sequence(literal(digits[:i]) if i else "", above, repeated("[0-9]", n_left, n_left)))
+    return [*alternatives, literal(digits)]
 
 
 def _at_most(digits: str) -> list[str]:
-    found = []
+    alternatives = []
     for i, digit in enumerate(digits):
         if digit > "0":
             n_left = len(digits) - i - 1
             below = _digit(0, int(digit) - 1)
-            found.append(sequence(literal(digits[:i]) if i else "", below, repeated("[0-9]", n_left, n_left)))
-    return [*found, literal(digits)]
+            alternatives.append(sequence(literal(digits[:i]) if i else "", below, repeated("[0-9]", n_left, n_left)))
+    return [*alternatives, literal(digits)]
 
 
 _OPEN_DIGITS = 9
 
 
 def decimals(least: Bound | None, most: Bound | None, digits: int) -> str | None:
-    """Numbers within bounds, without an exponent, of at most `digits` digits; None when there are none.
+    """Returns GBNF for the numbers within bounds, of at most `digits` digits, no exponent; None when there are none.
 
     So many digits are told apart by a double too, so that whoever parses the number finds it within the bounds. Bounds
     with more digits are rounded inwards.
@@ -102,16 +102,16 @@ def decimals(least: Bound | None, most: Bound | None, digits: int) -> str | None
     n_whole = max(len(str(int(abs(bound.value)))) for bound in (low, high))
     n_fraction = max(0, digits - n_whole)
     low, high = _to_places(low, n_fraction, ROUND_CEILING), _to_places(high, n_fraction, ROUND_FLOOR)
-    found = []
+    alternatives = []
     zero = Bound(Decimal(0))
     if low.value < 0:
         nearest = Bound(-high.value, high.is_exclusive) if high.value < 0 else Bound(Decimal(0), True)
-        found += [
+        alternatives += [
             sequence('"-"', item) for item in _magnitudes(nearest, Bound(-low.value, low.is_exclusive), n_fraction)
         ]
     if high.value >= 0:
-        found += _magnitudes(low if low.value >= 0 else zero, high, n_fraction)
-    return either(found) if found else None
+        alternatives += _magnitudes(low if low.value >= 0 else zero, high, n_fraction)
+    return either(alternatives) if alternatives else None
 
 
 def _rounded(bound: Bound, rounding: str, digits: int) -> Bound:
@@ -125,32 +125,32 @@ def _to_places(bound: Bound, places: int, rounding: str) -> Bound:
 
 
 def _magnitudes(low: Bound, high: Bound, n_fraction: int) -> list[str]:
-    """Alternatives for numbers between two that are not negative, with at most `n_fraction` places."""
+    """Returns alternatives for numbers between two that are not negative, with at most `n_fraction` places."""
     if low.value > high.value or (low.value == high.value and (low.is_exclusive or high.is_exclusive)):
         return []
     low_whole, low_places = _split(low.value)
     high_whole, high_places = _split(high.value)
     if low_whole == high_whole:
         return _prefixed(low_whole, _between(low_places, high_places, low.is_exclusive, high.is_exclusive, n_fraction))
-    found = _prefixed(low_whole, _above(low_places, low.is_exclusive, n_fraction))
+    alternatives = _prefixed(low_whole, _above(low_places, low.is_exclusive, n_fraction))
     between = integers(low_whole + 1, high_whole - 1)
     if between:
-        found.append(sequence(between, _any_places(n_fraction)))
-    return found + _prefixed(high_whole, _below(high_places, high.is_exclusive, n_fraction))
+        alternatives.append(sequence(between, _any_places(n_fraction)))
+    return alternatives + _prefixed(high_whole, _below(high_places, high.is_exclusive, n_fraction))
 
 
-def _prefixed(whole: int, places: list[str]) -> list[str]:
-    """The whole number with each of these digits behind its point; "" is a number without a point."""
+def _prefixed(integer_part: int, places: list[str]) -> list[str]:
+    """Returns alternatives for the number with each of these digits after its point; "" stands for no point."""
     digits = [digit for digit in places if digit]
     if not digits:
-        return [literal(str(whole))] if places else []
-    behind = sequence('"."', either(digits))
-    return [sequence(literal(str(whole)), f"({behind})?" if "" in places else behind)]
+        return [literal(str(integer_part))] if places else []
+    fraction = sequence('"."', either(digits))
+    return [sequence(literal(str(integer_part)), f"({fraction})?" if "" in places else fraction)]
 
 
 def _split(value: Decimal) -> tuple[int, str]:
-    whole, _, places = f"{value:f}".partition(".")
-    return int(whole), places.rstrip("0")
+    integer_part, _, places = f"{value:f}".partition(".")
+    return int(integer_part), places.rstrip("0")
 
 
 def _any_places(n: int) -> str:
@@ -162,12 +162,12 @@ def _any_places(n: int) -> str:
 
 
 def _above(bound: str, is_exclusive: bool, n: int) -> list[str]:
-    found = [
+    alternatives = [
         sequence(literal(bound[:i]) if i else "", _digit(int(digit) + 1, 9), repeated("[0-9]", 0, n - i - 1))
         for i, digit in enumerate(bound)
         if digit < "9"
     ]
-    return found + [_behind(bound, rest) for rest in _above_zero(is_exclusive, n - len(bound))]
+    return alternatives + [_append(bound, suffix) for suffix in _above_zero(is_exclusive, n - len(bound))]
 
 
 def _above_zero(is_exclusive: bool, n: int) -> list[str]:
@@ -177,32 +177,36 @@ def _above_zero(is_exclusive: bool, n: int) -> list[str]:
 
 
 def _below(bound: str, is_exclusive: bool, n: int) -> list[str]:
-    found = [literal(bound[:i]) if i else "" for i in range(len(bound))]
-    found += [
+    alternatives = [literal(bound[:i]) if i else "" for i in range(len(bound))]
+    alternatives += [
         sequence(literal(bound[:i]) if i else "", _digit(0, int(digit) - 1), repeated("[0-9]", 0, n - i - 1))
         for i, digit in enumerate(bound)
         if digit > "0"
     ]
-    return found if is_exclusive else found + [_behind(bound, rest) for rest in _zeros(n - len(bound))]
+    return (
+        alternatives if is_exclusive else alternatives + [_append(bound, suffix) for suffix in _zeros(n - len(bound))]
+    )
 
 
 def _between(low: str, high: str, is_low_out: bool, is_high_out: bool, n: int) -> list[str]:
     a, b = low.ljust(n, "0"), high.ljust(n, "0")
     if a == b:
-        return [_behind(low, rest) for rest in _zeros(n - len(low))]
+        return [_append(low, suffix) for suffix in _zeros(n - len(low))]
     i = next(i for i in range(n) if a[i] != b[i])
-    found = [literal(low) if low else ""] if len(low) <= i and not is_low_out else []
-    shared, left = a[:i], n - i - 1
+    alternatives = [literal(low) if low else ""] if len(low) <= i and not is_low_out else []
+    shared, n_more = a[:i], n - i - 1
     if int(a[i]) + 1 < int(b[i]):
         middle = _digit(int(a[i]) + 1, int(b[i]) - 1)
-        found.append(sequence(literal(shared) if shared else "", middle, repeated("[0-9]", 0, left)))
-    found += [_behind(a[: i + 1], rest) for rest in _above(a[i + 1 :].rstrip("0"), is_low_out, left)]
-    return found + [_behind(b[: i + 1], rest) for rest in _below(b[i + 1 :].rstrip("0"), is_high_out, left)]
+        alternatives.append(sequence(literal(shared) if shared else "", middle, repeated("[0-9]", 0, n_more)))
+    alternatives += [_append(a[: i + 1], suffix) for suffix in _above(a[i + 1 :].rstrip("0"), is_low_out, n_more)]
+    return alternatives + [
+        _append(b[: i + 1], suffix) for suffix in _below(b[i + 1 :].rstrip("0"), is_high_out, n_more)
+    ]
 
 
 def _zeros(n: int) -> list[str]:
     return ["", '"0"'] if n else [""]
 
 
-def _behind(digits: str, rest: str) -> str:
-    return sequence(literal(digits) if digits else "", rest)
+def _append(digits: str, suffix: str) -> str:
+    return sequence(literal(digits) if digits else "", suffix)

@@ -1,4 +1,4 @@
-"""Strings: lengths, patterns and formats, as GBNF between quotes."""
+"""Converts strings to GBNF between quotes: lengths, patterns and formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import groupby
 from corosrv.structured.grammar.chars import ANY_CHAR, ESCAPE_RULE, HEX_RULE
 from corosrv.structured.grammar.gbnf import NOTHING, QUOTE, either, literal, sequence
 from corosrv.structured.grammar.rule_book import RuleBook
-from corosrv.structured.patterns.tree import Alternatives, Node, One, Repeat, Sequence
+from corosrv.structured.patterns.tree import Alternatives, Character, Node, Repeat, Sequence
 
 _YEAR = "[1-9][0-9]{3}"
 _LEAP_YEAR = (
@@ -41,13 +41,13 @@ FORMATS = {
 
 
 def of_length(least: int, most: int, book: RuleBook) -> str:
-    """Any string of so many characters: a rule that all grammars share."""
-    inside = _any_chars(least, most, book)
-    return book.shared(f"string-{least}-{most}", sequence(QUOTE, inside, QUOTE))
+    """Returns the rule for any string of `least` to `most` characters, which all grammars share."""
+    content = _any_chars(least, most, book)
+    return book.shared(f"string-{least}-{most}", sequence(QUOTE, content, QUOTE))
 
 
 def chars(most: int, book: RuleBook) -> str:
-    """Up to so many characters, for the inside of a string: a rule that all grammars share."""
+    """Returns the rule for up to `most` characters inside a string, which all grammars share."""
     return book.shared(f"chars-0-{most}", _any_chars(0, most, book))
 
 
@@ -58,31 +58,31 @@ def _any_chars(least: int, most: int, book: RuleBook) -> str:
 
 
 def of_pattern(node: Node, repeats: int, book: RuleBook) -> str:
-    """A rule for strings of the pattern, in which nothing is repeated more than `repeats` times that need not be."""
-    return book.rule(sequence(QUOTE, _inside(node, repeats, book), QUOTE))
+    """Returns a rule for strings of the pattern. Optional repetitions end after `repeats` times."""
+    return book.rule(sequence(QUOTE, _content(node, repeats, book), QUOTE))
 
 
-def _inside(node: Node, repeats: int, book: RuleBook) -> str:
-    if isinstance(node, One):
-        plain, escaped = node.chars.in_json()
-        return either([*plain, *([book.rule(" | ".join(escaped))] if len(escaped) > 1 else escaped)])
+def _content(node: Node, repeats: int, book: RuleBook) -> str:
+    if isinstance(node, Character):
+        raw, escaped = node.chars.in_json()
+        return either([*raw, *([book.rule(" | ".join(escaped))] if len(escaped) > 1 else escaped)])
     if isinstance(node, Sequence):
         return sequence(*_joined(node.items, repeats, book))
     if isinstance(node, Alternatives):
         # In brackets even when all say the same: it may be repeated.
-        return f"({' | '.join(dict.fromkeys(_inside(branch, repeats, book) or NOTHING for branch in node.branches))})"
+        return f"({' | '.join(dict.fromkeys(_content(branch, repeats, book) or NOTHING for branch in node.branches))})"
     assert isinstance(node, Repeat)
     if node.item.most(repeats) == 0:
         return ""
-    inside = _inside(node.item, repeats, book)
-    item = inside if isinstance(node.item, (One, Alternatives)) else f"({inside})"
+    content = _content(node.item, repeats, book)
+    item = content if isinstance(node.item, (Character, Alternatives)) else f"({content})"
     return book.many(item, node.fewest, node.end(repeats))
 
 
 def _joined(items: Iterable[Node], repeats: int, book: RuleBook) -> Iterator[str]:
-    """Each item; characters one after the other as one literal."""
-    for are_plain, group in groupby(items, lambda item: isinstance(item, One) and item.chars.is_plain):
+    """Yields GBNF for each item; joins plain characters in a row into one literal."""
+    for are_plain, group in groupby(items, lambda item: isinstance(item, Character) and item.chars.is_plain):
         if are_plain:
-            yield literal("".join(item.chars.single for item in group if isinstance(item, One)))
+            yield literal("".join(item.chars.single for item in group if isinstance(item, Character)))
         else:
-            yield from (_inside(item, repeats, book) for item in group)
+            yield from (_content(item, repeats, book) for item in group)

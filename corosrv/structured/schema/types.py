@@ -1,9 +1,9 @@
-"""A schema to the values of each type that it is about."""
+"""Converts a schema to GBNF, type by type."""
 
 from __future__ import annotations
 
 from corosrv.structured.grammar.members import elements
-from corosrv.structured.patterns.tree import Node, PatternError, within
+from corosrv.structured.patterns.tree import Node, PatternError, fit_length
 from corosrv.structured.schema import numbers, strings
 from corosrv.structured.schema.anything import BOOLEAN, NULL
 from corosrv.structured.schema.conversion import Conversion, Value
@@ -11,7 +11,7 @@ from corosrv.structured.schema.merge import Impossible, Schema, types_of
 from corosrv.structured.schema.properties import Properties
 from corosrv.structured.schema.refs import step
 
-# What a schema without a type is about.
+# A schema without `type` is converted for the types that its keywords belong to.
 _ABOUT = {
     "object": {"properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
@@ -21,11 +21,11 @@ _ABOUT = {
 
 
 class Types:
-    """`value` makes what stands inside of arrays and objects."""
+    """Writes the values of each type. `value` writes what is inside arrays and objects."""
 
     def __init__(self, conversion: Conversion, value: Value) -> None:
-        self._refused = conversion.refused
-        self._parsed = conversion.parsed
+        self._refusal = conversion.refusal
+        self._pattern_tree = conversion.pattern_tree
         self._limits = conversion.limits
         self._beginnings = conversion.beginnings
         self._book = conversion.book
@@ -42,30 +42,30 @@ class Types:
         }
 
     def values(self, schema: Schema, place: str) -> str:
-        """Of a schema without references, choices and values of its own. Raises Impossible and InvalidSchema."""
+        """Returns GBNF for a schema without `$ref`, choices and enum. Raises Impossible and InvalidSchema."""
         if "type" in schema:
             types = types_of(schema)
         else:
             types = [name for name, words in _ABOUT.items() if words & schema.keys()]
-        found, why = [], []
+        alternatives, reasons = [], []
         for name in types:
             try:
-                found.append(self._of_type[name](schema, place))
+                alternatives.append(self._of_type[name](schema, place))
             except Impossible as impossible:
-                why.append(str(impossible))
+                reasons.append(str(impossible))
             except (PatternError, numbers.Unsupported) as error:
-                raise self._refused(place, str(error)) from None
-        if not found:
-            raise Impossible("; ".join(why))
-        return found[0] if len(found) == 1 else self._book.rule(" | ".join(found))
+                raise self._refusal(place, str(error)) from None
+        if not alternatives:
+            raise Impossible("; ".join(reasons))
+        return alternatives[0] if len(alternatives) == 1 else self._book.rule(" | ".join(alternatives))
 
     def _integer(self, schema: Schema, place: str) -> str:
-        found = numbers.integer(schema, self._limits.digits)
-        return self._any.integer() if found is None else self._book.rule(found)
+        body = numbers.integer(schema, self._limits.digits)
+        return self._any.integer() if body is None else self._book.rule(body)
 
     def _number(self, schema: Schema, place: str) -> str:
-        found = numbers.number(schema, self._limits.digits)
-        return self._any.number() if found is None else self._book.rule(found)
+        body = numbers.number(schema, self._limits.digits)
+        return self._any.number() if body is None else self._book.rule(body)
 
     def _string(self, schema: Schema, place: str) -> str:
         least = int(schema.get("minLength", 0))
@@ -77,18 +77,18 @@ class Types:
             return self._any.string(least, most)
         limit = self._limits.matched_chars
         most = max(least, node.least, limit) if most is None else min(most, max(least, node.least, limit))
-        return strings.of_pattern(*within(node, least, most), self._book)
+        return strings.of_pattern(*fit_length(node, least, most), self._book)
 
     def _pattern_of(self, schema: Schema, place: str) -> Node | None:
         known_format = strings.FORMATS.get(schema.get("format", ""))
         if "pattern" not in schema:
-            return self._parsed(known_format) if known_format else None
+            return self._pattern_tree(known_format) if known_format else None
         if known_format:
-            raise self._refused(place, "'pattern' and 'format' are not supported side by side")
+            raise self._refusal(place, "'pattern' and 'format' are not supported side by side")
         try:
-            return self._parsed(schema["pattern"])
+            return self._pattern_tree(schema["pattern"])
         except PatternError as error:
-            raise self._refused(step(place, "pattern"), f"'pattern': {error}") from None
+            raise self._refusal(step(place, "pattern"), f"'pattern': {error}") from None
 
     def _array(self, schema: Schema, place: str) -> str:
         least = int(schema.get("minItems", 0))
@@ -96,7 +96,7 @@ class Types:
         most = int(schema.get("maxItems", max(least, self._limits.items, len(prefix))))
         if most > self._limits.repetitions:
             most = max(least, self._limits.items, len(prefix))
-        with self._beginnings.of(None):
+        with self._beginnings.rule_scope(None):
             first: list[str] = []
             for index, part in enumerate(prefix[:most]):
                 try:
@@ -105,14 +105,14 @@ class Types:
                     most = index
                     break
             item = self._item(schema, place) if most > len(first) else None
-        rest = elements(first, item, least, most, self._book)
-        if not rest.is_possible:
+        tail = elements(first, item, least, most, self._book)
+        if not tail.is_possible:
             raise Impossible("there are fewer items than minItems asks for")
-        return self._book.rule(rest.within("[", "]"))
+        return self._book.rule(tail.enclose("[", "]"))
 
     def _item(self, schema: Schema, place: str) -> str | None:
         try:
-            found = self._value(schema.get("items", True), step(place, "items"))
+            value = self._value(schema.get("items", True), step(place, "items"))
         except Impossible:
             return None
-        return found if found.replace("-", "").isalnum() else self._book.rule(found)
+        return value if value.replace("-", "").isalnum() else self._book.rule(value)
