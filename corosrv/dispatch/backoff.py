@@ -1,16 +1,16 @@
-"""How long to pause before another try, after tries that failed one after the other."""
+"""Computes the pause before the next try, after tries that failed one after the other."""
 
 from __future__ import annotations
 
 
 class Backoff:
-    """Doubles the pause with every failure, up to a limit; a try that went well for long enough starts afresh.
+    """Doubles the pause with every failure, up to a limit; a try that went well for long enough resets it.
 
-    Times are passed in; nothing waits.
+    The caller passes the current time in; nothing waits.
     """
 
     def __init__(self, first: float, longest: float, recovery: float = 0.0) -> None:
-        """All in seconds. `recovery`: how long a try has to go well before its failure counts as the first again."""
+        """Takes seconds. `recovery`: how long a try has to go well before its failure counts as the first again."""
         self._first = first
         self._longest = longest
         self._recovery = recovery
@@ -19,11 +19,11 @@ class Backoff:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether tries fail again and again."""
+        """True if the next pause is longer than the first: several tries in a row have failed."""
         return self._pause > self._first
 
     def succeed(self, now: float) -> None:
-        """Notes that the current try goes well. Only the first call for a try counts."""
+        """Records that the current try goes well. Only the first call for a try counts."""
         if self._well_since is None:
             self._well_since = now
 

@@ -11,7 +11,7 @@ log = logging.getLogger("corosrv.permits")
 
 
 class Permit:
-    """A slot, held. It ends once: in `release` or in `poison`, whichever comes first."""
+    """The right to use a slot. It ends once: with `release` or `poison`, whichever comes first."""
 
     __slots__ = ("_pool", "slot")
 
@@ -24,26 +24,26 @@ class Permit:
         return self._pool.holds(self)
 
     def release(self) -> None:
-        """Gives the slot back. Does nothing, and says so in the log, when the permit has ended."""
+        """Gives the slot back. Logs a warning and does nothing else if the permit has ended."""
         self._pool.end(self, None)
 
     def poison(self, reason: str) -> None:
-        """Takes the slot out of use for ever. Does nothing, and says so in the log, when the permit has ended."""
+        """Takes the slot out of use for ever. Logs a warning and does nothing else if the permit has ended."""
         self._pool.end(self, reason)
 
 
 class PermitPool:
-    """The slots of one worker, and who holds them.
+    """The slots of one worker and the permits for them.
 
-    available + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so that on one
-    hub it needs no lock. The slot that was idle longest is next.
+    available + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so no
+    lock is needed on one hub. The slot that was idle longest is next.
     """
 
     def __init__(self, slots: Iterable[int] = ()) -> None:
-        """Raises ValueError for a slot that is named twice."""
+        """Raises ValueError if a slot is listed twice."""
         self._idle: deque[int] = deque()
         self._held: dict[int, Permit] = {}
-        self._retiring: dict[int, Permit] = {}  # held, and gone as soon as they are not
+        self._retiring: dict[int, Permit] = {}  # leave the pool when their permit ends
         self._poisoned: dict[int, str] = {}
         self.total = 0
         for slot in slots:
@@ -63,19 +63,19 @@ class PermitPool:
 
     @property
     def retiring(self) -> int:
-        """Slots that are held and leave the pool when they are given back."""
+        """The number of slots that leave the pool when their permit ends."""
         return len(self._retiring)
 
     @property
     def reasons(self) -> Mapping[int, str]:
-        """Why the poisoned slots are."""
+        """The reason for each poisoned slot."""
         return MappingProxyType(self._poisoned)
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._idle or slot in self._held or slot in self._poisoned or slot in self._retiring
 
     def add(self, slot: int) -> None:
-        """Takes a slot into the pool, idle. Raises ValueError for one that it has."""
+        """Adds an idle slot. Raises ValueError if the pool has it already."""
         if slot in self:
             raise ValueError(f"slot {slot} is named twice: the pool has it already")
         self._idle.append(slot)
@@ -96,7 +96,7 @@ class PermitPool:
         self.total -= 1
 
     def try_acquire(self) -> Permit | None:
-        """An idle slot, or None. Never waits."""
+        """Acquires the slot that was idle longest; returns None if no slot is idle. Never waits."""
         if not self._idle:
             return None
         permit = Permit(self, self._idle.popleft())
@@ -104,7 +104,7 @@ class PermitPool:
         return permit
 
     def poison(self, slot: int, reason: str) -> None:
-        """Takes a slot out of use for ever, also one that is idle or poisoned already; who holds it holds nothing more.
+        """Takes a slot out of use for ever, whether it is held, idle or poisoned; a permit for it ends.
 
         Raises KeyError for a slot that the pool does not have.
         """
@@ -115,7 +115,7 @@ class PermitPool:
         self._poisoned[slot] = reason
 
     def _leave(self, slot: int) -> bool:
-        """Whether a slot was retiring, and has left the pool now."""
+        """Removes a slot from the pool if it was retiring; returns whether it was."""
         if self._retiring.pop(slot, None) is None:
             return False
         self.total -= 1
@@ -128,11 +128,11 @@ class PermitPool:
             raise KeyError(slot) from None
 
     def holds(self, permit: Permit) -> bool:
-        """Whether a permit has not ended."""
+        """Returns whether a permit is still valid: neither released nor poisoned."""
         return permit in (self._held.get(permit.slot), self._retiring.get(permit.slot))
 
     def end(self, permit: Permit, reason: str | None) -> None:
-        """Called by permits: a slot goes back, or with a reason out of use."""
+        """Ends a permit: its slot becomes idle, or is poisoned if there is a reason. Called by Permit."""
         if not self.holds(permit):
             log.warning("a permit for slot %d was given back a second time", permit.slot)
         elif reason is not None:

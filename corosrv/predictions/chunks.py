@@ -1,4 +1,4 @@
-"""A prediction's outputs on their way: files are taken in several at once, and come out in the order they came in."""
+"""A prediction's outputs: resolves several files at once and emits the values in the order in which they were added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_ONCE = 8
 class Chunks:
     """Resolves the outputs of one prediction and emits their values. Used by one greenlet.
 
-    The first output that cannot be resolved is the last word: nothing is emitted behind it, and `on_error` is told.
+    At the first output that cannot be resolved it calls `on_error`, and emits nothing after it.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Chunks:
         self._last: gevent.Greenlet | None = None
         self._giving_up: gevent.Greenlet | None = None
 
-    def put(self, message: Output) -> None:
-        """Waits while as many are under way as may be: then the predictor waits, too."""
+    def add(self, message: Output) -> None:
+        """Adds an output. Waits while AT_ONCE outputs are being resolved, which makes the predictor wait, too."""
         is_first = self._last is None or self._last.ready()
         if is_first and isinstance(message, OutputChunk) and not message.files:
             if not self._is_broken:
@@ -56,7 +56,7 @@ class Chunks:
 
     @property
     def is_finished(self) -> bool:
-        """Every output so far was emitted, or has failed."""
+        """True if every output so far was emitted or has failed."""
         return not len(self._pool)
 
     def finish(self) -> None:
@@ -64,12 +64,12 @@ class Chunks:
         self._pool.join()
 
     def give_up_after(self, seconds: float) -> None:
-        """Gives up the outputs that are unfinished then. Never waits; the first call counts."""
+        """Gives up outputs that are unfinished after this time. Never waits; only the first call counts."""
         if self._giving_up is None:
             self._giving_up = gevent.spawn_later(seconds, self._pool.kill)
 
     def close(self) -> None:
-        """Gives up unfinished outputs now. Twice is harmless."""
+        """Gives up unfinished outputs now. Later calls do nothing."""
         if self._giving_up is not None:
             self._giving_up.kill(block=False)
         self._pool.kill()

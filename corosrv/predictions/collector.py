@@ -1,4 +1,4 @@
-"""A service's numbers as Prometheus takes them."""
+"""Prometheus metrics of a prediction service."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from prometheus_client.registry import Collector
 from corosrv.predictions.health import PredictorHealth
 from corosrv.predictions.service import PredictionService
 
-_KEPT = [
-    state for state in PredictorHealth if state is not PredictorHealth.UNHEALTHY
-]  # that one is asked for, and never kept
+# The service never stays UNHEALTHY: it answers so when the predictor's own check fails.
+_STATES = [state for state in PredictorHealth if state is not PredictorHealth.UNHEALTHY]
 
 
 class PredictionCollector(Collector):
-    """Reads them when it is asked; keeps none of its own. `n_restarts`: workers that followed one that died."""
+    """Reads the service's counts at each scrape. `n_restarts` returns how many workers replaced one that died."""
 
     def __init__(self, service: PredictionService, n_restarts: Callable[[], int]) -> None:
         self._service = service
@@ -28,18 +27,18 @@ class PredictionCollector(Collector):
         slots = {"free": stats.slots.free, "busy": stats.slots.busy, "poisoned": stats.slots.poisoned}
         yield _gauge("corosrv_prediction_slots", "Slots of the predictor's worker", "state", slots)
         running = GaugeMetricFamily("corosrv_predictions_running", "Predictions taken that have not ended")
-        running.add_metric([], stats.running)
+        running.add_metric([], stats.n_running)
         yield running
-        yield _counter("corosrv_predictions", "Ended predictions by status", "status", stats.ended)
-        yield _single("corosrv_predictions_refused", "Predictions refused for want of a free slot", stats.refused)
+        yield _counter("corosrv_predictions", "Ended predictions by status", "status", stats.n_ended)
+        yield _single("corosrv_predictions_refused", "Predictions refused for want of a free slot", stats.n_refused)
         hooks = stats.webhooks
         outcomes = {"delivered": hooks.delivered, "failed": hooks.failed, "retried": hooks.retried}
         yield _counter("corosrv_webhooks", "Webhooks by what became of them", "outcome", outcomes)
         yield _single("corosrv_worker_restarts", "Workers started in place of one that died", self._n_restarts())
 
     def _states(self) -> dict[str, int]:
-        now = self._service.health
-        return {state.value.lower(): int(state is now) for state in _KEPT}
+        current = self._service.health
+        return {state.value.lower(): int(state is current) for state in _STATES}
 
 
 def _gauge(name: str, text: str, label: str, values: dict[str, int]) -> Metric:

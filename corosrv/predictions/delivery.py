@@ -1,4 +1,4 @@
-"""One POST of a webhook: its time limit, its redirects, and what came of it."""
+"""One POST of a webhook: its time limit, its redirects and its outcome."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Outcome:
 
     status: int | None
     reason: str = ""
-    retry_after: float = 0.0  # seconds that the receiver wants to be left alone
-    is_refused: bool = False  # by us: it would have gone to where webhooks do not go
+    retry_after: float = 0.0  # seconds that the receiver asks to wait before the next try
+    is_refused: bool = False  # by this server: webhooks may not go to that destination
 
     @property
     def is_delivered(self) -> bool:
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def retry_after(text: str | None, now: float) -> float:
-    """Seconds from a Retry-After field, which holds such or a date; 300 at most. `now`: Unix time."""
+    """Reads a Retry-After field, which holds seconds or a date. Returns seconds, 300 at most. `now`: Unix time."""
     if not text:
         return 0.0
     try:
@@ -90,11 +90,11 @@ class Poster:
     ) -> Outcome:
         deadline = time.monotonic() + seconds
         redirects = Redirects(url, KEEPING_METHOD, leaves_site=False)
-        sent = self._headers(headers, sum(map(len, body)))
+        fields = self._headers(headers, sum(map(len, body)))
         try:
             while True:
                 addresses = self._look_up(redirects.url, to_loopback)
-                outcome, location = self._ask(redirects.url, addresses, body, sent, deadline - time.monotonic())
+                outcome, location = self._ask(redirects.url, addresses, body, fields, deadline - time.monotonic())
                 if not redirects.follow(outcome.status, location):
                     return outcome
         except RedirectRefused as error:
@@ -124,11 +124,11 @@ class Poster:
     def _ask(
         self, url: str, addresses: Sequence[str], body: Sequence[bytes], headers: Mapping[str, str], seconds: float
     ) -> tuple[Outcome, str | None]:
-        """One request, to the first address that takes connections; also where the answer sends it on to."""
+        """Posts to the first address that accepts a connection. Returns the outcome and the Location of a redirect."""
         if seconds <= 0:
             return Outcome(None, "no time was left"), None
-        *others, last = addresses
-        for address in others:
+        *earlier, last = addresses
+        for address in earlier:
             try:
                 return self._ask_at(address, url, body, headers, seconds)
             except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError):
@@ -155,14 +155,14 @@ class Poster:
             preload_content=False,
         )
         try:
-            wanted = retry_after(answer.headers.get("Retry-After"), int(time.time()))
-            return Outcome(answer.status, f"status {answer.status}", wanted), answer.headers.get("Location")
+            pause = retry_after(answer.headers.get("Retry-After"), int(time.time()))
+            return Outcome(answer.status, f"status {answer.status}", pause), answer.headers.get("Location")
         finally:
             answer.close()  # nobody reads what it says
             answer.release_conn()
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes all connections and ends the threads. Waits for them a second at most. Later calls do nothing."""
         self._http.clear()
         threads, self._threads = self._threads, None
         if threads is not None:

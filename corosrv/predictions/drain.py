@@ -1,4 +1,4 @@
-"""The end of the service: what runs is let finish, what does not is failed, and the worker is stopped."""
+"""The end of the service: lets running predictions finish, fails those that take too long, stops the worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corosrv.predictions.webhooks import Webhooks
 log = logging.getLogger("corosrv.predictions")
 
 SHUT_DOWN = "ShuttingDown: server shut down"
-STOP_SECONDS = 5.0  # that an idle worker gets to end by itself
+STOP_SECONDS = 5.0  # that an idle worker has to end by itself
 # After the drain time: until killed workers' predictions are failed, and for the one try of their webhooks.
 _LAST_WORDS = 1.0
 _LAST_TRY = 1.5
@@ -30,7 +30,7 @@ class Stops(Protocol):
 
 
 class Drain:
-    """Knows what runs, and brings it to an end once."""
+    """Knows the running predictions, and ends them once."""
 
     def __init__(self, worker: Stops, webhooks: Webhooks) -> None:
         self._worker = worker
@@ -40,21 +40,21 @@ class Drain:
         self._idle.set()
         self._haste = Event()
 
-    def began(self, run: Run, greenlet: gevent.Greenlet) -> None:
+    def add(self, run: Run, greenlet: gevent.Greenlet) -> None:
         self._running[run] = greenlet
         self._idle.clear()
 
-    def ended(self, run: Run) -> None:
+    def remove(self, run: Run) -> None:
         del self._running[run]
         if not self._running:
             self._idle.set()
 
     def hasten(self) -> None:
-        """Stops waiting for running predictions. Never waits; twice is harmless."""
+        """Stops waiting for running predictions. Never waits. Later calls do nothing."""
         self._haste.set()
 
     def run(self, seconds: float) -> None:
-        """Waits: `seconds` and some three at most, where the worker is set up."""
+        """Drains, and stops the worker. Waits, some three seconds longer than `seconds` at most if that is set up."""
         deadline = time.monotonic() + seconds
         if not (self._waits_for_runs(deadline) and self._waits_for_webhooks(deadline)):
             self._fail_the_rest()
@@ -62,11 +62,11 @@ class Drain:
         self._webhooks.close()
 
     def _waits_for_runs(self, deadline: float) -> bool:
-        gevent.wait([self._idle, self._haste], timeout=_left(deadline), count=1)
+        gevent.wait([self._idle, self._haste], timeout=_seconds_until(deadline), count=1)
         return self._idle.is_set() and not self._haste.is_set()
 
     def _waits_for_webhooks(self, deadline: float) -> bool:
-        flushing = gevent.spawn(self._webhooks.flush, _left(deadline))
+        flushing = gevent.spawn(self._webhooks.flush, _seconds_until(deadline))
         gevent.wait([flushing, self._haste], count=1)
         is_done = flushing.ready() and flushing.value
         flushing.kill()
@@ -92,5 +92,5 @@ class Drain:
         stopping.join(_LAST_WORDS)
 
 
-def _left(deadline: float) -> float:
+def _seconds_until(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())

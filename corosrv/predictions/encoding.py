@@ -1,4 +1,4 @@
-"""Prediction objects to JSON text, in pieces: to encode a large one at once would hold up everybody for seconds."""
+"""Encodes prediction objects as JSON text in pieces: a large one in one go would stop the hub for seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LargeJson:
 
 
 def encode(value: Any) -> list[bytes]:
-    """Encodes at once what holds no large values but LargeJson; never waits."""
+    """Encodes in one go; large values in it should be LargeJson. Never waits."""
     large: list[LargeJson] = []
 
     def mark(member: Any) -> msgspec.Raw:
@@ -34,9 +34,9 @@ def encode(value: Any) -> list[bytes]:
         large.append(member)
         return _RAW_MARK
 
-    first, *rest = msgspec.json.encode(value, enc_hook=mark).split(_MARK)
+    first, *texts = msgspec.json.encode(value, enc_hook=mark).split(_MARK)
     pieces = [first]
-    for member, text in zip(large, rest, strict=True):
+    for member, text in zip(large, texts, strict=True):
         pieces += member.pieces
         pieces.append(text)
     return pieces

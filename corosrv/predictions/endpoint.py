@@ -37,17 +37,18 @@ class PredictionEndpoint:
     write_timeout: float
 
     def answer(self, path_id: str | None) -> Response:
-        """`path_id`: the id that the path names. Waits for an answer that is whole; raises as `service.admit` does."""
+        """Answers a create request; `path_id` is the id in the path. Waits for the prediction unless the
+        request is async or a stream. Raises what `service.admit` raises."""
         service = self.service
         call = parse.call(
             *self._read(), path_id, request.headers, service.webhooks.destinations, came_by_loopback(request)
         )
-        prediction, found = service.admit(call)
+        prediction, outcome = service.admit(call)
         if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
             return self._stream(reader)
-        if found is CallOutcome.RUNNING:
+        if outcome is CallOutcome.RUNNING:
             return encoded_response(prediction.encoded(with_input=True), 202)
-        if found is CallOutcome.NEW and call.is_async:
+        if outcome is CallOutcome.NEW and call.is_async:
             return encoded_response(prediction.encoded(), 202)
         return encoded_response(self._wait(prediction).encoded())
 
@@ -58,8 +59,8 @@ class PredictionEndpoint:
             raise BodyTooLarge(limit)
         if kind and not headers.is_json(kind):
             raise UnsupportedMedia("the body must be JSON: its Content-Type has to be application/json")
-        sent = self.bodies.read(request, limit)
-        return (body.decode(request, sent, _JSON) if sent or kind else {}), len(sent)
+        data = self.bodies.read(request, limit)
+        return (body.decode(request, data, _JSON) if data or kind else {}), len(data)
 
     def _wait(self, prediction: Prediction) -> Prediction:
         """Waits until the prediction has ended; cancels it if its client leaves before that."""

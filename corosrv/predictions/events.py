@@ -1,4 +1,4 @@
-"""One client that reads a prediction's events: waits for them, and is told when it has missed some."""
+"""One client that reads a prediction's events: waits for them, and gets an error event when it has missed some."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class EventReader(Reader[Event]):
     once, when the reader is closed, with whether it left by itself: one that fell behind did not.
     """
 
-    def __init__(self, history: History, after: int | None, on_leave: Callable[[bool], None]) -> None:
+    def __init__(self, history: History, after_number: int | None, on_leave: Callable[[bool], None]) -> None:
         self._history = history
-        self._cursor: Cursor = history.cursor(after)
+        self._cursor: Cursor = history.cursor(after_number)
         self._on_leave = on_leave
         self._is_lost = False
         self._is_closed = False
@@ -50,22 +50,22 @@ class EventReader(Reader[Event]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more events will come."""
+        """True if no more events will come."""
         return self._is_closed or self._is_lost or self._cursor.is_at_end
 
     def take(self, timeout: float | None = None) -> list[Event]:
-        """Unread events, at least one; an empty list once the last one was taken. Waits.
+        """Returns unread events, at least one; an empty list once the last one was taken. Waits.
 
         Raises ReadTimeout after `timeout` seconds without any.
         """
-        taken: list[Event] = []
+        unread: list[Event] = []
 
         def keep(events: list[Event]) -> bool:
-            taken.extend(events)
+            unread.extend(events)
             return False
 
         self.pump(keep, timeout)
-        return taken
+        return unread
 
     def pump(self, sink: Sink[Event], timeout: float | None = None) -> None:
         """Hands unread events to `sink` whenever there are some, until it returns False or the last one was taken.
@@ -74,11 +74,11 @@ class EventReader(Reader[Event]):
         """
         if self._greenlet is not None:
             raise Misuse("another greenlet reads these events already; give each greenlet a reader of its own")
-        if self._pass_on(sink):
+        if self._hand_over(sink):
             self._wait(sink, timeout)
 
-    def _pass_on(self, sink: Sink[Event]) -> bool:
-        """Hands over what there is; True while there may be more, and it is wanted."""
+    def _hand_over(self, sink: Sink[Event]) -> bool:
+        """Hands unread events over; returns whether the sink wants more and more may come."""
         while events := self._unread():
             if not sink(events):
                 return False
@@ -108,16 +108,16 @@ class EventReader(Reader[Event]):
             self._greenlet = self._sink = None
 
     def _on_event(self) -> None:
-        """Called by the history. What has to be done is done in turn with others, so that many cost it nothing."""
-        get_hub().loop.run_callback(self._look)
+        """Schedules the delivery in the hub, so that an event with many readers costs its history little."""
+        get_hub().loop.run_callback(self._deliver)
 
-    def _look(self) -> None:
-        """In the hub: hands events over without waking the greenlet, as long as that can be."""
+    def _deliver(self) -> None:
+        """Hands events over in the hub; wakes the greenlet only if the sink wants no more or none will come."""
         if self._sink is None or self._greenlet is None:
             return
         self._silence.restart()
         try:
-            wants_more = self._pass_on(self._sink)
+            wants_more = self._hand_over(self._sink)
         except BaseException as error:  # raised where the reader waits, not in the hub
             self._greenlet.throw(error)
             return
@@ -131,23 +131,23 @@ class EventReader(Reader[Event]):
             self._greenlet.throw(ReadTimeout(f"no event for {seconds:g} s"))
 
     def cancel(self) -> None:
-        """The client is gone. Never waits."""
+        """Closes the reader: the client is gone. Never waits."""
         self.close()
 
     def close(self) -> None:
-        """Leaves. Twice is harmless."""
+        """Stops reading and calls `on_leave`. Later calls do nothing."""
         if self._is_closed:
             return
         has_left = not self.is_finished
         self._is_closed = True
         self._cursor.close()
         if self._greenlet is not None:
-            get_hub().loop.run_callback(self._look)
+            get_hub().loop.run_callback(self._deliver)
         self._on_leave(has_left)
 
 
 class _Silence:
-    """Calls `on_end` in the hub when nothing restarted it for that long. Never, where `seconds` is None."""
+    """Calls `on_end` in the hub when nothing restarted it for `seconds`; never if that is None."""
 
     def __init__(self, seconds: float | None, on_end: Callable[[float], None]) -> None:
         self._seconds = seconds or 0.0
@@ -167,9 +167,9 @@ class _Silence:
         self._timer.start(self._on_timer)
 
     def _on_timer(self) -> None:
-        left = self._since + self._seconds - time.monotonic()
-        if left > 0:
-            self._arm(left)
+        seconds_left = self._since + self._seconds - time.monotonic()
+        if seconds_left > 0:
+            self._arm(seconds_left)
         else:
             self.close()
             self._on_end(self._seconds)

@@ -1,4 +1,4 @@
-"""Files of outputs: each becomes a data URL, or goes up to where the operator said and becomes its address there."""
+"""Files of outputs: each becomes a data URL, or is uploaded below the operator's URL and becomes its address there."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Files:
     """Turns the messages of a worker into output values. Used by any number of greenlets at once."""
 
     def __init__(self, upload_url: str | None = None) -> None:
-        """Without `upload_url` files become data URLs."""
+        """Uploads files below `upload_url`; without it they become data URLs."""
         self._uploads = Uploads(upload_url) if upload_url else None
 
     def resolve(self, message: OutputChunk | FileOutput, directory: str) -> Any:
-        """The value that the message stands for, with its files in; large ones are LargeJson. Waits for files.
+        """Returns the value of a message, with addresses in place of its files; large ones are LargeJson.
 
-        `directory`: the prediction's, whose `outputs` hold them. Raises OutputFailed for a file that is not there or
-        could not be put. Calls may overlap; whoever makes them keeps the values in order.
+        Waits for files. `directory`: the prediction's, whose `outputs` hold them. Calls may overlap; the caller keeps
+        the values in order. Raises OutputFailed for a file that does not exist or cannot be uploaded.
         """
         if isinstance(message, OutputChunk):
             value = message.output
@@ -43,17 +43,17 @@ class Files:
         else:
             return self._address(FileRef([], message.filename, message.mime_type), directory)
         if message.files:
-            self._put_all(value, message.files, directory)
+            self._insert_all(value, message.files, directory)
         return value
 
-    def _put_all(self, value: Any, files: list[FileRef], directory: str) -> None:
+    def _insert_all(self, value: Any, files: list[FileRef], directory: str) -> None:
         pool = Pool(_AT_ONCE)
         try:
             addresses = pool.imap(lambda file: self._attempt(file, directory), files)
             for file, address in zip(files, addresses, strict=True):
                 if isinstance(address, OutputFailed):
                     raise address
-                _put(value, file.path, address)
+                _insert(value, file.path, address)
         finally:
             pool.kill()
 
@@ -67,7 +67,7 @@ class Files:
     def _address(self, file: FileRef, directory: str) -> str | LargeJson:
         path = _path(directory, file.filename)
         if self._uploads is not None:
-            return self._uploads.put(path, file.filename, file.mime_type)
+            return self._uploads.upload(path, file.filename, file.mime_type)
         if _size(path) > _LARGE:
             address: LargeJson = call_in_thread(_large_data_url, path, file.mime_type)
             return address
@@ -75,11 +75,11 @@ class Files:
 
 
 def weight(message: OutputChunk | FileOutput, value: Any) -> int:
-    """Bytes of what was put in for the message's files, once it was resolved to `value`."""
+    """Counts the bytes that stand for the message's files in `value`, which it was resolved to."""
     if isinstance(message, FileOutput) and message.kind != "oversized":
         return _length(value)
-    whole = message.n_bytes if isinstance(message, FileOutput) else 0
-    return whole + sum(_length(functools.reduce(operator.getitem, file.path, value)) for file in message.files)
+    n_oversized = message.n_bytes if isinstance(message, FileOutput) else 0
+    return n_oversized + sum(_length(functools.reduce(operator.getitem, file.path, value)) for file in message.files)
 
 
 def _length(address: str | LargeJson) -> int:
@@ -105,7 +105,7 @@ def _path(directory: str, name: str) -> str:
     return os.path.join(directory, "outputs", name)
 
 
-def _put(value: Any, path: list[str | int], address: str) -> None:
+def _insert(value: Any, path: list[str | int], address: str) -> None:
     try:
         for key in path[:-1]:
             value = value[key]

@@ -45,7 +45,7 @@ class ServerFolder:
             # Else another server that starts just now took the folder for one that was left behind.
 
     def close(self) -> None:
-        """Removes the folder. Waits for the disk; twice is harmless."""
+        """Removes the folder. Waits for the disk. Later calls do nothing."""
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
             os.close(self._lock)

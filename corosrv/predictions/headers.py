@@ -11,7 +11,7 @@ _TRACE = ("traceparent", "tracestate")
 
 
 def wants_async(prefer: str) -> bool:
-    """`Prefer` names respond-async, with whatever parameters and among whatever else."""
+    """Returns whether the `Prefer` field has respond-async, with any parameters, among others or alone."""
     if "respond-async" not in prefer.lower():
         return False
     names = (preference.partition(";")[0].partition("=")[0] for preference in parse_list_header(prefer))
@@ -19,7 +19,7 @@ def wants_async(prefer: str) -> bool:
 
 
 def wants_stream(accept: str) -> bool:
-    """`Accept` lists event streams by name, and likes nothing that JSON is better."""
+    """Returns whether the `Accept` field names event streams and does not prefer JSON."""
     if _STREAM not in accept.lower():
         return False
     accepted = parse_accept_header(accept, MIMEAccept)
@@ -30,7 +30,7 @@ def wants_stream(accept: str) -> bool:
 
 
 def is_json(content_type: str) -> bool:
-    """A type that bodies are read under: JSON, or one that says that it is written in it."""
+    """Returns whether a body of this type is read as JSON: application/json, or a type that ends in +json."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == _JSON or (kind.startswith("application/") and kind.endswith("+json"))
 
@@ -41,6 +41,6 @@ def trace(headers: Headers) -> dict[str, str]:
 
 
 def last_event_id(headers: Headers) -> int | None:
-    """The number of the last event that the client has; None for what is no number of ours."""
+    """Returns the number of the last event that the client has; None if the field holds no such number."""
     text = headers.get("Last-Event-ID", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None

@@ -16,7 +16,7 @@ class PredictorHealth(str, Enum):
     STARTING = "STARTING"
     READY = "READY"
     BUSY = "BUSY"
-    UNHEALTHY = "UNHEALTHY"  # the user's own check failed just now: told, never kept
+    UNHEALTHY = "UNHEALTHY"  # the user's own check failed just now: answered, never stored
     SETUP_FAILED = "SETUP_FAILED"
     DEFUNCT = "DEFUNCT"
 
@@ -52,7 +52,7 @@ class HealthState:
         self.state = state
 
     def move(self, state: PredictorHealth) -> None:
-        """Raises IllegalTransition. To stay is no move."""
+        """Moves to a state; staying is no move. Raises IllegalTransition."""
         if state is self.state:
             return
         if state not in NEXT[self.state]:
@@ -75,11 +75,11 @@ _STOPPED: dict[PredictorHealth, PredictorHealth] = {
 }
 
 
-def of_worker(before: PredictorHealth, worker: WorkerState, slots: SlotCounts) -> PredictorHealth:
+def of_worker(previous: PredictorHealth, worker: WorkerState, slots: SlotCounts) -> PredictorHealth:
     """Returns the service's next health, given its last one."""
     if worker is WorkerState.READY:
         return _of_slots(slots)
-    return _STOPPED[before] if worker is WorkerState.STOPPED else _OF_WORKER[worker]
+    return _STOPPED[previous] if worker is WorkerState.STOPPED else _OF_WORKER[worker]
 
 
 def _of_slots(slots: SlotCounts) -> PredictorHealth:

@@ -1,4 +1,4 @@
-"""A prediction's events: numbered from 1, the latest kept, read by cursors that do not know each other."""
+"""A prediction's events: numbered from 1, the latest kept, read by independent cursors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Event:
 class History:
     """The last `capacity` events. Never waits; used from the hub's thread.
 
-    With a capacity of 0 events are kept for those who read just now, and nobody else sees them.
+    With a capacity of 0 it keeps events for current readers only.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -51,7 +51,7 @@ class History:
         return self.n_events - len(self._kept)
 
     def append(self, name: str, data: Any, is_last: bool = False) -> None:
-        """Adds an event, and tells those who wait for one. The last one is always kept."""
+        """Adds an event and wakes parked readers. The last one is always kept."""
         self.n_events += 1
         self.is_ended = is_last
         if self._is_replayed or self.n_readers or is_last:
@@ -67,18 +67,18 @@ class History:
         self._parked[wake] = None
 
     def unpark(self, wake: Callable[[], None]) -> None:
-        """Does not call it after all."""
+        """Undoes `park`."""
         self._parked.pop(wake, None)
 
-    def cursor(self, after: int | None = None) -> Cursor:
-        """Reads what follows event number `after`; None: all that there is, from the first event on."""
+    def cursor(self, last_number: int | None = None) -> Cursor:
+        """Returns a cursor that reads the events after number `last_number`; None: from the first event on."""
         self.n_readers += 1
         if self._is_replayed:
-            return Cursor(self, min(after or 0, self.n_events))
+            return Cursor(self, min(last_number or 0, self.n_events))
         return Cursor(self, self.n_events - self.is_ended)
 
-    def behind(self, number: int) -> Event:
-        """The event after `number`, which has to be kept."""
+    def event_after(self, number: int) -> Event:
+        """Returns the event after `number`, which must still be kept."""
         return self._kept[number - self.n_lost]
 
 
@@ -104,23 +104,23 @@ class Cursor:
         return self._history.is_ended and self._position == self._history.n_events
 
     def take(self) -> list[Event]:
-        """Unread events, some 64 KiB of them at most; none if there are none. Never waits.
+        """Returns unread events, some 64 KiB at most; an empty list if there are none. Never waits.
 
-        Raises Gap where the next one is kept no longer.
+        Raises Gap if the next one is kept no longer.
         """
         history = self._history
         if self._position < history.n_lost:
             raise Gap(history.n_lost - self._position)
-        taken: list[Event] = []
+        events: list[Event] = []
         n_bytes = 0
         while self._position < history.n_events and n_bytes < PIECE:
-            taken.append(history.behind(self._position))
-            n_bytes += len(taken[-1].wire)
+            events.append(history.event_after(self._position))
+            n_bytes += len(events[-1].wire)
             self._position += 1
-        return taken
+        return events
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Ends the reader. Later calls do nothing."""
         if self._is_open:
             self._is_open = False
             self._history.n_readers -= 1

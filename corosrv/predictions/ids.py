@@ -1,4 +1,4 @@
-"""Names of predictions: those that clients may choose, and those that the server makes."""
+"""Ids of predictions: which ones clients may choose, and how the server makes its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _ALLOWED = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}")
 
 
 def is_id(text: str) -> bool:
-    """A client may call a prediction so."""
+    """Returns whether a client may choose this id."""
     return _ALLOWED.fullmatch(text) is not None
 
 
 def new_id() -> str:
-    """26 letters and digits, which nobody can guess."""
+    """Makes an id of 26 letters and digits that nobody can guess."""
     return base64.b32encode(uuid.uuid4().bytes).decode().rstrip("=").lower()

@@ -12,7 +12,7 @@ class RecordedMetrics:
         self._values: dict[str, Any] = {}
 
     def record(self, name: str, value: Any, mode: str) -> None:
-        """`mode`: replace, increment or append. None deletes the name, and all below it."""
+        """Records a value; `mode`: replace, increment or append. None deletes the name and all names below it."""
         if value is None:
             self._delete(name)
         elif mode == "increment":
@@ -20,27 +20,27 @@ class RecordedMetrics:
         elif mode == "append":
             self._append(name, value)
         else:
-            # A list of our own: whoever was told of this one must not see it grow.
+            # A copy: those who got this list must not see it grow.
             self._values[name] = list(value) if isinstance(value, list) else value
 
     def _append(self, name: str, value: Any) -> None:
-        held = self._values.get(name)
-        if isinstance(held, list):
-            held.append(value)
+        current = self._values.get(name)
+        if isinstance(current, list):
+            current.append(value)
         else:
-            self._values[name] = [value] if held is None else [held, value]
+            self._values[name] = [value] if current is None else [current, value]
 
     def _delete(self, name: str) -> None:
-        for known in [known for known in self._values if known == name or known.startswith(name + ".")]:
-            del self._values[known]
+        for key in [key for key in self._values if key == name or key.startswith(name + ".")]:
+            del self._values[key]
 
     def nested(self) -> dict[str, Any]:
         """Returns the metrics as nested objects."""
-        whole: dict[str, Any] = {}
+        tree: dict[str, Any] = {}
         for name, value in self._values.items():
             *parents, last = name.split(".")
-            place = whole
+            branch = tree
             for parent in parents:
-                place = place.setdefault(parent, {})
-            place[last] = value
-        return whole
+                branch = branch.setdefault(parent, {})
+            branch[last] = value
+        return tree

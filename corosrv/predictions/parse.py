@@ -1,4 +1,4 @@
-"""Bodies of create requests to calls: everything but `input` is checked here, all faults at once."""
+"""Parses bodies of create requests: checks everything but `input`, and reports all faults at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_EVENTS = 64  # names, each of which may be at fault
 class PredictionCall:
     """A create request, checked but for its `input`. `is_put`: it runs once, however often it is sent."""
 
-    input: Any = field(default_factory=dict)  # whatever was sent; the schema has the last word
+    input: Any = field(default_factory=dict)  # as sent; the schema checks it later
     id: str | None = None
     is_put: bool = False
     context: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class PredictionCall:
 
 
 class _Faults:
-    """Fields that are not as they have to be, in the order in which they were looked at."""
+    """Faults of one body, in the order in which they were found."""
 
     def __init__(self) -> None:
         self.errors: list[dict[str, Any]] = []
@@ -52,8 +52,10 @@ def call(
     destinations: Destinations | None = None,
     came_by_loopback: bool = False,
 ) -> PredictionCall:
-    """`n_bytes`: the body's size; `path_id`: the one that a PUT names; `fields`: the request's header; `destinations`:
-    where webhooks may go; `came_by_loopback`: the client is on this machine, so that its webhooks may be.
+    """Makes a call of a decoded body.
+
+    `n_bytes`: the body's size; `path_id`: the id in the path of a PUT; `fields`: the request's header; `destinations`:
+    where webhooks may go; `came_by_loopback`: the client is on this machine, so its webhooks may stay on it.
 
     Raises InvalidInput.
     """
@@ -61,13 +63,13 @@ def call(
     if not isinstance(body, dict):
         faults.add("the body must be an object")
         raise InvalidInput(faults.errors)
-    said = {name: value for name, value in body.items() if value is not None}  # null equals absent
+    members = {name: value for name, value in body.items() if value is not None}  # null equals absent
     result = PredictionCall(
-        input=said.get("input", {}),
-        id=_id(said, path_id, faults),
+        input=members.get("input", {}),
+        id=_id(members, path_id, faults),
         is_put=path_id is not None,
-        context=_context(said, faults),
-        receiver=_receiver(said, headers.trace(fields), destinations or Destinations(), came_by_loopback, faults),
+        context=_context(members, faults),
+        receiver=_receiver(members, headers.trace(fields), destinations or Destinations(), came_by_loopback, faults),
         is_async=headers.wants_async(fields.get("Prefer", "")),
         is_stream=headers.wants_stream(fields.get("Accept", "")),
         n_bytes=n_bytes,
@@ -77,11 +79,11 @@ def call(
     return result
 
 
-def _id(said: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str | None:
+def _id(members: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str | None:
     words = "must be 1 to 128 characters of A-Z a-z 0-9 . _ ~ -, the first of them no dot"
     if path_id is not None and not is_id(path_id):
         faults.errors.append({"loc": ["path", "prediction_id"], "msg": words, "type": "value_error"})
-    id = _typed(said, "id", str, "must be a string", faults)
+    id = _typed(members, "id", str, "must be a string", faults)
     if id is not None and not is_id(id):
         faults.add(words, "id")
     elif id is not None and path_id is not None and id != path_id:
@@ -89,8 +91,8 @@ def _id(said: Mapping[str, Any], path_id: str | None, faults: _Faults) -> str | 
     return path_id if path_id is not None else id
 
 
-def _context(said: Mapping[str, Any], faults: _Faults) -> dict[str, str]:
-    context: dict[str, Any] = _typed(said, "context", dict, "must be an object of strings", faults) or {}
+def _context(members: Mapping[str, Any], faults: _Faults) -> dict[str, str]:
+    context: dict[str, Any] = _typed(members, "context", dict, "must be an object of strings", faults) or {}
     for name, value in context.items():
         if not isinstance(value, str):
             faults.add("must be a string", "context", name)
@@ -98,39 +100,39 @@ def _context(said: Mapping[str, Any], faults: _Faults) -> dict[str, str]:
 
 
 def _receiver(
-    said: Mapping[str, Any],
+    members: Mapping[str, Any],
     trace: Mapping[str, str],
     destinations: Destinations,
     to_loopback: bool,
     faults: _Faults,
 ) -> Receiver | None:
-    url = _typed(said, "webhook", str, "must be a string", faults)
+    url = _typed(members, "webhook", str, "must be a string", faults)
     if url is not None and not is_http_url(url):
         faults.add("must be an absolute http or https URL", "webhook")
     elif url is not None and (fault := destinations.fault_of_url(url, to_loopback=to_loopback)):
         faults.add(fault, "webhook")
-    events = _events(said, faults)
+    events = _events(members, faults)
     return None if url is None else Receiver(url, events, trace, to_loopback)
 
 
-def _events(said: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:
+def _events(members: Mapping[str, Any], faults: _Faults) -> frozenset[Change]:
     place = "webhook_events_filter"
-    names = _typed(said, place, list, f"must be a list of {_EVENTS}", faults)
+    names = _typed(members, place, list, f"must be a list of {_EVENTS}", faults)
     if names is None:
         return frozenset(Change)
-    known = {change.value: change for change in Change}
+    changes = {change.value: change for change in Change}
     if len(names) > _MOST_EVENTS:
         faults.add(f"must have at most {_MOST_EVENTS} names, not {len(names)}", place)
         return frozenset()
     for number, name in enumerate(names):
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in changes:
             faults.add(f"must be one of {_EVENTS}", place, number)
-    return frozenset(known[name] for name in names if isinstance(name, str) and name in known)
+    return frozenset(changes[name] for name in names if isinstance(name, str) and name in changes)
 
 
-def _typed(said: Mapping[str, Any], name: str, kind: type, words: str, faults: _Faults) -> Any:
-    """A field, if it was sent and is of that type."""
-    value = said.get(name)
+def _typed(members: Mapping[str, Any], name: str, kind: type, words: str, faults: _Faults) -> Any:
+    """Returns a member if it is of this type; otherwise None, and a fault if it was sent."""
+    value = members.get(name)
     if value is None or isinstance(value, kind):
         return value
     faults.add(words, name)

@@ -1,4 +1,4 @@
-"""Authors' regular expressions over clients' texts: one that might never end must not stop the server."""
+"""Searches clients' texts for authors' regular expressions; one that might never end must not stop the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gevent.subprocess import PIPE, Popen, TimeoutExpired
 from corosrv.errors import TooBusy
 
 TIME_LIMIT = 1.0  # seconds of the processor for all slow patterns of one input
-PATIENCE = 20.0  # seconds in which the process has to get them; it may be paused, or have to share the processor
+PATIENCE = 20.0  # seconds to wait for the process, which may be paused or share the processor
 _AT_ONCE = 2  # processes
 _MAX_STEPS = 500_000  # some 10 ms
 _PLAIN_GROUPS = re.compile(r"\((?!\?)|\(\?:|\(\?P<\w+>")
@@ -33,21 +33,21 @@ _USED_UP = -signal.SIGPROF
 
 
 class Patterns:
-    """Says whether patterns are found in texts. Short work is done at once, the rest by a process with a time limit."""
+    """Searches texts for patterns: short work at once, the rest in a process with a time limit."""
 
     def __init__(self) -> None:
         self._processes = BoundedSemaphore(_AT_ONCE)
 
-    def found_at_once(self, pattern: str, text: str) -> bool | None:
-        """None: it might take long, and is for `found`."""
-        if _shape(pattern).steps(len(text)) > _MAX_STEPS:
+    def try_search(self, pattern: str, text: str) -> bool | None:
+        """Returns whether the pattern is in the text, or None if the search might take long and needs `search`."""
+        if _cost(pattern).steps(len(text)) > _MAX_STEPS:
             return None
         return re.search(pattern, text) is not None
 
-    def found(self, pairs: list[tuple[str, str]]) -> list[bool | None]:
-        """Whether each pattern is found in its text; None where the processor time was used up before. Waits.
+    def search(self, pairs: list[tuple[str, str]]) -> list[bool | None]:
+        """Returns for each pair whether the pattern is in the text; None if the processor time ran out first. Waits.
 
-        Raises TooBusy where the process was kept from using that time.
+        Raises TooBusy if the process could not use its processor time.
         """
         if not pairs:
             return []
@@ -64,33 +64,33 @@ class Patterns:
         return answers + [None] * (len(pairs) - len(answers))
 
 
-class _Shape:
-    """How the work of a pattern grows with the text, by its repetitions alone: never less than it can be."""
+class _Cost:
+    """An upper bound of the steps that a search takes, from the pattern's repetitions alone."""
 
     def __init__(self, pattern: str) -> None:
-        bare = _ESCAPES_AND_SETS.sub("x", pattern)
-        groups = len(re.findall(r"\(", bare))
-        has_odd_groups = len(_PLAIN_GROUPS.findall(bare)) != groups
+        skeleton = _ESCAPES_AND_SETS.sub("x", pattern)
+        groups = len(re.findall(r"\(", skeleton))
+        has_odd_groups = len(_PLAIN_GROUPS.findall(skeleton)) != groups
         refers_back = re.search(r"\\[1-9]|\(\?P=", pattern) is not None
         # A repeated group may match the same text in exponentially many ways.
-        self._is_boundless = has_odd_groups or refers_back or re.search(r"\)[*+{]", bare) is not None
-        self._most = [self._upmost(found) for found in _REPEATS.finditer(bare)]
-        self._branches = bare.count("|") + 1
+        self._is_boundless = has_odd_groups or refers_back or re.search(r"\)[*+{]", skeleton) is not None
+        self._max_repeats = [self._max_of(repeat) for repeat in _REPEATS.finditer(skeleton)]
+        self._branches = skeleton.count("|") + 1
         self._is_anchored = self._branches == 1 and pattern.startswith(("^", r"\A"))
 
     @staticmethod
-    def _upmost(found: re.Match[str]) -> float:
-        if found[0] == "?":
+    def _max_of(repeat: re.Match[str]) -> float:
+        if repeat[0] == "?":
             return 1
-        return float(found[2]) if found[2] else math.inf
+        return float(repeat[2]) if repeat[2] else math.inf
 
     def steps(self, length: int) -> float:
         if self._is_boundless:
             return math.inf
-        ways = math.prod(min(most, length) + 1 for most in self._most) * self._branches
+        ways = math.prod(min(most, length) + 1 for most in self._max_repeats) * self._branches
         return ways if self._is_anchored else ways * (length + 1)
 
 
 @lru_cache(maxsize=256)
-def _shape(pattern: str) -> _Shape:
-    return _Shape(pattern)
+def _cost(pattern: str) -> _Cost:
+    return _Cost(pattern)

@@ -1,4 +1,4 @@
-"""One prediction: its states, what it has brought forth so far, and the object that everybody is shown."""
+"""One prediction: its state, its outputs so far, and the object that clients see."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEXT: dict[Status, frozenset[Status]] = {
 
 
 class Change(str, Enum):
-    """The changes that listeners hear of, and the values of `webhook_events_filter`."""
+    """The changes that listeners are called for, and the values of `webhook_events_filter`."""
 
     START = "start"
     OUTPUT = "output"
@@ -70,7 +70,7 @@ class Prediction:
         self.status = Status.STARTING
         self.history = history
         self.is_cancel_requested = False
-        self.n_bytes = 0  # that it takes, some; told by whoever receives them, until it ends
+        self.n_bytes = 0  # of memory, about; the run adds what it receives, until the prediction ends
         self._shown_input = shown_input
         self._is_list = is_list
         self._outputs: list[Any] = []
@@ -88,7 +88,7 @@ class Prediction:
         return not NEXT[self.status]
 
     def listen(self, listener: Listener) -> None:
-        """Calls it at each change from now on, in the order in which listeners came; it must not wait."""
+        """Calls `listener` at each later change, in the order of registration; it must not wait."""
         self._listeners.append(listener)
 
     # What happens to it
@@ -110,7 +110,7 @@ class Prediction:
         self._tell(Change.OUTPUT)
 
     def add_log(self, source: str, data: str) -> None:
-        """Keeps what there is room for, and says where it was cut; nobody hears of what is behind that."""
+        """Adds printed text, up to MAX_LOGS characters; marks where the log was cut, and drops all after that."""
         if self._is_log_cut:
             return
         room = MAX_LOGS - self._n_logged
@@ -165,22 +165,22 @@ class Prediction:
     # What it shows
 
     def view(self, with_input: bool = False) -> dict[str, Any]:
-        """The prediction object, to be encoded or copied at once: while it runs, its lists grow."""
-        shown: dict[str, Any] = {"id": self.id, "status": self.status.value}
+        """Returns the prediction object, to be encoded or copied at once: its lists grow while the prediction runs."""
+        members: dict[str, Any] = {"id": self.id, "status": self.status.value}
         if with_input:
-            shown["input"] = self._shown_input
+            members["input"] = self._shown_input
         if self._outputs or self.status is Status.SUCCEEDED:
-            shown["output"] = self._output()
+            members["output"] = self._output()
         if self._error is not None:
-            shown["error"] = self._error
-        shown["logs"] = self._whole_logs()
-        shown["metrics"] = self._metrics.nested()
+            members["error"] = self._error
+        members["logs"] = self._whole_logs()
+        members["metrics"] = self._metrics.nested()
         if self._predict_time is not None:
-            shown["metrics"]["predict_time"] = self._predict_time
-        return shown | {name: rfc3339(time) for name, time in self._times.items()}
+            members["metrics"]["predict_time"] = self._predict_time
+        return members | {name: rfc3339(time) for name, time in self._times.items()}
 
     def encoded(self, with_input: bool = False) -> list[bytes]:
-        """The prediction object as JSON text, in pieces. Waits while others have their turns, if it is large."""
+        """Encodes the prediction object as JSON, in pieces. Waits while others have their turns, if it is large."""
         return encode_in_turns(self.view(with_input), self.n_bytes)
 
     def _output(self) -> Any:

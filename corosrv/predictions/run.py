@@ -16,7 +16,7 @@ from corosrv.jobs.answers import Answer, Cancelled, Done, Failed, LogLine, Metri
 from corosrv.predictions.chunks import Chunks
 from corosrv.predictions.files import weight
 from corosrv.predictions.prediction import Prediction, Status
-from corosrv.predictions.times import now
+from corosrv.predictions.times import utc_now
 
 log = logging.getLogger("corosrv.predictions")
 
@@ -32,7 +32,7 @@ class AnswerReader(Reader[Answer], Protocol):
 
 
 class Resolves(Protocol):
-    """Makes values of outputs that came in files."""
+    """The part of Files that a run uses."""
 
     def resolve(self, message: Output, directory: str) -> Any: ...
 
@@ -63,7 +63,7 @@ class Run:
         self._fault: str | None = None  # of an output
 
     def cancel(self) -> None:
-        """Ends the prediction, also one whose outputs are still being uploaded. Never waits; twice is harmless."""
+        """Cancels the prediction, also while its outputs are uploaded. Never waits. Later calls do nothing."""
         self.prediction.is_cancel_requested = True
         self._reader.cancel()
         if self._chunks is not None:
@@ -81,7 +81,7 @@ class Run:
         try:
             with _removed(self._directory), self._reader:
                 if not self.prediction.is_cancel_requested:
-                    self.prediction.begin(now())
+                    self.prediction.begin(utc_now())
                 terminal, error = self._read(), None
         except Exception as raised:  # whatever it is, the prediction has to end
             log.exception("prediction %s could not be run", self.prediction.id)
@@ -90,7 +90,7 @@ class Run:
             self._on_end(self, *self._verdict(terminal, error), terminal)
 
     def _read(self) -> Terminal | None:
-        """The worker's last answer."""
+        """Reads until the worker's last answer and returns it; None if none came. Waits."""
         reader = self._reader
         self._chunks = chunks = Chunks(self._resolve, self.prediction.add_output, self._on_fault)
         n_counted = 0
@@ -122,11 +122,11 @@ class Run:
         else:
             if message.is_stream:
                 self.prediction.become_list()
-            chunks.put(message)
+            chunks.add(message)
         return None
 
     def _on_fault(self, error: Exception) -> None:
-        """An output could not be had: that is the end of it, whatever else it may bring forth."""
+        """Records that an output could not be resolved, and ends the prediction."""
         self._fault = f"{type(error).__name__}: {error}"
         self._reader.cancel()
 

@@ -1,4 +1,4 @@
-"""The service in front of a predictor: creates, finds, follows and cancels predictions, tells health, shuts down."""
+"""The service in front of a predictor: creates, finds, follows and cancels predictions, reports health, shuts down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from corosrv.predictions.parse import PredictionCall
 from corosrv.predictions.prediction import Prediction, Status
 from corosrv.predictions.run import AnswerReader, Run
 from corosrv.predictions.supervisor import Supervisor
-from corosrv.predictions.times import now
+from corosrv.predictions.times import utc_now
 from corosrv.predictions.validation import InputSchema
 from corosrv.predictions.webhooks import Deliveries, Webhooks
 from corosrv.settings import PredictionSettings
@@ -66,7 +66,7 @@ class WorkerLike(Protocol):
 
 
 class CallOutcome(Enum):
-    """Whether a call made a new prediction or found an earlier one of its id."""
+    """The outcome of a call: a new prediction, or an earlier one with its id."""
 
     NEW = "new"
     RUNNING = "running"  # somebody asked for the same before
@@ -78,9 +78,9 @@ class Stats:
     """Counts since the start, and what runs now."""
 
     slots: SlotCounts
-    running: int
-    ended: dict[str, int]  # by status
-    refused: int  # for want of a slot
+    n_running: int
+    n_ended: dict[str, int]  # by status
+    n_refused: int  # for want of a slot
     webhooks: Deliveries
 
 
@@ -113,11 +113,11 @@ class PredictionService:
         """Removes files that servers left behind which were killed. Returns at once; a thread does it."""
         get_hub().threadpool.spawn(sweep)
 
-    # Asking for predictions
+    # Starting predictions
 
     def admit(self, call: PredictionCall) -> tuple[Prediction, CallOutcome]:
-        """Takes a call, or finds what an earlier one with its id became: one step, in which nobody else has a turn.
-        Before it a large input is checked, which waits.
+        """Starts a prediction, or finds the one that an earlier call with its id started, in one step without a switch.
+        Checks the input before that, and waits if it is large.
 
         Raises Unavailable, NotStreamed, InvalidInput or IdTaken; then nothing has happened.
         """
@@ -129,11 +129,11 @@ class PredictionService:
             raise NotStreamed
         input = schema.check(call.input, call.n_bytes)
         self.check()  # again: the worker may have gone meanwhile
-        known = self._known(call, input)
-        return known if known is not None else (self._accept(call, input), CallOutcome.NEW)
+        duplicate = self._find_duplicate(call, input)
+        return duplicate if duplicate is not None else (self._accept(call, input), CallOutcome.NEW)
 
     def check(self) -> None:
-        """Raises the Unavailable that a call would meet now, whatever it asks for."""
+        """Raises Unavailable if no call can be accepted now."""
         state, reason = self.worker.state, self.worker.reason
         if not self._is_accepting or state is WorkerState.STOPPED:
             raise ShuttingDown("the server is shutting down")
@@ -152,7 +152,7 @@ class PredictionService:
             raise Starting("the predictor is still being set up")
         return self._schema
 
-    def _known(self, call: PredictionCall, input: dict[str, Any]) -> tuple[Prediction, CallOutcome] | None:
+    def _find_duplicate(self, call: PredictionCall, input: dict[str, Any]) -> tuple[Prediction, CallOutcome] | None:
         if call.id is None:
             return None
         if running := self._supervisor.find_running(call.id):
@@ -169,7 +169,7 @@ class PredictionService:
         schema = self.schema
         history = History(self.settings.stream_history) if schema.is_streaming else None
         id = call.id or ids.new_id()
-        prediction = Prediction(id, input, schema.mask(input), now(), history, _is_list(schema.document))
+        prediction = Prediction(id, input, schema.mask(input), utc_now(), history, _is_list(schema.document))
         prediction.n_bytes = call.n_bytes
         directory = self._folder.new_path()
         try:
@@ -192,10 +192,10 @@ class PredictionService:
         self._runs[prediction.id] = run
         if call.is_stream:
             self._bound_to_readers.add(prediction.id)
-        self._drain.began(run, gevent.spawn(run.run))
+        self._drain.add(run, gevent.spawn(run.run))
 
     def _on_end(self, run: Run, status: Status, error: str | None, terminal: Terminal | None) -> None:
-        """Publishes a result: its permit is back, and whoever hears of it may ask for the next one at once."""
+        """Publishes a result. Its slot is free by now, so listeners may start the next prediction at once."""
         prediction = run.prediction
         del self._runs[prediction.id]
         self._bound_to_readers.discard(prediction.id)
@@ -203,30 +203,32 @@ class PredictionService:
         self._supervisor.finish(prediction, time.monotonic())
         self._forget_later()
         if terminal is None:
-            prediction.end(status, now(), error)
+            prediction.end(status, utc_now(), error)
         else:
             is_list = terminal.is_stream or (False if isinstance(terminal, Done) else None)  # None: it could not say
-            prediction.end(status, now(), error, terminal.predict_time, is_list)
-        self._drain.ended(run)
+            prediction.end(status, utc_now(), error, terminal.predict_time, is_list)
+        self._drain.remove(run)
 
     def _forget_later(self) -> None:
-        """Lets finished predictions go in time, also where nobody asks for any."""
-        due = self._supervisor.forget(time.monotonic())
-        if due is not None and self._forgetting is None:
-            self._forgetting = gevent.spawn_later(due - time.monotonic(), self._forget)
+        """Forgets finished predictions in time, even if nobody calls."""
+        next_time = self._supervisor.forget(time.monotonic())
+        if next_time is not None and self._forgetting is None:
+            self._forgetting = gevent.spawn_later(next_time - time.monotonic(), self._forget)
 
     def _forget(self) -> None:
         self._forgetting = None
         self._forget_later()
 
-    # Looking at them
+    # Finding predictions
 
     def find(self, id: str) -> Prediction | None:
-        """One that runs, or has ended lately."""
+        """Returns a prediction that runs or ended lately, or None."""
         return self._supervisor.find(id, time.monotonic())
 
-    def follow(self, prediction: Prediction, after: int | None) -> EventReader | None:
-        """Reads its events, from the first one on or behind number `after`; None where it has none.
+    def follow(self, prediction: Prediction, last_number: int | None) -> EventReader | None:
+        """Returns a reader of the prediction's events after number `last_number`, None: from the first one on.
+
+        Returns None if the predictor does not stream.
 
         Raises TooManyReaders.
         """
@@ -235,7 +237,7 @@ class PredictionService:
             return None
         if history.n_readers >= MAX_READERS:
             raise TooManyReaders(MAX_READERS)
-        return EventReader(history, after, functools.partial(self._on_leave, prediction))
+        return EventReader(history, last_number, functools.partial(self._on_leave, prediction))
 
     def _on_leave(self, prediction: Prediction, has_left: bool) -> None:
         assert prediction.history is not None
@@ -243,13 +245,13 @@ class PredictionService:
             self.cancel(prediction.id)
 
     def cancel(self, id: str) -> bool:
-        """Ends a running prediction, in its own time; False where none of that id runs."""
+        """Asks a running prediction to end; returns False if no prediction of this id runs. Never waits."""
         run = self._runs.get(id)
         if run is not None:
             run.cancel()
         return run is not None
 
-    # PredictorHealth
+    # Health
 
     @property
     def slots(self) -> SlotCounts:
@@ -295,23 +297,23 @@ class PredictionService:
         self._is_accepting = False
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Lets what runs end, and their last webhooks be delivered, then stops the worker. Waits for all of that.
+        """Lets running predictions end and their webhooks go out, then stops the worker. Waits for all of that.
 
-        After `timeout` seconds, unsaid the settings' drain time, or as soon as `hasten` is called, what is left fails.
+        After `timeout` seconds (default: the drain time of the settings), or once `hasten` is called, the rest fails.
         """
         self.stop_accepting()
         self._drain.run(self.settings.drain_timeout if timeout is None else timeout)
         get_hub().threadpool.apply(self._folder.close)
 
     def close(self) -> None:
-        """Removes the files of predictions, also where nothing was shut down. Waits for the disk."""
+        """Removes the files of predictions, also without a shutdown. Waits for the disk."""
         self._folder.close()
 
     def hasten(self) -> None:
-        """Ends a shutdown that takes too long, as a second signal wants it. Never waits."""
+        """Hurries a running shutdown, for a second signal. Never waits."""
         self._drain.hasten()
 
 
 def _is_list(document: dict[str, Any]) -> bool:
-    """The predictor hands out members of a list, one after the other: also the first alone is a list."""
+    """Returns whether the predictor yields the members of a list, so that a single output is a list, too."""
     return bool(document["components"]["schemas"]["Output"].get("x-cog-array-type") == "iterator")

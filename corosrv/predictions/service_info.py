@@ -1,4 +1,4 @@
-"""Answers about the service itself: what it offers, and how it is."""
+"""Answers about the service itself: its endpoints and its health."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _URLS = {
 def index(request: Request) -> dict[str, str]:
     """Returns the URLs of the endpoints that answer, below the path of this request."""
     prefix = request.path.rstrip("/")
-    known = current_app.url_map.bind("localhost")
+    routes = current_app.url_map.bind("localhost")
 
     def answers(method: str, path: str) -> bool:
         try:
-            return known.test(prefix + path, method)
+            return routes.test(prefix + path, method)
         except HTTPException:
             return False
 
@@ -46,21 +46,21 @@ def index(request: Request) -> dict[str, str]:
 
 def health(state: PredictorHealth, error: str | None, setup: Setup, slots: SlotCounts) -> dict[str, Any]:
     """Returns the answer of GET /health-check."""
-    shown: dict[str, Any] = {
+    members: dict[str, Any] = {
         "status": state.value,
         "setup": _setup(setup),
         "version": _versions(),
         "slots": {"total": slots.total, "busy": slots.busy, "poisoned": slots.poisoned},
     }
     if error is not None:
-        shown["user_healthcheck_error"] = error
-    return shown
+        members["user_healthcheck_error"] = error
+    return members
 
 
 def _setup(setup: Setup) -> dict[str, Any]:
-    shown: dict[str, Any] = {"status": setup.status, "logs": setup.logs}
+    members: dict[str, Any] = {"status": setup.status, "logs": setup.logs}
     times = {"started_at": setup.started_at, "completed_at": setup.completed_at}
-    return shown | {name: rfc3339(time) for name, time in times.items() if time is not None}
+    return members | {name: rfc3339(time) for name, time in times.items() if time is not None}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The predictions that run, and those that ended lately, by their ids."""
+"""Running and lately finished predictions by id."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Supervisor:
         self._running[prediction.id] = prediction
 
     def finish(self, prediction: Prediction, now: float) -> None:
-        """Moves an ended prediction to those that are remembered for a while."""
+        """Moves a prediction from the running to the finished ones."""
         del self._running[prediction.id]
         self._finished[prediction.id] = (now + self._ttl, prediction)
         self._n_bytes += prediction.n_bytes
@@ -57,11 +57,11 @@ class Supervisor:
         self.forget(now)
 
     def forget(self, now: float) -> float | None:
-        """Drops those whose time is over; returns when the next one's will be, None where nothing is remembered."""
+        """Drops expired predictions; returns when the next one expires, None if no finished one is kept."""
         while self._finished:
-            due, _ = next(iter(self._finished.values()))
-            if due > now:
-                return due
+            expires_at, _ = next(iter(self._finished.values()))
+            if expires_at > now:
+                return expires_at
             self._forget_oldest()
         return None
 

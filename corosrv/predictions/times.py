@@ -1,14 +1,14 @@
-"""Moments as predictions tell them."""
+"""Points in time, as prediction objects write them."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
 def rfc3339(time: datetime) -> str:
-    """UTC, with microseconds."""
+    """Formats a time in UTC, with microseconds."""
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -24,16 +24,16 @@ class Uploads:
         self._url = urlsplit(url)
         self._pool = urllib3.PoolManager(maxsize=8, headers={"User-Agent": f"corosrv/{corosrv.__version__}"})
 
-    def put(self, path: str, name: str, mime_type: str) -> str:
-        """The file's address from now on. Waits; raises OutputFailed with the status or the cause."""
+    def upload(self, path: str, name: str, mime_type: str) -> str:
+        """Uploads a file and returns its address. Waits. Raises OutputFailed with the status or the cause."""
         too_long = OutputFailed(f"the output file {name} could not be uploaded within {TIME_LIMIT:g} s")
         with gevent.Timeout(TIME_LIMIT, too_long):
             if is_module_patched("socket"):  # then this very greenlet may wait for the network
-                return self._put(path, name, mime_type)
-            address: str = call_in_thread(self._put, path, name, mime_type)
+                return self._send_along_redirects(path, name, mime_type)
+            address: str = call_in_thread(self._send_along_redirects, path, name, mime_type)
             return address
 
-    def _put(self, path: str, name: str, mime_type: str) -> str:
+    def _send_along_redirects(self, path: str, name: str, mime_type: str) -> str:
         url = urlunsplit(self._url._replace(path=f"{self._url.path.rstrip('/')}/{quote(name, safe='')}"))
         try:
             redirects = Redirects(url, KEEPING_METHOD)

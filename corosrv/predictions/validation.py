@@ -1,4 +1,4 @@
-"""The inputs of predictions, checked by the OpenAPI document that clients see."""
+"""Checks the inputs of predictions against the OpenAPI document that clients see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGE = 1 << 20  # bytes of a request; beyond them a check is worth a thread
 
 
 class InputSchema:
-    """One predictor's. Used by the server's greenlets, as many at once as there are."""
+    """The schema of one predictor's inputs. Any number of greenlets may use it at once."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         """`document` as corosrv.worker.signatures.schema makes it."""
@@ -30,39 +30,39 @@ class InputSchema:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether the predictor has opted in to event streams."""
+        """True if the predictor has opted in to event streams."""
         return bool(self.document["paths"]["/predictions"]["post"].get("x-cog-streaming"))
 
-    def check(self, given: object, n_bytes: int = 0) -> dict[str, Any]:
-        """What the worker gets: unknown fields dropped, numbers converted, defaults and nulls filled in.
+    def check(self, input: object, n_bytes: int = 0) -> dict[str, Any]:
+        """Returns the input for the worker: unknown fields dropped, numbers converted, defaults and nulls filled in.
 
         Raises InvalidInput with all faults. Waits only for a request of more than 1 MiB, if `n_bytes` says so, and for
-        a pattern that might take long; so look afterwards at what may have changed.
+        a pattern that might take long; other greenlets may run meanwhile.
         """
-        if not isinstance(given, dict):
+        if not isinstance(input, dict):
             raise InvalidInput([{"loc": ["body", "input"], "msg": "must be an object", "type": "value_error"}])
         faults = Faults()
         checked: dict[str, Any] = (
-            call_in_thread(self._fields, given, faults) if n_bytes > _LARGE else self._fields(given, faults)
+            call_in_thread(self._fields, input, faults) if n_bytes > _LARGE else self._fields(input, faults)
         )
         self._values.settle(faults)
         if faults.entries:
             raise InvalidInput(faults.entries)
         return checked
 
-    def mask(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The same with stars for secrets: the only form of an input that clients get back."""
-        return {name: _masked(self._properties.get(name, {}), value) for name, value in given.items()}
+    def mask(self, input: dict[str, Any]) -> dict[str, Any]:
+        """Returns the input with stars for secrets: the only form of it that clients get back."""
+        return {name: _masked(self._properties.get(name, {}), value) for name, value in input.items()}
 
-    def _fields(self, given: dict[str, Any], faults: Faults) -> dict[str, Any]:
-        if unknown := [name for name in given if name not in self._properties]:
+    def _fields(self, input: dict[str, Any], faults: Faults) -> dict[str, Any]:
+        if unknown := [name for name in input if name not in self._properties]:
             log.warning(
                 "dropped inputs that the predictor does not have: %s", ", ".join(map(repr, unknown[:20]))[:1000]
             )
         checked = {}
         for name, schema in self._properties.items():
-            if name in given:
-                checked[name] = self._field(name, schema, given[name], faults)
+            if name in input:
+                checked[name] = self._field(name, schema, input[name], faults)
             elif name in self._schema.get("required", ()):
                 faults.add([name], "Field required", "value_error.missing")
             else:
@@ -73,7 +73,7 @@ class InputSchema:
         # The author's default may be a file of the worker's, which nobody else may name; a client's form repeats it.
         if "default" in schema and value == schema["default"] and _is_text(value):
             return value
-        return self._values.checked(schema, value, [name], faults)
+        return self._values.check(schema, value, [name], faults)
 
 
 def _is_text(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""JSON values against the schemas of an OpenAPI document: what is wrong with them, and what becomes of good ones."""
+"""Checks JSON values against the schemas of an OpenAPI document, and converts their numbers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from corosrv.predictions.patterns import Patterns
 from corosrv.worker.values.addresses import is_address
 
-MAX_FAULTS = 100  # told of one input
+MAX_FAULTS = 100  # reported for one input
 Schema = dict[str, Any]
 Place = list[str | int]  # within the input
 
 
 @dataclass
 class Faults:
-    """What is wrong with one input, in the shape of a 422's `detail`; and the texts with patterns still to be run."""
+    """Faults of one input, in the form of a 422's `detail`, and the pattern searches that are still to be run."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     unsettled: list[tuple[Place, str, str]] = field(default_factory=list)  # place, pattern, text
@@ -27,12 +27,12 @@ class Faults:
         if len(self.entries) < MAX_FAULTS:
             self.entries.append({"loc": ["body", "input", *place], "msg": message, "type": kind})
 
-    def add_all(self, others: Faults) -> None:
-        self.entries += others.entries[: MAX_FAULTS - len(self.entries)]
+    def add_all(self, faults: Faults) -> None:
+        self.entries += faults.entries[: MAX_FAULTS - len(self.entries)]
 
 
 class Values:
-    """Checks values against schemas, as corosrv.worker.signatures.schema writes them. Messages never hold a value."""
+    """Checks values against schemas that corosrv.worker.signatures.schema wrote. Messages never hold a value."""
 
     def __init__(self, components: dict[str, Schema], patterns: Patterns) -> None:
         self._components = components
@@ -46,27 +46,27 @@ class Values:
             "object": self._object,
         }
 
-    def checked(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
-        """The value, with its numbers as the schema has them; one that does not fit comes back as it is."""
+    def check(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+        """Returns the value with numbers of the schema's type; adds a fault for each part that does not fit."""
         if "allOf" in schema:
             if value is None and schema.get("nullable"):
                 return None
-            return self.checked(schema["allOf"][0], value, place, faults)
+            return self.check(schema["allOf"][0], value, place, faults)
         if "$ref" in schema:
-            return self.checked(self._components[schema["$ref"].rpartition("/")[2]], value, place, faults)
+            return self.check(self._components[schema["$ref"].rpartition("/")[2]], value, place, faults)
         if value is None and (schema.get("nullable") or not _has_type(schema)):
             return None
         if "enum" in schema:
-            return _choice(schema, value, place, faults)
+            return _check_choice(schema, value, place, faults)
         if "anyOf" in schema:
             return self._any_of(schema, value, place, faults)
-        check = self._checks.get(schema.get("type", ""))
-        return value if check is None else check(schema, value, place, faults)
+        check_type = self._checks.get(schema.get("type", ""))
+        return value if check_type is None else check_type(schema, value, place, faults)
 
     def settle(self, faults: Faults) -> None:
-        """Runs the patterns that were left for later. Waits, if there are some."""
-        found = self._patterns.found([(pattern, text) for _, pattern, text in faults.unsettled])
-        for (place, pattern, _), is_found in zip(faults.unsettled, found, strict=True):
+        """Runs the pattern searches that `check` left. Waits if there are any."""
+        answers = self._patterns.search([(pattern, text) for _, pattern, text in faults.unsettled])
+        for (place, pattern, _), is_found in zip(faults.unsettled, answers, strict=True):
             if is_found is None:
                 faults.add(place, f"could not be matched with the pattern {pattern} in time")
             elif not is_found:
@@ -87,7 +87,7 @@ class Values:
         return value
 
     def _pattern(self, pattern: str, text: str, place: Place, faults: Faults) -> None:
-        is_found = self._patterns.found_at_once(pattern, text)
+        is_found = self._patterns.try_search(pattern, text)
         if is_found is None:
             faults.unsettled.append((place, pattern, text))
         elif not is_found:
@@ -99,13 +99,13 @@ class Values:
         if type(value) is not int:
             faults.add(place, "must be an integer")
             return value
-        return _within(schema, value, place, faults)
+        return _check_range(schema, value, place, faults)
 
     def _number(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
         if type(value) not in (int, float) or not _is_double(value):
             faults.add(place, "must be a number")
             return value
-        return _within(schema, float(value), place, faults)
+        return _check_range(schema, float(value), place, faults)
 
     def _boolean(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
         if not isinstance(value, bool):
@@ -117,18 +117,21 @@ class Values:
             faults.add(place, "must be a list")
             return value
         items = schema["items"]
-        return [self.checked(items, member, [*place, index], faults) for index, member in enumerate(value)]
+        return [self.check(items, member, [*place, index], faults) for index, member in enumerate(value)]
 
     def _object(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
         if not isinstance(value, dict):
             faults.add(place, "must be an object")
             return value
-        if (of := schema.get("additionalProperties")) is None:
+        if (member_schema := schema.get("additionalProperties")) is None:
             return value
-        return {key: self.checked(of, member, [*place, key], faults) for key, member in value.items()}
+        return {key: self.check(member_schema, member, [*place, key], faults) for key, member in value.items()}
 
     def _any_of(self, schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
-        """As the first member that fits, the very same type before others; else what is wrong with the nearest one."""
+        """Checks against each member, those of the value's own type first; the first that fits counts.
+
+        If none fits, adds the faults of the nearest one.
+        """
         kinds = _kinds(value)
         limits = {key: schema[key] for key in _LIMITS if key in schema}
         near: list[Faults] = []
@@ -136,7 +139,7 @@ class Values:
             schema["anyOf"], key=lambda member: (*kinds, member.get("type")).index(member.get("type"))
         ):
             attempt = Faults()
-            checked = self.checked(member | limits, value, place, attempt)
+            checked = self.check(member | limits, value, place, attempt)
             if not attempt.entries:
                 faults.unsettled += attempt.unsettled
                 return checked
@@ -157,7 +160,7 @@ def _has_type(schema: Schema) -> bool:
 
 
 def _kinds(value: Any) -> tuple[str, ...]:
-    """The types that take such a value, the best first."""
+    """Returns the JSON types that accept such a value, the best first."""
     match value:
         case bool():
             return ("boolean",)
@@ -177,7 +180,7 @@ def _is_double(value: float) -> bool:
         return False
 
 
-def _within(schema: Schema, value: float, place: Place, faults: Faults) -> float:
+def _check_range(schema: Schema, value: float, place: Place, faults: Faults) -> float:
     if value < schema.get("minimum", -math.inf):
         faults.add(place, f"must be at least {schema['minimum']}")
     if value > schema.get("maximum", math.inf):
@@ -185,12 +188,12 @@ def _within(schema: Schema, value: float, place: Place, faults: Faults) -> float
     return value
 
 
-def _choice(schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
-    for known in schema["enum"]:
-        if known == value and isinstance(known, bool) == isinstance(value, bool):
-            return known
-    shown = ", ".join(json.dumps(known, ensure_ascii=False) for known in schema["enum"][:20])
-    faults.add(place, f"must be one of {shown}{', ...' if len(schema['enum']) > 20 else ''}")
+def _check_choice(schema: Schema, value: Any, place: Place, faults: Faults) -> Any:
+    for choice in schema["enum"]:
+        if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+            return choice
+    choices = ", ".join(json.dumps(choice, ensure_ascii=False) for choice in schema["enum"][:20])
+    faults.add(place, f"must be one of {choices}{', ...' if len(schema['enum']) > 20 else ''}")
     return value
 
 

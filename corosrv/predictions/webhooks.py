@@ -1,4 +1,4 @@
-"""Webhooks: which events of a prediction are sent, how often, and when they are tried again."""
+"""Webhooks: which events of a prediction are sent, how often, and when they are retried."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger("corosrv.predictions")
 RETRIES = 12
 FIRST_DELAY = 0.2  # seconds; doubled each time
 _MAX_DOUBLINGS = 9
-# So many deliveries may wait to be tried again, each with its prediction. Beyond, a first failure is the last.
+# Deliveries that may wait for a retry, each of which keeps its prediction. Beyond that nothing is retried.
 MAX_WAITING = 1000
 
 
 def delay(n_tries: int, outcome: Outcome, first: float = FIRST_DELAY) -> float | None:
-    """Seconds until the try that follows `n_tries` failed ones; None where there is none."""
+    """Returns the seconds until the next try after `n_tries` failed ones; None if there is no next one."""
     if not outcome.is_worth_repeating or n_tries > RETRIES:
         return None
     return max(first * 2.0 ** min(n_tries - 1, _MAX_DOUBLINGS), outcome.retry_after)
@@ -44,46 +44,46 @@ class Receiver:
 class Plan:
     """Decides which event is sent next. Times are passed in; nothing waits.
 
-    Start and completed go at once, output and logs together once in a window at most: those that come meanwhile are
-    one event at its end, which completed takes the place of.
+    Start and completed go at once, output and logs together once per window at most: later ones become one
+    event at the end of the window, unless completed comes first.
     """
 
     def __init__(self, events: frozenset[Change], interval: float) -> None:
         self._events = events
         self._interval = interval
-        self._due: set[Change] = set()
+        self._pending: set[Change] = set()
         self._window_ends = float("-inf")
         self._has_ended = False
 
     @property
     def is_over(self) -> bool:
-        """Whether every event was sent and no more will come."""
-        return self._has_ended and not self._due
+        """True if every event was sent and no more will come."""
+        return self._has_ended and not self._pending
 
-    def happened(self, change: Change) -> bool:
-        """Notes it; True where whoever waits for `due` has to ask again."""
-        is_news = change is Change.COMPLETED or (change in self._events and change not in self._due)
+    def add(self, change: Change) -> bool:
+        """Records a change; returns whether the answer of `next_event` may have changed."""
+        is_news = change is Change.COMPLETED or (change in self._events and change not in self._pending)
         if change is Change.COMPLETED:
             self._has_ended = True
         if change in self._events:
-            self._due.add(change)
+            self._pending.add(change)
         return is_news
 
-    def due(self, now: float) -> Change | float | None:
-        """The event to send now, which counts as sent; or the seconds until there is one; or None: none is known."""
-        if Change.START in self._due:
-            self._due.discard(Change.START)
+    def next_event(self, now: float) -> Change | float | None:
+        """Returns the event to send now, and counts it as sent; the seconds until the next one; or None."""
+        if Change.START in self._pending:
+            self._pending.discard(Change.START)
             return Change.START
-        if Change.COMPLETED in self._due:
-            self._due.clear()
+        if Change.COMPLETED in self._pending:
+            self._pending.clear()
             return Change.COMPLETED
-        if not self._due:
+        if not self._pending:
             return None
         if now < self._window_ends:
             return self._window_ends - now
         self._window_ends = now + self._interval
-        merged = Change.OUTPUT if Change.OUTPUT in self._due else Change.LOGS
-        self._due.clear()
+        merged = Change.OUTPUT if Change.OUTPUT in self._pending else Change.LOGS
+        self._pending.clear()
         return merged
 
 
@@ -116,14 +116,14 @@ class Webhooks:
         self._senders: set[gevent.Greenlet] = set()
 
     def attach(self, prediction: Prediction, receiver: Receiver) -> None:
-        """Tells `receiver` from now on what happens to a prediction."""
+        """Sends a prediction's later events to `receiver`."""
         if receiver.events:
             sender = gevent.spawn(_Sender(self, prediction, receiver).run)
             self._senders.add(sender)
             sender.rawlink(self._senders.discard)
 
     def flush(self, timeout: float) -> bool:
-        """Waits until every event was delivered or given up; False where that takes longer."""
+        """Waits until every event was delivered or given up; returns False if that takes longer."""
         senders = list(self._senders)
         return len(gevent.joinall(senders, timeout)) == len(senders)
 
@@ -132,7 +132,7 @@ class Webhooks:
         self.is_hurried.set()
 
     def close(self) -> None:
-        """Gives up what is left. Twice is harmless."""
+        """Gives up events that are not delivered yet. Later calls do nothing."""
         gevent.killall(list(self._senders), block=True, timeout=1)
         self.poster.close()
 
@@ -150,7 +150,7 @@ class _Sender:
         prediction.listen(self._on_change)
 
     def _on_change(self, change: Change) -> None:
-        if self._plan.happened(change):
+        if self._plan.add(change):
             self._news.set()
         # The one body that is made beforehand: a start that says `succeeded` would be taken for the end.
         if change is Change.START and change in self._receiver.events:
@@ -159,11 +159,11 @@ class _Sender:
     def run(self) -> None:
         while not self._plan.is_over:
             self._news.clear()
-            due = self._plan.due(time.monotonic())
-            if isinstance(due, Change):
-                self._send(due)
+            next_event = self._plan.next_event(time.monotonic())
+            if isinstance(next_event, Change):
+                self._send(next_event)
             else:
-                self._news.wait(due)
+                self._news.wait(next_event)
 
     def _send(self, change: Change) -> None:
         body, self._start = self._start, None
@@ -178,7 +178,7 @@ class _Sender:
         return self._webhooks.poster.post(receiver.url, body, receiver.headers, to_loopback=receiver.to_loopback)
 
     def _insist(self, outcome: Outcome) -> Outcome:
-        """Tries again, as often as that may help."""
+        """Retries as long as `delay` allows it, and returns the last outcome."""
         n_tries = 1
         while not outcome.is_delivered and (wait := delay(n_tries, outcome, self._webhooks.first_delay)) is not None:
             if not self._may_go_on_after(wait):

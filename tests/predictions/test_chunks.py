@@ -30,7 +30,7 @@ class Files:
         return message.index
 
     def put(self, index: int, name: str = "f") -> None:
-        self.chunks.put(FileOutput(name, "file_type", "text/plain", index))
+        self.chunks.add(FileOutput(name, "file_type", "text/plain", index))
 
     def ready(self, *indexes: int) -> None:
         for index in indexes:
@@ -53,7 +53,7 @@ def test_files_that_are_ready_early_wait_for_those_before_them():
 def test_a_value_waits_for_the_file_before_it():
     files = Files()
     files.put(0)
-    files.chunks.put(OutputChunk("value", 1))
+    files.chunks.add(OutputChunk("value", 1))
     files.ready(1)
     assert files.emitted == []
 
@@ -65,7 +65,7 @@ def test_a_value_waits_for_the_file_before_it():
 def test_values_alone_go_at_once():
     files = Files()
 
-    files.chunks.put(OutputChunk("value", 0))
+    files.chunks.add(OutputChunk("value", 0))
 
     assert files.emitted == ["value"]
 
@@ -92,7 +92,7 @@ def test_nothing_comes_behind_one_that_failed():
 
     files.ready(2, 1, 0)
     files.chunks.finish()
-    files.chunks.put(OutputChunk("value", 3))
+    files.chunks.add(OutputChunk("value", 3))
 
     assert files.emitted == [0]
     assert [str(error) for error in files.errors] == ["bad"]

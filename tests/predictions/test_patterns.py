@@ -35,7 +35,7 @@ def note_processes(monkeypatch) -> list[subprocess.Popen]:
 
 @pytest.mark.parametrize("pattern", ["^[a-z0-9-]{1,64}$", "colou?r", r"^\d+x\d+$", r"^(?:png|jpe?g)$", r"^[(+*]\(\+"])
 def test_harmless_patterns_are_run_at_once(pattern):
-    assert Patterns().found_at_once(pattern, "640x480") is (re.search(pattern, "640x480") is not None)
+    assert Patterns().try_search(pattern, "640x480") is (re.search(pattern, "640x480") is not None)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_harmless_patterns_are_run_at_once(pattern):
     ],
 )
 def test_patterns_that_might_take_long_are_not(pattern, text):
-    assert Patterns().found_at_once(pattern, text) is None
+    assert Patterns().try_search(pattern, text) is None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of patterns that may mean something else one day
@@ -65,19 +65,19 @@ def test_what_is_run_at_once_is_what_python_finds(pattern, text):
     except re.error:
         return
 
-    assert Patterns().found_at_once(pattern, text) in (expected, None)
+    assert Patterns().try_search(pattern, text) in (expected, None)
 
 
 def test_slow_patterns_are_run_too_and_those_without_end_are_given_up(monkeypatch):
     monkeypatch.setattr(patterns, "TIME_LIMIT", 0.5)
     pairs = [(ENDLESS, "aaa"), (ENDLESS, "aab"), (ENDLESS, VICTIM), (ENDLESS, "aaa")]
 
-    assert Patterns().found(pairs) == [True, False, None, None]
+    assert Patterns().search(pairs) == [True, False, None, None]
 
 
 def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
     monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
-    running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
+    running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
     longest, before = 0.0, time.monotonic()
 
     while not running.ready():
@@ -91,7 +91,7 @@ def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
 def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):
     monkeypatch.setattr(patterns, "PATIENCE", 0.3)
     started = note_processes(monkeypatch)
-    running = gevent.spawn(Patterns().found, [(ENDLESS, "aaa")])
+    running = gevent.spawn(Patterns().search, [(ENDLESS, "aaa")])
     with gevent.Timeout(5):
         while not started:
             gevent.idle()
@@ -105,7 +105,7 @@ def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):
 def test_a_pause_of_the_process_costs_no_answer(monkeypatch):
     monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
     started = note_processes(monkeypatch)
-    running = gevent.spawn(Patterns().found, [(ENDLESS, "aaa"), (ENDLESS, "aab")])
+    running = gevent.spawn(Patterns().search, [(ENDLESS, "aaa"), (ENDLESS, "aab")])
     with gevent.Timeout(5):
         while not started:
             gevent.idle()
@@ -119,7 +119,7 @@ def test_a_pause_of_the_process_costs_no_answer(monkeypatch):
 
 def test_a_process_that_is_killed_says_nothing_of_the_input(monkeypatch):
     started = note_processes(monkeypatch)
-    running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
+    running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
     with gevent.Timeout(5):
         while not started:
             gevent.idle()
@@ -133,7 +133,7 @@ def test_a_process_that_is_killed_says_nothing_of_the_input(monkeypatch):
 def test_a_request_that_is_given_up_leaves_no_process(monkeypatch):
     monkeypatch.setattr(patterns, "TIME_LIMIT", 30)
     started = note_processes(monkeypatch)
-    running = gevent.spawn(Patterns().found, [(ENDLESS, VICTIM)])
+    running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
     with gevent.Timeout(5):
         while not started:
             gevent.idle()

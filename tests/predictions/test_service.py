@@ -102,7 +102,7 @@ def test_a_prediction_goes_from_its_acceptance_to_its_result(service: Prediction
     shown = wait(prediction)
     assert (shown["status"], shown["output"], shown["logs"]) == ("succeeded", 6, "hi\n")
     assert shown["metrics"] == {"a": {"b": 2}, "predict_time": 0.25}
-    assert service.stats().ended["succeeded"] == 1
+    assert service.stats().n_ended["succeeded"] == 1
 
 
 def test_a_result_is_published_when_its_permit_is_back(service: PredictionService, worker: HandWorker):
@@ -181,7 +181,7 @@ def test_a_full_server_refuses_and_nothing_else_happens(service: PredictionServi
 
     assert "capacity" in str(refusal(service))
     assert service.find("b") is None
-    assert service.stats().refused == 2
+    assert service.stats().n_refused == 2
 
 
 def test_an_input_that_is_invalid_takes_no_slot(service: PredictionService):

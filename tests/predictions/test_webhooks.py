@@ -26,7 +26,7 @@ TIMEOUT = 10
 def plan(*changes: Change, events: frozenset[Change] = ALL) -> Plan:
     made = Plan(events, 10.0)
     for change in changes:
-        made.happened(change)
+        made.add(change)
     return made
 
 
@@ -36,69 +36,69 @@ def plan(*changes: Change, events: frozenset[Change] = ALL) -> Plan:
 def test_start_and_end_go_at_once_and_in_their_order():
     made = plan(START, OUTPUT, COMPLETED)
 
-    assert [made.due(0.0), made.due(0.0), made.due(0.0)] == [START, COMPLETED, None]
+    assert [made.next_event(0.0), made.next_event(0.0), made.next_event(0.0)] == [START, COMPLETED, None]
     assert made.is_over
 
 
 def test_the_first_output_goes_at_once_and_the_next_ones_when_the_window_ends():
     made = plan(OUTPUT)
-    assert made.due(100.0) is OUTPUT
-    assert made.due(100.0) is None
+    assert made.next_event(100.0) is OUTPUT
+    assert made.next_event(100.0) is None
 
-    made.happened(OUTPUT)
-    made.happened(OUTPUT)
+    made.add(OUTPUT)
+    made.add(OUTPUT)
 
-    assert made.due(104.0) == 6.0
-    assert made.due(110.0) is OUTPUT
-    assert made.due(110.0) is None
+    assert made.next_event(104.0) == 6.0
+    assert made.next_event(110.0) is OUTPUT
+    assert made.next_event(110.0) is None
 
 
 def test_output_and_logs_share_a_window_and_are_merged():
     made = plan(LOGS)
-    assert made.due(0.0) is LOGS
-    made.happened(LOGS)
-    made.happened(OUTPUT)
-    made.happened(LOGS)
+    assert made.next_event(0.0) is LOGS
+    made.add(LOGS)
+    made.add(OUTPUT)
+    made.add(LOGS)
 
-    assert made.due(1.0) == 9.0
-    assert made.due(10.0) is OUTPUT
-    assert made.due(20.0) is None
+    assert made.next_event(1.0) == 9.0
+    assert made.next_event(10.0) is OUTPUT
+    assert made.next_event(20.0) is None
 
 
 def test_the_end_takes_the_place_of_what_waits():
     made = plan(OUTPUT)
-    made.due(0.0)
-    made.happened(LOGS)
+    made.next_event(0.0)
+    made.add(LOGS)
 
-    made.happened(COMPLETED)
+    made.add(COMPLETED)
 
-    assert made.due(1.0) is COMPLETED
+    assert made.next_event(1.0) is COMPLETED
     assert made.is_over
 
 
 def test_the_last_output_is_sent_where_the_end_is_not_wanted():
     made = plan(OUTPUT, events=frozenset({OUTPUT}))
-    made.due(0.0)
-    made.happened(OUTPUT)
-    made.happened(COMPLETED)
+    made.next_event(0.0)
+    made.add(OUTPUT)
+    made.add(COMPLETED)
 
-    assert made.due(1.0) == 9.0
+    assert made.next_event(1.0) == 9.0
     assert not made.is_over
-    assert made.due(10.0) is OUTPUT
+    assert made.next_event(10.0) is OUTPUT
     assert made.is_over
 
 
 def test_only_wanted_events_are_due():
     made = plan(START, OUTPUT, LOGS, COMPLETED, events=frozenset({LOGS}))
 
-    assert made.due(0.0) is LOGS
+    assert made.next_event(0.0) is LOGS
     assert made.is_over
 
 
 def test_a_flood_wakes_the_sender_once():
     made = plan()
 
-    assert [made.happened(LOGS) for _ in range(3)] == [True, False, False]
+    assert [made.add(LOGS) for _ in range(3)] == [True, False, False]
 
 
 def test_delays_double_up_to_a_hundred_seconds_and_end():
