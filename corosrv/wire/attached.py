@@ -1,6 +1,6 @@
-"""Large values beside messages: in memory files whose content nobody can change once they are sent.
+"""Sends large values beside messages, in memory files whose content nobody can change once they are sent.
 
-A value that travels so is copied once, into the file; the other process maps it. Within a frame it would be copied
+Such a value is copied once, into the file; the other process maps it. Within a frame it would be copied
 by each buffer on its way, and the hub would wait for each copy.
 """
 
@@ -20,13 +20,13 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 def make(pieces: Iterable[bytes | memoryview]) -> int:
-    """Returns a descriptor of a sealed memory file with this content; whoever calls closes it. Raises OSError."""
+    """Returns a descriptor of a sealed memory file with this content; the caller closes it. Raises OSError."""
     fd = os.memfd_create("corosrv-value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for piece in pieces:
-            rest = memoryview(piece).cast("B")
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            unwritten = memoryview(piece).cast("B")
+            while unwritten:
+                unwritten = unwritten[os.write(fd, unwritten) :]
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:  # nobody else knows the descriptor
         os.close(fd)

@@ -1,6 +1,6 @@
-"""Message sets: what may be said over a kind of channel, and how it reads as bytes.
+"""Codecs: the messages of a kind of channel, and how they are written as bytes.
 
-Channels are made over a codec and know no message; another set of messages is another codec.
+Channels use a codec and know no message themselves; another set of messages is another codec.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ In_co = TypeVar("In_co", covariant=True)
 
 
 class Codec(Protocol[Out_contra, In_co]):
-    """One side's words: what it sends, and what it is sent."""
+    """Encodes the messages that one side sends, and decodes those that it receives."""
 
     def encode(self, message: Out_contra) -> bytes: ...
 
     def decode(self, data: bytes) -> In_co | None:
-        """None for a message of an unknown kind, which is skipped. Raises BadFrame for what is no message."""
+        """Returns the message; None for one of an unknown kind, to be skipped. Raises BadFrame for invalid data."""
 
 
 class _Kind(msgspec.Struct):
@@ -44,13 +44,13 @@ class Format(Protocol):
 
 
 class StructCodec(Generic[Out, In]):
-    """Messages as objects that a `type` tells apart.
+    """Writes messages as objects with a `type` member.
 
-    JSON can be read by people and by whoever has no msgpack; msgpack takes bytes as they are.
+    JSON is readable and needs no library; msgpack holds bytes without conversion.
     """
 
     def __init__(self, incoming: Any, format: Format = msgspec.json) -> None:
-        """`incoming`: the union of tagged structs that may arrive."""
+        """Makes a codec that decodes `incoming`, a union of tagged structs."""
         self._encoder = format.Encoder()
         self._decoder = format.Decoder(incoming)
         self._kind = format.Decoder(_Kind)

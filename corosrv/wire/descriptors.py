@@ -1,4 +1,4 @@
-"""Descriptors that travel beside messages: a Unix socket hands them from one process to the other (SCM_RIGHTS)."""
+"""Sends descriptors beside messages over a Unix socket (SCM_RIGHTS)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ AnySocket = _socket.socket | socket.socket
 
 
 def check_number(fds: Sequence[int]) -> None:
-    """Raises ValueError for more descriptors than go with one message."""
+    """Raises ValueError if one message cannot carry so many descriptors."""
     if len(fds) > MAX_FDS:
         raise ValueError(f"{len(fds)} descriptors for one message, where {MAX_FDS} are allowed")
 
 
 def send(sock: AnySocket, data: Any, fds: Sequence[int]) -> int:
-    """Sends what the socket takes of `data`, with the descriptors beside its first byte; returns how much that is.
+    """Sends what the socket takes of `data`, with the descriptors beside its first byte; returns the number of bytes.
 
     Raises OSError.
     """
@@ -54,7 +54,7 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 class Attachments:
-    """Pairs descriptors with the messages that they came with. Owns those that nobody has taken yet.
+    """Pairs descriptors with the messages that they came with. Owns those that were not taken yet.
 
     The kernel ends what is received at once behind the bytes that descriptors came with. Senders write a message by
     itself. So descriptors belong to the message that began last among the bytes received with them.
@@ -66,18 +66,18 @@ class Attachments:
         self._by_message: dict[int, list[int]] = {}
 
     def arrive(self, fds: list[int], n_messages: int, is_partial: bool) -> None:
-        """Notes the messages that were completed, whether another has begun, and the descriptors beside them."""
+        """Records the messages that were completed, whether another has begun, and the descriptors beside them."""
         self._n_arrived += n_messages
         if fds:
             self._by_message.setdefault(self._n_arrived if is_partial else self._n_arrived - 1, []).extend(fds)
 
     def take(self) -> tuple[int, ...]:
-        """The descriptors of the next message, which are the caller's from then on."""
+        """Returns the descriptors of the next message; the caller closes them."""
         self._n_taken += 1
         return tuple(self._by_message.pop(self._n_taken - 1, ()))
 
     def close(self) -> None:
-        """Closes what nobody took. Twice is harmless."""
+        """Closes descriptors that were not taken. Later calls do nothing."""
         for fds in self._by_message.values():
             close_all(fds)
         self._by_message.clear()

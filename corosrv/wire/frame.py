@@ -1,4 +1,4 @@
-"""Messages cut into frames and put together again: a length of four bytes, big-endian, and as many bytes."""
+"""Frames of messages: a length of four bytes, big-endian, and as many bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(message: bytes, limit: int = MAX_FRAME) -> bytes:
-    """The frame of a message. Raises FrameTooLarge, and BadFrame for a message of nothing."""
+    """Returns the frame of a message. Raises FrameTooLarge, and BadFrame for an empty message."""
     if len(message) > limit:
         raise FrameTooLarge(len(message), limit)
     if not message:
@@ -21,9 +21,9 @@ def encode(message: bytes, limit: int = MAX_FRAME) -> bytes:
 
 
 class Frames:
-    """Puts a stream of frames together again: takes bytes as they come and returns complete messages.
+    """Splits a stream of bytes into messages.
 
-    A length over the limit is refused by itself: nothing is kept of what it announces.
+    A length over the limit is refused before any of the message is kept.
     """
 
     __slots__ = ("_buffer", "_limit")
@@ -34,11 +34,11 @@ class Frames:
 
     @property
     def is_partial(self) -> bool:
-        """A frame has begun and not ended: the stream must not end here."""
+        """True within a frame, where the stream must not end."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes, perhaps none.
+        """Returns the messages that `data` completes, perhaps none.
 
         Raises BadFrame at a length that no frame has, at once: the messages before it are lost, as the stream is.
         """

@@ -25,7 +25,7 @@ _READ, _WRITE = 1, 2  # what a watcher of gevent watches for
 class GeventChannel(Generic[Out, In]):
     """Owns a connected stream socket and its watchers. Belongs to the thread of the hub that it was made on.
 
-    The hub itself reads, and no more than what is about to be received: whoever stops receiving stops the other side.
+    The hub reads only while receive() waits, so a side that stops receiving stops the other side.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class GeventChannel(Generic[Out, In]):
         self._limit = limit
         self._frames = Frames(limit)
         self._arrived: deque[bytes] = deque()
-        self._has_news = gevent.event.Event()  # something has arrived, or nothing will any more
+        self._has_news = gevent.event.Event()  # something has arrived, or the channel has ended
         self._is_over = False  # nothing more arrives
         self._fault: BadFrame | None = None  # of what arrived last
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # with descriptors of our own, to be closed
@@ -51,12 +51,12 @@ class GeventChannel(Generic[Out, In]):
         self.n_bytes = 0  # of the message received last
 
     def send(self, message: Out, fds: Sequence[int] = ()) -> None:
-        """All of the message or nothing, in the order of the calls. Never waits: what the socket does not take now, the
-        hub writes when it does; so callers see to it that not too much is under way.
+        """Sends all of the message or nothing, in the order of the calls. Never waits: the hub writes later what the
+        socket does not take now, so callers must limit how much is unsent.
 
         The descriptors `fds` go with the message; they stay the caller's, who may close them at once. Raises
-        FrameTooLarge, what the codec raises, ValueError for too many descriptors, and ChannelClosed when nobody is
-        there any more.
+        FrameTooLarge, what the codec raises, ValueError for too many descriptors, and ChannelClosed when either side
+        has closed.
         """
         descriptors.check_number(fds)
         frame = memoryview(encode(self._codec.encode(message), self._limit))
@@ -73,7 +73,7 @@ class GeventChannel(Generic[Out, In]):
         except BlockingIOError:
             return 0
         except OSError as error:
-            self._end()  # a receiver is to hear of it, too
+            self._end()  # wakes a receiver, too
             raise ChannelClosed(f"the channel is closed: {error}") from error
 
     def _flush(self) -> None:
@@ -98,12 +98,12 @@ class GeventChannel(Generic[Out, In]):
         self._unsent.clear()
 
     def take_fds(self) -> tuple[int, ...]:
-        """The descriptors that came with the message received last; from now on the caller's to close."""
+        """Returns the descriptors that came with the message received last; the caller closes them."""
         fds, self._fds = self._fds, ()
         return fds
 
     def receive(self) -> In | None:
-        """The next message, or None when either side has closed. Waits. Raises BadFrame, and then no more arrives."""
+        """Returns the next message, or None when either side has closed. Waits. Raises BadFrame, which ends it."""
         while True:
             while self._arrived:
                 data = self._arrived.popleft()
@@ -160,12 +160,12 @@ class GeventChannel(Generic[Out, In]):
         self._has_news.set()
 
     def hang_up(self) -> None:
-        """Nothing new may arrive, from whoever still holds the other end; what has arrived can be received."""
+        """Ends the connection: nothing new arrives or is sent. What has arrived can still be received."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(_socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Whoever waits is woken and sees the end. Twice is harmless."""
+        """Closes the channel; a greenlet that waits in receive() gets None. Later calls do nothing."""
         if self.is_closed:
             return
         self.is_closed = True

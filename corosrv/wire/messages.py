@@ -1,8 +1,8 @@
-"""What server and worker say to each other about predictions: JSON objects, told apart by their `type`.
+"""Messages between server and worker about predictions: JSON objects with a `type`.
 
-A worker inherits one control channel, and gets one channel for each slot when it is set up, so that bulk data in one
-slot delays neither another slot nor a cancel. What a slot's channel carries to the server are a prediction's answers
-(corosrv.jobs.answers). The terminal one is the last: behind its logs and outputs, and sent when the slot is idle again.
+A worker inherits one control channel, and gets one channel for each slot when it is set up, so large data in one
+slot delays neither another slot nor a cancel. A slot's channel carries a prediction's answers to the server
+(corosrv.jobs.answers). The terminal one is the last, and is sent when the slot is idle again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True
 
 
 class Init(_Message, frozen=True, tag="init"):
-    """First of all. `num_slots`: None where the predictor's own word counts."""
+    """The first message. `num_slots`: None if the predictor itself sets the number."""
 
     predictor_ref: str
     num_slots: int | None = None
@@ -56,8 +56,12 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """Set up. `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what
-    the predictor declared, as corosrv.worker.signatures.schema makes it. `has_healthcheck`: HealthCheck is of use."""
+    """The set-up has succeeded.
+
+    `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what the
+    predictor declared, as corosrv.worker.signatures.schema makes it; `has_healthcheck`: the predictor has a check of
+    its own.
+    """
 
     slots: list[int]
     schema: dict[str, Any]
@@ -66,14 +70,14 @@ class Ready(_Message, frozen=True, tag="ready"):
 
 
 class Log(_Message, frozen=True, tag="log"):
-    """Printed outside predictions. `source`: stdout or stderr."""
+    """Text that was printed outside predictions. `source`: stdout or stderr."""
 
     source: str
     data: str
 
 
 class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
-    """`status`: healthy or unhealthy."""
+    """The answer to a HealthCheck. `status`: healthy or unhealthy."""
 
     id: str
     status: str
@@ -81,7 +85,7 @@ class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
 
 
 class SlotFailed(_Message, frozen=True, tag="failed"):
-    """The slot can run nothing any more; before Ready (slot -1): set-up failed."""
+    """A slot cannot be used any more; with slot -1, before Ready: the set-up has failed."""
 
     slot: int
     error: str
@@ -106,7 +110,10 @@ class WorkerLeaving(_Message, frozen=True, tag="shutting_down"):
 
 
 class Predict(_Message, frozen=True, tag="predict"):
-    """`input`: validated, with its defaults; in `input_file`, as JSON, where it is large. Files go to `output_dir`."""
+    """Starts a prediction. `input` is validated and has its defaults; a large one is JSON in `input_file`.
+
+    Output files go to `output_dir`.
+    """
 
     id: str
     output_dir: str

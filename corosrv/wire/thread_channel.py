@@ -1,6 +1,6 @@
 """A channel for threads, which wait by blocking: the worker's side.
 
-Imports nothing of gevent, which workers live without.
+Imports nothing of gevent, which workers do without.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ThreadChannel(Generic[Out, In]):
     def inherited(
         cls, fd: int, codec: Codec[Out, In], limit: int = MAX_FRAME, *, takes_fds: bool = False
     ) -> ThreadChannel[Out, In]:
-        """Over a descriptor that came with the process; from now on the process's own children do not get it."""
+        """Makes a channel of a descriptor that this process inherited, and keeps it from child processes."""
         sock = socket.socket(fileno=fd)
         sock.set_inheritable(False)
         return cls(sock, codec, limit, takes_fds=takes_fds)
@@ -52,10 +52,10 @@ class ThreadChannel(Generic[Out, In]):
         return self._socket.fileno()
 
     def send(self, message: Out, fds: Sequence[int] = ()) -> None:
-        """All of the message or nothing, in the order of the calls. Waits while the other side does not read.
+        """Sends all of the message or nothing, in the order of the calls. Waits while the other side does not read.
 
         The descriptors `fds` go with the message and stay the caller's. Raises ValueError for too many, FrameTooLarge,
-        what the codec raises, and ChannelClosed when nobody is there any more.
+        what the codec raises, and ChannelClosed when either side has closed.
         """
         descriptors.check_number(fds)
         frame = encode(self._codec.encode(message), self._limit)
@@ -72,7 +72,7 @@ class ThreadChannel(Generic[Out, In]):
             self._is_broken = False
 
     def receive(self) -> In | None:
-        """The next message, or None when the other side has closed. Waits. Raises BadFrame."""
+        """Returns the next message, or None when either side has closed. Waits. Raises BadFrame."""
         while True:
             while self._arrived:
                 if self._attachments is not None:
@@ -100,12 +100,12 @@ class ThreadChannel(Generic[Out, In]):
             return b"", []
 
     def take_fds(self) -> tuple[int, ...]:
-        """The descriptors that came with the message received last; from now on the caller's to close."""
+        """Returns the descriptors that came with the message received last; the caller closes them."""
         fds, self._fds = self._fds, ()
         return fds
 
     def close(self) -> None:
-        """Whoever waits is woken and sees the end. Twice is harmless."""
+        """Closes the channel; a thread that waits in receive() gets None. Later calls do nothing."""
         self._is_broken = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # what wakes a receiver; close alone would leave it waiting
