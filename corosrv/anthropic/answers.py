@@ -38,7 +38,7 @@ class MessageAnswer(BlockAnswer):
         self._id = "msg_" + secrets.token_hex(16)
         self._model = card.id
 
-    def whole_answer(self) -> AnthropicMessage:
+    def complete_answer(self) -> AnthropicMessage:
         content = [_content(block, block.text) for block in self.blocks.row]
         return self._message(content, *self._stop(), self._usage())
 

@@ -17,7 +17,7 @@ from corosrv.jobs import Chunk
 class BlockAnswer(ABC):
     """One answer to one prompt, being put together; see corosrv.generation.exchange.Answer.
 
-    A dialect says what its events and its whole answer look like. What they tell of is in `blocks` and `tally`.
+    A dialect makes its events and its complete answer from `blocks` and `tally`.
     """
 
     def __init__(self, parser: Parser) -> None:
@@ -29,10 +29,10 @@ class BlockAnswer(ABC):
     def reasoning_tokens(self) -> int:
         return self._parser.reasoning_tokens
 
-    def whole(self, chunks: list[Chunk]) -> Any:
+    def complete(self, chunks: list[Chunk]) -> Any:
         for _ in self._steps(chunks):
             pass
-        return self.whole_answer()
+        return self.complete_answer()
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
         events = list(map(self._event, self._steps(chunks)))
@@ -56,7 +56,7 @@ class BlockAnswer(ABC):
         return self.block_end(step.block)
 
     @abstractmethod
-    def whole_answer(self) -> Any:
+    def complete_answer(self) -> Any:
         """Makes the answer that is not streamed; its blocks have ended."""
 
     @abstractmethod

@@ -11,9 +11,9 @@ from corosrv.jobs import Chunk, Job
 
 
 class Answer(Protocol):
-    """A dialect's translation out, for one request: chunks to a whole answer, or to events."""
+    """A dialect's translation out, for one request: chunks to one answer, or to events."""
 
-    def whole(self, chunks: list[Chunk]) -> Any:
+    def complete(self, chunks: list[Chunk]) -> Any:
         """Makes the answer that is not streamed, a value for JSON. No task has failed."""
 
     def first(self) -> bytes:

@@ -92,7 +92,7 @@ class RequestFlow:
     def answer(self, call: Call) -> Response:
         """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
         if not call.stream:
-            return json_response(call.answer.whole(self.collect(call.job)))
+            return json_response(call.answer.complete(self.collect(call.job)))
         record = self._record(call.job)
         reader = self.worker.submit(with_caller(replace(call.job, stream=True)))
         return sse.response(

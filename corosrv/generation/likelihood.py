@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from corosrv.generation.answer_types import LikelyToken, TokenLikelihood
 from corosrv.jobs import Candidate, TokenInfo
 
 
@@ -13,29 +13,23 @@ def spell(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
-def of(token: TokenInfo, post_sampling: bool) -> dict[str, Any]:
+def of(token: TokenInfo, post_sampling: bool) -> TokenLikelihood:
     """A token by what the model thought of it, or by what the samplers left of that."""
     return probabilities(token) if post_sampling else logprobs(token)
 
 
-def logprobs(token: TokenInfo) -> dict[str, Any]:
+def logprobs(token: TokenInfo) -> TokenLikelihood:
     """A token with its logarithm, and the likeliest in its place, best first."""
-    return {
-        **_token(token), "logprob": token.logprob, "top_logprobs": [
-            {**_token(other), "logprob": other.logprob} for other in token.top
-        ]
-    }  # fmt: skip
+    tops = [LikelyToken(*_token(other), logprob=other.logprob) for other in token.top]
+    return TokenLikelihood(*_token(token), logprob=token.logprob, top_logprobs=tops)
 
 
-def probabilities(token: TokenInfo) -> dict[str, Any]:
+def probabilities(token: TokenInfo) -> TokenLikelihood:
     """The same, not as logarithms; those that could not have come are left out."""
-    tops = ({**_token(other), "prob": math.exp(other.logprob)} for other in token.top)
-    return {
-        **_token(token),
-        "prob": math.exp(token.logprob or 0.0),
-        "top_probs": [top for top in tops if top["prob"] > 0],
-    }
+    likely = ((other, math.exp(other.logprob)) for other in token.top)
+    tops = [LikelyToken(*_token(other), prob=prob) for other, prob in likely if prob > 0]
+    return TokenLikelihood(*_token(token), prob=math.exp(token.logprob or 0.0), top_probs=tops)
 
 
-def _token(token: TokenInfo | Candidate) -> dict[str, Any]:
-    return {"id": token.id, "token": spell(token.piece), "bytes": list(token.piece)}
+def _token(token: TokenInfo | Candidate) -> tuple[int, str, list[int]]:
+    return token.id, spell(token.piece), list(token.piece)

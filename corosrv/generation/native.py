@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from corosrv.generation import likelihood, settings
+from corosrv.generation.answer_types import NativeCompletion, StopType, TokenLikelihood
 from corosrv.generation.indent import Indent
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Finish, Job, ModelCard, Prompt, TokenInfo, Vocabulary
@@ -73,48 +75,47 @@ class NativeTask:
         if self._form.has_probs:
             self._probs += chunk.tokens
 
-    def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """The answer's members for one chunk of a stream, which was added before and tells its tokens."""
-        members = {
-            "index": self._index,
-            "content": chunk.text,
-            "tokens": [token.id for token in chunk.tokens],
-            "stop": False,
-            "id_slot": chunk.slot,
-            "tokens_predicted": self.tally.completion_tokens,
-            "tokens_evaluated": chunk.prompt_tokens,
-        }
-        if self._form.has_probs and chunk.tokens:
-            members["completion_probabilities"] = self._probabilities(chunk.tokens)
-        return members
+    def partial(self, chunk: Chunk, **extras: Any) -> NativeCompletion:
+        """The event for one chunk of a stream, which was added before and tells its tokens."""
+        return NativeCompletion(
+            index=self._index,
+            content=chunk.text,
+            tokens=[token.id for token in chunk.tokens],
+            id_slot=chunk.slot,
+            stop=False,
+            tokens_predicted=self.tally.completion_tokens,
+            tokens_evaluated=chunk.prompt_tokens,
+            completion_probabilities=self._probabilities(chunk.tokens) if self._form.has_probs else msgspec.UNSET,
+            **extras,
+        )
 
-    def final(self, chunk: Chunk) -> dict[str, Any]:
+    def final(self, chunk: Chunk) -> NativeCompletion:
         """The answer, with the terminal chunk."""
         n_predicted, n_prompt = self.tally.completion_tokens, self.tally.prompt_tokens
-        members = {
-            "index": self._index,
-            "content": "".join(self._content),
-            "tokens": self._tokens,
-            "id_slot": chunk.slot,
-            "stop": True,
-            "model": self._form.card.id,
-            "tokens_predicted": n_predicted,
-            "tokens_evaluated": n_prompt,
-            "generation_settings": self._form.settings,
-            "prompt": self._form.prompts[self._index // self._form.job.n],
-            "has_new_line": self._has_new_line,
-            "truncated": self._is_truncated(chunk, n_prompt + n_predicted),
-            "stop_type": "limit" if self._indent.is_over else _stop_type(chunk),
-            "stopping_word": chunk.stopping_word,
+        return NativeCompletion(
+            index=self._index,
+            content="".join(self._content),
+            tokens=self._tokens,
+            id_slot=chunk.slot,
+            stop=True,
+            model=self._form.card.id,
+            tokens_predicted=n_predicted,
+            tokens_evaluated=n_prompt,
+            generation_settings=self._form.settings,
+            prompt=self._form.prompts[self._index // self._form.job.n],
+            has_new_line=self._has_new_line,
+            truncated=self._is_truncated(chunk, n_prompt + n_predicted),
+            stop_type="limit" if self._indent.is_over else _stop_type(chunk),
+            stopping_word=chunk.stopping_word,
             # The last token was never read by the model.
-            "tokens_cached": n_prompt + max(n_predicted - 1, 0),
-            "timings": self.tally.timings(),
-        }
-        if self._probs:
-            members["completion_probabilities"] = self._probabilities(self._probs)
-        return members
+            tokens_cached=n_prompt + max(n_predicted - 1, 0),
+            timings=self.tally.timings(),
+            completion_probabilities=self._probabilities(self._probs),
+        )
 
-    def _probabilities(self, tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> list[dict[str, Any]]:
+    def _probabilities(self, tokens: Sequence[TokenInfo]) -> list[TokenLikelihood] | msgspec.UnsetType:
+        if not tokens:
+            return msgspec.UNSET
         return [likelihood.of(token, self._form.job.sampling.post_sampling_probs) for token in tokens]
 
     def _is_truncated(self, chunk: Chunk, n_tokens: int) -> bool:
@@ -127,7 +128,7 @@ def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:
     return vocabulary.spell(vocabulary.encode(prompt)).decode("utf-8", "replace")
 
 
-def _stop_type(chunk: Chunk) -> str:
+def _stop_type(chunk: Chunk) -> StopType:
     if chunk.finish is Finish.LENGTH:
         return "limit"
     return "word" if chunk.stopping_word else "eos"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
+from corosrv.generation.answer_types import Timings
 from corosrv.jobs import Chunk
 
 
@@ -40,21 +40,21 @@ class Tally:
             decode_ms=chunk.decode_ms,
         )
 
-    def timings(self) -> dict[str, Any]:
+    def timings(self) -> Timings:
         """Returns llama-server's timings; the rates leave out the first token, which comes from the prompt's batch."""
         computed = self.prompt_tokens - self.cached_tokens
         n_after_first = max(self.completion_tokens - 1, 0)
-        return {
-            "cache_n": self.cached_tokens,
-            "prompt_n": computed,
-            "prompt_ms": self.prompt_ms,
-            "prompt_per_token_ms": _ratio(self.prompt_ms, computed),
-            "prompt_per_second": _ratio(1000.0 * computed, self.prompt_ms),
-            "predicted_n": self.completion_tokens,
-            "predicted_ms": self.decode_ms,
-            "predicted_per_token_ms": _ratio(self.decode_ms, n_after_first),
-            "predicted_per_second": _ratio(1000.0 * n_after_first, self.decode_ms),
-        }
+        return Timings(
+            cache_n=self.cached_tokens,
+            prompt_n=computed,
+            prompt_ms=self.prompt_ms,
+            prompt_per_token_ms=_ratio(self.prompt_ms, computed),
+            prompt_per_second=_ratio(1000.0 * computed, self.prompt_ms),
+            predicted_n=self.completion_tokens,
+            predicted_ms=self.decode_ms,
+            predicted_per_token_ms=_ratio(self.decode_ms, n_after_first),
+            predicted_per_second=_ratio(1000.0 * n_after_first, self.decode_ms),
+        )
 
 
 def _ratio(a: float, b: float) -> float:

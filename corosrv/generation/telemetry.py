@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from corosrv.generation.answer_options import AnswerOptions
+from corosrv.generation.answer_types import PromptProgress
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk
 
@@ -45,12 +46,7 @@ class Telemetry:
 
 
 def _progress(chunk: Chunk, n_read: int, ms: float) -> dict[str, Any]:
-    progress = {
-        "total": chunk.prompt_tokens,
-        "cache": chunk.cached_tokens,
-        "processed": n_read,
-        "time_ms": round(ms),
-    }
+    progress = PromptProgress(chunk.prompt_tokens, chunk.cached_tokens, n_read, round(ms))
     return {
         "timings": Tally(prompt_tokens=n_read, cached_tokens=chunk.cached_tokens, prompt_ms=ms).timings(),
         "prompt_progress": progress,

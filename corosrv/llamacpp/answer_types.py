@@ -1,38 +1,13 @@
-"""Types of the answers of llama-server's endpoints, for the API document. Tests hold real answers against them."""
+"""Types of the answers of llama-server's endpoints, as the API document describes them.
+
+The type of a completion is in `corosrv.generation.answer_types`: other dialects show it in addition to theirs.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-
-from corosrv.openai.answer_types import PromptProgress, Timings
-
-
-class NativeCompletion(msgspec.Struct):
-    """A prompt continued. An event of a stream has less of it, until the last, where `stop` is true.
-
-    With `response_fields` only the members that it names are there.
-    """
-
-    index: int | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
-    tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
-    stop: bool | msgspec.UnsetType = msgspec.UNSET
-    id_slot: int | msgspec.UnsetType = msgspec.UNSET
-    tokens_predicted: int | msgspec.UnsetType = msgspec.UNSET
-    tokens_evaluated: int | msgspec.UnsetType = msgspec.UNSET
-    model: str | msgspec.UnsetType = msgspec.UNSET
-    generation_settings: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    prompt: str | msgspec.UnsetType = msgspec.UNSET
-    has_new_line: bool | msgspec.UnsetType = msgspec.UNSET
-    truncated: bool | msgspec.UnsetType = msgspec.UNSET
-    stop_type: Literal["none", "eos", "limit", "word"] | msgspec.UnsetType = msgspec.UNSET
-    stopping_word: str | msgspec.UnsetType = msgspec.UNSET
-    tokens_cached: int | msgspec.UnsetType = msgspec.UNSET
-    timings: Timings | msgspec.UnsetType = msgspec.UNSET
-    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
-    completion_probabilities: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenPiece(msgspec.Struct):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from corosrv.errors import CorosrvError
 from corosrv.generation.answer_options import AnswerOptions
+from corosrv.generation.answer_types import NativeCompletion
 from corosrv.generation.events import event
 from corosrv.generation.native import NativeTask
 from corosrv.generation.split_tokens import split_tokens
@@ -29,7 +32,7 @@ class NativeAnswer:
         self._telemetry = Telemetry(form.job.n_tasks, options)
         self._tasks = [NativeTask(index, form) for index in range(form.job.n_tasks)]
 
-    def whole(self, chunks: list[Chunk]) -> Any:
+    def complete(self, chunks: list[Chunk]) -> Any:
         last: dict[int, Chunk] = {}
         for chunk in chunks:
             task = self._tasks[chunk.index]
@@ -48,11 +51,11 @@ class NativeAnswer:
             task = self._tasks[token_chunk.index]
             chunk = task.clip(token_chunk)
             for progress in self._telemetry.progress(chunk):
-                stream += event(task.partial(_without_text(chunk)) | progress)
+                stream += event(task.partial(_without_text(chunk), **progress))
             task.add(chunk)
             timings = self._telemetry.timings(chunk)
             if chunk.text or (chunk.tokens and chunk.finish is None):
-                stream += event(task.partial(chunk) | timings)
+                stream += event(task.partial(chunk, **timings))
             if chunk.finish is not None:
                 stream += event(self._final(chunk))
         return stream
@@ -60,9 +63,11 @@ class NativeAnswer:
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)
 
-    def _final(self, chunk: Chunk) -> dict[str, Any]:
-        members = self._tasks[chunk.index].final(chunk)
-        return pick(members, self._options.members) if self._options.members else members
+    def _final(self, chunk: Chunk) -> NativeCompletion | dict[str, Any]:
+        completion = self._tasks[chunk.index].final(chunk)
+        if not self._options.members:
+            return completion
+        return pick(msgspec.to_builtins(completion), self._options.members)
 
 
 def _without_text(chunk: Chunk) -> Chunk:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from corosrv.generation.answer_types import NativeCompletion
 from corosrv.generation.fields import Lora
 from corosrv.http.operation import GENERATES, NEEDS_MODEL, READS, operation
 from corosrv.llamacpp import answer_types, schema
@@ -32,8 +33,8 @@ complete = operation(
     "Text",
     "Continue a prompt, as llama-server does",
     body=schema.NativeCompletionBody,
-    answer=answer_types.NativeCompletion | list[answer_types.NativeCompletion],
-    events=answer_types.NativeCompletion,
+    answer=NativeCompletion | list[NativeCompletion],
+    events=NativeCompletion,
     statuses=GENERATES,
     examples={
         "A prompt": {"prompt": "Once upon a time", "n_predict": 32},
@@ -45,8 +46,8 @@ infill = operation(
     "Fill a gap",
     "For models whose vocabulary has tokens for it.",
     body=schema.InfillBody,
-    answer=answer_types.NativeCompletion | list[answer_types.NativeCompletion],
-    events=answer_types.NativeCompletion,
+    answer=NativeCompletion | list[NativeCompletion],
+    events=NativeCompletion,
     statuses=(*GENERATES, 501),
     examples={"A function": {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 16}},
 )

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from corosrv.generation.answer_types import PromptProgress, Timings, TokenLikelihood
+
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -42,46 +44,8 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-class Timings(msgspec.Struct):
-    """llama-server's timings: `cache_n` prompt tokens were known, `prompt_n` computed, `predicted_n` generated."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
-class PromptProgress(msgspec.Struct):
-    """Progress of reading a prompt, for streams with `return_progress`."""
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
-
-
-class TopLogprob(msgspec.Struct):
-    token: str
-    bytes: list[int] | None
-    logprob: float
-
-
-class TokenLogprob(msgspec.Struct):
-    """A token that came, and the likeliest in its place."""
-
-    token: str
-    bytes: list[int] | None
-    logprob: float
-    top_logprobs: list[TopLogprob]
-
-
 class ChatLogprobs(msgspec.Struct):
-    content: list[TokenLogprob] | None
+    content: list[TokenLikelihood] | None
     refusal: None = None
 
 
@@ -154,7 +118,7 @@ class TextLogprobs(msgspec.Struct):
     token_logprobs: list[float | None] | msgspec.UnsetType = msgspec.UNSET
     top_logprobs: list[dict[str, float] | None] | msgspec.UnsetType | None = msgspec.UNSET
     text_offset: list[int] | msgspec.UnsetType = msgspec.UNSET
-    content: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+    content: list[TokenLikelihood] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextChoice(msgspec.Struct):

@@ -64,7 +64,7 @@ class Frame:
         last = {"choices": [], "usage": usage(tally, reasoning_tokens), "timings": tally.timings()}
         return self.event(choice, **more) + event(self.members | last) + DONE
 
-    def whole(self, choices: list[dict[str, Any]], tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:
+    def complete(self, choices: list[dict[str, Any]], tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:
         """The answer that is not streamed."""
         return {
             **self.members, "choices": choices, "usage": usage(tally, reasoning_tokens), "timings": tally.timings()

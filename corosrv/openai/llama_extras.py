@@ -48,7 +48,7 @@ class LlamaExtras:
         """Returns the extra members of the event or answer that ends this terminal chunk's task."""
         return {"__verbose": self._tasks[chunk.index].final(chunk)} if self._tasks else {}
 
-    def of_whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    def of_answer(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Returns the extra members of an answer that is not streamed; of several choices, the first one's."""
         if not self._tasks:
             return {}

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
@@ -13,6 +12,7 @@ from corosrv.anthropic.answers import MessageAnswer
 from corosrv.chat.parts import Part
 from corosrv.errors import JobFailed, QueueFull
 from corosrv.jobs import ModelCard
+from tests.support.answers import complete_json
 from tests.support.parsers import TICK, HandDrivenParser, call, end, text, thought
 
 CARD = ModelCard("tiny", created=1)
@@ -25,7 +25,7 @@ def answer(*rows: list[Part]) -> MessageAnswer:
 
 def complete(*rows: list[Part]) -> Any:
     """The answer that is not streamed, as its client has it."""
-    return json.loads(msgspec.json.encode(answer(*rows).whole(TICK)))
+    return complete_json(answer(*rows), TICK)
 
 
 def sent(stream: bytes) -> list[dict[str, Any]]:
@@ -129,9 +129,9 @@ def test_why_it_ended_is_told(ended, reason, word):
 def test_cached_and_other_tokens_add_up_to_the_prompt():
     answering = answer([text("a"), end()])
 
-    usage = answering.whole([end().chunk]).usage
+    usage = complete_json(answering, [end().chunk])["usage"]
 
-    assert msgspec.to_builtins(usage) == {
+    assert usage == {
         "input_tokens": 3,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 2,

@@ -15,14 +15,14 @@ END = Chunk(0, "", 0, Finish.STOP)
 class TextAnswer:
     """A corosrv.generation.exchange.Answer in plain text."""
 
-    def whole(self, chunks: list[Chunk]) -> str:
+    def complete(self, chunks: list[Chunk]) -> str:
         return "".join(chunk.text for chunk in chunks)
 
     def first(self) -> bytes:
         return b""
 
     def events(self, chunks: list[Chunk]) -> bytes:
-        return f"<{self.whole(chunks)}>".encode()
+        return f"<{self.complete(chunks)}>".encode()
 
     def failure(self, error: CorosrvError) -> bytes:
         return f"error: {error}".encode()

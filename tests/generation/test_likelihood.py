@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from corosrv.generation import likelihood
@@ -12,7 +13,7 @@ TOKEN = TokenInfo(7, b" Paris", HALF, (Candidate(8, b"\xe5", HALF), Candidate(9,
 
 
 def test_logarithms_come_with_the_bytes_of_each_token():
-    assert likelihood.logprobs(TOKEN) == {
+    assert msgspec.to_builtins(likelihood.logprobs(TOKEN)) == {
         "id": 7,
         "token": " Paris",
         "bytes": list(b" Paris"),
@@ -25,7 +26,7 @@ def test_logarithms_come_with_the_bytes_of_each_token():
 
 
 def test_probabilities_leave_out_what_could_not_have_come():
-    shown = likelihood.probabilities(TOKEN)
+    shown = msgspec.to_builtins(likelihood.probabilities(TOKEN))
 
     assert shown["prob"] == pytest.approx(0.5)
     assert [(top["id"], top["prob"]) for top in shown["top_probs"]] == [(8, pytest.approx(0.5))]

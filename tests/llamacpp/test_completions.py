@@ -14,6 +14,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.llamacpp import parse, schema
+from tests.support.answers import complete_json
 from tests.support.vocabularies import BOS, INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -59,7 +60,7 @@ HELLO = [chunk(0, token(5, b"Hel")), chunk(0, token(6, b"lo"))]
 
 
 def whole(*chunks: Chunk, **sent: Any) -> Any:
-    return call(**sent).answer.whole([*HELLO, *chunks])
+    return complete_json(call(**sent).answer, [*HELLO, *chunks])
 
 
 def events(*chunks: Chunk, n_prompts: int = 1, **sent: Any) -> list[Any]:
@@ -118,13 +119,13 @@ def test_an_answer_says_why_it_ended(end, stop_type, word):
     ],
 )
 def test_an_answer_for_which_the_context_was_too_small_is_truncated(end, n_tokens, expected):
-    answer = call().answer.whole([Chunk(0, "x", n_tokens), end])
+    answer = complete_json(call().answer, [Chunk(0, "x", n_tokens), end])
 
     assert answer["truncated"] is expected
 
 
 def test_the_prompt_is_shown_as_the_model_reads_it():
-    answer = call(ByteVocabulary(adds_bos=True)).answer.whole([last(0)])
+    answer = complete_json(call(ByteVocabulary(adds_bos=True)).answer, [last(0)])
 
     assert answer["prompt"] == "<s>Hi"
     assert call(ByteVocabulary(adds_bos=True)).job.prompts == (Tokens((BOS, *b"Hi")),)
@@ -133,7 +134,7 @@ def test_the_prompt_is_shown_as_the_model_reads_it():
 def test_an_answer_ends_where_a_line_is_indented_too_little():
     chunks = [chunk(0, token(5, b"a\n")), chunk(0, token(6, b"  b\n")), chunk(0, token(7, b" c")), last(0, Finish.STOP)]
 
-    answer = call(n_indent=2).answer.whole(chunks)
+    answer = complete_json(call(n_indent=2).answer, chunks)
     *pieces, end = events(*chunks, n_indent=2)
 
     assert (answer["content"], answer["stop_type"]) == ("a\n  b\n ", "limit")
@@ -147,21 +148,21 @@ def test_the_sampler_that_editors_name_is_passed_over():
 
 
 def test_a_new_line_anywhere_is_told():
-    assert call().answer.whole([Chunk(0, "a\nb", 2), last(0)])["has_new_line"] is True
+    assert complete_json(call().answer, [Chunk(0, "a\nb", 2), last(0)])["has_new_line"] is True
 
 
 @pytest.mark.parametrize("sent", [{"prompt": ["a", "b"]}, {"n": 2}, {"n_cmpl": 2}])
 def test_several_answers_are_a_list_in_their_order(sent):
     asked = call(**sent)
 
-    answers = asked.answer.whole([Chunk(1, "y", 1), last(1), Chunk(0, "x", 1), last(0)])
+    answers = complete_json(asked.answer, [Chunk(1, "y", 1), last(1), Chunk(0, "x", 1), last(0)])
 
     assert [(answer["index"], answer["content"]) for answer in answers] == [(0, "x"), (1, "y")]
     assert [answer["timings"]["predicted_n"] for answer in answers] == [1, 1]
 
 
 def test_a_list_with_one_prompt_gives_a_list():
-    assert len(call(prompt=["a"]).answer.whole([last(0)])) == 1
+    assert len(complete_json(call(prompt=["a"]).answer, [last(0)])) == 1
 
 
 def test_tokens_are_returned_where_they_are_asked_for():
@@ -330,12 +331,12 @@ def test_a_random_seed_is_shown_as_llama_server_shows_it():
 def test_what_is_banned_is_among_the_biases():
     settings = whole(last(0), ignore_eos=True, logit_bias=[[7, 1.5], ["ab", False]])["generation_settings"]
 
-    infinity = float("-inf")
+    banned = None  # JSON has no -inf
     assert settings["logit_bias"] == [
-        {"bias": infinity, "token": 257},
+        {"bias": banned, "token": 257},
         {"bias": 1.5, "token": 7},
-        {"bias": infinity, "token": 97},
-        {"bias": infinity, "token": 98},
+        {"bias": banned, "token": 97},
+        {"bias": banned, "token": 98},
     ]
     assert whole(last(0))["generation_settings"]["logit_bias"] == []
 

@@ -15,6 +15,7 @@ from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Tex
 from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.events import DONE
+from tests.support.answers import complete_json
 
 CARD = ModelCard("tiny", created=1, fingerprint="b123")
 TERMINAL = {"prompt_tokens": 5, "cached_tokens": 2, "prompt_ms": 10.0, "decode_ms": 40.0}
@@ -157,7 +158,7 @@ def test_the_streamed_text_is_the_whole_text(shape):
     chunks = [text(0, "a "), text(1, "b"), text(0, "c"), last(1, Finish.LENGTH, "d"), last(0)]
 
     streamed = choices(sent(answer(shape, n=2, stream=True).events(chunks)))
-    whole = answer(shape, n=2).whole(chunks)["choices"]
+    whole = complete_json(answer(shape, n=2), chunks)["choices"]
 
     def said(choice: dict[str, Any]) -> str:
         return choice["text"] if shape is TEXT else choice.get("message", choice.get("delta")).get("content", "")
@@ -171,7 +172,7 @@ def test_the_streamed_text_is_the_whole_text(shape):
 
 
 def test_a_whole_chat_has_these_members():
-    whole = answer(CHAT).whole([text(0, "Hello"), last(0)])
+    whole = complete_json(answer(CHAT), [text(0, "Hello"), last(0)])
 
     assert whole.pop("id").startswith("chatcmpl-")
     assert isinstance(whole.pop("created"), int)
@@ -199,7 +200,7 @@ def test_a_whole_chat_has_these_members():
 
 
 def test_a_whole_completion_has_its_own_names():
-    whole = answer(TEXT).whole([text(0, "Hello"), last(0, Finish.LENGTH)])
+    whole = complete_json(answer(TEXT), [text(0, "Hello"), last(0, Finish.LENGTH)])
 
     assert whole["id"].startswith("cmpl-")
     assert whole["object"] == "text_completion"
@@ -207,20 +208,20 @@ def test_a_whole_completion_has_its_own_names():
 
 
 def test_choices_are_in_order_whatever_ends_first():
-    whole = answer(TEXT, n=2, prompts=2).whole([last(i, words=str(i)) for i in (2, 0, 3, 1)])
+    whole = complete_json(answer(TEXT, n=2, prompts=2), [last(i, words=str(i)) for i in (2, 0, 3, 1)])
 
     assert [(choice["index"], choice["text"]) for choice in whole["choices"]] == [(i, str(i)) for i in range(4)]
 
 
 def test_prompt_tokens_count_once_however_many_answers_there_are():
-    usage = answer(TEXT, n=3, prompts=2).whole([last(i, n_tokens=4) for i in range(6)])["usage"]
+    usage = complete_json(answer(TEXT, n=3, prompts=2), [last(i, n_tokens=4) for i in range(6)])["usage"]
 
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 24, 34)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 4  # two of each prompt's first answer
 
 
 def test_timings_add_up_and_leave_the_first_token_out_of_the_rate():
-    timings = answer(CHAT).whole([text(0, "x", 4), last(0)])["timings"]
+    timings = complete_json(answer(CHAT), [text(0, "x", 4), last(0)])["timings"]
 
     assert timings["prompt_n"] + timings["cache_n"] == 5
     assert timings["predicted_n"] == 5
@@ -231,7 +232,7 @@ def test_timings_add_up_and_leave_the_first_token_out_of_the_rate():
 @pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH])
 @pytest.mark.parametrize("n_tokens", [0, 1])
 def test_timings_are_finite_when_there_is_next_to_nothing(finish, n_tokens):
-    timings = answer(CHAT).whole([Chunk(0, "", n_tokens, finish)])["timings"]
+    timings = complete_json(answer(CHAT), [Chunk(0, "", n_tokens, finish)])["timings"]
 
     assert all(math.isfinite(value) for value in timings.values())
     assert timings["predicted_per_second"] == 0
@@ -251,7 +252,7 @@ RAIN = ["<tool_call>", '{"name": "rain"', ', "arguments": {"at"', ': "Köln"}', 
 
 
 def test_calls_come_in_a_message_without_content():
-    (choice,) = thoughtful().whole([*(text(0, word) for word in RAIN), last(0)])["choices"]
+    (choice,) = complete_json(thoughtful(), [*(text(0, word) for word in RAIN), last(0)])["choices"]
 
     (call,) = choice["message"].pop("tool_calls")
     assert call.pop("id").startswith("call_")
@@ -279,7 +280,7 @@ def test_calls_are_streamed_in_pieces():
 def test_thoughts_are_apart_and_counted():
     thought = [text(0, word) for word in ("<think>", "Hm", ".", "</think>", "\n\n", "Yes")]
 
-    whole = thoughtful().whole([*thought, last(0)])
+    whole = complete_json(thoughtful(), [*thought, last(0)])
     streamed = thoughtful(stream=True, usage=True)
     events = sent(streamed.events([*thought, last(0)]))
 
@@ -295,7 +296,7 @@ def test_thoughts_are_apart_and_counted():
 def test_calls_of_two_choices_have_numbers_of_their_own():
     chunks = [text(1, "".join(RAIN)), text(0, "No."), last(0), text(1, "".join(RAIN)), last(1)]
 
-    first, second = thoughtful(n=2).whole(chunks)["choices"]
+    first, second = complete_json(thoughtful(n=2), chunks)["choices"]
 
     assert (first["message"]["content"], first["finish_reason"]) == ("No.", "stop")
     assert len({call["id"] for call in second["message"]["tool_calls"]}) == 2
@@ -316,7 +317,7 @@ LAST = {"id": 2, "token": "", "bytes": [], "logprob": -0.1, "top_logprobs": []}
 def test_tokens_are_listed_with_their_text():
     chunks = [Chunk(0, "Hi", 1, tokens=(HI,)), Chunk(0, "", 1, Finish.STOP, tokens=(END,))]
 
-    (whole,) = thoughtful(n_probs=2).whole(chunks)["choices"]
+    (whole,) = complete_json(thoughtful(n_probs=2), chunks)["choices"]
     streamed = choices(sent(thoughtful(stream=True, n_probs=2).events(chunks)))
 
     assert whole["logprobs"] == {"content": [LISTED, LAST], "refusal": None}

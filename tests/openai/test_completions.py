@@ -13,6 +13,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.http import body
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, TokenInfo, Tokens
 from corosrv.openai.completions import parse, schema
+from tests.support.answers import complete_json
 from tests.support.vocabularies import INFILL, MIDDLE, PREFIX, SUFFIX, ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -73,7 +74,7 @@ def test_logprobs_out_of_range_are_refused(wrong):
 def test_logprobs_have_the_shape_that_completions_always_had():
     tokens = (token(b" a", -0.5, (b" a", -0.5), (b" b", -1.5)), token(b"\xc3\xa9", -2.0, (b" x", -0.1)))
 
-    shown = answering(logprobs=2).whole([chunk(0, *tokens, last=True)])["choices"][0]["logprobs"]
+    shown = complete_json(answering(logprobs=2), [chunk(0, *tokens, last=True)])["choices"][0]["logprobs"]
 
     assert shown == {
         "tokens": [" a", "é"],
@@ -86,7 +87,7 @@ def test_logprobs_have_the_shape_that_completions_always_had():
 def test_offsets_count_characters_and_half_a_character_is_spelled_in_bytes():
     tokens = (token(b"\xe5\xaa"), token(b"\xbd"), token(b"!"))
 
-    shown = answering(logprobs=0).whole([chunk(0, *tokens, last=True)])["choices"][0]["logprobs"]
+    shown = complete_json(answering(logprobs=0), [chunk(0, *tokens, last=True)])["choices"][0]["logprobs"]
 
     assert shown["tokens"] == ["bytes:\\xe5\\xaa", "bytes:\\xbd", "!"]
     assert shown["text_offset"] == [0, 0, 1]
@@ -95,7 +96,7 @@ def test_offsets_count_characters_and_half_a_character_is_spelled_in_bytes():
 def test_streamed_logprobs_together_are_those_of_the_whole():
     pieces = [chunk(0, token(b"a")), chunk(0, token(b"bc")), chunk(0, token(b"d"), last=True)]
 
-    whole = answering(logprobs=1).whole(pieces)["choices"][0]
+    whole = complete_json(answering(logprobs=1), pieces)["choices"][0]
     streamed = events(answering(logprobs=1, stream=True), pieces)
 
     shown = [choice["logprobs"] for choice in streamed if choice["logprobs"]]
@@ -113,7 +114,7 @@ def test_streamed_logprobs_together_are_those_of_the_whole():
 def test_an_echo_puts_the_prompt_in_front(prompt, text):
     chunks = [chunk(0, token(b"!"), last=True)]
 
-    assert answering(prompt=prompt, echo=True).whole(chunks)["choices"][0]["text"] == text
+    assert complete_json(answering(prompt=prompt, echo=True), chunks)["choices"][0]["text"] == text
     streamed = events(answering(prompt=prompt, echo=True, stream=True), chunks)
     assert "".join(choice["text"] for choice in streamed) == text
 
@@ -122,7 +123,7 @@ def test_each_choice_echoes_its_own_prompt():
     sent = {"prompt": ["a", "b"], "n": 2, "echo": True}
     chunks = [chunk(index, token(b"%d" % index), last=True) for index in range(4)]
 
-    whole = call(**sent).answer.whole(chunks)["choices"]
+    whole = complete_json(call(**sent).answer, chunks)["choices"]
     streamed = events(call(**sent, stream=True).answer, chunks)
 
     assert [choice["text"] for choice in whole] == ["a0", "a1", "b2", "b3"]
@@ -137,7 +138,7 @@ def test_an_echo_with_logprobs_and_no_tokens_scores_the_prompt():
     prompt = (token(b"H", None), token(b"i", -3.0, (b"o", -0.5)))
     chunks = [chunk(0, last=True, prompt=prompt)]
 
-    choice = answering(**sent).whole(chunks)["choices"][0]
+    choice = complete_json(answering(**sent), chunks)["choices"][0]
 
     assert (asked.scores_prompt, asked.max_tokens) == (True, 0)
     assert choice["text"] == "Hi"
@@ -154,7 +155,7 @@ def test_a_token_in_front_of_the_prompt_moves_no_offset():
     vocabulary = ByteVocabulary(adds_bos=True)
     chunks = [chunk(0, token(b"!"), last=True, prompt=(token(b"<s>", None), token(b"H"), token(b"i")))]
 
-    shown = answering(vocabulary, echo=True, logprobs=0).whole(chunks)["choices"][0]
+    shown = complete_json(answering(vocabulary, echo=True, logprobs=0), chunks)["choices"][0]
 
     assert shown["text"] == "Hi!"
     assert shown["logprobs"]["text_offset"] == [0, 0, 1, 2]
@@ -168,7 +169,7 @@ def test_a_prompt_that_is_scored_in_pieces_is_echoed_once():
         chunk(0, token(b"!"), last=True),
     ]
 
-    whole = answering(**sent).whole(chunks)["choices"][0]
+    whole = complete_json(answering(**sent), chunks)["choices"][0]
     streamed = events(answering(**sent, stream=True), chunks)
 
     assert whole["logprobs"]["tokens"] == ["H", "i", "!"]
@@ -193,7 +194,7 @@ def test_the_likeliest_answers_are_shown_and_all_are_counted():
         chunk(2, token(b"so", -2.0), token(b"so", -4.0), last=True),
     ]
 
-    whole = asked.answer.whole(chunks)
+    whole = complete_json(asked.answer, chunks)
 
     assert asked.job.n == 3
     assert asked.job.sampling.n_probs == 0
@@ -205,7 +206,7 @@ def test_the_likeliest_answers_are_shown_and_all_are_counted():
 def test_each_prompt_has_its_best():
     chunks = [chunk(index, token(b"%d" % index, -float(index % 2)), last=True) for index in range(4)]
 
-    whole = call(prompt=["a", "b"], best_of=2, echo=True).answer.whole(chunks)
+    whole = complete_json(call(prompt=["a", "b"], best_of=2, echo=True).answer, chunks)
 
     assert [choice["text"] for choice in whole["choices"]] == ["a0", "b2"]
 
@@ -241,7 +242,7 @@ def test_a_suffix_makes_the_prompt_one_with_a_hole():
 def test_an_echo_of_a_hole_is_what_stands_before_it():
     answer = answering(ByteVocabulary(INFILL), suffix="z", echo=True)
 
-    assert answer.whole([chunk(0, token(b"!"), last=True)])["choices"][0]["text"] == "Hi!"
+    assert complete_json(answer, [chunk(0, token(b"!"), last=True)])["choices"][0]["text"] == "Hi!"
 
 
 def test_a_suffix_is_refused_by_a_model_without_the_tokens_and_with_prompts_of_ids():

@@ -16,6 +16,7 @@ from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
 from corosrv.openai.completions import parse as completion_parse
 from corosrv.openai.completions import schema as text_schema
+from tests.support.answers import complete_json
 from tests.support.vocabularies import ByteVocabulary
 
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -137,7 +138,7 @@ def test_only_a_stream_is_told_how_far_it_is(call):
 
 @both
 def test_a_verbose_answer_has_llama_server_s_own_beside_it(call):
-    answer = call(verbose=True, max_tokens=2).answer.whole([piece("Hel"), piece("lo"), last()])
+    answer = complete_json(call(verbose=True, max_tokens=2).answer, [piece("Hel"), piece("lo"), last()])
 
     native = answer["__verbose"]
     assert (native["content"], native["tokens"], native["stop_type"]) == ("Hello", [], "limit")
@@ -150,7 +151,7 @@ def test_a_verbose_answer_has_llama_server_s_own_beside_it(call):
 def test_a_verbose_answer_has_its_tokens_where_they_are_asked_for(call):
     asked = call(verbose=True, return_tokens=True)
 
-    native = asked.answer.whole([piece("Hel", id=5), piece("lo", id=6), last()])["__verbose"]
+    native = complete_json(asked.answer, [piece("Hel", id=5), piece("lo", id=6), last()])["__verbose"]
 
     assert native["tokens"] == [5, 6]
     assert job(asked).sampling.n_probs == 0
@@ -174,7 +175,7 @@ def test_a_token_without_text_is_no_event_of_a_verbose_stream(call):
 
 @both
 def test_what_is_verbose_of_several_choices_is_the_first(call):
-    answer = call(verbose=True, n=2).answer.whole([piece("b", 1), last(1), piece("a", 0), last(0)])
+    answer = complete_json(call(verbose=True, n=2).answer, [piece("b", 1), last(1), piece("a", 0), last(0)])
 
     assert answer["__verbose"]["content"] == "a"
 
@@ -183,7 +184,7 @@ def test_what_is_verbose_of_several_choices_is_the_first(call):
 
 
 def listed(call: Call) -> Any:
-    answer = call.answer.whole([piece("Hel"), last()])
+    answer = complete_json(call.answer, [piece("Hel"), last()])
     return answer["choices"][0]["logprobs"]["content"][0]
 
 

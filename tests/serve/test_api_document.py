@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from corosrv.anthropic import answer_types as message_types
+from corosrv.generation.answer_types import NativeCompletion
 from corosrv.llamacpp import answer_types as native_types
 from corosrv.llamacpp import loading
 from corosrv.openai import answer_types
@@ -80,7 +81,7 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         ("/v1/messages", MESSAGES, message_types.AnthropicMessage),
         ("/v1/messages/count_tokens", MESSAGES, message_types.TokenCount),
         ("/v1/messages", {"messages": "x"}, message_types.MessagesError),
-        ("/completion", {"prompt": "Hi", "n_predict": 2}, native_types.NativeCompletion),
+        ("/completion", {"prompt": "Hi", "n_predict": 2}, NativeCompletion),
         ("/tokenize", {"content": "Hi"}, native_types.TokenList),
         ("/detokenize", {"tokens": [72]}, native_types.Content),
         ("/apply-template", chat(), native_types.PromptText),
@@ -107,7 +108,7 @@ def test_answers_are_what_the_document_says(server: Server, path: str, body: Any
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, answer_types.TextCompletion),
         ("/v1/responses", INPUT, response_types.ResponseEvent),
         ("/v1/messages", MESSAGES, message_types.MessagesEvent),
-        ("/completion", {"prompt": "Hi", "n_predict": 3}, native_types.NativeCompletion),
+        ("/completion", {"prompt": "Hi", "n_predict": 3}, NativeCompletion),
     ],
 )
 def test_events_are_what_the_document_says(server: Server, path: str, body: Any, shape: Any) -> None:

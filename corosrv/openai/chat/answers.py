@@ -37,15 +37,15 @@ class ChatAnswer:
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
+    def complete(self, chunks: list[Chunk]) -> dict[str, Any]:
         choices = [_Choice(index) for index in range(self._n_choices)]
         for part in self._parser.parts(chunks):
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        whole = [choice.whole(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
-        answer = self._frame.whole(whole, self._tally, self._parser.reasoning_tokens)
-        return answer | self._extras.of_whole(chunks)
+        whole = [choice.complete(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
+        answer = self._frame.complete(whole, self._tally, self._parser.reasoning_tokens)
+        return answer | self._extras.of_answer(chunks)
 
     def first(self) -> bytes:
         delta = {"role": "assistant", "content": None}
@@ -147,7 +147,7 @@ class _Choice:
             case End():
                 self._finish = part.reason
 
-    def whole(self, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def complete(self, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text), "refusal": None}
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)

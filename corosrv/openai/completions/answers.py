@@ -57,13 +57,13 @@ class TextAnswer:
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
-    def whole(self, chunks: list[Chunk]) -> dict[str, Any]:
+    def complete(self, chunks: list[Chunk]) -> dict[str, Any]:
         tried = [_Choice() for _ in range(self._job.n_tasks)]
         for chunk in chunks:
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
         choices = [self._whole_choice(index, choice) for index, choice in Turns().among(enumerate(self._best(tried)))]
-        return self._frame.whole(choices, self._tally) | self._extras.of_whole(chunks)
+        return self._frame.complete(choices, self._tally) | self._extras.of_answer(chunks)
 
     def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
         n, n_tried = self._options.n, self._job.n

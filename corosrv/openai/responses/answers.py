@@ -57,7 +57,7 @@ class ResponseAnswer(BlockAnswer):
         self._origins = origins
         self._sequence_number = 0
 
-    def whole_answer(self) -> dict[str, Any]:
+    def complete_answer(self) -> dict[str, Any]:
         response = self._response("incomplete" if self._is_cut else "completed")
         if self._keep is not None:
             self._keep(Stored(response, self._turns + self._said()))
@@ -103,7 +103,7 @@ class ResponseAnswer(BlockAnswer):
         )
 
     def answer_end(self) -> bytes:
-        response = self.whole_answer()
+        response = self.complete_answer()
         return self._send("response." + response["status"], response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:

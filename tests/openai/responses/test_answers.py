@@ -16,6 +16,7 @@ from corosrv.generation.answer_options import AnswerOptions
 from corosrv.jobs import Chunk, Finish, TokenInfo
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Stored
+from tests.support.answers import complete_json
 from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, text, thought
 
 ECHO = {
@@ -122,7 +123,7 @@ def test_the_pieces_are_the_whole():
 
 
 def test_the_streamed_response_is_the_whole_one():
-    whole = answer(EVERYTHING).whole(TICK)
+    whole = complete_json(answer(EVERYTHING), TICK)
     final = streamed(EVERYTHING)[-1]["response"]
 
     def without_ids(response: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def test_the_streamed_response_is_the_whole_one():
 
 
 def test_a_whole_response_has_these_members():
-    whole = answer([text("Hello"), end()]).whole(LAST_TICK)
+    whole = complete_json(answer([text("Hello"), end()]), LAST_TICK)
 
     assert whole.pop("id").startswith("resp_")
     assert len(whole["output"][0].pop("id")) > len("msg_") + 32
@@ -166,7 +167,7 @@ def test_a_whole_response_has_these_members():
 
 
 def test_a_call_is_an_item():
-    (item,) = answer([*call(0, "look", '{"at":1}'), end("tool_calls")]).whole(TICK)["output"]
+    (item,) = complete_json(answer([*call(0, "look", '{"at":1}'), end("tool_calls")]), TICK)["output"]
 
     assert item.pop("id").startswith("fc_")
     assert item == {
@@ -205,7 +206,7 @@ def test_a_failure_says_what_was_answered_so_far():
 
 
 def test_reasoning_tokens_are_told():
-    usage = answer([thought("hm"), end()], reasoning_tokens=7).whole(TICK)["usage"]
+    usage = complete_json(answer([thought("hm"), end()], reasoning_tokens=7), TICK)["usage"]
 
     assert usage["output_tokens_details"] == {"reasoning_tokens": 7}
 
@@ -215,7 +216,7 @@ def test_what_was_answered_is_kept_with_its_conversation(stream):
     kept: list[Stored] = []
     answering = answer(EVERYTHING, kept=kept)
 
-    response = sent(answering.events(TICK))[-1]["response"] if stream else answering.whole(TICK)
+    response = sent(answering.events(TICK))[-1]["response"] if stream else complete_json(answering, TICK)
 
     assert [stored.response for stored in kept] == [response]
     assert kept[0].turns == (
@@ -232,7 +233,7 @@ def test_what_was_answered_is_kept_with_its_conversation(stream):
 def test_a_call_that_was_cut_off_is_kept_as_it_came():
     kept: list[Stored] = []
 
-    answer([*call(0, "look", '{"at'), end("length")], kept=kept).whole(TICK)
+    complete_json(answer([*call(0, "look", '{"at'), end("length")], kept=kept), TICK)
 
     assert kept[0].turns[-1]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at'}
 

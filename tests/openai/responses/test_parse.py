@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from flask import Request
 from werkzeug.test import EnvironBuilder
@@ -16,6 +15,7 @@ from corosrv.http import body
 from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
 from corosrv.openai.responses import parse, schema
 from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
+from tests.support.answers import complete_json
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -273,7 +273,7 @@ def test_a_tool_that_cannot_be_offered_is_refused_with_its_place(tool, param):
 
 def test_a_search_that_an_agent_offers_beside_its_functions_is_left_out_and_not_echoed(asked):
     conversation = asked(tools=[{"type": "web_search", "external_web_access": False}, LOOK])
-    response = msgspec.to_builtins(call({"input": "Hi", "tools": [{"type": "web_search"}, LOOK]}).answer.whole(HELLO))
+    response = complete_json(call({"input": "Hi", "tools": [{"type": "web_search"}, LOOK]}).answer, HELLO)
 
     assert [tool["function"]["name"] for tool in conversation.job.prompts[0].tools] == ["look"]
     assert response["tools"] == [LOOK]
@@ -293,7 +293,7 @@ def test_what_there_is_nothing_of_may_be_included(asked, names):
 
 def test_an_item_of_a_stored_response_may_be_referred_to(asked):
     shelf = ResponseStore(10_000).shelf("me")
-    (item,) = call({"input": "Hi"}, shelf).answer.whole(HELLO)["output"]
+    (item,) = complete_json(call({"input": "Hi"}, shelf).answer, HELLO)["output"]
 
     found = turns(asked([{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "And?"}], shelf))
 
@@ -337,7 +337,7 @@ def test_an_unknown_previous_response_is_not_found(asked):
 def test_a_response_is_stored_unless_told_otherwise(store, is_kept):
     shelf = ResponseStore(10_000).shelf("me")
 
-    response = call({"input": "Hi", "store": store}, shelf).answer.whole(HELLO)
+    response = complete_json(call({"input": "Hi", "store": store}, shelf).answer, HELLO)
 
     assert response["store"] is is_kept
     if is_kept:
@@ -362,13 +362,13 @@ def test_a_response_says_what_was_asked():
         "store": False,
     }
 
-    response = msgspec.to_builtins(call({"input": "Hi", **sent}).answer.whole(HELLO))
+    response = complete_json(call({"input": "Hi", **sent}).answer, HELLO)
 
     assert {name: response[name] for name in sent} == sent
 
 
 def test_a_response_says_what_was_taken_for_granted():
-    response = msgspec.to_builtins(call({"input": "Hi"}).answer.whole(HELLO))
+    response = complete_json(call({"input": "Hi"}).answer, HELLO)
 
     expected = {"temperature": 0.8, "top_p": 0.95, "tools": [], "tool_choice": "auto", "store": True, "metadata": {},
                 "text": {"format": {"type": "text"}}, "instructions": None, "max_output_tokens": None}  # fmt: skip
