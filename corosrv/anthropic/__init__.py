@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: bodies to conversations, blocks to content blocks, errors in its own shape."""
+"""Anthropic's Messages API: converts bodies to conversations, blocks to content blocks, and errors to its form."""

@@ -1,4 +1,4 @@
-"""Types of Anthropic's answers: the answers are made of them, and the API document describes them."""
+"""Defines the types of Anthropic's answers, which the API document describes, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class ErrorMembers(msgspec.Struct):
+class MessagesErrorMembers(msgspec.Struct):
     """An error's members: `message` for people, `type` for programs."""
 
     type: str
@@ -17,10 +17,10 @@ class ErrorMembers(msgspec.Struct):
 
 
 class MessagesError(msgspec.Struct):
-    """Any answer that is not the one asked for; also the event that ends a stream which failed."""
+    """The body of every error; also the event that ends a stream which failed."""
 
     type: Literal["error"]
-    error: ErrorMembers
+    error: MessagesErrorMembers
     request_id: str
 
 
@@ -37,7 +37,7 @@ class ContentBlock(msgspec.Struct):
 
 
 class MessagesUsage(msgspec.Struct):
-    """Token counts; the cached and the computed tokens of a prompt add up to all of it."""
+    """Token counts; the cached and the computed tokens of a prompt add up to its length."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -46,7 +46,7 @@ class MessagesUsage(msgspec.Struct):
 
 
 class AnthropicMessage(msgspec.Struct):
-    """An answer that is complete, or the empty one at the beginning of a stream."""
+    """A complete answer, or the empty one at the beginning of a stream."""
 
     id: str
     type: Literal["message"]
@@ -59,7 +59,7 @@ class AnthropicMessage(msgspec.Struct):
 
 
 class EventDelta(msgspec.Struct):
-    """A piece of a content block, named by its `type`; at the end of the message, which has none, why it stopped."""
+    """A piece of a content block, named by its `type`; without a `type`, at the end of the message, the stop reason."""
 
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | msgspec.UnsetType = (
         msgspec.UNSET
@@ -93,7 +93,7 @@ class MessagesEvent(msgspec.Struct):
     content_block: ContentBlock | msgspec.UnsetType = msgspec.UNSET
     delta: EventDelta | msgspec.UnsetType = msgspec.UNSET
     usage: MessagesUsage | msgspec.UnsetType = msgspec.UNSET
-    error: ErrorMembers | msgspec.UnsetType = msgspec.UNSET
+    error: MessagesErrorMembers | msgspec.UnsetType = msgspec.UNSET
     request_id: str | msgspec.UnsetType = msgspec.UNSET
 
 

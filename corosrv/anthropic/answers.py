@@ -1,4 +1,4 @@
-"""Messages, the way out: blocks to content blocks and events."""
+"""Makes Anthropic's messages and events from an answer's blocks."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _content(block: AnswerBlock, text: str) -> ContentBlock:
 
 
 def _input(text: str) -> Any:
-    """A call's arguments; those of a call that was cut off are lost: half a JSON text is none."""
+    """Decodes a call's arguments. Returns an empty object for a call that was cut off: half a JSON text is none."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Messages and their blocks to turns."""
+"""Converts messages and their blocks to turns."""
 
 from __future__ import annotations
 

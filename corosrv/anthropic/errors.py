@@ -1,8 +1,8 @@
-"""Errors in Anthropic's shape."""
+"""Writes errors in Anthropic's form."""
 
 from __future__ import annotations
 
-from corosrv.anthropic.answer_types import ErrorMembers, MessagesError
+from corosrv.anthropic.answer_types import MessagesError, MessagesErrorMembers
 from corosrv.errors import CorosrvError, ErrorKind
 
 _TYPES = {
@@ -22,4 +22,4 @@ _TYPES = {
 
 def body(error: CorosrvError, request_id: str) -> MessagesError:
     """Makes the answer or the event for an error."""
-    return MessagesError("error", ErrorMembers(_TYPES[error.kind], str(error)), request_id)
+    return MessagesError("error", MessagesErrorMembers(_TYPES[error.kind], str(error)), request_id)

@@ -1,4 +1,4 @@
-"""Messages, the way in: bodies to calls."""
+"""Parses the bodies of Anthropic's messages to calls."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CHOICES = {"auto": CallMode.AUTO, "any": CallMode.REQUIRED, "tool": CallMode.RE
 
 
 def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, request_id: str) -> Call:
-    """A checked request for a message. Raises Refused, which names the parameter."""
+    """Checks a request and makes its job and its answer. Raises Refused, which names the parameter."""
     job, parser = prepare(_conversation(body, defaults), card)
     stream = bool(body.stream)
-    # A stream begins with the number of the prompt's tokens: the chunk that tells of the prompt's beginning has it.
+    # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
     return Call(replace(job, tells_progress=stream), stream, MessageAnswer(card, parser, request_id))
 
 
@@ -42,7 +42,7 @@ def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Convers
 
 def _prompt(body: schema.PromptBody) -> Messages:
     history = content.turns(body)
-    # The beginning of an answer, to be gone on with.
+    # A last message of the assistant is the beginning of the answer, which the model continues.
     is_begun = history[-1]["role"] == "assistant"
     if is_begun and "tool_calls" in history[-1]:
         raise Refused("messages: a tool_use at the end needs its tool_result in a user message", "messages")

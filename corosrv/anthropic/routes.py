@@ -1,4 +1,4 @@
-"""Anthropic's endpoints over any Worker: parse, submit, answer."""
+"""Defines Anthropic's endpoints over any Worker: parse, submit, answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Body = TypeVar("Body", bound=schema.PromptBody)
 
 
 def blueprint(flow: RequestFlow) -> Blueprint:
-    """Messages, and the tokens that they would have."""
+    """Makes the routes: messages, and the count of their tokens."""
     routes = Blueprint("anthropic", __name__)
 
     @routes.post(MESSAGES)
@@ -39,7 +39,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
     @routes.after_request
     def name(response: Response) -> Response:
-        """Their clients look for the request's id under this name."""
+        """Adds the request's id under the name that Anthropic's clients look for."""
         response.headers["Request-Id"] = g.corosrv_request_id
         return response
 

@@ -1,4 +1,4 @@
-"""The body of a message, and the blocks of its content."""
+"""Defines the body of a message request, and the blocks of its content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Thinking(Block, tag="thinking"):
 
 
 class RedactedThinking(Block, tag="redacted_thinking"):
-    """Another model's thoughts, which nobody can read here: left out."""
+    """Another model's encrypted thoughts, which are left out here."""
 
 
 class Image(Block, tag="image"):
@@ -112,7 +112,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class ThinkingOptions(msgspec.Struct):
-    """The budget is not kept: thoughts count towards max_tokens, as they do there."""
+    """Options of thinking. The budget is ignored: thoughts count towards max_tokens, as they do at Anthropic."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -130,7 +130,7 @@ class OutputOptions(msgspec.Struct):
 
 
 class PromptBody(GenerationFields, kw_only=True):
-    """A message whose tokens are to be counted: nobody has to say how long the answer may be."""
+    """A message whose tokens are to be counted; `max_tokens` is optional."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None

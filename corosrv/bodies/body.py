@@ -1,4 +1,4 @@
-"""A request's body, as bytes, to the type that an endpoint expects; and a value of it to a narrower type."""
+"""Decodes a request's body to the type that an endpoint expects, and converts its values to narrower types."""
 
 from __future__ import annotations
 

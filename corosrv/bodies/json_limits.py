@@ -1,7 +1,7 @@
-"""Limits of a JSON text: how deep it nests, how many values, keys and digits it has.
+"""Checks the limits of a JSON text: how deep it nests, how many values, keys and digits it has.
 
 A parser recurses and builds objects, so a text is scanned before it is parsed. `scan` does it in Python. Where the
-native core is loaded, its scanner is a hundred times faster: whoever loads it hands it in with `use_scanner`.
+native core is loaded, its scanner is a hundred times faster: the server sets it with `use_scanner`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check(text: bytes) -> None:
 
 
 def _words(limit: str, text: bytes, at: int) -> str:
-    """Says what is wrong with the text."""
+    """Words the problem for the client."""
     if limit == "digits" and _EXPONENT.search(text[max(0, at - LIMITS.digits - 64) : at]):
         return f"has a number that is too large: an exponent may be {LIMITS.digits} at most"
     return {

@@ -1,4 +1,4 @@
-"""Texts that clients send."""
+"""Checks texts that clients send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations, whatever their dialect: what is asked for, and what the answer consists of.
+"""Turns chat requests of any dialect into jobs, and the chunks of those jobs into the parts of an answer.
 
-A chat dialect turns its bodies into a `Conversation` and `Part`s into its answers; what lies between is here.
+A chat dialect converts its bodies to a `Conversation`, and `Part`s to its answers; this package does the work between.
 """

@@ -1,4 +1,4 @@
-"""Answers of dialects that show a row of blocks: as one value at the end, or event by event."""
+"""Makes the answers of dialects that show a row of blocks: as one value at the end, or event by event."""
 
 from __future__ import annotations
 

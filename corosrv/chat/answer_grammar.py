@@ -1,4 +1,4 @@
-"""GBNF for answers that have to be of a form: JSON, calls of tools, and the thoughts before them."""
+"""Makes GBNF for answers of a required form: JSON, calls of tools, and the thoughts before them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def call_rules(
     for number, tool in tools:
         arguments = _arguments(tool, number, schema_param, limits, one_effort)
         bodies |= arguments.bodies
-        before = literal(form.head + name_of(tool) + form.middle)
-        calls[f"call-{number}"] = f'{before} {arguments.start} "}}"'
+        head = literal(form.head + name_of(tool) + form.middle)
+        calls[f"call-{number}"] = f'{head} {arguments.start} "}}"'
     most = _MOST_CALLS if is_parallel and not form.is_single else 1
     more = f"({literal(form.between)} call){{0,{most - 1}}}" if most > 1 else ""
     lead = f"{literal(form.lead)}?" if form.lead else ""
@@ -65,14 +65,14 @@ def thought_rules(tags: tuple[str, str], is_open: bool) -> Rules:
     """Makes rules for the thoughts before an answer. `is_open`: the prompt has begun them; else they are optional."""
     opening, closing = tags
     bodies = {f"thought-{n}": body for n, body in enumerate(_other_than(closing))}
-    rest = f"(thought-0)* {literal(closing[0])}* {literal(closing)} [ \\n]{{0,4}}"
-    bodies["thoughts"] = rest if is_open else f"({literal(opening)} {rest})?"
+    thoughts = f"(thought-0)* {literal(closing[0])}* {literal(closing)} [ \\n]{{0,4}}"
+    bodies["thoughts"] = thoughts if is_open else f"({literal(opening)} {thoughts})?"
     return Rules("thoughts", bodies)
 
 
 def _other_than(word: str) -> Iterator[str]:
-    """Right sides of rules: the first is a piece of a text without `word`, the n-th what may follow n of its letters
-    in such a text."""
+    """Yields the right sides of rules for a text without `word`: first a piece of it, then what may follow n letters of
+    `word` in it."""
     again = f"{literal(word[0])} thought-1"
     for n, letter in enumerate(word):
         goes_on = n > 0 and n < len(word) - 1

@@ -1,4 +1,4 @@
-"""An answer as a row of blocks, for dialects that show it so."""
+"""Arranges an answer as a row of blocks, for dialects that show it as one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AnswerBlock:
 
     @property
     def text(self) -> str:
-        """The text so far; of a call, its arguments."""
+        """Returns the text so far; for a call, its arguments."""
         return "".join(self.pieces)
 
 

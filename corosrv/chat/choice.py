@@ -1,4 +1,4 @@
-"""One answer's text, cut into thoughts, text and calls while it arrives."""
+"""Splits one answer's text into thoughts, text and calls while it arrives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Syntax:
     thought_tags: tuple[str, str] | None = None
     begins_in_thoughts: bool = False  # the prompt has opened them
     tool_format: ToolFormat | None = None
-    only_calls: bool = False  # behind the thoughts there is nothing but calls
+    only_calls: bool = False  # after the thoughts nothing but calls may come
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -38,12 +38,12 @@ class _Mode(Enum):
     THOUGHTS = "in thoughts"
     TEXT = "in text"
     HEAD = "before a call's arguments"
-    ARGUMENTS = "in them"
-    TAIL = "behind them"
+    ARGUMENTS = "in a call's arguments"
+    TAIL = "after a call's arguments"
 
 
 class ChoiceParser:
-    """Holds back no more than what may yet become something else. The parts do not depend on how the text is cut.
+    """Parses one choice. Holds text back only while its meaning is open; how the text is cut changes no part.
 
     White space around thoughts, and between text and calls, belongs to neither and is dropped.
     """
@@ -83,25 +83,25 @@ class ChoiceParser:
         return self._mode is _Mode.THOUGHTS
 
     def push(self, chunk: Chunk) -> Iterator[Part]:
-        """Yields the parts that are certain with this chunk; with a terminal one all that are left, and the end."""
+        """Yields the parts that are certain with this chunk; for a terminal chunk also all held text, and the end."""
         if self._is_plain(chunk):
-            yield self._plain(chunk.text)
+            yield self._plain_part(chunk.text)
             return
         self._tokens.add(chunk.tokens)
         self._held += chunk.text
         is_last = chunk.finish is not None
         self._is_cut = is_last and chunk.finish is not Finish.STOP
         while True:
-            before = self._mode, len(self._held)
+            state = self._mode, len(self._held)
             if self._skips_space:
                 self._skip_space()
             yield from self._steps[self._mode](is_last)
-            if (self._mode, len(self._held)) == before:
+            if (self._mode, len(self._held)) == state:
                 break
         if chunk.finish is not None:
             yield from self._end(chunk, chunk.finish)
 
-    # Most chunks are words that begin nothing: they are worth a short way, which saves nine tenths of the time.
+    # Most chunks are words that begin nothing. This short way for them saves nine tenths of the time.
 
     def _is_plain(self, chunk: Chunk) -> bool:
         text, watched = chunk.text, self._watched.get(self._mode)
@@ -116,16 +116,16 @@ class ChoiceParser:
             and not text[-1].isspace()
         )
 
-    def _plain(self, text: str) -> Part:
+    def _plain_part(self, text: str) -> Part:
         if self._mode is _Mode.THOUGHTS:
             return Reasoning(self._index, text)
         self._has_text = True
         return AnswerText(self._index, text)
 
     def _end(self, chunk: Chunk, finish: Finish) -> Iterator[Part]:
-        left = self._tokens.take_all()
-        if left and not self._n_calls:
-            yield AnswerText(self._index, "", left)
+        tokens = self._tokens.take_all()
+        if tokens and not self._n_calls:
+            yield AnswerText(self._index, "", tokens)
         is_called = self._n_calls > 0 and finish is Finish.STOP
         yield End(self._index, "tool_calls" if is_called else finish.value, chunk)
 
@@ -152,11 +152,11 @@ class ChoiceParser:
 
     def _start(self, is_last: bool) -> Iterator[Part]:
         assert self._syntax.thought_tags is not None
-        opening, begun = self._syntax.thought_tags[0], self._held.lstrip()
-        if begun.startswith(opening):
-            self._cut(len(self._held) - len(begun) + len(opening))
+        opening, text = self._syntax.thought_tags[0], self._held.lstrip()
+        if text.startswith(opening):
+            self._cut(len(self._held) - len(text) + len(opening))
             self._mode, self._skips_space = _Mode.THOUGHTS, True
-        elif is_last or not opening.startswith(begun):
+        elif is_last or not opening.startswith(text):
             self._mode = _Mode.TEXT
         yield from ()
 
@@ -187,34 +187,34 @@ class ChoiceParser:
             self._mode, self._head = _Mode.HEAD, self._first_head
 
     def _is_begun_call(self, at: int) -> bool:
-        """Returns whether a call was due and only the beginning of its marker, which starts at `at`, has come."""
+        """Returns whether a call had to come and only the beginning of its marker, at `at`, has come."""
         is_due = self._syntax.only_calls or (self._n_calls > 0 and (self._is_cut or at == len(self._held)))
         return is_due and not self._held[:at].strip()
 
     def _marker(self) -> tuple[int, bool]:
-        """(position, True) of the first call marker; else (position where a partial marker may start, False)."""
+        """Returns (position, True) of the first call marker, else (earliest start of a partial marker, False)."""
         markers = self._format.markers
         if not self._format.is_alone:
             at, _ = first_of(self._held, markers)
             return (at, True) if at >= 0 else (partial_match_at(self._held, markers), False)
-        begun = self._held.lstrip()
-        at = len(self._held) - len(begun)
-        if self._has_text or self._n_calls or not any(marker.startswith(begun[: len(marker)]) for marker in markers):
+        text = self._held.lstrip()
+        at = len(self._held) - len(text)
+        if self._has_text or self._n_calls or not any(marker.startswith(text[: len(marker)]) for marker in markers):
             return len(self._held), False
-        return at, any(begun.startswith(marker) for marker in markers)
+        return at, any(text.startswith(marker) for marker in markers)
 
     def _call_head(self, is_last: bool) -> Iterator[Part]:
-        found = self._head.match(self._held)
-        if found is not None and found.end() <= _MOST_HELD:
-            yield CallBegin(self._index, self._n_calls, f"call_{secrets.token_hex(12)}", found.group(1))
+        match = self._head.match(self._held)
+        if match is not None and match.end() <= _MOST_HELD:
+            yield CallBegin(self._index, self._n_calls, f"call_{secrets.token_hex(12)}", match.group(1))
             self._n_calls += 1
-            self._cut(found.end())
+            self._cut(match.end())
             self._value = JsonValue()
             self._mode, self._skips_space = _Mode.ARGUMENTS, True
         elif is_last and (self._is_cut or self._syntax.only_calls) and self._head.may_follow(self._held):
             pass  # a call that was cut off before its name was known: markup, and no text
-        elif is_last or found is not None or len(self._held) > _MOST_HELD or not self._head.may_follow(self._held):
-            # A false start, and text after all. What comes behind its first character may be a right one.
+        elif is_last or match is not None or len(self._held) > _MOST_HELD or not self._head.may_follow(self._held):
+            # A false start: it is text. Another call may begin after its first character.
             self._mode = _Mode.TEXT
             yield from self._give_text(len(self._held) - len(self._held.lstrip()) + 1)
 
@@ -226,12 +226,12 @@ class ChoiceParser:
             self._mode = _Mode.TAIL
 
     def _call_tail(self, is_last: bool) -> Iterator[Part]:
-        found = self._tail.match(self._held)
-        if found is not None and found.end() <= _MOST_HELD:
-            self._cut(found.end())
+        match = self._tail.match(self._held)
+        if match is not None and match.end() <= _MOST_HELD:
+            self._cut(match.end())
             self._skips_space = True
             self._mode = _Mode.TEXT
-            if found.group("joint"):
+            if match.group("joint"):
                 self._mode, self._head = _Mode.HEAD, self._format.next_head()
         elif len(self._held) > _MOST_HELD:
             self._mode = _Mode.TEXT

@@ -1,4 +1,4 @@
-"""A chat request after its dialect has been taken off it."""
+"""Defines a chat request that no longer depends on its dialect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corosrv.jobs import Job
 
 
 class CallMode(str, Enum):
-    """How freely the model may call tools."""
+    """The model's freedom to call tools."""
 
     NONE = "none"
     AUTO = "auto"  # as the model likes

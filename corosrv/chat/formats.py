@@ -15,12 +15,12 @@ class ToolFormat:
     """Calls are JSON objects of a name and arguments; this is what stands around them."""
 
     opening: str  # before the first call
-    closing: str  # behind the last
-    between: str  # two calls
+    closing: str  # after the last call
+    between: str  # between two calls
     arguments: str  # the member that has them
     markers: tuple[str, ...]  # a text that has one of these goes on with a call
     lead: str = ""  # what may stand before it all
-    joint: str = ""  # behind a call, where another follows within the same opening and closing
+    joint: str = ""  # after a call, where another follows within the same opening and closing
     is_alone: bool = False  # markers count where an answer begins, and a call is all of it
     is_single: bool = False  # one call in an answer
 

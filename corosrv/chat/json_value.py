@@ -30,23 +30,23 @@ class JsonValue:
         if self._is_escaped:
             self._is_escaped = False
             return at + 1
-        found = _QUOTE.search(text, at)
-        if found is None:
+        match = _QUOTE.search(text, at)
+        if match is None:
             return len(text)
-        if found.group() == "\\":
+        if match.group() == "\\":
             self._is_escaped = True
         else:
             self._in_string = False
             self.is_whole = self._depth == 0
-        return found.end()
+        return match.end()
 
     def _between(self, text: str, at: int) -> int:
         if self._depth == 0 and (self._is_bare or text[at] not in '"[{'):
-            return self._bare(text, at)
-        found = _STRUCTURE.search(text, at)
-        if found is None:
+            return self._bare_value(text, at)
+        match = _STRUCTURE.search(text, at)
+        if match is None:
             return len(text)
-        mark = found.group()
+        mark = match.group()
         if mark == '"':
             self._in_string = True
         elif mark in "[{":
@@ -54,12 +54,12 @@ class JsonValue:
         else:
             self._depth -= 1
             self.is_whole = self._depth == 0
-        return found.end()
+        return match.end()
 
-    def _bare(self, text: str, at: int) -> int:
+    def _bare_value(self, text: str, at: int) -> int:
         self._is_bare = True
-        found = _BARE_END.search(text, at)
-        if found is None:
+        match = _BARE_END.search(text, at)
+        if match is None:
             return len(text)
         self.is_whole = True
-        return found.start()
+        return match.start()

@@ -1,4 +1,4 @@
-"""Chunks to parts."""
+"""Parses the chunks of a job to the parts of its answer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Parser(Protocol):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of thoughts so far, of all choices."""
+        """Returns the number of reasoning tokens so far, of all choices."""
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Part]:
-        """Yields what follows from these chunks, none of which is of a failure."""
+        """Yields the parts that these chunks complete. No chunk may report a failure."""
 
 
 class TextParser:

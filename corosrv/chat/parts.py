@@ -19,7 +19,7 @@ class AnswerText(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):
-    """More of the thoughts before it."""
+    """More of the thoughts before the answer's text."""
 
     choice: int
     text: str

@@ -1,4 +1,4 @@
-"""Patterns that say of an unfinished text whether it may still become what they look for."""
+"""Matches the beginning of a text that is still arriving, and tells whether it may still become a match."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def steps(literal: str) -> list[str]:
 
 def first_of(text: str, words: Iterable[str]) -> tuple[int, str]:
     """Returns the position of the first of these words, and the word; (-1, "") for none."""
-    found = [(at, word) for word in words if (at := text.find(word)) >= 0]
-    return min(found, key=lambda one: (one[0], -len(one[1])), default=(-1, ""))
+    matches = [(at, word) for word in words if (at := text.find(word)) >= 0]
+    return min(matches, key=lambda match: (match[0], -len(match[1])), default=(-1, ""))
 
 
 def partial_match_at(text: str, words: Iterable[str]) -> int:

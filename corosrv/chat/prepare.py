@@ -1,4 +1,4 @@
-"""A conversation and the model that will have it, to a job and the parser of its chunks."""
+"""Makes a job, and the parser of its chunks, from a conversation and the model that answers it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corosrv.structured.grammar.gbnf import Rules, either, grammar, sequence
 
 def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     """Makes the job and the parser of its chunks. Raises Refused for contradictions, and what the model cannot do."""
-    plan = _Plan.of(conversation, card)
+    plan = _Plan.from_conversation(conversation, card)
     plan.check()
     job, prompt = conversation.job, plan.prompt
     if plan.changes_prompt:
@@ -52,7 +52,7 @@ class _Plan:
     form: ToolFormat
 
     @classmethod
-    def of(cls, conversation: Conversation, card: ModelCard) -> _Plan:
+    def from_conversation(cls, conversation: Conversation, card: ModelCard) -> _Plan:
         prompt = cast(Messages, conversation.job.prompts[0])
         tools = checked(prompt.tools, conversation.places)
         if conversation.tool_choice.choice is CallMode.NONE:
@@ -65,7 +65,7 @@ class _Plan:
 
     @property
     def changes_prompt(self) -> bool:
-        """Whether the prompt has other tools or arguments for the template than the conversation."""
+        """Returns whether the tools or the template's arguments differ from those of the job's prompt."""
         return self.tools != self.prompt.tools or self.conversation.thinks is not None
 
     @property
@@ -83,24 +83,24 @@ class _Plan:
 
     def check(self) -> None:
         """Raises Refused for contradictions."""
-        asked = self.conversation
-        name = asked.tool_choice.name
+        conversation = self.conversation
+        name = conversation.tool_choice.name
         if self.is_forced and not self.tools:
             raise Refused("tool_choice asks for a call, and there are no tools", "tool_choice")
         if name is not None and name not in map(name_of, self.tools):
             raise Refused(f"tool_choice: there is no tool of the name '{name[:64]}'", "tool_choice")
         if self.tools and "tools" not in self.card.capabilities:
             raise NotOffered("this model has no chat template, and so cannot call tools")
-        form = asked.answer_format.param if asked.answer_format else None
+        form = conversation.answer_format.param if conversation.answer_format else None
         if self.tools:
             form = "tool_choice" if self.is_forced else "tools"
-        if asked.job.sampling.grammar and form:
+        if conversation.job.sampling.grammar and form:
             raise Refused(f"grammar and {form} contradict each other: send one of them", "grammar")
-        if self.prompt.continue_final and (self.is_forced or asked.answer_format):
+        if self.prompt.continue_final and (self.is_forced or conversation.answer_format):
             raise Refused(f"{form}: an answer that is begun already cannot be forced into a form", form)
 
     def sampling(self) -> Sampling:
-        """The job's, with the grammar that the answer needs."""
+        """Returns the job's sampling, with the grammar that the answer needs."""
         sampling = self.conversation.job.sampling
         answers = list(self._answers())
         if not answers:
@@ -120,20 +120,20 @@ class _Plan:
 
     @property
     def _schema_param(self) -> str:
-        """The field whose schemas the grammar is made from, for errors."""
+        """Returns the field whose schemas the grammar is made from, for errors."""
         answer_format = self.conversation.answer_format
         return "tools" if self.tools or answer_format is None else answer_format.param
 
     def _answers(self) -> Iterator[Rules]:
         """Yields the rules of each form that an answer may have."""
-        asked, limits = self.conversation, schema_limits(self.card)
+        conversation, limits = self.conversation, schema_limits(self.card)
         if self.tools:
-            name = asked.tool_choice.name
-            chosen = [(number, tool) for number, tool in enumerate(self.tools) if name in (None, name_of(tool))]
-            is_parallel = asked.parallel_calls and name is None
-            yield answer_grammar.call_rules(chosen, self.form, is_parallel, asked.places.schema, limits)
-        if asked.answer_format is not None and not self.is_forced:
-            yield answer_grammar.json_rules(asked.answer_format, limits)
+            name = conversation.tool_choice.name
+            callable_tools = [(number, tool) for number, tool in enumerate(self.tools) if name in (None, name_of(tool))]
+            is_parallel = conversation.parallel_calls and name is None
+            yield answer_grammar.call_rules(callable_tools, self.form, is_parallel, conversation.places.schema, limits)
+        if conversation.answer_format is not None and not self.is_forced:
+            yield answer_grammar.json_rules(conversation.answer_format, limits)
 
     def _thoughts(self) -> list[Rules]:
         if not self.may_think or self.card.reasoning_tags is None:

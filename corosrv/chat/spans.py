@@ -8,7 +8,7 @@ from corosrv.jobs import TokenInfo
 
 
 class TokenQueue:
-    """Tokens of a text, taken away piece by piece as the text is. A token goes with the piece that its end lies in."""
+    """Tokens of a text, which are taken piece by piece with it. A token belongs to the piece that it ends in."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, TokenInfo]] = deque()
@@ -21,7 +21,7 @@ class TokenQueue:
             self._waiting.append((self._n_queued, token))
 
     def take(self, text: str) -> tuple[TokenInfo, ...]:
-        """The tokens of the next piece."""
+        """Takes the next piece of the text away. Returns its tokens."""
         if self._n_queued == 0:
             return ()
         self._n_taken += len(text.encode())

@@ -1,4 +1,4 @@
-"""The tools that a request offers: checked for every dialect, in the one form that templates and grammars know."""
+"""Checks the tools that a request offers, in the one form that templates and grammars know."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corosrv.errors import Refused
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# Of a tool that says nothing of its arguments: llama-server tells the template the same.
+# The schema of a tool without one; llama-server gives the template the same.
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 Tool = dict[str, Any]
@@ -29,10 +29,10 @@ def checked(tools: Sequence[Tool], places: ToolPlaces) -> tuple[Tool, ...]:
         if name in names:
             raise Refused(f"{param}: there is another tool of the name '{name}'", param)
         names.add(name)
-    return tuple(map(_whole, tools))
+    return tuple(map(_complete, tools))
 
 
-def _whole(tool: Tool) -> Tool:
+def _complete(tool: Tool) -> Tool:
     function = {
         "name": name_of(tool),
         "description": tool["function"].get("description") or "",

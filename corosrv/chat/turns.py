@@ -1,4 +1,4 @@
-"""TurnList and tools as chat templates take them, put together from what dialects send."""
+"""Builds turns and tools in the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def tool(name: str, description: str | None, parameters: dict[str, Any] | None) 
     return {"type": "function", "function": function}
 
 
-def arguments(sent: str | dict[str, Any], param: str) -> dict[str, Any] | str:
+def arguments(value: str | dict[str, Any], param: str) -> dict[str, Any] | str:
     """Reads a call's arguments from their JSON text, and takes an object as it is.
 
     A text that is no JSON object comes back unchanged: the model wrote it, and was cut off. Raises Refused for half a
     surrogate pair.
     """
-    if not isinstance(sent, str):
-        return sent
-    encoded = check_text(sent, param).encode()
+    if not isinstance(value, str):
+        return value
+    encoded = check_text(value, param).encode()
     try:
         json_limits.check(encoded)
-        return _arguments.decode(encoded) if sent.strip() else {}
+        return _arguments.decode(encoded) if value.strip() else {}
     except (msgspec.MsgspecError, Refused):
-        return sent
+        return value
 
 
 class TurnList:
     """Builds the turns of a conversation. Thoughts, text and calls in a row are one turn, until `close`."""
 
-    def __init__(self, before: Iterable[Turn] = ()) -> None:
-        self._turns = list(before)
+    def __init__(self, turns: Iterable[Turn] = ()) -> None:
+        self._turns = list(turns)
         self._ours: Turn | None = None
         self._called: dict[str, str] = {}  # names of functions by the ids of their calls
         for turn in self._turns:
@@ -61,7 +61,7 @@ class TurnList:
         return tuple(self._turns)
 
     def say(self, role: str, text: str) -> None:
-        """Adds a turn of somebody else."""
+        """Adds a turn of the user or the system."""
         self.close()
         self._turns.append({"role": role, "content": text})
 
@@ -81,7 +81,7 @@ class TurnList:
         self._called.setdefault(id, name)
 
     def result(self, call_id: str, text: str, param: str) -> None:
-        """Adds the result of a call. Raises Refused when there was no such call."""
+        """Adds the result of a call. Raises Refused when no earlier call has this id."""
         name = self._called.get(call_id)
         if name is None:
             raise Refused(f"{param}: no call before it has the id '{call_id[:80]}'", param)

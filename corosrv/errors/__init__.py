@@ -1,7 +1,7 @@
 """The exceptions of corosrv, as one tree.
 
-Inner code raises what happened. The attributes of a class say what that means for whoever sent the request: the HTTP
-status, the kind of failure, and a code for programs. A dialect only spells it: corosrv.openai.errors and its like.
+Inner code raises these. The attributes of a class say what the error means for the client: the HTTP status, the kind
+of failure, and a code for programs. Each dialect writes errors in its own form: corosrv.openai.errors and its like.
 
 CorosrvError
 ├── SettingsError            a setting is wrong; the start stops
@@ -9,7 +9,7 @@ CorosrvError
 ├── BenchError               the load generator cannot run as the command line says
 ├── HttpError                an unknown path, a wrong method
 ├── Unauthorized             the request has no key, or an unknown one
-├── Forbidden                a web page that may not call, or a host name that is not this server's
+├── Forbidden                a web page without permission, or a host name that is not this server's
 ├── ClientGone               the client left before its answer was ready
 ├── Refused                  the request is wrong; `param` names the parameter
 │   ├── PromptTooLong        the prompt has more tokens than the context of a slot
@@ -47,8 +47,8 @@ CorosrvError
 ├── OutputFailed             an output could not be sent; the prediction fails
 ├── JobFailed                a running job ended in an error
 │   ├── JobRefused           because of what the client sent; also a Refused
-│   └── JobPutOff            for a reason that passes; also an Unavailable
-├── ReadTimeout              nothing arrived within the time-out
+│   └── JobPutOff            for a temporary reason; also an Unavailable
+├── ReadTimeout              a read timed out
 ├── WireError                two processes cannot talk to each other
 │   ├── BadFrame             the received bytes are no message
 │   ├── ProtocolError        a message came that is not allowed now

@@ -1,4 +1,4 @@
-"""The root of all errors, and those that belong to no request."""
+"""Defines the root of all errors, and those that belong to no request."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ErrorKind(Enum):
 
 
 class CorosrvError(Exception):
-    """Any error of corosrv; `str()` is a sentence for whoever sent the request."""
+    """Any error of corosrv; `str()` is a sentence for the client."""
 
     status: int = 500  # of the HTTP answer
     kind: ErrorKind = ErrorKind.FAILED
     code: str | None = None  # for programs
     param: str | None = None  # path of the field at fault
     retry_after: int | None = None  # seconds after which another try makes sense
-    ends_connection: bool = False  # the rest of the body is not read: nothing may follow it
+    ends_connection: bool = False  # the rest of the body is not read, so the connection must close
 
 
 class SettingsError(CorosrvError):
@@ -45,7 +45,7 @@ class BenchError(CorosrvError):
 
 
 class ReadTimeout(CorosrvError):
-    """Nothing arrived within the time-out."""
+    """A read timed out: nothing arrived."""
 
 
 class Misuse(CorosrvError):

@@ -1,4 +1,4 @@
-"""Errors of HTTP and of who may call: no dialect has seen the request yet."""
+"""Defines errors of HTTP and of access, which are raised before a dialect sees the request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unauthorized(CorosrvError):
 
 
 class Forbidden(CorosrvError):
-    """A web page that may not call, or a host name that this server may not be called by; `code` says which."""
+    """A web page without permission, or a host name that is not this server's; `code` says which."""
 
     status = 403
     kind = ErrorKind.FORBIDDEN
@@ -40,7 +40,7 @@ class Forbidden(CorosrvError):
 
 
 class ClientGone(CorosrvError):
-    """The client left before its answer was ready; nobody will read what is answered."""
+    """The client left before its answer was ready; nobody will read the answer."""
 
     status = 499
     kind = ErrorKind.CLIENT_GONE

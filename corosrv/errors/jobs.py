@@ -1,4 +1,4 @@
-"""Errors of running jobs."""
+"""Defines errors of running jobs."""
 
 from __future__ import annotations
 

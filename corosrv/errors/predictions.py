@@ -1,4 +1,4 @@
-"""Errors of predictions and their predictor."""
+"""Defines errors of predictions and their predictor."""
 
 from __future__ import annotations
 

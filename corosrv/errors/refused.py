@@ -1,4 +1,4 @@
-"""Errors that lie in the request."""
+"""Defines errors that the request is the cause of."""
 
 from __future__ import annotations
 

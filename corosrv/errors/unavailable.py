@@ -1,4 +1,4 @@
-"""Errors of a server that cannot take a request now."""
+"""Defines errors of a server that cannot take a request now."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ShuttingDown(Unavailable):
 
 
 class NoDescriptor(Unavailable):
-    """The process has no file descriptor left for what was asked."""
+    """The process has no free file descriptor, and the request needs one."""
 
 
 class SlotBusy(Unavailable):
-    """The slot whose content is wanted has a task, which did not end in time."""
+    """The slot that the request needs has a task, which did not end in time."""
 
 
 class TooManyBodies(Unavailable):
-    """The bodies of all requests that are read now are too large together."""
+    """The bodies of all requests that are being read are too large together."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the bodies of all requests at once exceed the {limit} bytes allowed; try again")

@@ -1,4 +1,4 @@
-"""Errors between two processes."""
+"""Defines errors between two processes."""
 
 from __future__ import annotations
 

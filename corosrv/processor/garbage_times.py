@@ -1,4 +1,4 @@
-"""How long Python's garbage collector kept everybody waiting: it runs whenever it likes, and holds the GIL."""
+"""Measures how long Python's garbage collector holds the GIL, while every other thread waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Collection(NamedTuple):
 
 @dataclass(slots=True)
 class GenerationTotals:
-    """All collections of one generation together."""
+    """Sums over all collections of one generation."""
 
     n: int = 0
     seconds: float = 0.0
@@ -43,7 +43,7 @@ class GarbageTimes:
         self._by_thread: dict[int, float] = {}
 
     def watch(self) -> None:
-        """Measures from now on. Calling it twice is harmless."""
+        """Starts measuring. Calling it twice is harmless."""
         if self._on_collection not in gc.callbacks:
             gc.callbacks.append(self._on_collection)
 
@@ -60,20 +60,20 @@ class GarbageTimes:
         collection = Collection(generation, self._began, time.monotonic() - self._began)
         self._latest.append(collection)
         thread = get_native_id()
-        spent = time.thread_time() - self._thread_began
-        self._by_thread[thread] = self._by_thread.get(thread, 0.0) + spent
+        seconds = time.thread_time() - self._thread_began
+        self._by_thread[thread] = self._by_thread.get(thread, 0.0) + seconds
         totals = self.totals[generation]
         totals.n += 1
         totals.seconds += collection.seconds
         totals.longest = max(totals.longest, collection.seconds)
 
     def longest_since(self, moment: float) -> Collection | None:
-        """The longest of those kept that ended after this moment of the monotonic clock."""
-        ended = (collection for collection in self._latest if collection.began + collection.seconds > moment)
-        return max(ended, key=lambda collection: collection.seconds, default=None)
+        """Returns the longest of the last collections that ended after this moment of the monotonic clock."""
+        recent = (collection for collection in self._latest if collection.began + collection.seconds > moment)
+        return max(recent, key=lambda collection: collection.seconds, default=None)
 
     def thread_seconds(self) -> float:
-        """Processor time that collections took in the calling thread, whosever garbage it was."""
+        """Returns the processor time of collections in the calling thread, whichever thread's garbage they freed."""
         return self._by_thread.get(get_native_id(), 0.0)
 
 

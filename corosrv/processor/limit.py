@@ -1,4 +1,4 @@
-"""How long one computation may take, in seconds of its thread's processor: whoever else computes takes nothing away."""
+"""Limits one computation by the processor time of its thread, which other threads do not use up."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from corosrv.processor.garbage_times import garbage_times
 
 
 def thread_seconds() -> float:
-    """The processor time of the calling thread, without that of the garbage collector, which cleans up for others."""
+    """Returns the processor time of the calling thread, without the garbage collector's, which serves all threads."""
     return time.thread_time() - garbage_times.thread_seconds()
 
 
 class ProcessorLimit:
-    """Seconds of the processor for one computation of one thread, from the last start() on."""
+    """A limit of processor seconds for one computation of one thread, counted from the last start()."""
 
     __slots__ = ("_due", "_end", "_seconds")
 
@@ -26,10 +26,10 @@ class ProcessorLimit:
         self._due = time.monotonic() + self._seconds
 
     def is_used_up(self) -> bool:
-        """Never waits."""
+        """Returns whether the computation has used more than its seconds. Never waits."""
         # Reading the processor's time costs eight times as much as the clock, and it cannot be ahead of the clock.
         if time.monotonic() < self._due:
             return False
-        left = self._end - thread_seconds()
-        self._due = time.monotonic() + max(left, 0.0)
-        return left < 0
+        seconds_left = self._end - thread_seconds()
+        self._due = time.monotonic() + max(seconds_left, 0.0)
+        return seconds_left < 0
