@@ -1,0 +1,46 @@
+"""The documents for developers: what they name is there, and what they promise to explain is explained."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("CONTRIBUTING.md", "docs/architecture.md", "docs/how-to.md")
+PLACE = re.compile(r"`((?:corosrv|native|tests|docs|deploy|benchmarks)/[\w./-]*)`")
+ROW = re.compile(r"^\| \*\*(I\d+)\*\* .*`([\w./-]+)`: \"([^\"]+)\" \|$", re.MULTILINE)
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_a_document_names_exists(document: str):
+    missing = sorted({place for place in PLACE.findall(read(document)) if not (ROOT / place).exists()})
+
+    assert missing == []
+
+
+@pytest.mark.parametrize(("invariant", "file", "title"), ROW.findall(read("docs/architecture.md")))
+def test_every_invariant_names_a_test_that_is_there(invariant: str, file: str, title: str):
+    assert title in (ROOT / file).read_text()
+    assert re.search(rf"\b{invariant}\b", title, re.IGNORECASE) or title.endswith(invariant.lower())
+
+
+def test_all_ten_invariants_are_listed():
+    assert [row[0] for row in ROW.findall(read("docs/architecture.md"))] == [f"I{number}" for number in range(1, 11)]
+
+
+def test_every_package_has_its_line_in_the_picture_of_packages():
+    packages = {f"corosrv/{path.parent.name}" for path in (ROOT / "corosrv").glob("*/__init__.py")}
+
+    assert {package for package in packages if f"`{package}`" not in read("docs/architecture.md")} == set()
+
+
+def test_the_glossary_has_its_words_in_order():
+    glossary = read("CONTRIBUTING.md").split("## Glossary", 1)[1]
+    words = re.findall(r"^\| ([^|]+?) \| ", glossary, re.MULTILINE)[2:]
+
+    assert len(words) >= 40
+    assert words == sorted(words, key=lambda word: word.lower().replace("-", " "))
