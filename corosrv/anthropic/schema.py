@@ -48,7 +48,7 @@ class RedactedThinking(Block, tag="redacted_thinking"):
 
 
 class Image(Block, tag="image"):
-    """Known, so that it can be refused by name."""
+    """Recognised only to refuse it by name."""
 
 
 class Source(msgspec.Struct, tag_field="type"):
@@ -65,15 +65,15 @@ class ContentSource(Source, tag="content"):
 
 
 class Base64Source(Source, tag="base64"):
-    """Known, so that it can be refused by name."""
+    """Recognised only to refuse it by name."""
 
 
 class UrlSource(Source, tag="url"):
-    """Known, so that it can be refused by name."""
+    """Recognised only to refuse it by name."""
 
 
 class FileSource(Source, tag="file"):
-    """Known, so that it can be refused by name."""
+    """Recognised only to refuse it by name."""
 
 
 class Citations(msgspec.Struct):

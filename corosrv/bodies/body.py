@@ -15,7 +15,7 @@ from corosrv.errors import InvalidJson, Refused
 
 # From this size on, a body may become so many objects that the collector would look through them again and again.
 _LARGE = 65_536
-_MAX_WORDS = 200  # characters of what is said about a field
+_MAX_WORDS = 200  # characters of a message about a field
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 T = TypeVar("T")

@@ -76,7 +76,7 @@ _scanner: Scanner = scan
 
 
 def use_scanner(scanner: Scanner) -> None:
-    """Replaces the scanner that `check` asks, for the whole process. `scanner` may wait."""
+    """Replaces the scanner that `check` uses, for the whole process. `scanner` may wait."""
     global _scanner
     _scanner = scanner
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SchemaLimits:
     """Limits of a schema, and of the values that are generated where the schema sets no end."""
 
-    # Over these, a schema is refused.
+    # A schema over one of these is refused.
     grammar_bytes: int = 65_536  # of the GBNF that is made of it
     rules: int = 2_000  # of that GBNF
     nodes: int = 20_000  # values of any kind in the schema
@@ -22,7 +22,7 @@ class SchemaLimits:
     pattern_size: int = 10_000  # character sets, with all repetitions written out
     seconds: float = 0.25  # of computing, for all schemas of a request
 
-    # What is generated where the schema sets no end, or a later one.
+    # Ends of generated values, where the schema sets none or a later one.
     string_chars: int = 1_000
     matched_chars: int = 256  # of a string with a pattern, where each length may be followed by itself
     key_chars: int = 64

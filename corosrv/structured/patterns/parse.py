@@ -52,7 +52,7 @@ _PAD = 64  # characters before and after what a pattern without anchors asks for
 
 @dataclass
 class _Parser:
-    """Recursive descent, as deep as the limits say."""
+    """Parses by recursive descent, as deep as the limits allow."""
 
     text: str
     limits: SchemaLimits

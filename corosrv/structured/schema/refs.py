@@ -1,4 +1,4 @@
-"""Pointers into a schema document. What lies outside of it is never fetched."""
+"""Resolves pointers into a schema document. Never fetches another document."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from corosrv.errors import InvalidSchema
 
 
 def step(place: str, *steps: str) -> str:
-    """The pointer that leads further from `place`."""
+    """Returns the pointer that leads from `place` along the steps."""
     return "/".join((place, *(name.replace("~", "~0").replace("/", "~1") for name in steps)))
 
 
 def resolve(document: Any, ref: str, place: str, param: str) -> tuple[Any, str]:
-    """The schema that a `$ref` at `place` points to, and where it is."""
+    """Returns the schema that a `$ref` at `place` points to, and its place. Raises InvalidSchema."""
     at = step(place, "$ref")
     if not ref.startswith("#"):
         raise InvalidSchema(at, f"'{_short(ref)}' lies outside of this schema, and is not fetched", param)
