@@ -1,4 +1,4 @@
-"""Types of the answers of OpenAI's endpoints, for the API document. The tests hold real answers against these types."""
+"""Types of the answers of OpenAI's endpoints: the answers are made of them, and the API document describes them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from corosrv.generation.answer_types import PromptProgress, Timings, TokenLikelihood
+from corosrv.generation.answer_types import NativeCompletion, PromptProgress, Timings, TokenLikelihood
 
 Finish = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorMembers(msgspec.Struct):
-    """One error: `message` for people, `type` and `code` for programs, `param` the path of the field at fault."""
+    """One error: `message` for people, `type` and `code` for programs, `param` the path of the field at fault.
+
+    For a prompt that is too long also its tokens, and those that fit.
+    """
 
     message: str
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    n_ctx: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorAnswer(msgspec.Struct):
@@ -54,7 +59,7 @@ class CalledFunction(msgspec.Struct):
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
+class AnswerToolCall(msgspec.Struct):
     """A call that the model wants made; `arguments` are JSON text."""
 
     id: str
@@ -67,7 +72,7 @@ class AnswerMessage(msgspec.Struct):
     content: str | None
     refusal: str | None
     reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -78,7 +83,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """A whole answer to a conversation."""
+    """A complete answer to a conversation; with `verbose` also in llama-server's form."""
 
     id: str
     object: Literal["chat.completion"]
@@ -88,13 +93,37 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
+
+
+class FunctionDelta(msgspec.Struct):
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """The begin of a call, with `id` and the name of its function, or more of its arguments."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageDelta(msgspec.Struct):
+    """What one event adds to a message."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct):
     index: int
-    delta: dict[str, Any]
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
     finish_reason: Finish | None
-    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct):
@@ -109,6 +138,7 @@ class ChatChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
 
 
 class TextLogprobs(msgspec.Struct):
@@ -140,6 +170,7 @@ class TextCompletion(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
 
 
 class ModelStatus(msgspec.Struct):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from corosrv.errors import CorosrvError, ErrorKind, PromptTooLong
+from corosrv.openai.answer_types import ErrorAnswer, ErrorMembers
 
 _TYPES = {
     ErrorKind.INVALID_REQUEST: "invalid_request_error",
@@ -21,11 +20,9 @@ _TYPES = {
 }
 
 
-def body(error: CorosrvError) -> dict[str, Any]:
-    """Makes `{"error": {...}}` with its four members, and the counts of a prompt that is too long."""
-    members: dict[str, Any] = {
-        "message": str(error), "type": _TYPES[error.kind], "param": error.param, "code": error.code
-    }  # fmt: skip
+def body(error: CorosrvError) -> ErrorAnswer:
+    """Makes the answer or the event for an error."""
+    members = ErrorMembers(str(error), _TYPES[error.kind], error.param, error.code)
     if isinstance(error, PromptTooLong):
-        members |= {"n_prompt_tokens": error.n_tokens, "n_ctx": error.context}
-    return {"error": members}
+        members.n_prompt_tokens, members.n_ctx = error.n_tokens, error.context
+    return ErrorAnswer(members)

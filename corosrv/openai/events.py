@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,26 +14,47 @@ from corosrv.generation.events import event
 from corosrv.generation.tally import Tally
 from corosrv.jobs import ModelCard
 from corosrv.openai import errors
+from corosrv.openai.answer_types import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChunkChoice,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    TextChoice,
+    TextCompletion,
+    Usage,
+)
 
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.encode
 
 
-def usage(tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:
-    return {
-        "prompt_tokens": tally.prompt_tokens,
-        "completion_tokens": tally.completion_tokens,
-        "total_tokens": tally.prompt_tokens + tally.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
-    }
+def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
+    return Usage(
+        tally.prompt_tokens,
+        tally.completion_tokens,
+        tally.prompt_tokens + tally.completion_tokens,
+        PromptTokensDetails(tally.cached_tokens),
+        CompletionTokensDetails(reasoning_tokens),
+    )
 
 
 class Frame:
     """Makes events from the choices of one answer, and what follows the last of them."""
 
-    def __init__(self, id_prefix: str, object: str, model: ModelCard, n_choices: int, include_usage: bool) -> None:
+    def __init__(
+        self,
+        answer_type: type[ChatCompletion] | type[ChatChunk] | type[TextCompletion],
+        id_prefix: str,
+        object: str,
+        model: ModelCard,
+        n_choices: int,
+        include_usage: bool,
+    ) -> None:
+        """`answer_type` is the type of the events, or of the answer that is not streamed."""
+        self._answer_type: Callable[..., Any] = answer_type
         self.members = {
             "id": id_prefix + secrets.token_hex(16),
             "object": object,
@@ -48,29 +70,32 @@ class Frame:
         end = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
         return b"data: " + encode(self.members)[:-1] + b',"choices":[' + prefix, suffix + end
 
-    def event(self, choice: dict[str, Any], **more: Any) -> bytes:
-        """An event of one choice."""
+    def event(self, choice: ChunkChoice | TextChoice, **extras: Any) -> bytes:
+        """Makes the event of one choice; `extras` are members of the answer's type."""
         if self._include_usage:
-            more["usage"] = None
-        return event({**self.members, "choices": [choice], **more})
+            extras["usage"] = None
+        return event(self._answer([choice], **extras))
 
-    def end(self, choice: dict[str, Any], tally: Tally, reasoning_tokens: int = 0, **more: Any) -> bytes:
-        """The event that ends a choice; after the last one also usage, timings and the end of the stream."""
+    def end(self, choice: ChunkChoice | TextChoice, tally: Tally, reasoning_tokens: int = 0, **extras: Any) -> bytes:
+        """Makes the event that ends a choice; after the last one also usage, timings and the end of the stream."""
         self._n_open -= 1
         if self._n_open:
-            return self.event(choice, **more)
+            return self.event(choice, **extras)
         if not self._include_usage:
-            return self.event(choice, timings=tally.timings(), **more) + DONE
-        last = {"choices": [], "usage": usage(tally, reasoning_tokens), "timings": tally.timings()}
-        return self.event(choice, **more) + event(self.members | last) + DONE
+            return self.event(choice, timings=tally.timings(), **extras) + DONE
+        last = self._answer([], usage=usage(tally, reasoning_tokens), timings=tally.timings())
+        return self.event(choice, **extras) + event(last) + DONE
 
-    def complete(self, choices: list[dict[str, Any]], tally: Tally, reasoning_tokens: int = 0) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        return {
-            **self.members, "choices": choices, "usage": usage(tally, reasoning_tokens), "timings": tally.timings()
-        }  # fmt: skip
+    def complete(
+        self, choices: Sequence[ChatChoice | TextChoice], tally: Tally, reasoning_tokens: int = 0, **extras: Any
+    ) -> Any:
+        """Makes the answer that is not streamed."""
+        return self._answer(choices, usage=usage(tally, reasoning_tokens), timings=tally.timings(), **extras)
+
+    def _answer(self, choices: Sequence[ChatChoice | ChunkChoice | TextChoice], **extras: Any) -> Any:
+        return self._answer_type(**self.members, choices=choices, **extras)
 
 
 def failure(error: CorosrvError) -> bytes:
-    """The event that ends a stream in an error; no `[DONE]` follows."""
+    """Makes the event that ends a stream in an error; no `[DONE]` follows."""
     return event(errors.body(error))

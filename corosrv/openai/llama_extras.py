@@ -46,7 +46,7 @@ class LlamaExtras:
 
     def at_end(self, chunk: Chunk) -> dict[str, Any]:
         """Returns the extra members of the event or answer that ends this terminal chunk's task."""
-        return {"__verbose": self._tasks[chunk.index].final(chunk)} if self._tasks else {}
+        return {"verbose": self._tasks[chunk.index].final(chunk)} if self._tasks else {}
 
     def of_answer(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         """Returns the extra members of an answer that is not streamed; of several choices, the first one's."""

@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 from flask import Flask, Response
 
@@ -116,7 +117,7 @@ def test_the_tree_in_the_package_s_docstring_has_every_error():
 
 
 def test_a_prompt_that_is_too_long_comes_with_its_numbers():
-    members = wire.body(errors.PromptTooLong(9, 8))["error"]
+    members = msgspec.to_builtins(wire.body(errors.PromptTooLong(9, 8)))["error"]
 
     assert (members["n_prompt_tokens"], members["n_ctx"]) == (9, 8)
     assert "9" in members["message"]

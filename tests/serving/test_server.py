@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from corosrv import settings
@@ -27,6 +28,6 @@ def server(**chosen: str) -> Server:
     ],
 )
 def test_an_error_has_the_shape_of_the_part_that_the_path_belongs_to(chosen, path, members):
-    error = server(**chosen).part_of(path).error_body(HttpError(404, "words"), path)["error"]
+    error = msgspec.to_builtins(server(**chosen).part_of(path).error_body(HttpError(404, "words"), path))["error"]
 
     assert error == "words" if not members else set(error) == members

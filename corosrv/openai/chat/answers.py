@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
@@ -14,8 +14,26 @@ from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
+from corosrv.openai.answer_types import (
+    AnswerMessage,
+    AnswerToolCall,
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChunkChoice,
+    Finish,
+    FunctionDelta,
+    MessageDelta,
+    ToolCallDelta,
+)
 from corosrv.openai.llama_extras import LlamaExtras
 from corosrv.processor import Turns
+
+_COMPLETION = (ChatCompletion, "chat.completion")
+_CHUNK = (ChatChunk, "chat.completion.chunk")
+_NOTHING = MessageDelta()
 
 
 class ChatAnswer:
@@ -29,27 +47,28 @@ class ChatAnswer:
         self._n_choices = job.n_tasks
         self._tally = Tally(job.n)
         self._parser = parser
-        kind = "chat.completion.chunk" if options.stream else "chat.completion"
-        self._frame = events.Frame("chatcmpl-", kind, card, job.n_tasks, options.usage)
+        answer_type, kind = _CHUNK if options.stream else _COMPLETION
+        self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, job.n_tasks, options.usage)
         self._has_logprobs = options.logprobs
         self._is_post_sampling = job.sampling.post_sampling_probs
         self._extras = LlamaExtras(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def complete(self, chunks: list[Chunk]) -> dict[str, Any]:
+    def complete(self, chunks: list[Chunk]) -> ChatCompletion:
         choices = [_Choice(index) for index in range(self._n_choices)]
         for part in self._parser.parts(chunks):
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        whole = [choice.complete(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
-        answer = self._frame.complete(whole, self._tally, self._parser.reasoning_tokens)
-        return answer | self._extras.of_answer(chunks)
+        ended = [choice.end(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
+        extras = self._extras.of_answer(chunks)
+        answer: ChatCompletion = self._frame.complete(ended, self._tally, self._parser.reasoning_tokens, **extras)
+        return answer
 
     def first(self) -> bytes:
-        delta = {"role": "assistant", "content": None}
-        return b"".join(self._frame.event(_delta(i, delta)) for i in range(self._n_choices))
+        delta = MessageDelta(role="assistant", content=None)
+        return b"".join(self._frame.event(ChunkChoice(i, delta, None, None)) for i in range(self._n_choices))
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
         for chunk in chunks:
@@ -64,7 +83,7 @@ class ChatAnswer:
 
     def _events_with_extras(self, chunk: Chunk) -> Iterator[bytes]:
         for progress in self._extras.progress(chunk):
-            yield self._frame.event(_delta(chunk.index, {}), **progress)
+            yield self._frame.event(ChunkChoice(chunk.index, _NOTHING, None, None), **progress)
         extras = self._extras.add(chunk)
         for part in self._parser.parts((chunk,)):
             if isinstance(part, End):
@@ -78,17 +97,17 @@ class ChatAnswer:
             return prefix + events.encode(part.text) + suffix
         if isinstance(part, AnswerText):
             # Tokens that add no text, as the last one, come without any.
-            delta = {"content": part.text} if part.text else {}
-            return self._frame.event(_delta(part.choice, delta, logprobs=self._logprobs(part.tokens)), **extras)
+            delta = MessageDelta(content=part.text) if part.text else _NOTHING
+            return self._frame.event(ChunkChoice(part.choice, delta, self._logprobs(part.tokens), None), **extras)
         if isinstance(part, End):
-            end = _delta(part.choice, {}, part.reason)
+            end = ChunkChoice(part.choice, _NOTHING, None, cast(Finish, part.reason))
             return self._frame.end(end, self._tally, self._parser.reasoning_tokens, **extras)
-        return self._frame.event(_delta_of(part), **extras)
+        return self._frame.event(ChunkChoice(part.choice, _delta(part), None, None), **extras)
 
-    def _logprobs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Iterable[TokenInfo]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        return {"content": [likelihood.of(token, self._is_post_sampling) for token in tokens], "refusal": None}
+        return ChatLogprobs([likelihood.of(token, self._is_post_sampling) for token in tokens])
 
     def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
         frame = self._frame.text_frame(
@@ -101,25 +120,19 @@ class ChatAnswer:
         return events.failure(error)
 
 
-def _delta(
-    index: int, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _delta_of(part: Reasoning | CallBegin | CallArguments) -> dict[str, Any]:
+def _delta(part: Reasoning | CallBegin | CallArguments) -> MessageDelta:
     match part:
         case Reasoning():
-            return _delta(part.choice, {"reasoning_content": part.text})
+            return MessageDelta(reasoning_content=part.text)
         case CallBegin():
-            return _delta(part.choice, {"tool_calls": [{"index": part.call, **_call(part.id, part.name, "")}]})
+            call = ToolCallDelta(part.call, part.id, "function", FunctionDelta(part.name, ""))
         case CallArguments():
-            called = {"index": part.call, "function": {"arguments": part.piece}}
-            return _delta(part.choice, {"tool_calls": [called]})
+            call = ToolCallDelta(part.call, function=FunctionDelta(arguments=part.piece))
+    return MessageDelta(tool_calls=[call])
 
 
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(begin: CallBegin, arguments: str) -> AnswerToolCall:
+    return AnswerToolCall(begin.id, "function", CalledFunction(begin.name, arguments))
 
 
 class _Choice:
@@ -131,7 +144,7 @@ class _Choice:
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[CallBegin, list[str]]] = []
-        self._finish = ""
+        self._finish: Finish | None = None
 
     def add(self, part: Part) -> None:
         match part:
@@ -145,13 +158,14 @@ class _Choice:
             case CallArguments():
                 self._calls[part.call][1].append(part.piece)
             case End():
-                self._finish = part.reason
+                self._finish = cast(Finish, part.reason)
 
-    def complete(self, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text), "refusal": None}
+    def end(self, logprobs: ChatLogprobs | None) -> ChatChoice:
+        assert self._finish is not None
+        message = AnswerMessage("assistant", "".join(self._text), None)
         if self._thoughts:
-            message["reasoning_content"] = "".join(self._thoughts)
+            message.reasoning_content = "".join(self._thoughts)
         if self._calls:
-            message["content"] = message["content"] or None
-            message["tool_calls"] = [_call(begin.id, begin.name, "".join(pieces)) for begin, pieces in self._calls]
-        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": self._finish}
+            message.content = message.content or None
+            message.tool_calls = [_call(begin, "".join(pieces)) for begin, pieces in self._calls]
+        return ChatChoice(self._index, message, logprobs, self._finish)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
@@ -12,6 +12,7 @@ from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.tally import Tally
 from corosrv.jobs import Chunk, Job, ModelCard, TokenInfo
 from corosrv.openai import events
+from corosrv.openai.answer_types import Finish, TextChoice, TextCompletion, TextLogprobs
 from corosrv.openai.completions.logprobs import Logprobs
 from corosrv.openai.llama_extras import LlamaExtras
 from corosrv.processor import Turns
@@ -20,13 +21,13 @@ _NO_ECHO = Echo("")
 
 
 class _Choice:
-    """One task's answer, whole."""
+    """One task's answer that is not streamed."""
 
     __slots__ = ("finish", "prompt_info", "text", "tokens")
 
     def __init__(self) -> None:
         self.text = ""
-        self.finish: str | None = None
+        self.finish: Finish | None = None
         self.tokens: list[TokenInfo] = []
         self.prompt_info: list[TokenInfo] = []
 
@@ -35,7 +36,7 @@ class _Choice:
         self.tokens += chunk.tokens
         self.prompt_info += chunk.prompt_info
         if chunk.finish is not None:
-            self.finish = chunk.finish.value
+            self.finish = cast(Finish, chunk.finish.value)
 
     @property
     def mean_logprob(self) -> float:
@@ -51,19 +52,20 @@ class TextAnswer:
         self._job = job
         self._options = options
         self._tally = Tally(job.n)
-        self._frame = events.Frame("cmpl-", "text_completion", card, job.n_tasks, options.usage)
+        self._frame = events.Frame(TextCompletion, "cmpl-", "text_completion", card, job.n_tasks, options.usage)
         self._extras = LlamaExtras(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
-    def complete(self, chunks: list[Chunk]) -> dict[str, Any]:
+    def complete(self, chunks: list[Chunk]) -> TextCompletion:
         tried = [_Choice() for _ in range(self._job.n_tasks)]
         for chunk in chunks:
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
-        choices = [self._whole_choice(index, choice) for index, choice in Turns().among(enumerate(self._best(tried)))]
-        return self._frame.complete(choices, self._tally) | self._extras.of_answer(chunks)
+        choices = [self._choice(index, choice) for index, choice in Turns().among(enumerate(self._best(tried)))]
+        answer: TextCompletion = self._frame.complete(choices, self._tally, **self._extras.of_answer(chunks))
+        return answer
 
     def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
         n, n_tried = self._options.n, self._job.n
@@ -72,14 +74,14 @@ class TextAnswer:
         groups = (tried[first : first + n_tried] for first in range(0, len(tried), n_tried))
         return [best for group in groups for best in sorted(group, key=lambda one: -one.mean_logprob)[:n]]
 
-    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: _Choice) -> TextChoice:
         echo = self._echo(index, self._options.n)
-        logprobs = None
+        logprobs: TextLogprobs | None = None
         if self._options.logprobs:
             logprobs = Logprobs(echo.offset).show([*choice.prompt_info, *choice.tokens])
         elif self._options.probs:
             logprobs = self._probs(choice.tokens)
-        return _choice(index, echo.text + choice.text, logprobs, choice.finish)
+        return TextChoice(index, echo.text + choice.text, logprobs, choice.finish)
 
     def _echo(self, index: int, n: int) -> Echo:
         return _NO_ECHO if self._options.echoes is None else self._options.echoes[index // n]
@@ -101,24 +103,25 @@ class TextAnswer:
             elif text := chunk.text:
                 sent += self._piece(chunk.index, text)
             if chunk.finish is not None:
-                end = _choice(chunk.index, "", None, chunk.finish.value)
+                end = TextChoice(chunk.index, "", None, cast(Finish, chunk.finish.value))
                 sent += self._frame.end(end, self._tally, **self._extras.at_end(chunk))
         return sent
 
     def _events_with_extras(self, chunk: Chunk) -> bytes:
         sent = b""
         for progress in self._extras.progress(chunk):
-            sent += self._frame.event(_choice(chunk.index, "", None, None), **progress)
+            sent += self._frame.event(TextChoice(chunk.index, "", None, None), **progress)
         extras = self._extras.add(chunk)
         if self._options.logprobs:
             return sent + self._piece_with_logprobs(chunk, **extras)
         probs = self._probs(chunk.tokens) if self._options.probs and chunk.tokens else None
         if not chunk.text and not extras and probs is None:
             return sent
-        return sent + self._frame.event(_choice(chunk.index, chunk.text, probs, None), **extras)
+        return sent + self._frame.event(TextChoice(chunk.index, chunk.text, probs, None), **extras)
 
-    def _probs(self, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
-        return {"content": [likelihood.of(token, self._job.sampling.post_sampling_probs) for token in tokens]}
+    def _probs(self, tokens: Iterable[TokenInfo]) -> TextLogprobs:
+        post_sampling = self._job.sampling.post_sampling_probs
+        return TextLogprobs(content=[likelihood.of(token, post_sampling) for token in tokens])
 
     def _piece(self, index: int, text: str) -> bytes:
         prefix, suffix = self._text_frames.get(index) or self._make_text_frame(index)
@@ -138,11 +141,7 @@ class TextAnswer:
             echo = self._echo(index, self._job.n)
             text = echo.text + text
             self._logprobs[index] = Logprobs(echo.offset)
-        return self._frame.event(_choice(index, text, self._logprobs[index].show(tokens), None), **extras)
+        return self._frame.event(TextChoice(index, text, self._logprobs[index].show(tokens), None), **extras)
 
     def failure(self, error: CorosrvError) -> bytes:
         return events.failure(error)
-
-
-def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

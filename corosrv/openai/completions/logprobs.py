@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 from corosrv.jobs import TokenInfo
+from corosrv.openai.answer_types import TextLogprobs
 
 
 class Logprobs:
@@ -17,15 +17,19 @@ class Logprobs:
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def show(self, tokens: Iterable[TokenInfo]) -> dict[str, Any]:
-        members: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token in tokens:
-            members["tokens"].append(_spell(token.piece))
-            members["token_logprobs"].append(token.logprob)
-            members["top_logprobs"].append(_top(token))
-            members["text_offset"].append(max(self._offset, 0))
-            self._offset += len(self._decoder.decode(token.piece))
-        return members
+    def show(self, tokens: Sequence[TokenInfo]) -> TextLogprobs:
+        return TextLogprobs(
+            [_spell(token.piece) for token in tokens],
+            [token.logprob for token in tokens],
+            [_top(token) for token in tokens],
+            [self._advance(token) for token in tokens],
+        )
+
+    def _advance(self, token: TokenInfo) -> int:
+        """Returns where the token begins, and moves behind it."""
+        begin = max(self._offset, 0)
+        self._offset += len(self._decoder.decode(token.piece))
+        return begin
 
 
 def _top(token: TokenInfo) -> dict[str, float] | None:
