@@ -83,7 +83,7 @@ class Guard:
     def _guarded_text(self, text: str, marks: Marks) -> str:
         if self._markers is None:
             return text
-        return self._markers.sub(lambda found: marks.opening + found.group() + marks.closing, text)
+        return self._markers.sub(lambda match: marks.opening + match.group() + marks.closing, text)
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -63,9 +63,9 @@ class Reader:
         """
         chunks: list[Chunk] = []
 
-        def keep(taken: list[Chunk]) -> bool:
+        def keep(arrived: list[Chunk]) -> bool:
             nonlocal chunks
-            chunks = taken
+            chunks = arrived
             return False
 
         self.pump(keep, timeout)

@@ -113,12 +113,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # What Jinja asks before it calls something.
 
-    def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+    def call(self, context: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
         self._step()
         if getattr(function, "__self__", None) is self:  # put there by _Counting; templates cannot name it
             return function(*arguments)
-        self._check_method(getattr(function, "__wrapped__", function), (*arguments, *named.values()))
-        result = super().call(context, function, *arguments, **named)
+        self._check_method(getattr(function, "__wrapped__", function), (*arguments, *keywords.values()))
+        result = super().call(context, function, *arguments, **keywords)
         self._check_result(result)
         return result
 
@@ -133,15 +133,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)  # with Jinja's marks for the arguments that it adds
-        def counting(*arguments: Any, **named: Any) -> Any:
+        def counting(*arguments: Any, **keywords: Any) -> Any:
             self._step()
             # What Jinja adds comes first.
-            given = arguments[1:] if hasattr(function, "jinja_pass_arg") else arguments
-            added = arguments[: len(arguments) - len(given)]
+            values = arguments[1:] if hasattr(function, "jinja_pass_arg") else arguments
+            added = arguments[: len(arguments) - len(values)]
             if name == "join":
-                given = (list(given[0]), *given[1:])
-            self._check_filter(name, given, tuple(named.values()))
-            result = function(*added, *given, **named)
+                values = (list(values[0]), *values[1:])
+            self._check_filter(name, values, tuple(keywords.values()))
+            result = function(*added, *values, **keywords)
             self._check_result(result)
             return result
 
@@ -149,8 +149,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # Before something is built: how large it may get.
 
-    def _check_filter(self, name: str, given: tuple[Any, ...], named: tuple[Any, ...]) -> None:
-        value, more = given[0], (*given[1:], *named)
+    def _check_filter(self, name: str, values: tuple[Any, ...], keywords: tuple[Any, ...]) -> None:
+        value, more = values[0], (*values[1:], *keywords)
         if name == "join":
             self._check_size(sum(map(self._size, value)) + len(value) * max(map(self._size, more), default=0))
         elif name == "format":

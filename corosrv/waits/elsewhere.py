@@ -21,13 +21,13 @@ def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedP
     return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
 
 
-def call_in_thread(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+def call_in_thread(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
     """Calls something that computes for long without the GIL; other greenlets run meanwhile."""
     hub = own_hub()
     if hub is None:
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
     result: T
-    result, error = hub.threadpool.apply(_outcome, (function, arguments, named))
+    result, error = hub.threadpool.apply(_outcome, (function, arguments, keywords))
     if error is not None:
         raise error
     return result
