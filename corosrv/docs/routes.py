@@ -51,7 +51,7 @@ def document(
 
 
 def page() -> Blueprint:
-    """A page that reads the document, and works without any other server."""
+    """Serves a page that reads the document, and works without any other server."""
     routes = Blueprint("docs", __name__)
 
     @routes.get("/docs")

@@ -237,7 +237,7 @@ def _seed(seed: int | None, default: int | None) -> int | None:
 
 
 def stops(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
-    """Stop strings, checked. Raises Refused."""
+    """Checks the stop strings. Raises Refused."""
     strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > MAX_STOPS:
         raise Refused(f"{param}: at most {MAX_STOPS} strings, not {len(strings)}", param)

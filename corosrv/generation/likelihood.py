@@ -9,23 +9,23 @@ from corosrv.jobs import Candidate, TokenInfo
 
 
 def spell(piece: bytes) -> str:
-    """A token's text; what is no whole character is shown as U+FFFD, and `bytes` has it."""
+    """Writes a token's text; what is no whole character is shown as U+FFFD, and `bytes` has it."""
     return piece.decode("utf-8", "replace")
 
 
 def of(token: TokenInfo, post_sampling: bool) -> TokenLikelihood:
-    """A token by what the model thought of it, or by what the samplers left of that."""
+    """Describes a token by what the model thought of it, or by what the samplers left of that."""
     return probabilities(token) if post_sampling else logprobs(token)
 
 
 def logprobs(token: TokenInfo) -> TokenLikelihood:
-    """A token with its logarithm, and the likeliest in its place, best first."""
+    """Describes a token with the logarithm of its probability, and the likeliest in its place, best first."""
     tops = [LikelyToken(*_token(other), logprob=other.logprob) for other in token.top]
     return TokenLikelihood(*_token(token), logprob=token.logprob, top_logprobs=tops)
 
 
 def probabilities(token: TokenInfo) -> TokenLikelihood:
-    """The same, not as logarithms; those that could not have come are left out."""
+    """Describes a token with its probability, not the logarithm; those that could not have come are left out."""
     likely = ((other, math.exp(other.logprob)) for other in token.top)
     tops = [LikelyToken(*_token(other), prob=prob) for other, prob in likely if prob > 0]
     return TokenLikelihood(*_token(token), prob=math.exp(token.logprob or 0.0), top_probs=tops)

@@ -60,7 +60,7 @@ class NativeTask:
         self._indent = Indent(form.n_indent)
 
     def clip(self, chunk: Chunk) -> Chunk:
-        """The next chunk, without what comes behind the end of the text."""
+        """Returns the next chunk without what comes behind the end of the text."""
         text = self._indent.take(chunk.text) if self._form.n_indent else chunk.text
         return msgspec.structs.replace(chunk, text=text, tokens=()) if self._indent.is_over else chunk
 
@@ -76,7 +76,7 @@ class NativeTask:
             self._probs += chunk.tokens
 
     def partial(self, chunk: Chunk, **extras: Any) -> NativeCompletion:
-        """The event for one chunk of a stream, which was added before and tells its tokens."""
+        """Makes the event for one chunk of a stream, which was added before and tells its tokens."""
         return NativeCompletion(
             index=self._index,
             content=chunk.text,
@@ -90,7 +90,7 @@ class NativeTask:
         )
 
     def final(self, chunk: Chunk) -> NativeCompletion:
-        """The answer, with the terminal chunk."""
+        """Makes the answer, with the terminal chunk."""
         n_predicted, n_prompt = self.tally.completion_tokens, self.tally.prompt_tokens
         return NativeCompletion(
             index=self._index,
@@ -119,7 +119,7 @@ class NativeTask:
         return [likelihood.of(token, self._form.job.sampling.post_sampling_probs) for token in tokens]
 
     def _is_truncated(self, chunk: Chunk, n_tokens: int) -> bool:
-        """The context was too small for all that there would have been."""
+        """Returns whether the context was too small for all that there would have been."""
         context = self._form.card.meta.get("n_ctx", 0)
         return chunk.is_truncated or (chunk.finish is Finish.LENGTH and 0 < context <= n_tokens)
 

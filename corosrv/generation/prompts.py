@@ -18,7 +18,10 @@ _MOST_TEXTS = 1024  # among the token ids of one prompt
 
 
 def prompts(value: PromptField, param: str, most: int, vocabulary: Vocabulary) -> tuple[Prompt, ...]:
-    """One prompt, or at most `most` of them. Raises Refused, which names the place. May wait as `tokenize` does."""
+    """Reads one prompt, or at most `most` of them. May wait as `tokenize` does.
+
+    Raises Refused, which names the place.
+    """
     if not is_several(value):
         return (_prompt(value, param, vocabulary),)
     if not value:
@@ -67,7 +70,7 @@ def _part(part: Any, param: str) -> str:
 
 
 def _joined(pieces: Sequence[Any], param: str, vocabulary: Vocabulary) -> list[int]:
-    """The tokens of ids and texts in a row."""
+    """Returns the tokens of ids and texts in a row."""
     tokens: list[int] = []
     turns = Turns()
     n_texts = 0

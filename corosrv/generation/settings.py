@@ -42,7 +42,7 @@ def of_sampling(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
 
 
 def of_job(job: Job, stream: bool, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Everything. May wait as `tokenize` does."""
+    """Returns every setting of a job as llama-server writes it. May wait as `tokenize` does."""
     sampling = job.sampling
     return {
         **of_sampling(sampling, job.max_tokens),
@@ -64,7 +64,7 @@ def of_job(job: Job, stream: bool, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _biases(sampling: Sampling, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """Token by token; one that is banned has -inf, which JSON writes as null."""
+    """Lists the biases token by token; a token that is banned has -inf, which JSON writes as null."""
     banned = vocabulary.end_tokens if sampling.ignore_eos else ()
     biases = [{"bias": float("-inf"), "token": token} for token in banned]
     for key, bias in sampling.logit_bias:

@@ -10,7 +10,7 @@ from corosrv.jobs import Chunk, TokenInfo
 
 
 def split_tokens(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same in chunks of one token each, for jobs that tell their tokens.
+    """Splits chunks into chunks of one token each, for jobs that tell their tokens.
 
     Tokens that make a character together stay together, and so do those of which a stop string left a part.
     """

@@ -31,7 +31,7 @@ class Tally:
             self.cached_tokens += chunk.cached_tokens
 
     def as_of(self, chunk: Chunk) -> Tally:
-        """The same for a single task at the moment when this chunk was made, which tells tokens."""
+        """Returns the tally of a single task at the moment when this chunk was made, which tells tokens."""
         return replace(
             self,
             prompt_tokens=chunk.prompt_tokens,

@@ -43,5 +43,5 @@ def _refuse(body: msgspec.Struct, neutral: Neutral) -> None:
 
 
 def _is_same(value: Any, neutral_value: Any) -> bool:
-    """True == 1 in Python, and not here; 0.0 asks for as little as 0 does."""
+    """Compares as JSON does: True == 1 in Python, and not here; 0.0 asks for as little as 0 does."""
     return bool(value == neutral_value) and isinstance(value, bool) == isinstance(neutral_value, bool)

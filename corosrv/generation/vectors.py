@@ -11,12 +11,12 @@ _FLOAT_BYTES = 4
 
 
 def in_order(chunks: Iterable[Chunk]) -> list[bytes]:
-    """Each task's vector. Raises JobFailed when a task ended in an error."""
+    """Returns each task's vector. Raises JobFailed when a task ended in an error."""
     return [last.vector for last in _terminal(chunks)]
 
 
 def prompt_tokens(chunks: Iterable[Chunk]) -> list[int]:
-    """Each task's tokens, in the order of the tasks. Raises as `in_order` does."""
+    """Returns each task's number of prompt tokens, in the order of the tasks. Raises as `in_order` does."""
     return [last.prompt_tokens for last in _terminal(chunks)]
 
 

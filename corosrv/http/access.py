@@ -91,13 +91,13 @@ class Access:
 
 
 def request_id(request: Request) -> str:
-    """The client's own id if it sent a sane one, else a new one."""
+    """Returns the client's own id if it sent a sane one, else a new one."""
     client_id = request.headers.get("X-Request-Id", "")
     return client_id if _SANE_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
 
 
 def redacted(environ: dict[str, Any]) -> dict[str, Any]:
-    """The same for the access log, without what looks like a key in the URL or in the page it came from."""
+    """Returns the request's environment for the access log, without keys in the URL or the Referer."""
     names = ("RAW_URI", "HTTP_REFERER")
     hidden = {name: _SECRET_ARGUMENT.sub(r"\1***", environ[name]) for name in names if name in environ}
     query = environ.get("QUERY_STRING", "")

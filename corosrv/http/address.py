@@ -6,7 +6,7 @@ import socket
 
 
 def fault(host: str, port: int) -> str | None:
-    """Why nobody could listen there now; None where one could."""
+    """Returns why no server could listen there now; None where one could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -25,7 +25,7 @@ class Arrival:
         self.is_taken = False
 
     def peek(self) -> bytes | None:
-        """The beginning of what the client has sent; None before it has sent anything. Never waits."""
+        """Returns the beginning of what the client has sent; None before it has sent anything. Never waits."""
         try:
             return self.socket.recv(_LINE, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[no-any-return]
         except BlockingIOError:

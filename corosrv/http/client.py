@@ -46,7 +46,7 @@ class ClientWatch:
             self._gone()
 
     def _watch_pipelined(self) -> None:
-        """The client's next request is waiting and hides the end of its stream: the connection's state is asked."""
+        """Polls the connection's state: the client's next request is waiting and hides the end of its stream."""
         self.close()
         self._watcher = self._hub.loop.timer(_PIPELINED_INTERVAL, _PIPELINED_INTERVAL)
         self._watcher.start(self._on_timer)

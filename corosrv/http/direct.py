@@ -46,7 +46,7 @@ class DirectSender:
 
 
 def direct_sender(start_response: Any) -> DirectSender | None:
-    """A sender for the answer that `start_response` has begun, or None where pieces have to go the ordinary way.
+    """Returns a sender for the answer that `start_response` has begun, or None where pieces must go the ordinary way.
 
     Only gunicorn's own start_response will do: one that is wrapped belongs to a middleware that may change the body.
     """

@@ -40,7 +40,7 @@ class HealthWorker(HasDecodeStats, Protocol):
 
 
 def blueprint(worker: HealthWorker) -> Blueprint:
-    """GET /health: 200 when jobs are taken, 503 while the model loads, after it failed, and while the server ends."""
+    """Makes GET /health: 200 when jobs are taken, 503 while it loads, after a failure and while the server ends."""
     routes = Blueprint("health", __name__)
 
     @routes.get("/health")

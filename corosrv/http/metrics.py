@@ -158,5 +158,5 @@ def _cumulative(buckets: Iterable[int]) -> Iterator[tuple[str, int]]:
 
 
 def exposition(stats: HttpStats) -> bytes:
-    """Everything in the registry, in Prometheus' text form."""
+    """Writes everything in the registry in Prometheus' text form."""
     return generate_latest(stats.registry)

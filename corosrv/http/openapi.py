@@ -48,7 +48,7 @@ class Route:
 
 
 def routes(rules: Iterable[Rule], views: Mapping[str, Callable[..., Any]], prefix: str) -> list[Route]:
-    """The routes under a prefix whose views say what they do, in the order that they were made."""
+    """Lists the routes under a prefix whose views say what they do, in the order that they were made."""
     all_routes: list[Route] = []
     by_view: dict[tuple[Any, str], list[tuple[str, str]]] = {}
     for rule in rules:
@@ -77,7 +77,7 @@ def document(
     needs_key: bool,
     tags: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The whole document, as OpenAPI 3.1 has it. `default_error`: the error's shape where a route names none.
+    """Makes the whole document, as OpenAPI 3.1 has it. `default_error`: the error's shape where a route names none.
 
     `tags`: every heading there is, in the order in which they are to be shown, and what stands below it.
     """
@@ -174,7 +174,7 @@ def _responses(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
 
 
 def _event(kind: dict[str, Any], error: dict[str, Any], end: str) -> dict[str, Any]:
-    """One server-sent event. Its data are of one kind or say what failed; the last ones may be a word instead."""
+    """Describes one server-sent event. Its data are of one kind or an error; the last ones may be a word instead."""
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",

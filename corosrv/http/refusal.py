@@ -67,7 +67,7 @@ def refusal(error: BaseException) -> Refusal:
 
 
 def answer(refusal: Refusal) -> bytes:
-    """The whole answer, after which the connection ends."""
+    """Makes the whole answer, after which the connection ends."""
     members = {"message": refusal.message, "type": refusal.type, "param": None, "code": refusal.code}
     content = msgspec.json.encode({"error": members})
     lines = [

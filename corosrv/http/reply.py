@@ -34,7 +34,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:
-    """An answer of JSON text that was encoded in pieces."""
+    """Makes an answer of JSON text that was encoded in pieces."""
     answer = Response(pieces, status, mimetype="application/json")
     answer.content_length = sum(map(len, pieces))
     return answer

@@ -42,7 +42,7 @@ class Encoder(Protocol[Item]):
         """Makes the event of an error that the reader raised."""
 
     def close(self) -> None:
-        """The stream is over, whether its reader has ended or not."""
+        """Ends the stream, whether its reader has ended or not."""
 
 
 class EventStream(Generic[Item]):
@@ -81,7 +81,7 @@ class EventStream(Generic[Item]):
         stats.stream_opened()
 
     def begin(self, start_response: Any) -> None:
-        """The headers are on their way: from now on pieces may take the short way."""
+        """Lets pieces take the short way to the socket, as the headers are on their way."""
         self._sender = direct_sender(start_response)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -153,7 +153,7 @@ class _StreamResponse(Response):
 
 
 def response(stream: EventStream[Any]) -> Response:
-    """The stream as an answer; passed through to the server untouched."""
+    """Returns the stream as an answer; passed through to the server untouched."""
     answer = _StreamResponse(stream, mimetype="text/event-stream", direct_passthrough=True)
     answer.headers["Cache-Control"] = "no-cache"
     answer.headers["X-Accel-Buffering"] = "no"

@@ -24,7 +24,7 @@ class Silence:
         self._silent: dict[int, tuple[float, float]] = {}  # by pid: the last heartbeat, and the seconds counted since
 
     def look(self, now: float, heartbeats: dict[int, float], stopped: set[int]) -> dict[int, float]:
-        """The seconds of silence of each worker, by its pid."""
+        """Returns the seconds of silence of each worker, by its pid."""
         tick = min(now - self._looked, _TICK)
         self._looked = now
         self._silent = {

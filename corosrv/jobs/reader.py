@@ -24,7 +24,7 @@ class Reader(Protocol[Item]):
         """The last item was taken, or nobody will take it."""
 
     def take(self, timeout: float | None = None) -> list[Item]:
-        """All unread items, at least one; an empty list once the last one was taken. Waits.
+        """Returns all unread items, at least one; an empty list once the last one was taken. Waits.
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """

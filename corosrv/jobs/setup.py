@@ -41,7 +41,7 @@ class Setup:
         self._end("succeeded")
 
     def fail(self, error: str) -> None:
-        """The error ends the logs, unless the worker has printed it by itself."""
+        """Ends the logs with the error, unless the worker has printed it by itself."""
         logs = self.logs
         if error not in logs:
             line_end = "" if logs.endswith("\n") or not logs else "\n"

@@ -38,7 +38,7 @@ class HasSlots(Protocol):
     """A worker whose lanes can be looked at, and their computed prompts be kept in files."""
 
     def slots(self, model: str | None) -> tuple[SlotState, ...]:
-        """Every slot, by its number. Never waits for a step."""
+        """Lists every slot, by its number. Never waits for a step."""
 
     # These three wait until the slot is idle, and raise SlotBusy when that takes long, Refused for a slot that there is
     # not. `caller` is a job's: what others' jobs left, and their files, are not found.

@@ -39,7 +39,7 @@ class Vocabulary(Protocol):
         """Tokens of a prompt, as `usage.prompt_tokens` would have them. Raises Refused as `submit` does."""
 
     def encode(self, prompt: Prompt, number: int = 0, n_prompts: int = 1) -> Sequence[int]:
-        """The tokens that a job of this prompt begins with. Raises Refused as `submit` does.
+        """Returns the tokens that a job of this prompt begins with. Raises Refused as `submit` does.
 
         `number` of `n_prompts`: which one it is, for the error.
         """

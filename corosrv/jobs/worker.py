@@ -34,7 +34,7 @@ class Worker(Protocol):
         """Returns every configured model, loaded or not. Never waits."""
 
     def card(self, model: str | None) -> ModelCard:
-        """The model that a job of this name would get. May wait while it is loaded.
+        """Returns the model that a job of this name would get. May wait while it is loaded.
 
         Raises ModelNotFound or Unavailable.
         """

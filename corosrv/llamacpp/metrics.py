@@ -32,8 +32,8 @@ _GAUGES: dict[str, tuple[str, Value]] = {
 }
 
 
-def typed_as_there(text: bytes) -> bytes:
-    """An exposition with the most tokens as a counter, as llama-server has it: counters cannot have that name here."""
+def with_token_counter(text: bytes) -> bytes:
+    """Makes the most tokens a counter in an exposition, as llama-server has it: counters cannot have that name here."""
     gauge, counter = (f"# TYPE {_MOST_TOKENS} {kind}\n".encode() for kind in ("gauge", "counter"))
     return text.replace(gauge, counter)
 

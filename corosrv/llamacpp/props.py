@@ -23,7 +23,7 @@ class Switches:
 
 
 def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switches: Switches) -> dict[str, Any]:
-    """GET /props. Tells no keys and no folders."""
+    """Makes the answer of GET /props. Tells no keys and no folders."""
     job = Job(
         (),
         max_tokens=defaults.max_tokens,

@@ -24,7 +24,7 @@ class LlamaWorker(Worker, HasSlots, HasAdapters, Protocol):
 
 
 def blueprint(flow: RequestFlow, worker: LlamaWorker, switches: Switches) -> Blueprint:
-    """Everything that only llama-server's clients know. `worker` is the flow's."""
+    """Makes the routes that only llama-server's clients know. `worker` is the flow's."""
     routes = Blueprint("llamacpp", __name__)
     register_errors(routes, errors.body)
     _add_completions(routes, flow)
@@ -39,7 +39,7 @@ def _model(flow: RequestFlow, name: str | None) -> tuple[ModelCard, Vocabulary]:
 
 
 def _model_name() -> str | None:
-    """The model that a GET names in its query."""
+    """Returns the model that a GET names in its query."""
     return request.args.get("model") or None
 
 

@@ -45,7 +45,7 @@ def read(path: str) -> Facts | None:
 
 
 def _pairs(file: BinaryIO) -> dict[str, Any]:
-    """All pairs before the vocabulary, which stands last and is long."""
+    """Yields all pairs before the vocabulary, which stands last and is long."""
     if file.read(4) != b"GGUF":
         raise BrokenFile("no GGUF")
     _, _, n_pairs = _unpack(file, "IQQ")

@@ -9,13 +9,13 @@ from corosrv.jobs import ModelCard, Worker
 
 
 def listing(worker: Worker) -> dict[str, Any]:
-    """GET /v1/models; `models` is for clients of Ollama, as llama-server has it."""
+    """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it."""
     cards = _cards(worker)
     return {"object": "list", "data": list(map(_describe, cards)), "models": list(map(_describe_as_ollama, cards))}
 
 
 def find(worker: Worker, name: str) -> dict[str, Any]:
-    """GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
+    """Makes the answer of GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
     for card in _cards(worker):
         if name in (card.id, *card.aliases):
             return _describe(card)

@@ -18,7 +18,7 @@ from corosrv.openai.fields import input_tokens
 
 
 def blueprint(flow: RequestFlow) -> Blueprint:
-    """Chat and text completions and the list of models."""
+    """Makes the routes of chat and text completions and of the list of models."""
     routes = Blueprint("openai", __name__)
 
     @routes.post("/v1/chat/completions")

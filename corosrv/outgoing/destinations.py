@@ -58,7 +58,7 @@ class Destinations:
         return permitted
 
     def fault_of_url(self, url: str, *, to_loopback: bool) -> str:
-        """Why requests to a URL whose host is an address are refused; empty for names, which are looked up later."""
+        """Returns why a URL whose host is an address is refused; empty for names, which are looked up later."""
         _, host, _ = origin(url)
         try:
             address = ipaddress.ip_address(host or "")
@@ -67,7 +67,7 @@ class Destinations:
         return self.fault(str(host), address, to_loopback)
 
     def fault(self, host: str, address: Address, to_loopback: bool) -> str:
-        """Why requests to a host at this address are refused; empty if they are not."""
+        """Returns why requests to a host at this address are refused; empty if they are not."""
         address = _inner(address)
         if address.is_link_local or address == _METADATA:
             return f"{host} is a link-local address, where no request goes"
@@ -95,7 +95,7 @@ def _network(name: str) -> Network | None:
 
 
 def _inner(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for."""
+    """Returns the IPv4 address that an IPv6 one stands for."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

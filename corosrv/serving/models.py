@@ -52,7 +52,7 @@ class ModelPart:
         self.pool = ModelPool(settings, Engine, watch=_watch)
 
     def json_scanner(self) -> json_limits.Scanner:
-        """The native scanner of JSON texts, which runs without the GIL."""
+        """Returns the native scanner of JSON texts, which runs without the GIL."""
         return NativeJsonScanner(**json_limits.LIMITS._asdict()).fault
 
     def start(self) -> None:

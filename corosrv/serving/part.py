@@ -25,13 +25,16 @@ class Part(HasReadiness, Protocol):
         """Ends everything; may wait for the step in progress. Twice is harmless."""
 
     def collectors(self) -> Iterable[Collector]:
-        """The part's counters, for /metrics."""
+        """Returns the part's counters, for /metrics."""
 
     def blueprints(self) -> Iterable[Blueprint]:
-        """The part's routes."""
+        """Returns the part's routes."""
 
     def document(self) -> dict[str, Any] | None:
-        """The part's own OpenAPI document; None where its routes say everything. Raises Unavailable until known."""
+        """Returns the part's own OpenAPI document; None where its routes say everything.
+
+        Raises Unavailable until it is known.
+        """
 
     def has_path(self, path: str) -> bool:
         """Tells whether errors at this path have the part's shape, whether or not there is such a route."""

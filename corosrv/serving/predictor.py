@@ -108,7 +108,7 @@ class PredictorPart:
         return (PredictionCollector(self.service, lambda: self.worker.n_restarts),)
 
     def document(self) -> dict[str, Any]:
-        """The predictor's OpenAPI document. Raises Unavailable until it is known."""
+        """Returns the predictor's OpenAPI document. Raises Unavailable until it is known."""
         return self.service.schema.document
 
     def has_path(self, path: str) -> bool:

@@ -21,7 +21,7 @@ from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.lean_flask import current
 from corosrv.http.reply import register_errors
-from corosrv.llamacpp.metrics import typed_as_there
+from corosrv.llamacpp.metrics import with_token_counter
 from corosrv.openai import answer_types
 from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
@@ -75,7 +75,7 @@ class Server:
         )
 
     def part_of(self, path: str) -> Part:
-        """The part whose errors a client expects that asks at this path."""
+        """Returns the part whose form of errors a client expects at this path."""
         # The first part takes what no other has.
         return next((part for part in reversed(self.parts) if part.has_path(path)), self.parts[0])
 
@@ -122,7 +122,7 @@ class Server:
         def exposition() -> Response:
             if not self.settings.metrics:
                 raise NotOffered("metrics are switched off (COROSRV_METRICS=0)")
-            answer = Response(typed_as_there(metrics.exposition(self._stats)), content_type=metrics.CONTENT_TYPE)
+            answer = Response(with_token_counter(metrics.exposition(self._stats)), content_type=metrics.CONTENT_TYPE)
             answer.headers["Process-Start-Time-Unix"] = str(self._started_at)
             return answer
 

@@ -26,7 +26,7 @@ class AwakeClock:
         self._highest = 0.0  # that was ever returned
 
     def now(self) -> float:
-        """The time, in seconds from some fixed moment."""
+        """Returns the time, in seconds from some fixed moment."""
         read = self._read()
         if read <= self._late_from:
             self._highest = read - self._lost

@@ -89,7 +89,7 @@ _current = _Current()
 
 
 def edges_of(hub: Any) -> EdgeSet:
-    """The set of the calling thread, whose hub this is."""
+    """Returns the set of the calling thread, whose hub this is."""
     edges = _current.edges
     if edges is None or edges.hub is not hub or edges.is_inherited:
         edges = _current.edges = EdgeSet(hub)

@@ -71,7 +71,7 @@ _current = _Current()
 
 
 def polled_of(hub: Any) -> PolledSet:
-    """The set of the calling thread, whose hub this is."""
+    """Returns the set of the calling thread, whose hub this is."""
     polled = _current.polled
     if polled is None or polled.hub is not hub or polled.is_inherited:
         polled = _current.polled = PolledSet(hub)

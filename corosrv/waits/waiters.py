@@ -207,7 +207,7 @@ class SleepWaiter(Waiter):
 
 
 def waiter(fd: int, is_readable: IsReadable | None = None) -> Waiter:
-    """The right waiter for the calling thread; `is_readable` is looked at where `fd` is negative."""
+    """Makes the right waiter for the calling thread; `is_readable` is looked at where `fd` is negative."""
     hub = own_hub()
     if hub is not None:
         return HubWaiter(hub, fd, is_readable)

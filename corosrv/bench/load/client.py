@@ -138,7 +138,7 @@ class _Follower:
 
 
 def _resolve(target: Target) -> tuple[int, tuple[str, int]]:
-    """Family and address, looked up once: a load should not measure the resolver."""
+    """Looks up family and address once: a load should not measure the resolver."""
     try:
         family, _, _, _, address = gevent.socket.getaddrinfo(target.host, target.port, type=gevent.socket.SOCK_STREAM)[
             0

@@ -138,7 +138,7 @@ class Load:
         self._keep(self._client.ask(self._requests[i], self._work.plan.tokens, due_time, is_arriving))
 
     def _arrivals(self, begin: float) -> None:
-        """Long prompts arrive when every client has a stream running; the clients go on until the last is answered."""
+        """Sends long prompts once every client has a stream running; the clients go on until the last is answered."""
         work = self._work
         stop = Event()
         running = [Event() for _ in range(work.point.clients)]

@@ -26,7 +26,7 @@ class ServerFigures(msgspec.Struct):
     itl_curve: list[float] = []
 
     def median(self, figure: Callable[[RoundFigures], float | None]) -> float | None:
-        """The median round's value of a figure."""
+        """Returns the median round's value of a figure."""
         return stats.median(figure(each) for each in self.rounds)
 
     def quantiles(self, figure: Callable[[RoundFigures], Quantiles | None]) -> Quantiles | None:
@@ -62,7 +62,7 @@ class PointFigures(msgspec.Struct):
     servers: list[ServerFigures]
 
     def ratio(self, figure: Callable[[ServerFigures], float | None]) -> float | None:
-        """The first server's figure to the second's; None where one is missing."""
+        """Returns the ratio of the first server's figure to the second's; None where one is missing."""
         if len(self.servers) < 2:
             return None
         ours, theirs = figure(self.servers[0]), figure(self.servers[1])

@@ -33,7 +33,7 @@ th{color:var(--soft);font-weight:500;white-space:normal}th:first-child,td:first-
 
 
 def page(report: Report, head: str = "") -> str:
-    """The whole page; `head` is HTML that stands before the sections."""
+    """Writes the whole page; `head` is HTML that stands before the sections."""
     title = " and ".join(dict.fromkeys(name for section in report.sections for name in _names(section)))
     body = "".join(part for section in report.sections for part in _section(section))
     return (
@@ -46,7 +46,7 @@ def page(report: Report, head: str = "") -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """Writes a table of cells that are HTML already."""
     top = "".join(f"<th>{cell}</th>" for cell in head)
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'

@@ -48,7 +48,7 @@ class Group:
 
 
 def plots(report: Report) -> dict[str, str]:
-    """Every plot by its name; those of a mix that occurs again are numbered."""
+    """Draws every plot and returns them by name; those of a mix that occurs again are numbered."""
     svg_by_name: dict[str, str] = {}
     for i, section in enumerate(report.sections):
         name = section.mix if section.mix not in [other.mix for other in report.sections[:i]] else f"{section.mix}-{i}"
@@ -80,7 +80,7 @@ def speed(section: Section) -> str:
 
 
 def bars(title: str, subtitle: str, servers: list[str], groups: list[Group]) -> str:
-    """A bar for each server in each group, with its value above it."""
+    """Draws a bar for each server in each group, with its value above it."""
     drawing = Drawing(WIDTH, 340, f"{title}: {subtitle}")
     _head(drawing, title, subtitle, servers)
     box = Box(MARGIN + LEFT, HEAD + 20, WIDTH - MARGIN, 340 - 56)
@@ -113,7 +113,7 @@ def _group(drawing: Drawing, group: Group, middle: float, step: float, scale: Li
 
 
 def latency(section: Section, title: str, curve: Callable[[ServerFigures], list[float]]) -> str:
-    """One panel for each point: how long it took (ms, logarithmic) up to which share of the samples."""
+    """Draws one panel for each point: how long it took (ms, logarithmic) up to which share of the samples."""
     columns = min(len(section.points), 4)
     rows = -(-len(section.points) // columns)
     drawing = Drawing(WIDTH, HEAD + 224 * rows + 12, f"{title}: {section.title}")
@@ -156,7 +156,7 @@ def _values(
     tail: TailScale,
     scale: LogScale,
 ) -> None:
-    """The median and p99 beside their dots: above the higher curve, below the lower one."""
+    """Writes the median and p99 beside their dots: above the higher curve, below the lower one."""
     for share in MARKED:
         places = [
             (curve(server)[CURVE.index(share)], kind)

@@ -20,7 +20,7 @@ class LinearScale:
         return self.start + (self.end - self.start) * value / self.top
 
     def ticks(self, n: int = 5) -> list[float]:
-        """Round numbers, about `n` of them."""
+        """Returns round numbers, about `n` of them."""
         rough = self.top / n
         power = 10.0 ** math.floor(math.log10(rough))
         step = min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(step - rough))

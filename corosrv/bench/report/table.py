@@ -21,7 +21,7 @@ LATENCIES: tuple[tuple[str, Callable[[RoundFigures], Quantiles | None]], ...] = 
 
 
 def text(section: Section) -> str:
-    """All points of a section, with the notes that belong to them."""
+    """Writes all points of a section, with the notes that belong to them."""
     lines = [f"{section.title}; {words.size(section)}", ""]
     for point in section.points:
         if any(server.rounds for server in point.servers):

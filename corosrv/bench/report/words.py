@@ -39,7 +39,7 @@ def percent(share: float) -> str:
 
 
 def failures(counts: dict[str, int], example: str = "") -> str:
-    """`3 (2 timeout, 1 HTTP 500: out of memory)`, or `0`."""
+    """Writes the failures as `3 (2 timeout, 1 HTTP 500: out of memory)`, or `0`."""
     kinds = ", ".join(f"{n} {label}" for label, n in sorted(counts.items()))
     return f"{sum(counts.values())} ({kinds}{f': {example}' if example else ''})" if counts else "0"
 

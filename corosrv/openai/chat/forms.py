@@ -11,7 +11,7 @@ from corosrv.openai.chat import schema
 
 
 def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
-    """The tools that are offered."""
+    """Returns the tools that the model may call."""
     functions = (tool.function for tool in body.tools or ())
     return tuple(turns.tool(function.name, function.description, function.parameters) for function in functions)
 

@@ -103,7 +103,7 @@ def _part(part: dict[str, Any], param: str) -> str:
 
 
 def template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same, checked: nothing that takes the place of what the server tells the template. Raises Refused."""
+    """Checks the arguments: none takes the place of what the server tells the template. Raises Refused."""
     for name, value in arguments.items():
         param = f"chat_template_kwargs.{name[:64]}"
         if not _ARGUMENT_NAME.fullmatch(name) or name in _RESERVED_ARGUMENTS:

@@ -69,7 +69,7 @@ def _n_probs(body: schema.ChatBody) -> int:
 
 
 def prompt(body: schema.ChatBody) -> Messages:
-    """The conversation to be rendered. Raises Refused."""
+    """Makes the conversation to be rendered. Raises Refused."""
     if body.chat_template is not None:
         raise NotSupported("chat_template: a template in a request is not run here", "chat_template")
     turns = messages.turns(body.messages)

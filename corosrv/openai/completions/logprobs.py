@@ -33,7 +33,7 @@ class Logprobs:
 
 
 def _top(token: TokenInfo) -> dict[str, float] | None:
-    """The likeliest, and the one that came if it is none of them."""
+    """Returns the likeliest tokens, and the one that came if it is none of them."""
     if token.logprob is None:
         return None
     return {_spell(other.piece): other.logprob for other in token.top} | {_spell(token.piece): token.logprob}

@@ -87,7 +87,7 @@ def _echo(prompt: Prompt, vocabulary: Vocabulary) -> Echo:
 def _with_suffix(
     body: schema.CompletionBody, checked_prompts: tuple[Prompt, ...], vocabulary: Vocabulary
 ) -> tuple[Prompt, ...]:
-    """The prompts, as what stands before a hole if there is a suffix behind it. Raises Refused."""
+    """Returns the prompts, or with a suffix an infill prompt for each. Raises Refused."""
     if not body.suffix:
         return checked_prompts
     if vocabulary.infill is None:

@@ -9,7 +9,7 @@ from corosrv.openai.embeddings import schema
 
 
 def job(body: schema.EmbeddingBody, card: ModelCard, vocabulary: Vocabulary) -> EmbedJob:
-    """One vector for each input. Raises Refused, which names the parameter."""
+    """Makes a job with one vector for each input. Raises Refused, which names the parameter."""
     _check_offered(card)
     if card.meta.get("pooling") == "none":
         raise NotSupported(
@@ -24,7 +24,7 @@ def job(body: schema.EmbeddingBody, card: ModelCard, vocabulary: Vocabulary) -> 
 
 
 def native_job(body: schema.NativeBody, card: ModelCard, vocabulary: Vocabulary) -> EmbedJob:
-    """The same, or a vector for each token where the server is set so."""
+    """Makes the same job, or one with a vector for each token where the server is set so."""
     _check_offered(card)
     param, value = ("input", body.input) if body.content is None else ("content", body.content)
     if value is None:

@@ -9,7 +9,7 @@ from corosrv.openai.rerank import schema
 
 
 def job(body: schema.RerankBody, card: ModelCard) -> RerankJob:
-    """A score for each document. Raises Refused, which names the parameter."""
+    """Makes a job with one score for each document. Raises Refused, which names the parameter."""
     if "rerank" not in card.capabilities:
         raise NotOffered(f"the model '{card.id}' ranks no documents")
     if body.documents and body.texts:

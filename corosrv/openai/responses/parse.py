@@ -28,7 +28,7 @@ _NOTHING_TO_INCLUDE = frozenset(
 
 
 def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, shelf: Shelf) -> Call:
-    """A checked request for a response, which goes to the shelf unless told otherwise. Raises Refused."""
+    """Checks a request for a response, which goes to the shelf unless told otherwise. Raises Refused."""
     _check_include(body.include or ())
     turns, tools = _turns(body, shelf), read_tools(body.tools or [])
     conversation = _conversation(body, turns, tools, defaults)
@@ -49,7 +49,7 @@ def _check_include(names: Iterable[str]) -> None:
 
 
 def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
-    """The conversation so far, without instructions: they hold for one response only."""
+    """Returns the conversation so far, without instructions: they hold for one response only."""
     earlier: tuple[Turn, ...] = ()
     if body.previous_response_id is not None:
         earlier = shelf.get(body.previous_response_id, "previous_response_id").turns

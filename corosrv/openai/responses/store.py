@@ -18,7 +18,7 @@ def item_id(kind: str, key: str, number: int) -> str:
 
 
 def response_of(item_id: str) -> str:
-    """The id of the response that an item is of."""
+    """Returns the id of the response that an item belongs to."""
     return "resp_" + item_id.partition("_")[2][:-4]
 
 
@@ -84,7 +84,7 @@ class Shelf:
         return _stored.decode(data)
 
     def item(self, id: str, param: str) -> dict[str, Any]:
-        """An item of a stored response's output, whose id holds the response's. Raises NotFound."""
+        """Returns an item of a stored response's output, whose id holds the response's. Raises NotFound."""
         try:
             output = self.get(response_of(id)).response["output"]
         except NotFound:

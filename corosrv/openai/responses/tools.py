@@ -45,12 +45,12 @@ def read_tools(tools: list[schema.Tool]) -> FunctionTools:
 
 
 def called(namespace: str | None, name: str) -> str:
-    """The name under which the model calls a function."""
+    """Returns the name under which the model calls a function."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 def _functions(space: schema.Tool, namespace: str, param: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each with the name that it has in its namespace."""
+    """Yields each function with the name that it has in its namespace."""
     for i, tool in enumerate(space.tools or ()):
         function = _function(tool, f"{param}.tools[{i}]", namespace)
         yield str(tool.name), function
