@@ -16,13 +16,11 @@ ROOT = Path(__file__).parent.parent / "corosrv"
 # The public class names that two modules share, each because both sides of a protocol name the same thing so.
 SHARED_CLASSES = {
     "CalledFunction",  # OpenAI's: in the body of a request and in its answer
-    "ErrorMembers",  # the `error` object of OpenAI's answers and of Anthropic's
     "Message",  # OpenAI's and Anthropic's
     "NamedTool",  # a `tool_choice` of OpenAI's chats and of its responses
     "Reader",  # the contract in corosrv.jobs, and what fulfils it in corosrv.engine
     "ResponseAnswer",  # OpenAI's response as a type, and what builds its events
     "Tool",  # OpenAI's two and Anthropic's
-    "ToolCall",  # OpenAI's: in the body of a request and in its answer
 }
 
 # Participles, prepositions and the like: they hide what a thing is.
@@ -33,7 +31,7 @@ BARE_WORDS = """
     what which who whole within without written
 """
 BARE_NAMES = frozenset(BARE_WORDS.split())
-BARE_NAMES_ALLOWED = {"chat": 7, "generation": 2, "llamacpp": 1, "openai": 6, "predictions": 16, "worker": 33}
+BARE_NAMES_ALLOWED = {"generation": 1, "openai": 2, "worker": 33}
 
 # A docstring that begins with one of these is a fragment, or a sentence that does not say what the thing does.
 FIRST_WORDS = """
@@ -42,7 +40,7 @@ FIRST_WORDS = """
     Whether Which Who Whoever Whom Whose With Within Without
 """
 FRAGMENT_WORDS = frozenset(FIRST_WORDS.split())
-FRAGMENTS_ALLOWED = {"chat": 2, "predictions": 14, "wire": 5, "worker": 59}
+FRAGMENTS_ALLOWED = {"worker": 59}
 
 Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
 Documented = (ast.Module, ast.ClassDef, *Functions)

@@ -69,7 +69,7 @@ def operation(
     words for those in the path; `query`: a struct of those behind the question mark. `examples`: bodies by title, the
     first of which the page begins with.
     """
-    described = Operation(
+    view_operation = Operation(
         tag=tag,
         summary=summary,
         text=text,
@@ -86,7 +86,7 @@ def operation(
     )
 
     def mark(view: View) -> View:
-        setattr(view, _ATTRIBUTE, described)
+        setattr(view, _ATTRIBUTE, view_operation)
         return view
 
     return mark

@@ -111,7 +111,7 @@ class ToolCallDelta(msgspec.Struct):
 
 
 class MessageDelta(msgspec.Struct):
-    """What one event adds to a message."""
+    """The members that one event adds to a message."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType | None = msgspec.UNSET
