@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Pool
 from gunicorn import sock as gunicorn_socket
+from gunicorn.config import PostRequest
 from gunicorn.http import wsgi
 from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
@@ -30,9 +30,10 @@ from corosrv.http.connection import ClientLimits, Connection
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
 from corosrv.http.listener import Listener
-from corosrv.http.message import HttpResponse
+from corosrv.http.message import HttpResponse, UnloggedResponse
 from corosrv.http.pace import TooSlow
 from corosrv.http.refusal import Overloaded
+from corosrv.http.sse import EventStream
 from corosrv.http.stops import let_stops_through
 from corosrv.processor import garbage_times
 from corosrv.waits import awake_clock
@@ -80,6 +81,9 @@ class Front(GeventWorker):  # type: ignore[misc]
         if self.cfg.http_parser == "auto":
             # The one written in C, taken wherever it is installed, lets bare line feeds and folded fields pass.
             self.cfg.set("http_parser", "python")
+        if "GEVENT_TRACK_GREENLET_TREE" not in os.environ:
+            # With each greenlet gevent would keep the stack that spawned it: half a kilobyte of every stream.
+            gevent.config.track_greenlet_tree = False
         # Each look at a setting goes through three calls, twenty times a request: from here on they are attributes.
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
         self._connections: set[Connection] = set()
@@ -167,7 +171,11 @@ class Front(GeventWorker):  # type: ignore[misc]
         listener.setblocking(1)
         options = {"ssl_context": gunicorn_socket.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
         pool = Pool(self.worker_connections + RESERVE)
-        return Listener(listener, functools.partial(self.handle, listener), pool, **options)
+
+        def handle(client: Any, address: Any) -> None:
+            self.handle(listener, client, address)
+
+        return Listener(listener, handle, pool, **options)
 
     @property
     def _is_full(self) -> bool:
@@ -211,23 +219,36 @@ class Front(GeventWorker):  # type: ignore[misc]
     def handle_request(self, listener_name: Any, req: Request, sock: Any, addr: Any) -> bool:
         """Runs one request through the application; True when another may follow on this connection. Waits."""
         began = datetime.now()
-        environ: dict[str, Any] = {}
+        logged: dict[str, Any] = {}  # the environ, where it is still needed at the end
         answer: HttpResponse | None = None
         try:
             self.cfg.pre_request(self, req)
-            answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=HttpResponse)
+            response_class = HttpResponse if self._logs_requests else UnloggedResponse
+            answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=response_class)
+            if self._logs_requests:
+                logged = environ
             environ["wsgi.multithread"] = True
             environ[PACED] = True
             self._count_request()
             if not self.alive or not self.cfg.keepalive or self._is_full:
                 answer.force_close()
-            self._run(answer, environ, sock)
+            body = self.wsgi(environ, answer.start_response)
+            del environ  # two kilobytes that a stream would keep
+            self._send(answer, body)
             return self.alive and not answer.should_close()
         finally:
-            is_logged = getattr(self.log, "access_log_enabled", True)  # a log of somebody else's may not say
-            if is_logged and answer is not None and answer.status is not None:
-                self.log.access(answer, req, access.redacted(environ), datetime.now() - began)
-            self.cfg.post_request(self, req, environ, answer)
+            if self._has_access_log and answer is not None and answer.status is not None:
+                self.log.access(answer, req, access.redacted(logged), datetime.now() - began)
+            self.cfg.post_request(self, req, logged, answer)
+
+    @property
+    def _has_access_log(self) -> bool:
+        return bool(getattr(self.log, "access_log_enabled", True))  # a log of somebody else's may not say
+
+    @property
+    def _logs_requests(self) -> bool:
+        """Whether the access log or the user's own hook looks at a request once more when it is over."""
+        return self._has_access_log or self.cfg.post_request is not PostRequest.default
 
     def _count_request(self) -> None:
         self.nr += 1
@@ -235,11 +256,13 @@ class Front(GeventWorker):  # type: ignore[misc]
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
-    def _run(self, answer: HttpResponse, environ: dict[str, Any], sock: Any) -> None:
-        body = self.wsgi(environ, answer.start_response)
+    def _send(self, answer: HttpResponse, body: Any) -> None:
+        """Sends the body to its end, and closes it. Waits."""
         try:
-            if isinstance(body, environ["wsgi.file_wrapper"]):
+            if isinstance(body, wsgi.FileWrapper):
                 answer.write_file(body)
+            elif isinstance(body, EventStream):
+                body.send_all(answer.write)
             else:
                 for piece in body:
                     answer.write(piece)

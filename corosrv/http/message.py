@@ -125,3 +125,17 @@ class HttpResponse(Response):  # type: ignore[misc]
     def should_close(self) -> bool:
         has_left = self.status is not None and self.status_code == CLIENT_GONE
         return has_left or bool(super().should_close()) or not is_worth_reading_on(self.req)
+
+
+class UnloggedResponse(HttpResponse):
+    """A response that is in no log: once its head is sent, it forgets what only a log would read.
+
+    Thousands of streams wait at once, and each would keep a kilobyte of header fields to its end.
+    """
+
+    def send_headers(self) -> None:
+        super().send_headers()
+        request = self.req
+        self.headers = ()
+        request.headers = [(name, value) for name, value in request.headers if name == "CONNECTION"]
+        request.uri = request.path = request.query = request.fragment = ""

@@ -85,33 +85,66 @@ class EventStream(Generic[Item]):
         self._sender = direct_sender(start_response)
 
     def __iter__(self) -> Iterator[bytes]:
+        """Yields the pieces, for servers that send them the ordinary way. Waits."""
+        self._begin_sending()
+        yield self._first
+        while not self._is_over:
+            try:
+                yield self._encoder.encode(self._reader.take(self._ping_interval))
+            except ReadTimeout:
+                yield PING
+            except CorosrvError as error:
+                yield self._end_in(error)
+                return
+        self._log_encoders_failure()
+
+    def send_all(self, write: Callable[[bytes], object]) -> None:
+        """Sends the pieces through `write` or past it, where the client's socket can be had. Waits; raises OSError.
+
+        Thousands of streams wait in here. Each keeps its frames and what the calls have on the processor's stack, so
+        no generator is between this and the server, and nothing that was sent has a name.
+        """
+        if self._sender is None:
+            for piece in self:
+                write(piece)
+            return
+        self._begin_sending()
+        write(self._first)
+        while not self._is_over:
+            try:
+                # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
+                # client, whose chunks then stay in the reader up to its limit.
+                self._reader.pump(self._pass_on, self._ping_interval)
+                self._sender.flush()
+            except ReadTimeout:
+                write(PING)
+            except CorosrvError as error:
+                write(self._end_in(error))
+                return
+        self._log_encoders_failure()
+
+    def _begin_sending(self) -> None:
         if self._socket is not None:
             # A client that accepts nothing for that long is as good as gone.
             self._socket.settimeout(self._write_timeout)
             _bound_unsent(self._socket)
-        yield self._first
-        reader, watch, encoder, interval = self._reader, self._watch, self._encoder, self._ping_interval
-        sender, pass_on = self._sender, self._pass_on
-        # One generator, and no name for what was sent: thousands of streams wait in here, and each keeps what is named
-        # and a stack that is as deep as the calls are.
-        while not (reader.is_finished or watch.is_gone or encoder.failure):
-            try:
-                if sender is None:
-                    yield encoder.encode(reader.take(interval))
-                else:
-                    # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
-                    # client, whose chunks then stay in the reader up to its limit.
-                    reader.pump(pass_on, interval)
-                    sender.flush()
-            except ReadTimeout:
-                yield PING
-            except CorosrvError as error:
-                if not watch.is_gone:
-                    _log_failure(error)
-                yield encoder.encode_error(error)
-                return
-        if encoder.failure and not watch.is_gone:  # who leaves has the job cancelled: nothing went wrong
-            _log_failure(encoder.failure)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._reader.is_finished or self._watch.is_gone or self._encoder.failure is not None
+
+    def _end_in(self, error: CorosrvError) -> bytes:
+        """Makes the last piece of a stream that ends in an error."""
+        self._log_unless_gone(error)
+        return self._encoder.encode_error(error)
+
+    def _log_encoders_failure(self) -> None:
+        if self._encoder.failure is not None:
+            self._log_unless_gone(self._encoder.failure)
+
+    def _log_unless_gone(self, error: CorosrvError) -> None:
+        if not self._watch.is_gone:  # who leaves has the job cancelled: nothing went wrong
+            _log_failure(error)
 
     def _pass_on(self, items: list[Item]) -> bool:
         """Sends what fits; True while more may follow."""

@@ -34,6 +34,12 @@ class LlamaExtras:
         self._tasks = [] if form is None else [NativeTask(index, form) for index in range(n_tasks)]
         self.is_wanted = self._telemetry.is_wanted or bool(self._tasks)
 
+    @classmethod
+    def of(cls, n_tasks: int, options: AnswerOptions) -> LlamaExtras:
+        """Makes the extras of one answer; all answers that want none share the same, which has no state."""
+        wants_some = options.token_timings or options.prompt_progress or options.native_form is not None
+        return cls(n_tasks, options) if wants_some else _NO_EXTRAS
+
     def progress(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """Yields the extra members of the progress events that are sent before this chunk's events."""
         return self._telemetry.progress(chunk)
@@ -55,3 +61,6 @@ class LlamaExtras:
         for chunk in chunks:
             self.add(chunk)
         return self.at_end(next(chunk for chunk in chunks if chunk.index == 0 and chunk.finish is not None))
+
+
+_NO_EXTRAS = LlamaExtras(0, AnswerOptions())

@@ -9,7 +9,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from corosrv.http import message
-from corosrv.http.message import MAX_FORGOTTEN, HttpResponse
+from corosrv.http.message import MAX_FORGOTTEN, HttpResponse, UnloggedResponse
 
 
 class Sent:
@@ -121,3 +121,21 @@ def test_an_empty_first_piece_of_a_stream_sends_the_head():
 
     assert client.data.startswith(b"HTTP/1.1 200 OK\r\n")
     assert client.data.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(("connection", "closes"), [("keep-alive", False), ("close", True)])
+def test_an_answer_in_no_log_keeps_no_fields_but_those_that_end_the_connection(connection, closes):
+    request, _ = prepared(f"Connection: {connection}\r\nX-Long: {'x' * 1000}\r\n")
+    client = Sent()
+    answer = UnloggedResponse(request, client, Config())
+    answer.start_response("200 OK", [("Content-Type", "text/event-stream")])
+
+    answer.write(b"first")
+    answer.write(b"second")
+    answer.close()
+
+    assert b"Content-Type: text/event-stream\r\n" in client.data
+    assert client.data.endswith(b"\r\n\r\n5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n")
+    assert not answer.headers
+    assert request.headers == [("CONNECTION", connection)]
+    assert answer.should_close() is closes

@@ -2,6 +2,7 @@
 
 import json
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -27,10 +28,31 @@ CHAT, TEXT = "chat", "text"
 def answer(
     shape: str, n: int = 1, prompts: int = 1, stream: bool = False, usage: bool = False, prompt_tokens: int = 5
 ) -> Answer:
-    job = Job((Text("x"),) * prompts, n=n)
+    return answer_to(Job((Text("x"),) * prompts, n=n), shape, stream, usage)
+
+
+def answer_to(job: Job, shape: str, stream: bool = False, usage: bool = False) -> Answer:
     if shape == TEXT:
-        return TextAnswer(job, CARD, AnswerOptions(n=n, stream=stream, usage=usage))
+        return TextAnswer(job, CARD, AnswerOptions(n=job.n, stream=stream, usage=usage))
     return ChatAnswer(job, CARD, TextParser(), AnswerOptions(stream=stream, usage=usage))
+
+
+class Words(str):
+    """A string that tells when it is dropped."""
+
+
+@pytest.mark.parametrize("shape", [CHAT, TEXT])
+def test_an_answer_does_not_keep_the_prompt(shape):
+    prompt = Words("a long one")
+    is_kept = weakref.ref(prompt)
+    job = Job((Text(prompt),))
+    del prompt
+
+    answer = answer_to(job, shape, stream=True)
+    del job
+
+    assert is_kept() is None
+    assert b"late" in answer.events([text(0, "late")])
 
 
 def text(index: int, words: str, n_tokens: int = 1) -> Chunk:

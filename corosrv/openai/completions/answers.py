@@ -46,20 +46,25 @@ class _Choice:
 class TextAnswer:
     """Puts one answer together from the chunks of its job."""
 
-    __slots__ = ("_extras", "_frame", "_job", "_logprobs", "_options", "_tally", "_text_frames")
+    __slots__ = (
+        "_extras", "_frame", "_is_post_sampling", "_logprobs", "_n", "_n_tasks", "_options", "_tally", "_text_frames"
+    )  # fmt: skip
 
     def __init__(self, job: Job, card: ModelCard, options: AnswerOptions) -> None:
-        self._job = job
+        # Not the job itself: its prompts would be kept until the stream ends.
+        self._n = job.n
+        self._n_tasks = job.n_tasks
+        self._is_post_sampling = job.sampling.post_sampling_probs
         self._options = options
         self._tally = Tally(job.n)
         self._frame = events.Frame(TextCompletion, "cmpl-", "text_completion", card, job.n_tasks, options.usage)
-        self._extras = LlamaExtras(job.n_tasks, options)
+        self._extras = LlamaExtras.of(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
 
     def complete(self, chunks: list[Chunk]) -> TextCompletion:
-        tried = [_Choice() for _ in range(self._job.n_tasks)]
+        tried = [_Choice() for _ in range(self._n_tasks)]
         for chunk in chunks:
             self._tally.add(chunk)
             tried[chunk.index].add(chunk)
@@ -68,7 +73,7 @@ class TextAnswer:
         return answer
 
     def _best(self, tried: Sequence[_Choice]) -> list[_Choice]:
-        n, n_tried = self._options.n, self._job.n
+        n, n_tried = self._options.n, self._n
         if n == n_tried:
             return list(tried)
         groups = (tried[first : first + n_tried] for first in range(0, len(tried), n_tried))
@@ -89,7 +94,7 @@ class TextAnswer:
     def first(self) -> bytes:
         if self._options.echoes is None or self._options.logprobs:
             return b":\n\n"  # an echo with logprobs waits for these
-        echoes = ((index, self._echo(index, self._job.n).text) for index in range(self._job.n_tasks))
+        echoes = ((index, self._echo(index, self._n).text) for index in range(self._n_tasks))
         return b"".join(self._piece(index, echo) for index, echo in echoes if echo) or b":\n\n"
 
     def events(self, chunks: Sequence[Chunk]) -> bytes:
@@ -120,8 +125,7 @@ class TextAnswer:
         return sent + self._frame.event(TextChoice(chunk.index, chunk.text, probs, None), **extras)
 
     def _probs(self, tokens: Iterable[TokenInfo]) -> TextLogprobs:
-        post_sampling = self._job.sampling.post_sampling_probs
-        return TextLogprobs(content=[likelihood.of(token, post_sampling) for token in tokens])
+        return TextLogprobs(content=[likelihood.of(token, self._is_post_sampling) for token in tokens])
 
     def _piece(self, index: int, text: str) -> bytes:
         prefix, suffix = self._text_frames.get(index) or self._make_text_frame(index)
@@ -138,7 +142,7 @@ class TextAnswer:
         if not text and not tokens:
             return b""
         if index not in self._logprobs:
-            echo = self._echo(index, self._job.n)
+            echo = self._echo(index, self._n)
             text = echo.text + text
             self._logprobs[index] = Logprobs(echo.offset)
         return self._frame.event(TextChoice(index, text, self._logprobs[index].show(tokens), None), **extras)
