@@ -75,7 +75,7 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, answer_types.TextCompletion),
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "logprobs": 2}, answer_types.TextCompletion),
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "n_probs": 2}, answer_types.TextCompletion),
-        ("/v1/responses", INPUT, response_types.ResponseAnswer),
+        ("/v1/responses", INPUT, response_types.ResponseObject),
         ("/v1/responses/input_tokens", INPUT, answer_types.InputTokens),
         ("/v1/responses", {"input": 5}, answer_types.ErrorAnswer),
         ("/v1/messages", MESSAGES, message_types.AnthropicMessage),

@@ -9,8 +9,40 @@ import msgspec
 
 from corosrv.generation.call import Answer
 from corosrv.jobs import Chunk
+from corosrv.openai.responses import schema
+from corosrv.openai.responses.answer_types import ResponseObject
 
 
 def complete_json(answer: Answer, chunks: list[Chunk]) -> Any:
     """Returns the answer that is not streamed, decoded from its JSON."""
     return json.loads(msgspec.json.encode(answer.complete(chunks)))
+
+
+def empty_response(id: str) -> ResponseObject:
+    """Makes a response without output."""
+    return ResponseObject(
+        id=id,
+        object="response",
+        created_at=1,
+        completed_at=2,
+        status="completed",
+        error=None,
+        incomplete_details=None,
+        output=[],
+        usage=None,
+        model="tiny",
+        background=False,
+        instructions=None,
+        max_output_tokens=None,
+        metadata={},
+        parallel_tool_calls=True,
+        previous_response_id=None,
+        reasoning=schema.ReasoningOptions(),
+        store=True,
+        temperature=0.8,
+        text=schema.TextOptions(schema.TextFormat("text")),
+        tool_choice="auto",
+        tools=[],
+        top_p=0.95,
+        truncation="disabled",
+    )

@@ -1,10 +1,16 @@
-"""Types of the answers of the Responses API, for the API document. The tests hold real answers against these types."""
+"""Types of the Responses API's answers: the answers are made of them, and the API document describes them."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import msgspec
+
+from corosrv.generation.answer_types import PromptProgress, Timings
+from corosrv.openai.responses import schema
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputPart(msgspec.Struct):
@@ -20,11 +26,11 @@ class ResponseItem(msgspec.Struct):
     """A message, a thought, or a call that the model wants made; `arguments` are JSON text."""
 
     id: str
+    status: ItemStatus
     type: Literal["message", "reasoning", "function_call"]
-    status: Literal["in_progress", "completed", "incomplete"]
     role: str | msgspec.UnsetType = msgspec.UNSET
-    content: list[OutputPart] | msgspec.UnsetType = msgspec.UNSET
     summary: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    content: list[OutputPart] | msgspec.UnsetType = msgspec.UNSET
     call_id: str | msgspec.UnsetType = msgspec.UNSET
     name: str | msgspec.UnsetType = msgspec.UNSET
     namespace: str | msgspec.UnsetType = msgspec.UNSET
@@ -35,45 +41,78 @@ class IncompleteDetails(msgspec.Struct):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Of the prompt's tokens, those that were known; none are counted for being kept."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class ResponseUsage(msgspec.Struct):
     input_tokens: int
-    input_tokens_details: dict[str, int]
+    input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: dict[str, int]
+    output_tokens_details: OutputTokensDetails
     total_tokens: int
 
 
-class ResponseAnswer(msgspec.Struct):
-    """A response, which also says how it was asked for."""
+class ResponseObject(msgspec.Struct):
+    """A response, which also repeats what its request asked for."""
 
     id: str
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    error: dict[str, Any] | None
+    status: ResponseStatus
+    error: ResponseError | None
     incomplete_details: IncompleteDetails | None
-    model: str
     output: list[ResponseItem]
     usage: ResponseUsage | None
+    model: str
+    background: bool
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    reasoning: schema.ReasoningOptions
     store: bool
     temperature: float
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
+    text: schema.TextOptions
+    tool_choice: str | schema.NamedTool
+    tools: list[schema.Tool]
     top_p: float
+    truncation: Literal["disabled"]
 
 
 class ResponseEvent(msgspec.Struct):
-    """One event of a streamed response; what else it holds goes by its `type`."""
+    """One event of a streamed response; which members it has depends on its `type`."""
 
     type: str
     sequence_number: int
+    response: ResponseObject | msgspec.UnsetType = msgspec.UNSET
+    item_id: str | msgspec.UnsetType = msgspec.UNSET
+    output_index: int | msgspec.UnsetType = msgspec.UNSET
+    content_index: int | msgspec.UnsetType = msgspec.UNSET
+    item: ResponseItem | msgspec.UnsetType = msgspec.UNSET
+    part: OutputPart | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: PromptProgress | msgspec.UnsetType = msgspec.UNSET
+    delta: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeletedResponse(msgspec.Struct):

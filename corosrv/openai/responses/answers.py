@@ -17,6 +17,19 @@ from corosrv.generation.events import named_event
 from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry
 from corosrv.jobs import Chunk
+from corosrv.openai.responses.answer_types import (
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    OutputPart,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseItem,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+)
 from corosrv.openai.responses.store import Stored, item_id
 
 # The beginning of an item's id, and what the events of its text are called.
@@ -57,7 +70,7 @@ class ResponseAnswer(BlockAnswer):
         self._origins = origins
         self._sequence_number = 0
 
-    def complete_answer(self) -> dict[str, Any]:
+    def complete_answer(self) -> ResponseObject:
         response = self._response("incomplete" if self._is_cut else "completed")
         if self._keep is not None:
             self._keep(Stored(response, self._turns + self._said()))
@@ -104,14 +117,15 @@ class ResponseAnswer(BlockAnswer):
 
     def answer_end(self) -> bytes:
         response = self.complete_answer()
-        return self._send("response." + response["status"], response=response, timings=self.tally.timings())
+        return self._send("response." + response.status, response=response, timings=self.tally.timings())
 
     def failure(self, error: CorosrvError) -> bytes:
-        failed = {"error": {"code": getattr(error, "code", None) or "server_error", "message": str(error)}}
-        return self._send("response.failed", response=self._response("failed") | failed)
+        response = self._response("failed")
+        response.error = ResponseError(getattr(error, "code", None) or "server_error", str(error))
+        return self._send("response.failed", response=response)
 
     def _send(self, type: str, **members: Any) -> bytes:
-        event = {"type": type, "sequence_number": self._sequence_number, **members}
+        event = ResponseEvent(type, self._sequence_number, **members)
         self._sequence_number += 1
         return named_event(type, event)
 
@@ -119,7 +133,7 @@ class ResponseAnswer(BlockAnswer):
     def _is_cut(self) -> bool:
         return self.blocks.end is not None and self.blocks.end.reason == "length"
 
-    def _status(self, block: AnswerBlock) -> str:
+    def _status(self, block: AnswerBlock) -> ItemStatus:
         """Returns the status of a block that does not grow any more, whatever the reason."""
         is_cut = self._is_cut and block is self.blocks.row[-1]
         return "incomplete" if is_cut or block is self.blocks.open else "completed"
@@ -131,48 +145,44 @@ class ResponseAnswer(BlockAnswer):
     def _id(self, block: AnswerBlock) -> str:
         return item_id(_ID[block.kind], self._key, block.number)
 
-    def _item(self, block: AnswerBlock, status: str, has_part: bool = True) -> dict[str, Any]:
-        item: dict[str, Any] = {"id": self._id(block), "status": status}
-        parts = [_part(block)] if has_part else []
+    def _item(self, block: AnswerBlock, status: ItemStatus, has_part: bool = True) -> ResponseItem:
+        id, parts = self._id(block), [_part(block)] if has_part else []
         if block.kind is BlockKind.TEXT:
-            return item | {"type": "message", "role": "assistant", "content": parts}
+            return ResponseItem(id, status, "message", role="assistant", content=parts)
         if block.kind is BlockKind.REASONING:
-            return item | {"type": "reasoning", "summary": [], "content": parts}
-        return item | {
-            "type": "function_call", "call_id": block.id, **self._called(block), "arguments": block.text
-        }  # fmt: skip
+            return ResponseItem(id, status, "reasoning", summary=[], content=parts)
+        return ResponseItem(id, status, "function_call", call_id=block.id, **self._called(block), arguments=block.text)
 
-    def _called(self, block: AnswerBlock) -> dict[str, str]:
+    def _called(self, block: AnswerBlock) -> dict[str, Any]:
         if block.name not in self._origins:
             return {"name": block.name}
         namespace, name = self._origins[block.name]
         return {"name": name, "namespace": namespace}
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: ResponseStatus) -> ResponseObject:
         is_over = status in ("completed", "incomplete")
-        return {
-            "id": "resp_" + self._key,
-            "object": "response",
-            "created_at": self._created,
-            "completed_at": int(time.time()) if status == "completed" else None,
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [self._item(block, self._status(block)) for block in self.blocks.row],
-            "usage": self._usage() if is_over else None,
+        return ResponseObject(
+            id="resp_" + self._key,
+            object="response",
+            created_at=self._created,
+            completed_at=int(time.time()) if status == "completed" else None,
+            status=status,
+            error=None,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            output=[self._item(block, self._status(block)) for block in self.blocks.row],
+            usage=self._usage() if is_over else None,
             **self._echo,
-        }
+        )
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> ResponseUsage:
         tally = self.tally
-        return {
-            "input_tokens": tally.prompt_tokens,
-            # Nobody is billed for what is kept.
-            "input_tokens_details": {"cached_tokens": tally.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": tally.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "total_tokens": tally.prompt_tokens + tally.completion_tokens,
-        }
+        return ResponseUsage(
+            tally.prompt_tokens,
+            InputTokensDetails(tally.cached_tokens, 0),  # nobody is billed for what is kept
+            tally.completion_tokens,
+            OutputTokensDetails(self.reasoning_tokens),
+            tally.prompt_tokens + tally.completion_tokens,
+        )
 
     def _said(self) -> tuple[Turn, ...]:
         """The answer as a turn, for responses that go on from it."""
@@ -187,10 +197,10 @@ class ResponseAnswer(BlockAnswer):
         return said.all
 
 
-def _part(block: AnswerBlock) -> dict[str, Any]:
+def _part(block: AnswerBlock) -> OutputPart:
     if block.kind is BlockKind.REASONING:
-        return {"type": "reasoning_text", "text": block.text}
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+        return OutputPart("reasoning_text", block.text)
+    return OutputPart("output_text", block.text, annotations=[], logprobs=[])
 
 
 def _logprobs(block: AnswerBlock) -> dict[str, Any]:

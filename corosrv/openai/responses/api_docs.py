@@ -5,7 +5,7 @@ from __future__ import annotations
 from corosrv.http.operation import GENERATES, operation
 from corosrv.openai.answer_types import InputTokens
 from corosrv.openai.responses import schema
-from corosrv.openai.responses.answer_types import DeletedResponse, ResponseAnswer, ResponseEvent
+from corosrv.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
 
 _TAG = "Responses"
 _ID = {"id": "a response's id"}
@@ -15,7 +15,7 @@ respond = operation(
     "Answer an input",
     "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it.",
     body=schema.ResponseBody,
-    answer=ResponseAnswer,
+    answer=ResponseObject,
     events=ResponseEvent,
     statuses=GENERATES,
     examples={
@@ -36,5 +36,5 @@ count = operation(
     statuses=GENERATES,
     examples={"A question": {"input": "Name three colours."}},
 )
-read = operation(_TAG, "Read a stored response", answer=ResponseAnswer, statuses=(400, 404), parameters=_ID)
+read = operation(_TAG, "Read a stored response", answer=ResponseObject, statuses=(400, 404), parameters=_ID)
 delete = operation(_TAG, "Delete a stored response", answer=DeletedResponse, statuses=(404,), parameters=_ID)

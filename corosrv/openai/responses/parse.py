@@ -126,7 +126,7 @@ def _echo(
         "reasoning": body.reasoning or schema.ReasoningOptions(),
         "store": is_stored,
         "temperature": job.sampling.temperature,
-        "text": body.text if body.text and body.text.format else {"format": {"type": "text"}},
+        "text": body.text if body.text and body.text.format else schema.TextOptions(schema.TextFormat("text")),
         "tool_choice": body.tool_choice or "auto",
         "tools": list(tools.echo),
         "top_p": job.sampling.top_p,

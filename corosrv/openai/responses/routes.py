@@ -12,6 +12,7 @@ from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import errors
 from corosrv.openai.fields import input_tokens
 from corosrv.openai.responses import api_docs, parse, schema
+from corosrv.openai.responses.answer_types import DeletedResponse
 from corosrv.openai.responses.store import ResponseStore, Shelf
 
 
@@ -43,7 +44,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     @api_docs.delete
     def delete(id: str) -> Response:
         shelf().drop(id)
-        return json_response({"id": id, "object": "response", "deleted": True})
+        return json_response(DeletedResponse(id, "response", True))
 
     def call() -> Call:
         body = flow.receive(schema.decoder)

@@ -10,6 +10,7 @@ import msgspec
 
 from corosrv.chat.turns import Turn
 from corosrv.errors import NotFound
+from corosrv.openai.responses.answer_types import ResponseObject
 
 
 def item_id(kind: str, key: str, number: int) -> str:
@@ -25,7 +26,7 @@ def response_of(item_id: str) -> str:
 class Stored(msgspec.Struct):
     """A response as it was answered, and the conversation up to and with it."""
 
-    response: dict[str, Any]
+    response: ResponseObject
     turns: tuple[Turn, ...]
 
 
@@ -68,7 +69,7 @@ class Shelf:
         if len(data) > self._max_bytes:
             return
         with self._lock:
-            self._responses[stored.response["id"]] = data
+            self._responses[stored.response.id] = data
             self._n_bytes += len(data)
             while self._n_bytes > self._max_bytes:
                 _, oldest = self._responses.popitem(last=False)
@@ -86,12 +87,13 @@ class Shelf:
     def item(self, id: str, param: str) -> dict[str, Any]:
         """Returns an item of a stored response's output, whose id holds the response's. Raises NotFound."""
         try:
-            output = self.get(response_of(id)).response["output"]
+            output = self.get(response_of(id)).response.output
         except NotFound:
-            output = ()
+            output = []
         for item in output:
-            if item["id"] == id:
-                return dict(item)
+            if item.id == id:
+                members: dict[str, Any] = msgspec.to_builtins(item)
+                return members
         raise NotFound(f"no item '{id[:80]}' is stored here: send the item itself", param, "item_not_found")
 
     def drop(self, id: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -21,12 +22,20 @@ from tests.support.parsers import LAST_TICK, TICK, HandDrivenParser, call, end, 
 
 ECHO = {
     "model": "tiny",
+    "background": False,
     "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
     "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
     "temperature": 0.8,
+    "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "top_p": 0.95,
+    "truncation": "disabled",
 }
 ASKED = ({"role": "user", "content": "Hi"},)
 
@@ -218,7 +227,7 @@ def test_what_was_answered_is_kept_with_its_conversation(stream):
 
     response = sent(answering.events(TICK))[-1]["response"] if stream else complete_json(answering, TICK)
 
-    assert [stored.response for stored in kept] == [response]
+    assert [msgspec.to_builtins(stored.response) for stored in kept] == [response]
     assert kept[0].turns == (
         *ASKED,
         {

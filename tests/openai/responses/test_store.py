@@ -5,17 +5,18 @@ import pytest
 
 from corosrv.errors import NotFound
 from corosrv.openai.responses.store import ResponseStore, Stored
+from tests.support.answers import empty_response
 
 
 def stored(id: str, words: str = "") -> Stored:
-    return Stored({"id": id}, ({"role": "assistant", "content": words},))
+    return Stored(empty_response(id), ({"role": "assistant", "content": words},))
 
 
 SIZE = len(msgspec.json.encode(stored("a")))
 
 
 def test_what_was_put_is_got():
-    shelf = ResponseStore(1000).shelf("me")
+    shelf = ResponseStore(10_000).shelf("me")
 
     shelf.put(stored("a", "hello"))
 
@@ -23,7 +24,7 @@ def test_what_was_put_is_got():
 
 
 def test_another_caller_does_not_find_it():
-    store = ResponseStore(1000)
+    store = ResponseStore(10_000)
     store.shelf("me").put(stored("a"))
     other = store.shelf("other")
 
@@ -49,7 +50,7 @@ def test_nobodys_responses_push_out_anothers():
 
 def test_what_is_not_there_is_said_where_it_was_asked_for():
     with pytest.raises(NotFound) as missing:
-        ResponseStore(1000).shelf("me").get("a", "previous_response_id")
+        ResponseStore(10_000).shelf("me").get("a", "previous_response_id")
 
     assert (missing.value.param, missing.value.code) == ("previous_response_id", "response_not_found")
 
