@@ -1,6 +1,6 @@
-"""What a predictor's author imports: `from corosrv.worker import BasePredictor, Input, Path`.
+"""The names that a predictor's author imports: `from corosrv.worker import BasePredictor, Input, Path`.
 
-Each name is fetched from its module when it is first asked for: the child that runs a predictor has to start fast.
+Each name is imported from its module at its first use: the child that runs a predictor has to start fast.
 """
 
 from __future__ import annotations

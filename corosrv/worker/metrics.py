@@ -1,4 +1,4 @@
-"""The metrics of one prediction: what a name may be, and what may become of its value."""
+"""The metrics of one prediction: checks of their names and values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
-# From what authors write to what the wire says.
+# Maps the modes that authors write to those on the wire.
 MODES = {"replace": "replace", "incr": "increment", "increment": "increment", "append": "append"}
 MAX_NAME = 128
 MAX_SEGMENTS = 4
@@ -22,7 +22,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 class Metrics:
-    """Checks what user code records, and hands on what is right. Any thread.
+    """Checks what user code records, and passes it on. Any thread.
 
     `send(name, value, mode)` is called for each change, in order. None: outside predictions, where nothing is checked.
     """
@@ -54,7 +54,7 @@ class Metrics:
             self._kinds[name] = kind
 
     def delete(self, name: str) -> None:
-        """Also what was never recorded."""
+        """Deletes a metric; does nothing if it was never recorded."""
         self.record(name, None)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -68,17 +68,17 @@ class Metrics:
             self._send(name, None, "replace")
 
     def _kind(self, name: str, value: Any, mode: str) -> str:
-        """What the name holds once the value is in."""
+        """Returns the kind of the name's value after this change. Raises TypeError or ValueError if it is refused."""
         kind = kind_of(name, value)
         if mode == "increment" and kind != "number":
             raise TypeError(f"metric {name!r}: incr needs a number, not {type(value).__name__}")
         if mode == "append":
             kind = "list"
-        held = self._kinds.get(name)
-        if held is None:
+        current = self._kinds.get(name)
+        if current is None:
             self._check_family(name)
-        elif held != kind:
-            raise TypeError(f"metric {name!r} is a {held}: delete it before it becomes a {kind}")
+        elif current != kind:
+            raise TypeError(f"metric {name!r} is a {current}: delete it before it becomes a {kind}")
         return kind
 
     def _check_family(self, name: str) -> None:
@@ -99,7 +99,7 @@ def check_name(name: str) -> None:
 
 
 def _fault(name: str) -> str | None:
-    """The first rule that the name breaks."""
+    """Returns the first rule that the name breaks, or None."""
     segments = name.split(".")
     if all(map(_SEGMENT.fullmatch, segments)) and len(name) <= MAX_NAME and len(segments) <= MAX_SEGMENTS:
         return None
@@ -117,7 +117,7 @@ def _fault(name: str) -> str | None:
 
 
 def kind_of(name: str, value: Any) -> str:
-    """The value's type, as far as JSON tells types apart. Raises TypeError or ValueError where it is no metric."""
+    """Returns the value's type, as JSON has types. Raises TypeError or ValueError if it cannot be a metric."""
     kind = next((kind for types, kind in _KINDS if isinstance(value, types)), None)
     if kind is None:
         raise TypeError(f"metric {name!r} must be a bool, int, float, str, list or dict, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""What surrounds user code: the prediction that the current context belongs to, as the author sees it."""
+"""The scope of user code: the prediction that the current context belongs to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corosrv.worker.metrics import Metrics
 
 
 class Scope:
-    """One prediction's context and metrics; outside predictions an empty one, whose metrics go nowhere."""
+    """One prediction's context and metrics. Outside predictions it is empty, and metrics are dropped."""
 
     def __init__(self, context: dict[str, str], metrics: Metrics) -> None:
         self.context = context

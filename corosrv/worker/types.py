@@ -1,4 +1,4 @@
-"""What authors annotate their predictors with: inputs and their limits, files, secrets, outputs of several fields."""
+"""Types for the annotations of predictors: inputs and their limits, files, secrets, outputs of several fields."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-STARS = "*" * 10  # what is shown of a secret
+STARS = "*" * 10  # shown in place of a secret
 
 
-class _Missing(Enum):
+class _NoDefault(Enum):
     """The default of an input that has none, since None is one."""
 
     MISSING = "missing"
@@ -27,12 +27,12 @@ class _Missing(Enum):
         return False
 
 
-MISSING = _Missing.MISSING
+MISSING = _NoDefault.MISSING
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldInfo:
-    """What an author says of one input, beside its type. In a list, limits are those of each member."""
+    """An author's description of one input, beside its type. In a list, limits are those of each member."""
 
     default: Any = MISSING
     description: str | None = None
@@ -61,7 +61,7 @@ def Input(
 ) -> Any:
     """Describes one input: `prompt: str = Input(description="What to draw", max_length=1000)`.
 
-    Without a default the input is required, unless its type allows None. FieldInfo says what the others mean.
+    Without a default the input is required, unless its type allows None. FieldInfo describes the other arguments.
     """
     return FieldInfo(
         default=default,
@@ -95,7 +95,7 @@ class Secret:
     secret_value: str | None = None
 
     def get_secret_value(self) -> str | None:
-        """The text itself."""
+        """Returns the text itself."""
         return self.secret_value
 
     def __str__(self) -> str:
@@ -134,13 +134,13 @@ else:
     Item = TypeVar("Item")
 
     class ConcatenateIterator(Iterator[Item]):
-        """What a generator of texts is annotated with when clients should show them as one text."""
+        """The return type of a generator of texts that clients should show as one text."""
 
         @abstractmethod
         def __next__(self) -> Item: ...
 
     class AsyncConcatenateIterator(AsyncIterator[Item]):
-        """The same of an async generator."""
+        """The same for an async generator."""
 
         @abstractmethod
         async def __anext__(self) -> Item: ...

@@ -38,7 +38,7 @@ class Running:
 
     def give(self, *messages: SlotToServer) -> None:
         for message in messages:
-            self.reader.put(message, 1)
+            self.reader.add(message, 1)
         settle()
 
     def log(self, text: str) -> None:
@@ -105,7 +105,7 @@ class HandWorker:
         running.is_cancelled = True
         if self._obeys:
             running.permit.release()
-            running.reader.put(Cancelled(running.job.id, 0.25), 1)
+            running.reader.add(Cancelled(running.job.id, 0.25), 1)
 
     def check_health(self) -> str | None:
         self.n_checks += 1
@@ -121,7 +121,7 @@ class HandWorker:
         for running in self.running:
             if running.permit.is_held:
                 running.permit.poison("killed")
-                running.reader.put(Failed(running.job.id, 0.1, "WorkerCrash: the worker crashed: signal 9"), 1)
+                running.reader.add(Failed(running.job.id, 0.1, "WorkerCrash: the worker crashed: signal 9"), 1)
         if self.state is WorkerState.READY:
             self.go(WorkerState.DEFUNCT, "signal 9")
 

@@ -17,15 +17,15 @@ def test_whole_lines_go_out_at_once() -> None:
     assert lines.feed(b"one\ntwo\nthr") == ["one\ntwo\n"]
     assert lines.feed(b"ee") == []
     assert lines.feed(b"\n") == ["three\n"]
-    assert lines.take_rest() == []
+    assert lines.take_unfinished() == []
 
 
 def test_the_rest_is_kept_until_it_is_asked_for() -> None:
     lines = Lines()
     lines.feed(b"no end")
 
-    assert lines.take_rest() == ["no end"]
-    assert lines.take_rest() == []
+    assert lines.take_unfinished() == ["no end"]
+    assert lines.take_unfinished() == []
 
 
 @given(st.lists(st.text(alphabet="aä€😀\n\r", max_size=20)))
@@ -33,7 +33,7 @@ def test_nothing_is_lost_or_changed(texts: list[str]) -> None:
     lines = Lines()
     out = [piece for text in texts for piece in lines.feed(text.encode())]
 
-    assert "".join(out + lines.take_rest()) == "".join(texts)
+    assert "".join(out + lines.take_unfinished()) == "".join(texts)
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40)))
@@ -42,7 +42,7 @@ def test_invalid_bytes_are_replaced_wherever_they_are_cut(data: bytes, cuts: lis
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     out = [piece for start, end in itertools.pairwise(edges) for piece in lines.feed(data[start:end])]
 
-    assert "".join(out + lines.take_rest()) == data.decode("utf-8", "replace")
+    assert "".join(out + lines.take_unfinished()) == data.decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("character", ["x", "ä", "€", "😀"])
@@ -52,7 +52,7 @@ def test_a_long_line_goes_out_in_parts_and_no_character_is_split(character: str)
 
     out = [piece for at in range(0, len(text), 1000) for piece in lines.feed(text[at : at + 1000].encode())]
 
-    assert "".join(out + lines.take_rest()) == text
+    assert "".join(out + lines.take_unfinished()) == text
     assert all(len(piece.encode()) <= MAX_PIECE + 4000 for piece in out)
 
 
@@ -84,6 +84,6 @@ def test_a_progress_bar_is_no_long_line() -> None:
     lines = Lines()
     for _ in range(3 * MAX_LINE // 100_000):
         lines.feed(b"x" * 100_000 + b"\r")
-        lines.take_rest()
+        lines.take_unfinished()
 
     assert lines.feed(b"done\n") == ["done\n"]

@@ -34,8 +34,8 @@ def reader(cancels: Cancels) -> Iterator[PredictReader]:
 
 
 def test_messages_are_taken_in_order_and_nothing_after_the_terminal_one(reader: PredictReader) -> None:
-    reader.put(LINE, 10)
-    reader.put(DONE, 10)
+    reader.add(LINE, 10)
+    reader.add(DONE, 10)
 
     assert not reader.is_finished
     assert reader.take() == [LINE, DONE]
@@ -47,9 +47,9 @@ def test_a_message_wakes_whoever_waits_for_it(reader: PredictReader) -> None:
     reading = gevent.spawn(list, reader)
     gevent.idle()
 
-    reader.put(LINE, 10)
+    reader.add(LINE, 10)
     gevent.idle()
-    reader.put(DONE, 10)
+    reader.add(DONE, 10)
 
     assert reading.get(timeout=5) == [LINE, DONE]
 
@@ -57,7 +57,7 @@ def test_a_message_wakes_whoever_waits_for_it(reader: PredictReader) -> None:
 def test_a_reader_can_be_used_on_after_a_time_out(reader: PredictReader) -> None:
     with pytest.raises(ReadTimeout):
         reader.take(timeout=0.001)
-    reader.put(LINE, 10)
+    reader.add(LINE, 10)
 
     assert reader.take(timeout=5) == [LINE]
 
@@ -66,10 +66,10 @@ def test_a_reader_can_be_used_on_after_a_time_out(reader: PredictReader) -> None
     "terminal", [DONE, Failed("x", 0.0, "no"), Cancelled("x", 0.0)], ids=lambda m: type(m).__name__
 )
 def test_nothing_can_be_put_behind_a_terminal_message(reader: PredictReader, terminal: SlotToServer) -> None:
-    reader.put(terminal, 10)
+    reader.add(terminal, 10)
 
     with pytest.raises(AssertionError):
-        reader.put(LINE, 10)
+        reader.add(LINE, 10)
 
 
 def test_a_cancel_is_sent_once_and_not_after_the_end(reader: PredictReader, cancels: Cancels) -> None:
@@ -78,24 +78,24 @@ def test_a_cancel_is_sent_once_and_not_after_the_end(reader: PredictReader, canc
     assert cancels.n == 1
 
     finished = PredictReader(cancels)
-    finished.put(DONE, 10)
+    finished.add(DONE, 10)
     finished.cancel()
     assert cancels.n == 1
 
 
 def test_leaving_the_block_cancels_what_is_unfinished(reader: PredictReader, cancels: Cancels) -> None:
     with reader:
-        reader.put(LINE, 10)
+        reader.add(LINE, 10)
 
     assert cancels.n == 1
 
 
 def test_a_closed_reader_drops_what_comes_and_never_waits(reader: PredictReader) -> None:
-    reader.put(LINE, MAX_UNREAD + 1)
+    reader.add(LINE, MAX_UNREAD + 1)
     waiting = gevent.spawn(reader.wait_for_room)
 
     reader.close()
-    reader.put(LINE, MAX_UNREAD + 1)
+    reader.add(LINE, MAX_UNREAD + 1)
 
     waiting.get(timeout=5)
     reader.wait_for_room()
@@ -112,9 +112,9 @@ def test_closing_wakes_whoever_takes(reader: PredictReader) -> None:
 
 
 def test_there_is_room_until_the_limit_and_again_when_messages_are_taken(reader: PredictReader) -> None:
-    reader.put(LINE, MAX_UNREAD)
+    reader.add(LINE, MAX_UNREAD)
     reader.wait_for_room()
-    reader.put(LINE, 1)
+    reader.add(LINE, 1)
     waiting = gevent.spawn(reader.wait_for_room)
     gevent.idle()
     assert not waiting.ready()

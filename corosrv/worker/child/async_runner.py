@@ -84,9 +84,9 @@ class AsyncRunner:
             raise BadFrame("a prediction came before the one before it had ended")
         run = self._desk.begin(predict, slot.id, slot.outbox)
         self._tasks[slot] = task = self._loop.create_task(self._error_of(run))
-        task.add_done_callback(lambda task: self._ended(slot, run, task))
+        task.add_done_callback(lambda task: self._finish(slot, run, task))
 
-    def _ended(self, slot: SlotEnd, run: RunningPrediction, task: asyncio.Task[BaseException | None]) -> None:
+    def _finish(self, slot: SlotEnd, run: RunningPrediction, task: asyncio.Task[BaseException | None]) -> None:
         # First, as whoever gets the terminal message may send the next prediction at once.
         del self._tasks[slot]
         # User code that cancels all tasks there are may hit this one before it begins.
@@ -94,7 +94,7 @@ class AsyncRunner:
         self._stop_if_idle()
 
     async def _error_of(self, run: RunningPrediction) -> BaseException | None:
-        """How it ended."""
+        """Runs the prediction; returns the error that ended it, or None."""
         run.enter()
         try:
             await self._predict(run)
@@ -131,7 +131,7 @@ class AsyncRunner:
         await self._stream(run, user, result)
 
     async def _stream(self, run: RunningPrediction, user: _UserCode, chunks: Any) -> None:
-        """Each chunk is on its way before the next is made."""
+        """Sends each chunk before the next is made."""
         if not hasattr(chunks, "__anext__"):
             chunks = aiter(chunks) if hasattr(chunks, "__aiter__") else _from_iterable(chunks)
         try:
@@ -144,7 +144,7 @@ class AsyncRunner:
                     return
                 run.post_chunk(await self._message(run.draft(chunk)))
                 if not run.outbox.is_empty:
-                    await self._sent(run)
+                    await self._wait_until_sent(run)
         finally:
             if inspect.isasyncgen(chunks):
                 await chunks.aclose()
@@ -153,20 +153,20 @@ class AsyncRunner:
         return await self._aside(draft.message) if draft.waits else draft.message()
 
     async def _aside(self, work: Callable[[], T]) -> T:
-        """Downloads and large files take their time, and others run on this loop."""
+        """Runs slow work, as downloads and large files, in a thread: other predictions run on this loop."""
         return await self._loop.run_in_executor(self._helpers, work)
 
-    async def _sent(self, run: RunningPrediction) -> None:
-        """The kernel has all of it, or the prediction was cancelled."""
-        done = asyncio.Event()
+    async def _wait_until_sent(self, run: RunningPrediction) -> None:
+        """Waits until the kernel has all messages, or the prediction is cancelled."""
+        has_news = asyncio.Event()
         while not run.outbox.is_empty and not run.is_cancelled:
-            done.clear()
-            run.outbox.on_empty(lambda: self._loop.call_soon_threadsafe(done.set))
-            await done.wait()
+            has_news.clear()
+            run.outbox.on_empty(lambda: self._loop.call_soon_threadsafe(has_news.set))
+            await has_news.wait()
 
 
 class _UserCode:
-    """Waits for what the author wrote, and there alone is a cancel let through."""
+    """Waits for the author's code, the only place where a cancel interrupts."""
 
     def __init__(self, run: RunningPrediction, loop: asyncio.AbstractEventLoop) -> None:
         self._run = run
@@ -175,7 +175,7 @@ class _UserCode:
         run.interrupt = self._interrupt
 
     async def wait(self, user_code: Awaitable[T]) -> T:
-        """Raises CancelledError where the prediction is cancelled meanwhile."""
+        """Awaits user code. Raises CancelledError if the prediction is cancelled meanwhile."""
         self._task = asyncio.current_task()
         try:
             return await user_code
@@ -206,12 +206,12 @@ async def _from_iterable(items: Any) -> AsyncIterator[Any]:
 
 
 def fetches(shape: Shape) -> bool:
-    """Whether such an input may be a file, which takes time to get."""
+    """Returns whether a value of this shape may hold a file, which takes time to fetch."""
     match shape:
         case Fetched():
             return True
-        case ListOf(of) | DictOf(of) | Nullable(of):
-            return fetches(of)
+        case ListOf(inner) | DictOf(inner) | Nullable(inner):
+            return fetches(inner)
         case AnyOf(members):
             return any(map(fetches, members))
     return False

@@ -42,10 +42,10 @@ class Child:
         self._slots: list[SlotEnd] = []
         self._n_slots = 0
         self._has_slots = threading.Event()  # all of them
-        self._outside = Printed(lambda source, text: self._control.outbox.post_log(Log(source, text)))
+        self._server_log = Printed(lambda source, text: self._control.outbox.post_log(Log(source, text)))
         self._interrupts = Interrupts()
         self._fork = Fork()
-        self._capture = Capture(self._outside, self._interrupts)
+        self._capture = Capture(self._server_log, self._interrupts)
         self._cancels = Cancels(lambda slot: slot < len(self._slots) and self._slots[slot].has_mail())
         self._loop: AbstractEventLoop | None = None  # of async predictors
         self._health: HealthcheckRunner | None = None  # once it is set up
@@ -69,7 +69,7 @@ class Child:
         lifeline.hang_on(self._lifeline_fd)
         self._interrupts.install()
         self._capture.install()
-        threads.belong_to_their_starter()
+        threads.inherit_predictions()
         os.register_at_fork(after_in_child=self._let_go)
         self._control.start(self)
 
@@ -113,7 +113,7 @@ class Child:
     def _fail(self, error: BaseException) -> NoReturn:
         """Set-up has failed: the server hears why, and what was printed, before the process ends."""
         self._capture.flush()
-        self._outside.write("stderr", trace(error).encode("utf-8", "replace"))
+        self._server_log.write("stderr", trace(error).encode("utf-8", "replace"))
         self._control.outbox.post(SlotFailed(-1, describe(error)))
         self._control.outbox.flush(FAREWELL)
         os._exit(1)
@@ -122,7 +122,7 @@ class Child:
 
     def _serve(self, predictor: Predictor) -> None:
         agent = os.environ.get("COROSRV_USER_AGENT") or os.environ.get("COG_USER_AGENT")
-        desk = PredictionLifecycle(self._capture, self._cancels, self._outside, self._interrupts, agent)
+        desk = PredictionLifecycle(self._capture, self._cancels, self._server_log, self._interrupts, agent)
         if predictor.signature.is_async:
             from corosrv.worker.child.async_runner import AsyncRunner
 
@@ -190,9 +190,9 @@ class Child:
             self._loop.call_soon(self._fork.leave)
 
 
-def _n_slots(asked: int | None, predictor: Predictor) -> int:
+def _n_slots(n_requested: int | None, predictor: Predictor) -> int:
     signature = predictor.signature
-    n_slots = asked or signature.concurrency or 1
+    n_slots = n_requested or signature.concurrency or 1
     if n_slots > 1 and not signature.is_async:
         raise LoadError(f"{n_slots} slots need an async {signature.method}(): a sync one takes one at a time")
     return n_slots

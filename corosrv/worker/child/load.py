@@ -22,7 +22,7 @@ _DEFAULT_NAMES = ("Runner", "Predictor")  # tried where none is given
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """One that can be set up and called. The hooks are None where the author wrote none."""
+    """A predictor that can be set up and called. Hooks that the author did not write are None."""
 
     signature: Signature
     call: Callable[..., Any]
@@ -31,17 +31,17 @@ class Predictor:
 
 
 def load(reference: str) -> Predictor:
-    """Imports and constructs it. Raises LoadError, SignatureError, and whatever the author's code does."""
+    """Imports and constructs the predictor. Raises LoadError, SignatureError, and what the author's code raises."""
     target = _find(reference)
     signature = signatures.read(target)
     if not inspect.isclass(target):
         return Predictor(signature, target)
-    made = target()
+    instance = target()
     return Predictor(
         signature,
-        getattr(made, signature.method),
-        setup=getattr(made, "setup", None),
-        healthcheck=getattr(made, "healthcheck", None),
+        getattr(instance, signature.method),
+        setup=getattr(instance, "setup", None),
+        healthcheck=getattr(instance, "healthcheck", None),
     )
 
 
@@ -87,9 +87,9 @@ def _from_name(name: str) -> ModuleType:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # of the package around it
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise LoadError(f"there is no module {name!r}: a predictor is named as FILE.py:NAME or MODULE:NAME")
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""The author's own health check: one at a time, never in the way of anything else, and not waited for too long."""
+"""The author's own health check: one at a time, in a thread of its own, within a time limit."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class HealthcheckRunner:
         self._answer = answer
         self._loop = loop
         self._limit = limit
-        self._asked: dict[str, threading.Timer] = {}  # who waits for the check that runs
+        self._timers: dict[str, threading.Timer] = {}  # of the questions that wait for the running check, by id
         self._is_running = False
         self._lock = threading.Lock()
 
     def ask(self, id: str) -> None:
-        """Does not wait. Who asks while a check runs gets what comes of it, or hears that it hangs."""
+        """Starts a check, or shares the running one's outcome. Does not wait."""
         if self._check is None:
             self._answer(id, None)
             return
         limit = threading.Timer(self._limit, self._give_up, [id])
         limit.daemon = True
         with self._lock:
-            self._asked[id] = limit
+            self._timers[id] = limit
             is_first, self._is_running = not self._is_running, True
         limit.start()
         if is_first:
@@ -52,8 +52,8 @@ class HealthcheckRunner:
         reason = self._reason()
         with self._lock:
             self._is_running = False
-            asked, self._asked = self._asked, {}
-        for id, limit in asked.items():
+            timers, self._timers = self._timers, {}
+        for id, limit in timers.items():
             limit.cancel()
             self._answer(id, reason)
 
@@ -77,8 +77,8 @@ class HealthcheckRunner:
         return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
 
     def _give_up(self, id: str) -> None:
-        """On an answer within the limit; the check itself goes on, and no other is begun on top of it."""
+        """Answers a question whose check took too long; the check goes on, and no other starts meanwhile."""
         with self._lock:
-            is_waiting = self._asked.pop(id, None) is not None
+            is_waiting = self._timers.pop(id, None) is not None
         if is_waiting:
             self._answer(id, f"{_FAILED}: user-defined healthcheck timed out after {self._limit:.1f} seconds")

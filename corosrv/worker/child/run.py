@@ -24,11 +24,11 @@ from corosrv.worker.values import outputs
 from corosrv.worker.values.outputs import Draft
 
 MAX_ERROR = 100_000  # characters of a message, and of a traceback
-_OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames say nothing to an author
+_OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames are of no use to an author
 
 
 class RunningPrediction:
-    """One prediction, from when it was read from its slot's channel. Made and ended by a PredictionLifecycle.
+    """A prediction that was received from its slot's channel. Made and ended by a PredictionLifecycle.
 
     What it prints, records and yields goes out at once, and nothing does after its terminal message.
     """
@@ -38,23 +38,23 @@ class RunningPrediction:
         predict: Predict,
         slot: int,
         outbox: Outbox[SlotToServer],
-        outside: Printed,
-        held: AbstractContextManager[None],
+        server_log: Printed,
+        cancel_guard: AbstractContextManager[None],
         agent: str | None,
     ) -> None:
         self.id = predict.id
         self.slot = slot
         self.predict = predict
         self.outbox = outbox
-        self.printed = Printed(lambda source, text: outbox.post_log(LogLine(source, text)), after=outside)
+        self.printed = Printed(lambda source, text: outbox.post_log(LogLine(source, text)), successor=server_log)
         self.scope = Scope(dict(predict.context), Metrics(self._record))
         self.is_stream = False  # its chunks are members of a list
-        self._is_foreseen = True  # by whoever read the annotation
+        self._is_foreseen = True  # by the annotation's reader
         self.is_cancelled = False
         self.is_told = False
         self.interrupt: Callable[[], None] = lambda: None  # gets a cancel into user code; set by the runner
         self.agent = agent  # of downloads
-        self._held = held
+        self._cancel_guard = cancel_guard
         self._n_chunks = 0
         self._value: tuple[OutputChunk | FileOutput, ...] = ()
         self._ending = threading.RLock()  # guards what follows, from threads that record to the last
@@ -85,7 +85,7 @@ class RunningPrediction:
         self._began = time.monotonic()
 
     def stop_clock(self) -> None:
-        """The first time counts."""
+        """Stops the clock. Only the first call counts."""
         self._ended = self._ended or time.monotonic()
 
     def see(self, result: Any) -> None:
@@ -100,7 +100,7 @@ class RunningPrediction:
         return Draft(value, self._n_chunks, self.predict.output_dir)
 
     def post_chunk(self, chunk: OutputChunk | FileOutput) -> None:
-        """Does not wait for the server."""
+        """Sends a chunk. Does not wait for the server."""
         self.outbox.post(chunk if self._is_foreseen else msgspec.structs.replace(chunk, is_stream=True))
         self._n_chunks += 1
 
@@ -126,7 +126,7 @@ class RunningPrediction:
         return Done(self.id, seconds, self.is_stream)
 
     def _record(self, name: str, value: Any, mode: str) -> None:
-        with self._held, self._ending:
+        with self._cancel_guard, self._ending:
             if not self._is_over:
                 self.outbox.post_slowly(Metric(name, value, mode))
 
@@ -143,34 +143,34 @@ class PredictionLifecycle:
         self,
         capture: Capture,
         cancels: Cancels,
-        outside: Printed,
-        held: AbstractContextManager[None],
+        server_log: Printed,
+        cancel_guard: AbstractContextManager[None],
         agent: str | None = None,
     ) -> None:
         self._agent = agent
         self._capture = capture
         self._cancels = cancels
-        self._outside = outside
-        self._held = held
+        self._server_log = server_log
+        self._cancel_guard = cancel_guard
 
     def begin(self, predict: Predict, slot: int, outbox: Outbox[SlotToServer]) -> RunningPrediction:
-        run = RunningPrediction(predict, slot, outbox, self._outside, self._held, self._agent)
+        run = RunningPrediction(predict, slot, outbox, self._server_log, self._cancel_guard, self._agent)
         self._capture.begin(run.printed)
         self._cancels.begin(slot, run)
         return run
 
     def end(self, run: RunningPrediction, error: BaseException | None = None) -> None:
-        """Sends all that is left of it, and its terminal message last: by then the slot is free."""
+        """Sends the rest of its printed text, then its terminal message: by then the slot is free."""
         self._capture.end(run.printed)
         is_cancelled = self._cancels.end(run.slot)
         run.printed.close()
         if error is not None and not is_cancelled:  # for the operator: clients get the error alone
-            self._outside.write("stderr", f"prediction {run.id} failed: {trace(error)}".encode("utf-8", "replace"))
+            self._server_log.write("stderr", f"prediction {run.id} failed: {trace(error)}".encode("utf-8", "replace"))
         run.end(is_cancelled, error)
 
 
 def describe(error: BaseException) -> str:
-    """`TypeName: message`, as JSON can say it and a frame can hold it."""
+    """Formats an error as `TypeName: message`, valid in JSON and short enough for a frame."""
     try:
         message = str(error)
     except Exception as another:  # the author's own __str__
@@ -182,13 +182,13 @@ def describe(error: BaseException) -> str:
 
 
 def trace(error: BaseException) -> str:
-    """The traceback, from where the user's code begins."""
-    if isinstance(error, CorosrvError):  # a sentence that says it all
+    """Formats the traceback from the first frame of user code on."""
+    if isinstance(error, CorosrvError):  # its message says all
         return f"{describe(error)}\n"
     import traceback  # not at start: most predictions go well
 
-    here = error.__traceback__
-    while here is not None and here.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
-        here = here.tb_next
-    text = "".join(traceback.format_exception(type(error), error, here))
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
     return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} [TRUNCATED]\n"

@@ -53,7 +53,7 @@ class SyncRunner:
             self._poison(self._slot.id, str(error))
 
     def _error_of(self, run: RunningPrediction) -> BaseException | None:
-        """How it ended."""
+        """Runs the prediction; returns the error that ended it, or None."""
         try:
             self._predict(run)
         except BaseException as error:  # also sys.exit() of user code, which ends a prediction and no more
@@ -87,7 +87,7 @@ class SyncRunner:
         self._stream(run, user, user.call(iter, result))
 
     def _stream(self, run: RunningPrediction, user: _UserCode, chunks: Iterator[Any]) -> None:
-        """Each chunk is on its way before the next is made."""
+        """Sends each chunk before the next is made."""
         try:
             while (chunk := user.call(next, chunks, _END)) is not _END:
                 self._fork.leave()
@@ -118,7 +118,7 @@ class _UserCode:
         self._context.run(function)
 
     def throw_cancel(self, chunks: Iterator[Any]) -> None:
-        """Tells a generator that waits at a `yield`, if it was not told; one that goes on is not listened to."""
+        """Raises the cancel in a generator that waits at a `yield`, once; later chunks are not read."""
         if isinstance(chunks, GeneratorType) and not self._run.is_told:
             self._run.is_told = True
             self._context.run(chunks.throw, CancelationException("the prediction was canceled"))

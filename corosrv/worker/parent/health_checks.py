@@ -19,7 +19,7 @@ class HealthChecks:
         self._send = send
         self._limit = limit
         self._ids = map(str, itertools.count())
-        self._running: tuple[str, float, AsyncResult] | None = None  # id, when it is due, what waits for its outcome
+        self._running: tuple[str, float, AsyncResult] | None = None  # id, deadline, its outcome
 
     def ask(self) -> str | None:
         """Returns None if the predictor is healthy, otherwise the reason. Waits until the limit at most."""
@@ -27,15 +27,15 @@ class HealthChecks:
             check_id = next(self._ids)
             self._running = check_id, time.monotonic() + self._limit, AsyncResult()
             self._send(check_id)
-        _, due, outcome = self._running
+        _, deadline, outcome = self._running
         reason: str | None = None
-        if outcome.wait(max(0.0, due - time.monotonic())) is None and not outcome.ready():
+        if outcome.wait(max(0.0, deadline - time.monotonic())) is None and not outcome.ready():
             return f"Healthcheck failed: user-defined healthcheck timed out after {self._limit:.1f} seconds"
         reason = outcome.get_nowait()
         return reason
 
     def answer(self, check_id: str, reason: str | None) -> None:
-        """The check has ended, in time or late."""
+        """Ends the check with this outcome, unless it was given up or answered before."""
         if self._running is not None and self._running[0] == check_id:
             self.give_up(reason)
 

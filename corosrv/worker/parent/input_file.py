@@ -1,4 +1,4 @@
-"""A prediction as a message: its input within, or in a file where it is large."""
+"""Makes messages of predictions: the input is inside, or in a file if it is large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corosrv.worker.values.private import make_private
 
 
 def small_message(job: PredictJob) -> Predict | None:
-    """The message with the input within; None if the input is too large. Never waits. Raises what no JSON can hold."""
+    """Returns the message with the input inside; None if it is too large. Never waits. Raises what msgspec raises."""
     value = msgspec.json.encode(job.input)
     if len(value) > MAX_VALUE:
         return None
@@ -23,13 +23,13 @@ def small_message(job: PredictJob) -> Predict | None:
 
 
 def large_message(job: PredictJob) -> Predict:
-    """The message with the input in a file, in the job's directory. Waits while it is written. Raises OSError."""
+    """Returns the message with the input in a file of the job's directory. Waits for the disk. Raises OSError."""
     path = _spilled(msgspec.json.encode(job.input), job.output_dir)
     return Predict(job.id, job.output_dir, input_file=path, context=dict(job.context))
 
 
 def _as_encoded(value: bytes) -> dict[str, Any]:
-    """What is not encoded twice; goes for the value itself in a message that is sent."""
+    """Wraps encoded JSON so that a message takes it for the value itself, and it is not encoded twice."""
     return cast("dict[str, Any]", msgspec.Raw(value))
 
 
@@ -46,7 +46,7 @@ def _spilled(value: bytes, directory: str) -> str:
 
 
 def _write(value: bytes, directory: str) -> tuple[str, OSError | None]:
-    """The file's path, or what went wrong: gevent prints what a thread of its pool raises, whoever may expect it."""
+    """Writes a file; returns its path, or the error, since gevent prints whatever a thread of its pool raises."""
     try:
         make_private(directory)
         fd, path = tempfile.mkstemp(".json", "input-", directory)

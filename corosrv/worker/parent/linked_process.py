@@ -1,6 +1,6 @@
-"""A child process and the channels to it: one for control, and lanes for what is not to wait for each other.
+"""A child process and the channels to it: one for control, and lanes for messages that must not wait for each other.
 
-It knows no message: what a worker process is for is said by the codecs and the listener that are handed in.
+It knows no message itself: the codecs and the listener that its owner passes in define what the process is for.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ LaneIn_contra = TypeVar("LaneIn_contra", contravariant=True)
 
 
 class ProcessListener(Protocol[ControlIn_contra, LaneIn_contra]):
-    """Is told what the process says and what becomes of it. Only `wait_for_room` may wait."""
+    """Receives the messages of a process, and learns of its end. Only `wait_for_room` may wait."""
 
     def on_control(self, message: ControlIn_contra) -> None:
-        """Raises WireError for a message that ought not to come: the process is killed."""
+        """Handles a control message. Raises WireError for an invalid one: the process is killed."""
 
     def on_lane(self, lane: int, message: LaneIn_contra, n_bytes: int) -> None:
-        """Raises WireError for a message that ought not to come: the lane is broken."""
+        """Handles a message of a lane. Raises WireError for an invalid one: the lane is closed."""
 
     def wait_for_room(self, lane: int) -> None:
         """Waits until more messages of this lane may come."""
 
     def on_lane_broken(self, lane: int, fault: str) -> None:
-        """The lane is closed, and the process lives."""
+        """Called when a lane was closed while the process goes on."""
 
     def on_end(self, exit: Exit, fault: str) -> None:
-        """The process has ended, and all was told that it said. `fault`: for what it was killed, if anything."""
+        """Called when the process has ended and all its messages were handled. `fault`: why it was killed, or empty."""
 
 
 class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
@@ -68,7 +68,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         self._control_codec = control
         self._lane_codec = lane
         self._fault = ""
-        self._is_over = Event()  # the listener knows it, too
+        self._is_over = Event()  # set after the listener's on_end
         self._readers: list[gevent.Greenlet] = []
         self._process: Process  # once it is started, as is the control channel
         self.control: GeventChannel[ControlOut, ControlIn]
@@ -115,7 +115,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
                     self.control.send(message, fds[start : start + MAX_FDS])
 
     def _open_lane(self, theirs: contextlib.ExitStack) -> int:
-        """The descriptor of the other end, which `theirs` closes."""
+        """Opens a lane and returns the descriptor of its other end, which `theirs` closes."""
         our_end, their_end = _socket.socketpair()
         theirs.callback(their_end.close)
         self.lanes.append(GeventChannel(our_end, self._lane_codec))
@@ -156,19 +156,19 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
             self._listener.on_lane_broken(lane, fault)
 
     def kill(self, fault: str = "") -> None:
-        """Ends the process and all of its group, if it has not ended: `on_end` is told of it, and of the fault."""
+        """Kills the process and all of its group, if it has not ended; `on_end` gets the first fault."""
         if self.is_started and self._process.exit is None:
             self._fault = self._fault or fault
             self._process.kill()
 
     def terminate(self, patience: float) -> None:
-        """Asks the process and all of its group to end, and kills it where it has not after this time. Waits."""
+        """Asks the process and all of its group to end, and kills them after `patience` seconds. Waits."""
         if self.is_started:
             self._process.terminate()
         self.end_within(patience)
 
     def end_within(self, seconds: float) -> None:
-        """Waits until the process has ended and all was told, and kills it when that takes longer."""
+        """Waits until the process has ended and on_end was called; kills the process after `seconds`."""
         if self.is_started and not self._is_over.wait(seconds):
             self.kill()
             if not self._is_over.wait(DEATH):
@@ -179,7 +179,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         assert self._process.exit is not None
         # Some may wait for room that nobody will make.
         gevent.killall(self._readers)
-        self._hear_out()
+        self._drain_channels()
         self.control.close()
         for channel in self.lanes:
             channel.close()
@@ -187,22 +187,22 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         self._listener.on_end(self._process.exit, self._fault)
         self._is_over.set()
 
-    def _hear_out(self) -> None:
-        """Tells what had arrived before the end: no more than sockets hold, so without waiting for room."""
-        _hear(self.control, self._listener.on_control)
+    def _drain_channels(self) -> None:
+        """Handles messages that arrived before the end: no more than sockets hold, so without waiting for room."""
+        _drain(self.control, self._listener.on_control)
         for lane, channel in enumerate(self.lanes):
-            _hear(channel, functools.partial(self._tell, lane))
+            _drain(channel, functools.partial(self._tell, lane))
 
     def _tell(self, lane: int, message: LaneIn) -> None:
         self._listener.on_lane(lane, message, self.lanes[lane].n_bytes)
 
 
-def _hear(channel: GeventChannel[Any, In], told: Callable[[In], None]) -> None:
+def _drain(channel: GeventChannel[Any, In], handle: Callable[[In], None]) -> None:
     channel.hang_up()
     try:
         while (message := channel.receive()) is not None:
-            told(message)
+            handle(message)
     except WireError:
-        pass  # half a frame, say: it cannot matter any more
-    except Exception:  # the end of the process has to be told whatever its last words were
+        pass  # as half a frame: the process has ended anyway
+    except Exception:  # on_end has to be called whatever the last messages were
         log.exception("a last message could not be handled")

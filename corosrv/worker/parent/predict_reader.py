@@ -1,4 +1,4 @@
-"""The receiving end of one prediction: buffers its messages, and lets the worker wait when nobody takes them."""
+"""The receiving end of one prediction: buffers its messages, and makes the worker wait while nobody takes them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class PredictReader(Reader[Answer]):
 
     @property
     def is_finished(self) -> bool:
-        """The terminal message was taken, or nobody is to take it."""
+        """True once the terminal message was taken or dropped."""
         return self._has_ended and not self._unread
 
     def take(self, timeout: float | None = None) -> list[Answer]:
-        """All unread messages, at least one; an empty list once the terminal one was taken, and after close(). Waits.
+        """Returns all unread messages, at least one; an empty list after the terminal one and after close(). Waits.
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """
@@ -55,13 +55,13 @@ class PredictReader(Reader[Answer]):
         return messages
 
     def cancel(self) -> None:
-        """Ends the prediction, in its own time; its terminal message says so. Never waits, twice is harmless."""
+        """Asks the prediction to end, with its terminal message. Never waits. Later calls do nothing."""
         if not self._has_ended and not self._is_cancelled:
             self._is_cancelled = True
             self._cancel()
 
     def close(self) -> None:
-        """Cancels, and drops what is unread or yet to come. Twice is harmless."""
+        """Cancels, and drops unread and later messages. Later calls do nothing."""
         self.cancel()
         self._is_closed = True
         self._empty()
@@ -77,8 +77,8 @@ class PredictReader(Reader[Answer]):
 
     # What follows is for whoever feeds the reader.
 
-    def put(self, message: Answer, n_bytes: int) -> None:
-        """Adds a message. Never waits. Nothing may follow a terminal message."""
+    def add(self, message: Answer, n_bytes: int) -> None:
+        """Adds a message; none may follow a terminal one. Never waits."""
         assert not self._has_ended, f"{message} comes behind the terminal message"
         self._has_ended = isinstance(message, TERMINAL)
         if self._is_closed:
@@ -91,5 +91,5 @@ class PredictReader(Reader[Answer]):
         self._has_news.set()
 
     def wait_for_room(self) -> None:
-        """Waits until no more is unread than may be."""
+        """Waits while more than MAX_UNREAD bytes are unread."""
         self._has_room.wait()

@@ -19,7 +19,7 @@ _READ = 1  # what a watcher of gevent watches for
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended."""
+    """The exit code or signal that ended a process."""
 
     code: int | None  # as subprocess has it: negative is a signal; None when another part of this process took it
 
@@ -48,9 +48,9 @@ class Process:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> None:
-        """Starts it. It keeps the descriptors `inherited`, and reads nothing from standard input.
+        """Starts the process. It keeps the descriptors `inherited`, and its standard input is empty.
 
-        Raises OSError. Takes milliseconds, in which nothing else runs.
+        Blocks the hub for milliseconds. Raises OSError.
         """
         loop = get_hub().loop
         if loop.default:
@@ -65,7 +65,7 @@ class Process:
         self._stop_watching = _watch_child(self) if loop.default else _watch_pidfd(self)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for its end, at most `timeout` seconds. Whether it has ended."""
+        """Waits for its end, at most `timeout` seconds. Returns whether it has ended."""
         return bool(self._has_ended.wait(timeout))
 
     def terminate(self) -> None:
@@ -73,7 +73,7 @@ class Process:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends all of the group, also those that are stopped. `wait` tells when it has happened."""
+        """Kills all of the group, also stopped processes. Does not wait for their end."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -82,8 +82,8 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    def ended(self, code: int | None) -> None:
-        """Called once, when it was reaped."""
+    def on_exit(self, code: int | None) -> None:
+        """Ends the rest of the group and wakes waiters. Called once, when the process was reaped."""
         self.kill()  # the others; while one of them lives, the group keeps its number
         self._stop_watching()
         self.exit = Exit(code)
@@ -94,7 +94,7 @@ class Process:
 def _watch_child(process: Process) -> Any:
     """Watches on the main hub, which reaps all children as soon as anybody watches one."""
     watcher = get_hub().loop.child(process.pid)
-    watcher.start(lambda: process.ended(os.waitstatus_to_exitcode(watcher.rstatus)))
+    watcher.start(lambda: process.on_exit(os.waitstatus_to_exitcode(watcher.rstatus)))
     return watcher.close
 
 
@@ -107,7 +107,7 @@ def _watch_pidfd(process: Process) -> Any:
         watcher.close()
         os.close(pidfd)
 
-    watcher.start(lambda: process.ended(_reap(process.pid)))
+    watcher.start(lambda: process.on_exit(_reap(process.pid)))
     return stop
 
 

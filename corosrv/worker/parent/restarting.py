@@ -1,4 +1,4 @@
-"""A worker that outlives its processes: where it is wanted, one that died is followed by another."""
+"""A worker that outlives its processes: it replaces a process that died, if it should."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ LONG_LIFE = 60.0  # seconds after which a death counts as the first again
 
 
 class RestartingWorker:
-    """One process after the other, seen as one worker. Belongs to the hub's thread.
+    """A sequence of processes that acts as one worker. Belongs to the hub's thread.
 
-    A process whose first set-up fails is not followed: it would fail again. Later ones are, whatever they fail of.
+    A first process whose set-up fails is not replaced: it would fail again. Later ones always are.
     """
 
     def __init__(self, make: Callable[[], PredictorProcess], is_wanted: bool, first_pause: float = FIRST_PAUSE) -> None:
-        """`is_wanted`: without it this is the one process that it starts with."""
+        """Makes the first process; without `is_wanted` it is never replaced."""
         self._make = make
         self._is_wanted = is_wanted
         self._backoff = Backoff(first_pause, MOST_PAUSE, LONG_LIFE)
         self._listeners: list[Callable[[], None]] = []
         self._restart: gevent.Greenlet | None = None
         self.n_restarts = 0
-        self._process = self._made()
+        self._process = self._make_process()
 
-    def _made(self) -> PredictorProcess:
+    def _make_process(self) -> PredictorProcess:
         process = self._make()
         process.on_change(self._on_change)
         return process
@@ -87,11 +87,11 @@ class RestartingWorker:
         self._process.refuse(reason)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Called after each change of state, that to another process included. Must not wait."""
+        """Calls `listener` after each change of state, also to that of a new process; it must not wait."""
         self._listeners.append(listener)
 
     def stop(self, timeout: float) -> None:
-        """Ends the process, and follows it by none. Waits."""
+        """Ends the process for good. Waits."""
         self._give_up()
         self._process.stop(timeout)
 
@@ -120,7 +120,7 @@ class RestartingWorker:
         gevent.sleep(pause)
         dead.stop(0.0)  # nothing of it is left, then
         self.n_restarts += 1
-        self._process = self._made()
+        self._process = self._make_process()
         for listener in self._listeners:
             listener()
         self._process.start()

@@ -54,7 +54,7 @@ class Slot:
                 raise ProtocolError(f"{type(message).__name__} came for another prediction than the one that runs")
             self.running = None
             running.permit.release()
-        running.reader.put(message, n_bytes)
+        running.reader.add(message, n_bytes)
 
     def wait_for_room(self) -> None:
         """Waits until whoever reads the running prediction has made some."""
@@ -72,6 +72,6 @@ class Slot:
             running.permit.poison(poison)
         failed = Failed(running.id, time.monotonic() - running.began, error)
         if running.sending is None or running.sending.ready():
-            running.reader.put(failed, 0)
+            running.reader.add(failed, 0)
         else:  # whoever reads it removes the directory, where a file is still written
-            running.sending.rawlink(lambda _: running.reader.put(failed, 0))
+            running.sending.rawlink(lambda _: running.reader.add(failed, 0))

@@ -1,1 +1,1 @@
-"""What is printed in the worker process, and whose it is."""
+"""Captures what is printed in the worker process, and finds the prediction that it belongs to."""

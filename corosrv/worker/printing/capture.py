@@ -1,4 +1,4 @@
-"""Descriptors 1 and 2 of a worker lead into pipes: what its child processes and C code print is found there."""
+"""Captures what a worker's child processes and C code print, through pipes at descriptors 1 and 2."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _C_BUFFER = 1 << 13  # bytes
 
 
 class Capture:
-    """Sees to it that nothing printed is lost or put down to the wrong prediction. Made once, in the main thread.
+    """Captures all printed text and attributes it to the right prediction. Made once, in the main thread.
 
-    What is written to the descriptors themselves is the prediction's that runs, where exactly one does. Since the pipes
-    are emptied whenever one begins or ends, all that was written before is put down to what ran then.
+    Text that is written to the descriptors themselves belongs to the running prediction if exactly one runs. The pipes
+    are emptied whenever one begins or ends, so text that was written before belongs to those that ran then.
     """
 
-    def __init__(self, outside: Printed, held: AbstractContextManager[None]) -> None:
-        self._outside = outside
+    def __init__(self, server_log: Printed, cancel_guard: AbstractContextManager[None]) -> None:
+        self._server_log = server_log
         self._running: set[Printed] = set()
         self._lock = threading.RLock()
-        self._streams = {source: Stream(source, fd, outside, held) for source, fd in _FDS.items()}
+        self._streams = {source: Stream(source, fd, server_log, cancel_guard) for source, fd in _FDS.items()}
         self._poll = select.poll()
         self._pipes: dict[int, str] = {}
         self._flush_c: Callable[[], object] = _line_buffered_c_output()
 
     def install(self) -> None:
-        """From now on. The worker's own words go where standard error went before."""
+        """Starts the capture. The worker's own log goes where standard error went before."""
         _log_to(os.dup(2))
-        for plain in (sys.__stdout__, sys.__stderr__):
-            if isinstance(plain, io.TextIOWrapper):
-                plain.reconfigure(line_buffering=True, errors="replace")
+        for original in (sys.__stdout__, sys.__stderr__):
+            if isinstance(original, io.TextIOWrapper):
+                original.reconfigure(line_buffering=True, errors="replace")
         for source, fd in _FDS.items():
             self._pipes[_pipe_into(fd)] = source
         for pipe in self._pipes:
@@ -55,7 +55,7 @@ class Capture:
             threading.Thread(target=self._read, args=(pipe,), name=f"corosrv-{source}", daemon=True).start()
 
     def begin(self, printed: Printed) -> None:
-        """A prediction."""
+        """Begins a prediction."""
         # Not under the lock: C code may wait with its own lock held until a pipe is emptied.
         self._flush_c()
         with self._lock:
@@ -69,12 +69,12 @@ class Capture:
             self._running.discard(printed)
 
     def flush(self) -> None:
-        """Hands on what was printed outside predictions, a line without end, too."""
+        """Sends text that was printed outside predictions, also an unfinished line."""
         self._flush_c()
         with self._lock:
             self._empty_pipes()
         for source in _FDS:
-            self._outside.flush(source)
+            self._server_log.flush(source)
 
     def _empty_pipes(self) -> None:
         for pipe, _ in self._poll.poll(0):
@@ -82,7 +82,7 @@ class Capture:
             data = os.read(pipe, _PIPE_SIZE)
             if not data:  # user code has closed the descriptor
                 self._poll.unregister(pipe)
-            printed = next(iter(self._running)) if len(self._running) == 1 else self._outside
+            printed = next(iter(self._running)) if len(self._running) == 1 else self._server_log
             printed.write(self._pipes[pipe], data)
 
     def _read(self, pipe: int) -> None:
@@ -94,7 +94,7 @@ class Capture:
 
 
 def _pipe_into(fd: int) -> int:
-    """Makes a descriptor the mouth of a pipe, for child processes, too; returns the pipe's end."""
+    """Makes a descriptor write to a pipe, for child processes, too; returns the reading end."""
     end, mouth = os.pipe()
     with contextlib.suppress(OSError):  # this user has many pipes already
         fcntl.fcntl(mouth, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_SIZE)
@@ -104,7 +104,7 @@ def _pipe_into(fd: int) -> int:
 
 
 def _log_to(fd: int) -> None:
-    """The package's loggers write there, whatever user code makes of logging."""
+    """Makes the package's loggers write to this descriptor, whatever user code does to logging."""
     handler = logging.StreamHandler(os.fdopen(fd, "w"))
     handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
     logger = logging.getLogger("corosrv")
@@ -113,7 +113,7 @@ def _log_to(fd: int) -> None:
 
 
 def _line_buffered_c_output() -> Callable[[], object]:
-    """C's stdout writes whole lines, though into a pipe. Returns what makes it write the rest."""
+    """Makes C's stdout write whole lines even to a pipe. Returns a function that writes the rest."""
     libc = ctypes.CDLL(None)
     try:
         stdout = ctypes.c_void_p.in_dll(libc, "stdout")

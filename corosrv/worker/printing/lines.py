@@ -1,4 +1,4 @@
-"""What is printed, cut into pieces to send: whole lines where there are any, and no line without end."""
+"""Cuts printed text into pieces to send: whole lines where possible, and no line without limit."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ _SPLIT_CHARACTER = re.compile(rb"(?:[\xc0-\xff][\x80-\xbf]{0,2})\Z")
 
 
 class Lines:
-    """The bytes of one stream on their way. Sans-IO; what is not UTF-8 is replaced."""
+    """Splits the bytes of one stream into pieces of text. Sans-IO; invalid UTF-8 is replaced."""
 
     __slots__ = ("_held", "_is_cut", "_n_held", "_n_sent")
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []  # the beginning of a line that nobody has seen yet
+        self._held: list[bytes] = []  # the unsent beginning of a line
         self._n_held = 0
-        self._n_sent = 0  # bytes of the current line that are out
+        self._n_sent = 0  # bytes of the current line that were sent
         self._is_cut = False  # the rest of the current line is left out
 
     def feed(self, data: bytes) -> list[str]:
-        """The pieces that can go out: up to the last line that ends, or all where too much is held back."""
+        """Returns the pieces to send: up to the last end of line, or all if too much waits."""
         end = data.rfind(b"\n") + 1
         if end:
             return self._pieces(self._take() + data[:end], data[end:])
         if self._n_held + len(data) < MAX_PIECE:
             self._hold(data)
             return []
-        whole = self._take() + data
-        split = _SPLIT_CHARACTER.search(whole, max(0, len(whole) - 3))
-        at = split.start() if split else len(whole)
-        return self._pieces(whole[:at], whole[at:])
+        text = self._take() + data
+        split = _SPLIT_CHARACTER.search(text, max(0, len(text) - 3))
+        end_of_text = split.start() if split else len(text)
+        return self._pieces(text[:end_of_text], text[end_of_text:])
 
-    def take_rest(self) -> list[str]:
-        """The line that has no end yet."""
+    def take_unfinished(self) -> list[str]:
+        """Returns the line that has no end yet."""
         return self._pieces(self._take(), b"")
 
     def _hold(self, data: bytes) -> None:
@@ -46,13 +46,13 @@ class Lines:
             self._n_held += len(data)
 
     def _take(self) -> bytes:
-        held = b"".join(self._held)
+        data = b"".join(self._held)
         self._held.clear()
         self._n_held = 0
-        return held
+        return data
 
-    def _pieces(self, ready: bytes, rest: bytes) -> list[str]:
-        self._hold(rest)
+    def _pieces(self, ready: bytes, remainder: bytes) -> list[str]:
+        self._hold(remainder)
         if self._is_cut or self._n_sent + len(ready) > MAX_LINE:
             ready = b"".join(map(self._limited, _LINE.findall(ready)))
         elif ready:
@@ -65,13 +65,13 @@ class Lines:
         return [text[at : at + step] for at in range(0, len(text), step)]
 
     def _limited(self, line: bytes) -> bytes:
-        """What may go out of a line, or of the part of one that has arrived."""
-        is_whole = line.endswith((b"\n", b"\r"))
-        before, self._n_sent = self._n_sent, 0 if is_whole else self._n_sent + len(line)
+        """Cuts a line, or the part of it that has arrived, to the limit."""
+        is_complete = line.endswith((b"\n", b"\r"))
+        n_sent, self._n_sent = self._n_sent, 0 if is_complete else self._n_sent + len(line)
         if self._is_cut:
-            self._is_cut = not is_whole
+            self._is_cut = not is_complete
             return b""
-        if before + len(line) <= MAX_LINE:
+        if n_sent + len(line) <= MAX_LINE:
             return line
-        self._is_cut = not is_whole
-        return line[: MAX_LINE - before] + NOTICE
+        self._is_cut = not is_complete
+        return line[: MAX_LINE - n_sent] + NOTICE

@@ -1,4 +1,4 @@
-"""Where printed text goes: to a prediction, or to the server's log."""
+"""Destinations of printed text: a prediction, or the server's log."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SOURCES = ("stdout", "stderr")
 
 
 class Printed:
-    """What is printed in one place, sent on as lines. Any thread; also a destructor amid a call of the same thread."""
+    """Sends the text that is printed in one scope, as lines. Any thread may write, also a destructor within a call."""
 
-    def __init__(self, send: Callable[[str, str], None], after: Printed | None = None) -> None:
-        """`send(source, text)`; `after`: where it goes once this one is closed."""
+    def __init__(self, send: Callable[[str, str], None], successor: Printed | None = None) -> None:
+        """Sends with `send(source, text)`; once closed, passes text to `successor`."""
         self._send = send
-        self._after = after
+        self._successor = successor
         self._lines = {source: Lines() for source in SOURCES}
         self._queue: deque[tuple[str, bytes | None]] = deque()
         self._lock = threading.RLock()
@@ -26,20 +26,20 @@ class Printed:
         self._is_closed = False
 
     def write(self, source: str, data: bytes) -> None:
-        self._put(source, data)
+        self._enqueue(source, data)
 
     def flush(self, source: str) -> None:
-        """Sends what has no end of line yet."""
-        self._put(source, None)
+        """Sends a line that has no end yet."""
+        self._enqueue(source, None)
 
     def close(self) -> None:
-        """Sends what is left. What is printed from now on goes elsewhere."""
+        """Sends the rest. Later text goes to the successor."""
         with self._lock:
             for source in SOURCES:
-                self._put(source, None)
+                self._enqueue(source, None)
             self._is_closed = True
 
-    def _put(self, source: str, data: bytes | None) -> None:
+    def _enqueue(self, source: str, data: bytes | None) -> None:
         with self._lock:
             if not self._is_closed:
                 self._queue.append((source, data))
@@ -47,8 +47,8 @@ class Printed:
                 while self._queue and not self._is_sending:
                     self._send_queued()
                 return
-        if self._after is not None:
-            self._after._put(source, data)
+        if self._successor is not None:
+            self._successor._enqueue(source, data)
 
     def _send_queued(self) -> None:
         self._is_sending = True
@@ -56,7 +56,7 @@ class Printed:
             while self._queue:
                 source, data = self._queue.popleft()
                 lines = self._lines[source]
-                for text in lines.take_rest() if data is None else lines.feed(data):
+                for text in lines.take_unfinished() if data is None else lines.feed(data):
                     self._send(source, text)
         finally:
             self._is_sending = False

@@ -23,13 +23,13 @@ class Stream(io.TextIOBase):
     mode = "w"
     line_buffering = True
 
-    def __init__(self, source: str, fd: int, outside: Printed, held: AbstractContextManager[None]) -> None:
-        """`outside`: where it goes outside predictions; `held`: within which no cancel interrupts."""
+    def __init__(self, source: str, fd: int, server_log: Printed, cancel_guard: AbstractContextManager[None]) -> None:
+        """`server_log`: gets text outside predictions; `cancel_guard`: no cancel interrupts within it."""
         self.name = f"<{source}>"
         self._source = source
         self._fd = fd
-        self._outside = outside
-        self._held = held
+        self._server_log = server_log
+        self._cancel_guard = cancel_guard
         self._is_forked = False
         self.buffer = _Bytes(self)
 
@@ -47,13 +47,13 @@ class Stream(io.TextIOBase):
             while data:
                 data = data[os.write(self._fd, data) :]
             return
-        with self._held:
-            (place.get() or self._outside).write(self._source, data)
+        with self._cancel_guard:
+            (place.get() or self._server_log).write(self._source, data)
 
     def flush(self) -> None:
         if not self._is_forked:
-            with self._held:
-                (place.get() or self._outside).flush(self._source)
+            with self._cancel_guard:
+                (place.get() or self._server_log).flush(self._source)
 
     def become_plain(self) -> None:
         self._is_forked = True
@@ -82,9 +82,9 @@ class _Bytes(io.RawIOBase):
         self.raw = self
 
     def write(self, data: Any) -> int:
-        taken = bytes(data)
-        self._stream.write_bytes(taken)
-        return len(taken)
+        copy = bytes(data)
+        self._stream.write_bytes(copy)
+        return len(copy)
 
     def flush(self) -> None:
         self._stream.flush()

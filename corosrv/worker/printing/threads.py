@@ -18,8 +18,8 @@ from corosrv.worker.scope import scope
 T = TypeVar("T")
 
 
-def belong_to_their_starter() -> None:
-    """From now on, all threads and calls."""
+def inherit_predictions() -> None:
+    """Makes all later threads, and calls in thread pools, belong to the prediction that starts them."""
     start = threading.Thread.start
     submit: Callable[..., Any] = ThreadPoolExecutor.submit
 

@@ -1,1 +1,1 @@
-"""What a predictor takes and gives, read from its annotations and described."""
+"""Reads a predictor's inputs and output from its annotations, and describes them in an OpenAPI document."""

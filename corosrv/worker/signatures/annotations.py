@@ -1,4 +1,4 @@
-"""Annotations to shapes. Types of other packages are known by what they can do, so that none has to be installed."""
+"""Reads annotations as shapes. Recognises other packages' types by their attributes, so none has to be installed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from corosrv.worker.signatures.shapes import (
     ListOf,
     Nullable,
     OneOf,
-    Plain,
     Record,
+    Scalar,
     Shape,
     nullable,
 )
 from corosrv.worker.types import File, Path
 
-_PLAIN = (str, int, float, bool)
+_SCALARS = (str, int, float, bool)
 _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
 _DICTS = (dict, abc.Mapping, abc.MutableMapping)
 _QUALIFIERS = ("Required", "NotRequired", "ReadOnly")  # of a TypedDict's keys
@@ -41,18 +41,18 @@ _OUTPUT_LISTS = (*_LISTS, tuple, set, frozenset, abc.Set, abc.MutableSet)
 
 
 def input_shape(annotation: Any) -> Shape:
-    """Raises SignatureError for a type that no JSON value can be turned into."""
+    """Reads an input's annotation. Raises SignatureError for a type that no JSON value can be converted to."""
     return _Reading(_input_class, _LISTS).shape(annotation)
 
 
-def output_shape(annotation: Any, within: tuple[type, ...] = ()) -> Shape:
-    """What is not known may be anything, as is a record within itself; `within` are those around it."""
-    return _Reading(lambda kind: _output_class(kind, within), _OUTPUT_LISTS).shape(annotation)
+def output_shape(annotation: Any, ancestors: tuple[type, ...] = ()) -> Shape:
+    """Reads an output's annotation. Unknown types may be anything, records in themselves (`ancestors`) any object."""
+    return _Reading(lambda kind: _output_class(kind, ancestors), _OUTPUT_LISTS).shape(annotation)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """The ways that inputs and outputs have in common."""
+    """The part of reading that inputs and outputs share."""
 
     of_class: Callable[[Any], Shape]
     lists: tuple[Any, ...]
@@ -75,8 +75,8 @@ class _Reading:
             return Anything()
         if getattr(origin, "_name", None) in _QUALIFIERS:
             return self.shape(arguments[0])
-        if annotation in _PLAIN:
-            return Plain(annotation)
+        if annotation in _SCALARS:
+            return Scalar(annotation)
         return self.of_class(origin or annotation)
 
     def _dict(self, arguments: tuple[Any, ...]) -> Shape:
@@ -97,7 +97,7 @@ class _Reading:
         return ListOf(AnyObject()) if (get_origin(annotation) or annotation) is list else AnyObject()
 
     def _union(self, members: tuple[Any, ...]) -> Shape:
-        """Of no members: anything."""
+        """Reads a union; one without members is anything."""
         shapes = tuple(dict.fromkeys(self.shape(member) for member in members if member is not type(None)))
         if not shapes or Anything() in shapes:
             return Anything()
@@ -107,14 +107,14 @@ class _Reading:
 
 def _literal(values: tuple[Any, ...]) -> Shape:
     for value in values:
-        if value is not None and type(value) not in _PLAIN:
+        if value is not None and type(value) not in _SCALARS:
             raise SignatureError(f"a Literal of {value!r} has no JSON value")
     shape = OneOf(tuple(value for value in values if value is not None))
     return nullable(shape) if None in values else shape
 
 
 def _is_typed_dict(kind: type) -> bool:
-    """Also one of typing_extensions."""
+    """Returns whether a type is a TypedDict, of typing or typing_extensions."""
     return issubclass(kind, dict) and hasattr(kind, "__required_keys__")
 
 
@@ -135,20 +135,20 @@ def _input_class(kind: Any) -> Shape:
     raise SignatureError(f"the type {getattr(kind, '__name__', kind)} cannot be an input")
 
 
-def _output_class(kind: Any, within: tuple[type, ...]) -> Shape:
+def _output_class(kind: Any, ancestors: tuple[type, ...]) -> Shape:
     if not isinstance(kind, type):
         return Anything()
-    if kind in within or coder_of(kind) is not None:
+    if kind in ancestors or coder_of(kind) is not None:
         return AnyObject()
     if dataclasses.is_dataclass(kind) and not hasattr(kind, "get_secret_value"):
         always = {field.name: _has_no_default(field) for field in dataclasses.fields(kind)}
-        return _record(kind, always, within)
+        return _record(kind, always, ancestors)
     if isinstance(fields := getattr(kind, "model_fields", None), dict):  # pydantic's models
-        return _record(kind, {name: field.is_required() for name, field in fields.items()}, within)
+        return _record(kind, {name: field.is_required() for name, field in fields.items()}, ancestors)
     if _is_typed_dict(kind):
         keys: Any = kind
         always = {name: name in keys.__required_keys__ for name in keys.__annotations__}
-        return _record(kind, always, within)
+        return _record(kind, always, ancestors)
     try:
         return _input_class(kind)
     except SignatureError:
@@ -157,7 +157,7 @@ def _output_class(kind: Any, within: tuple[type, ...]) -> Shape:
 
 def _enum(kind: type[Enum]) -> Shape:
     values = tuple(member.value for member in kind)
-    if not values or any(type(value) not in _PLAIN for value in values):
+    if not values or any(type(value) not in _SCALARS for value in values):
         raise SignatureError(f"the values of {kind.__name__} are not all texts, numbers or truth values")
     return OneOf(values, kind)
 
@@ -166,15 +166,15 @@ def _has_no_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _record(kind: type, always: dict[str, bool], within: tuple[type, ...]) -> Shape:
-    """`always`: the names, and whether an object cannot be made without."""
+def _record(kind: type, always: dict[str, bool], ancestors: tuple[type, ...]) -> Shape:
+    """Reads the fields of a record; `always`: their names, and whether each is required."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
-    except Exception as error:
+    except Exception as error:  # evaluating annotations runs the author's code, which may raise anything
         raise SignatureError(f"the annotations of {kind.__name__} cannot be read: {error}") from error
-    # As in Cog's documents: of keys that are there with None nobody makes an exception.
+    # As in Cog's documents, a key of a TypedDict that is required stays so where its value may be null.
     may_be_null = _is_typed_dict(kind)
-    shapes = {name: output_shape(hints.get(name, Any), (*within, kind)) for name in always}
+    shapes = {name: output_shape(hints.get(name, Any), (*ancestors, kind)) for name in always}
     fields = (
         (name, shape, always[name] and (may_be_null or not isinstance(shape, Nullable)))
         for name, shape in shapes.items()

@@ -1,4 +1,4 @@
-"""Cog's coders: how values of an author's own types become JSON objects, and come of such.
+"""Cog's coders: how values of an author's own types are converted to JSON objects and back.
 
 They are known to cog's registry alone, so without cog there are none.
 """
@@ -13,29 +13,29 @@ from typing import Any, Protocol
 
 class Coder(Protocol):
     def encode(self, value: Any) -> Any:
-        """The JSON object of a value."""
+        """Converts a value to a JSON object."""
 
     def decode(self, value: Any) -> Any:
-        """The value of a JSON object."""
+        """Converts a JSON object to a value."""
 
 
 def register(module: ModuleType) -> None:
-    """All that a predictor's module defines or imports, also within the modules that it imports."""
+    """Registers all coders that a predictor's module defines or imports, also those in modules that it imports."""
     base = _base()
     if base is None:
         return
     for place in (module, *(value for value in vars(module).values() if inspect.ismodule(value))):
-        for found in tuple(vars(place).values()):
-            if isinstance(found, type) and issubclass(found, base) and found is not base:
-                base.register(found)
+        for member in tuple(vars(place).values()):
+            if isinstance(member, type) and issubclass(member, base) and member is not base:
+                base.register(member)
 
 
 def coder_of(kind: Any) -> Coder | None:
-    """Of values of this type, or of what is annotated so."""
+    """Returns the coder for values of this type or annotation, or None."""
     base = _base()
     return None if base is None else base.lookup(kind)
 
 
 def _base() -> Any:
-    """Cog's class Coder, with its registry, if any predictor has imported it."""
+    """Returns Cog's class Coder, which holds the registry, if the predictor has imported it."""
     return getattr(sys.modules.get("cog.coder"), "Coder", None)

@@ -1,4 +1,4 @@
-"""What an author declared with decorators, of this package or of cog's."""
+"""Reads what an author declared with decorators, of this package or of cog's."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ _COG_CONCURRENT = "__cog_concurrent_max__"  # what Cog's own @concurrent leaves
 
 
 def concurrency(*functions: Callable[..., Any]) -> int | None:
-    """What @concurrent(max=N) says, on the outermost that has it."""
+    """Returns N of @concurrent(max=N) on the outermost function that has it, else None."""
     marks = (getattr(function, mark, None) for function in functions for mark in (CONCURRENT, _COG_CONCURRENT))
     return next((most for most in marks if most is not None), None)
 
 
 def is_streaming(*functions: Callable[..., Any]) -> bool:
-    """Whether @streaming stands over one. cog's leaves no mark, so it is looked for in the source."""
+    """Returns whether a function has @streaming. cog's decorator leaves no mark, so this looks for it in the source."""
     return any(getattr(f, STREAMING, False) or _has_cogs_mark(f) for f in functions)
 
 
-def says_default(function: Callable[..., Any]) -> dict[str, bool]:
-    """Of each parameter behind which cog's `Input(...)` is written out: whether that names a default.
+def find_defaults(function: Callable[..., Any]) -> dict[str, bool]:
+    """Returns for each parameter with cog's `Input(...)` whether the source names a default in it.
 
-    It leaves None both where none is named and where that one is.
+    The object itself does not tell: its default is None both without one and with `default=None`.
     """
     definition = _definition(function)
     if definition is None:
         return {}
-    said, known = definition.args, getattr(function, "__globals__", {})
-    placed = [*said.posonlyargs, *said.args]
+    arguments, namespace = definition.args, getattr(function, "__globals__", {})
+    placed = [*arguments.posonlyargs, *arguments.args]
     pairs = [
-        *zip(reversed(placed), reversed(said.defaults), strict=False),
-        *zip(said.kwonlyargs, said.kw_defaults, strict=True),
+        *zip(reversed(placed), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
-    calls = {name.arg: call for name, call in pairs if isinstance(call, ast.Call) and _is_cogs(call, "Input", known)}
+    calls = {
+        name.arg: call for name, call in pairs if isinstance(call, ast.Call) and _is_cogs(call, "Input", namespace)
+    }
     return {
         name: bool(call.args) or any(word.arg in ("default", None) for word in call.keywords)
         for name, call in calls.items()
@@ -46,8 +48,8 @@ def says_default(function: Callable[..., Any]) -> dict[str, bool]:
 
 
 def _has_cogs_mark(function: Callable[..., Any]) -> bool:
-    definition, known = _definition(function), getattr(function, "__globals__", {})
-    return definition is not None and any(_is_cogs(mark, "streaming", known) for mark in definition.decorator_list)
+    definition, namespace = _definition(function), getattr(function, "__globals__", {})
+    return definition is not None and any(_is_cogs(mark, "streaming", namespace) for mark in definition.decorator_list)
 
 
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -59,12 +61,12 @@ def _definition(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunc
     return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
-def _is_cogs(said: ast.expr, name: str, known: dict[str, Any]) -> bool:
-    """`name`, `name()` or `cog.name`, under whatever names they were imported."""
-    if isinstance(said, ast.Call):
-        said = said.func
-    if isinstance(said, ast.Attribute) and isinstance(said.value, ast.Name):
-        found = getattr(known.get(said.value.id), said.attr, None)
+def _is_cogs(expression: ast.expr, name: str, namespace: dict[str, Any]) -> bool:
+    """Returns whether an expression is cog's `name`, called or not, under whatever name it was imported."""
+    if isinstance(expression, ast.Call):
+        expression = expression.func
+    if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
+        target = getattr(namespace.get(expression.value.id), expression.attr, None)
     else:
-        found = known.get(said.id) if isinstance(said, ast.Name) else None
-    return getattr(found, "__name__", "") == name and getattr(found, "__module__", "").split(".")[0] == "cog"
+        target = namespace.get(expression.id) if isinstance(expression, ast.Name) else None
+    return getattr(target, "__name__", "") == name and getattr(target, "__module__", "").split(".")[0] == "cog"

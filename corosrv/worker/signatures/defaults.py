@@ -1,4 +1,4 @@
-"""An input's default as the JSON value that a client could have sent in its place."""
+"""Converts an input's default to the JSON value that a client could send instead."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from corosrv.worker.signatures.shapes import (
     ListOf,
     Nullable,
     OneOf,
-    Plain,
+    Scalar,
     Shape,
 )
 from corosrv.worker.types import MISSING, STARS, FieldInfo
 
 
 def as_json(shape: Shape, info: FieldInfo) -> Any:
-    """MISSING where there is none.
+    """Returns the default as a JSON value; MISSING if the input has none.
 
-    A secret's shows as stars, which stand for it. Raises SignatureError for a default that the input would refuse.
+    Stars stand for a secret's default. Raises SignatureError for a default that the input would refuse.
     """
     if info.default is MISSING or info.default is None:
         return info.default
@@ -38,16 +38,16 @@ def as_json(shape: Shape, info: FieldInfo) -> Any:
 
 def _value(shape: Shape, value: Any, info: FieldInfo) -> Any:
     match shape:
-        case Nullable(of):
-            return None if value is None else _value(of, value, info)
-        case Plain(kind):
-            return _plain(kind, value, info)
+        case Nullable(inner):
+            return None if value is None else _value(inner, value, info)
+        case Scalar(kind):
+            return _scalar(kind, value, info)
         case OneOf(values):
             return _choice(values, value)
         case ListOf(item) if isinstance(value, list | tuple):
             return [_value(item, member, info) for member in value]
-        case DictOf(of) if isinstance(value, dict):
-            return {key: _value(of, member, info) for key, member in value.items()}
+        case DictOf(inner) if isinstance(value, dict):
+            return {key: _value(inner, member, info) for key, member in value.items()}
         case AnyOf(members):
             return _member(members, value, info)
         case Fetched() if isinstance(value, str | os.PathLike):
@@ -63,7 +63,7 @@ def _value(shape: Shape, value: Any, info: FieldInfo) -> Any:
     raise SignatureError(f"the default {value!r} has another type than the input")
 
 
-def _plain(kind: Any, value: Any, info: FieldInfo) -> Any:
+def _scalar(kind: Any, value: Any, info: FieldInfo) -> Any:
     value = value.value if isinstance(value, Enum) else value
     if kind in (int, float) and type(value) in (int, float) and kind(value) == value:
         value = kind(value)
@@ -93,14 +93,14 @@ def _fits(text: str, info: FieldInfo) -> bool:
 
 def _choice(values: tuple[Any, ...], value: Any) -> Any:
     value = value.value if isinstance(value, Enum) else value
-    for known in values:
-        if known == value and type(known) is type(value):
-            return known
+    for choice in values:
+        if choice == value and type(choice) is type(value):
+            return choice
     raise SignatureError(f"the default {value!r} is none of the choices")
 
 
 def _member(members: tuple[Shape, ...], value: Any, info: FieldInfo) -> Any:
-    for member in sorted(members, key=lambda member: member != Plain(type(value))):
+    for member in sorted(members, key=lambda member: member != Scalar(type(value))):
         try:
             return _value(member, value, info)
         except SignatureError:

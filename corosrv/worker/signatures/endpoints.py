@@ -32,8 +32,8 @@ _BODY = {"content": {"application/json": {"schema": component("PredictionRequest
 
 def paths(is_streaming: bool) -> dict[str, Any]:
     """`is_streaming`: predictions can be followed as event streams."""
-    put = _create("PUT", is_streaming)
-    put["parameters"] = [_ID, *put["parameters"]]
+    put_operation = _create("PUT", is_streaming)
+    put_operation["parameters"] = [_ID, *put_operation["parameters"]]
     answers = {"200": _json("The prediction", component("PredictionResponse")), "404": _error("No such prediction")}
     return {
         "/": {"get": _operation("Root", "root__get")},
@@ -41,7 +41,7 @@ def paths(is_streaming: bool) -> dict[str, Any]:
         "/openapi.json": {"get": _operation("Openapi", "openapi_openapi_json_get", **{"503": _error("Not set up")})},
         "/predictions": {"post": _create("POST", is_streaming)},
         "/predictions/{prediction_id}": {
-            "put": put,
+            "put": put_operation,
             "get": {
                 "summary": "Get",
                 "description": "A prediction that runs, or ended a while ago",
@@ -59,9 +59,9 @@ def paths(is_streaming: bool) -> dict[str, Any]:
 
 
 def _create(method: str, is_streaming: bool) -> dict[str, Any]:
-    done = _json("The prediction, ended", component("PredictionResponse"))
+    success = _json("The prediction, ended", component("PredictionResponse"))
     responses = {
-        "200": done,
+        "200": success,
         "202": _json("The prediction, under way", component("PredictionResponse")),
         "400": _error("The body is not JSON"),
         "406": _error("This predictor has no event streams"),
@@ -80,7 +80,7 @@ def _create(method: str, is_streaming: bool) -> dict[str, Any]:
         "responses": responses,
     }
     if is_streaming:
-        done["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     if is_streaming and method == "POST":
         operation["x-cog-streaming"] = True
     return operation

@@ -1,4 +1,4 @@
-"""What stands around inputs and outputs: the document's components that are the same for every predictor."""
+"""The components of the OpenAPI document that are the same for every predictor."""
 
 from __future__ import annotations
 

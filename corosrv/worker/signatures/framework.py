@@ -1,4 +1,4 @@
-"""Which modules are no author's: this package's and cog's."""
+"""Tells modules of this package and of cog from authors' modules."""
 
 from __future__ import annotations
 

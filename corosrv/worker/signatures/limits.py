@@ -1,4 +1,4 @@
-"""An author's choices and limits, put where in a shape they belong, and refused where they make no sense."""
+"""Applies an author's choices and limits to a shape, and refuses those that do not fit it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from enum import Enum
 
 from corosrv.errors import SignatureError
-from corosrv.worker.signatures.shapes import AnyOf, Fetched, ListOf, Nullable, OneOf, Plain, Shape
+from corosrv.worker.signatures.shapes import AnyOf, Fetched, ListOf, Nullable, OneOf, Scalar, Shape
 from corosrv.worker.types import FieldInfo
 
 
 def limited(shape: Shape, info: FieldInfo) -> Shape:
-    """The shape with its choices in. Raises SignatureError for a limit that cannot hold for such values."""
+    """Returns the shape with its choices. Raises SignatureError for a limit that such values cannot have."""
     kinds = _kinds(shape)
     if (info.ge is not None or info.le is not None) and not kinds & {int, float}:
         raise SignatureError("ge and le are for numbers")
@@ -21,25 +21,25 @@ def limited(shape: Shape, info: FieldInfo) -> Shape:
         raise SignatureError("accept is only valid on Path or File inputs")
     if info.regex is not None:
         _check_pattern(info.regex)
-    return shape if info.choices is None else _chosen(shape, info.choices)
+    return shape if info.choices is None else _with_choices(shape, info.choices)
 
 
 def _is_file(shape: Shape) -> bool:
     match shape:
-        case Nullable(of) | ListOf(of):
-            return _is_file(of)
+        case Nullable(inner) | ListOf(inner):
+            return _is_file(inner)
         case AnyOf(members):
             return any(map(_is_file, members))
     return isinstance(shape, Fetched)
 
 
 def _kinds(shape: Shape) -> set[type]:
-    """The types that values, or the members of lists, may have."""
+    """Returns the types that values, or the members of lists, may have."""
     match shape:
-        case Plain(kind):
+        case Scalar(kind):
             return {kind}
-        case Nullable(of) | ListOf(of):
-            return _kinds(of)
+        case Nullable(inner) | ListOf(inner):
+            return _kinds(inner)
         case AnyOf(members):
             return set().union(*map(_kinds, members))
         case OneOf(values):
@@ -55,12 +55,12 @@ def _check_pattern(regex: str) -> None:
         raise SignatureError(f"the regex is none: {error}") from error
 
 
-def _chosen(shape: Shape, choices: list[object]) -> Shape:
+def _with_choices(shape: Shape, choices: list[object]) -> Shape:
     match shape:
-        case Nullable(of):
-            return Nullable(_chosen(of, choices))
+        case Nullable(inner):
+            return Nullable(_with_choices(inner, choices))
         case ListOf(item):
-            return ListOf(_chosen(item, choices))
+            return ListOf(_with_choices(item, choices))
         case OneOf():
             raise SignatureError("the type has choices of its own already")
     kinds = _kinds(shape)

@@ -1,4 +1,4 @@
-"""What a predictor gives, read from its return annotation and from how it is written."""
+"""Reads a predictor's output type from its return annotation and its code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from corosrv.worker.signatures.annotations import output_shape
 from corosrv.worker.signatures.framework import is_framework
-from corosrv.worker.signatures.shapes import ListOf, Plain, Shape
+from corosrv.worker.signatures.shapes import ListOf, Scalar, Shape
 
 _AWAITED = (abc.Awaitable, abc.Coroutine)
 _ASYNC_ITERATORS = (abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
@@ -24,7 +24,7 @@ AnyFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class OutputType:
-    """What comes of a prediction: one value of `shape`, or many."""
+    """The type of a prediction's output: one value of `shape`, or many."""
 
     shape: Shape
     is_iterator: bool = False
@@ -32,9 +32,9 @@ class OutputType:
 
 
 def output_type(annotation: Any, function: AnyFunction) -> OutputType:
-    """`function`: as decorators left it, since these may join what the author's own yields. Raises SignatureError.
+    """Reads a `function`'s output type. Decorators included: these may join yielded values. Raises SignatureError.
 
-    One with `yield` in it gives many values, also where the annotation is of each, of a list of them, or missing.
+    A function with `yield` gives many values, whether the annotation is of one, of a list of them, or missing.
     """
     output = _annotated(_awaited(annotation))
     if output.is_iterator or not _is_generator(function):
@@ -44,7 +44,7 @@ def output_type(annotation: Any, function: AnyFunction) -> OutputType:
 
 
 def is_async(annotation: Any, functions: Sequence[AnyFunction]) -> bool:
-    """Whether it has to be called on an event loop: written with `async`, or handing on what somebody else wrote so."""
+    """Returns whether to call it on an event loop: it is written with `async`, or returns what is."""
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in map(_called, functions)):
         return True
     origin = _origin(annotation)
@@ -58,7 +58,7 @@ def _is_generator(function: AnyFunction) -> bool:
 
 
 def _called(function: AnyFunction) -> AnyFunction:
-    """What runs when it is called: of an object, its method."""
+    """Returns the function that a call runs: for an object, its class's __call__."""
     is_object = not inspect.isroutine(function) and not isinstance(function, type | partial)
     return type(function).__call__ if is_object else function
 
@@ -68,7 +68,7 @@ def _origin(annotation: Any) -> Any:
 
 
 def _awaited(annotation: Any) -> Any:
-    """What is there in the end of a value that is awaited first."""
+    """Returns the annotation of the awaited value, if the annotation is of an awaitable."""
     if _origin(annotation) not in _AWAITED:
         return annotation
     return (Any, *typing.get_args(annotation))[-1]
@@ -80,11 +80,11 @@ def _annotated(annotation: Any) -> OutputType:
     if origin not in _ITERATORS and not is_concatenated:
         return OutputType(output_shape(annotation))
     item = (*typing.get_args(annotation), Any)[0]
-    shape = Plain(str) if is_concatenated and item is Any else output_shape(item)
+    shape = Scalar(str) if is_concatenated and item is Any else output_shape(item)
     return OutputType(shape, is_iterator=True, is_concatenated=is_concatenated)
 
 
 def _concatenates(origin: Any) -> str | None:
-    """The name of one of this package's, or of cog's, iterators whose texts are to be shown as one."""
+    """Returns the name of a ConcatenateIterator of this package or of cog; None for other types."""
     name = getattr(origin, "__name__", "")
     return name if name in _CONCATENATING and is_framework(origin.__module__) else None

@@ -1,4 +1,4 @@
-"""A predictor's OpenAPI document, with the keys and marks that Cog's clients know. The validator works by it too."""
+"""A predictor's OpenAPI document, with the keys and marks that Cog's clients know. Inputs are checked by it, too."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from corosrv.worker.signatures.shapes import (
     ListOf,
     Nullable,
     OneOf,
-    Plain,
     Record,
+    Scalar,
     Shape,
 )
 from corosrv.worker.signatures.signature import InputField, Signature
@@ -37,9 +37,11 @@ _LIMITS = {
 
 
 def document(signature: Signature, title: str = "Predictions") -> dict[str, Any]:
-    """OpenAPI 3.0: `Input` and `Output` of this predictor, and the endpoints around them."""
+    """Makes an OpenAPI 3.0 document: `Input` and `Output` of this predictor, and the endpoints around them."""
     schemas: dict[str, Any] = {"Input": _inputs(signature.inputs), "Output": _output(signature.output)}
-    schemas |= {_enum_name(field.name): _enum(field.name, of) for field in signature.inputs if (of := _choices(field))}
+    schemas |= {
+        _enum_name(field.name): _enum(field.name, choices) for field in signature.inputs if (choices := _choices(field))
+    }
     return {
         "openapi": "3.0.2",
         "info": {"title": title, "version": corosrv.__version__},
@@ -73,10 +75,10 @@ def _property(order: int, field: InputField) -> dict[str, Any]:
 
 
 def _input(shape: Shape, name: str, info: FieldInfo) -> dict[str, Any]:
-    """Choices have a component of their own, and limits stand at what they limit: within a list, at its members."""
+    """Describes an input. Choices have a component of their own; limits of a list stand at its members."""
     match shape:
-        case Nullable(of):
-            return _input(of, name, info) | {"nullable": True}
+        case Nullable(inner):
+            return _input(inner, name, info) | {"nullable": True}
         case ListOf(item):
             return {"type": "array", "items": _input(item, name, info)}
         case OneOf():
@@ -96,9 +98,9 @@ def _output(output: OutputType) -> dict[str, Any]:
 
 
 def schema_of(shape: Shape) -> dict[str, Any]:
-    """Without an author's limits and words."""
+    """Describes a shape, without an author's limits and descriptions."""
     match shape:
-        case Plain(kind):
+        case Scalar(kind):
             return {"type": _TYPES[kind]}
         case Fetched():
             return {"type": "string", "format": "uri"}
@@ -114,8 +116,8 @@ def schema_of(shape: Shape) -> dict[str, Any]:
             return {"anyOf": [schema_of(member) for member in members]}
         case OneOf(values):
             return _values(values)
-        case Nullable(of):
-            return schema_of(of) | {"nullable": True}
+        case Nullable(inner):
+            return schema_of(inner) | {"nullable": True}
         case Record():
             return _record(shape)
         case Anything():
@@ -131,10 +133,10 @@ def _record(record: Record) -> dict[str, Any]:
 
 
 def _choices(field: InputField) -> OneOf | None:
-    """The choices that the field, or the members of its list, have."""
+    """Returns the choices of the field or of its list's members, if any."""
     shape = field.shape
     while isinstance(shape, Nullable | ListOf):
-        shape = shape.of if isinstance(shape, Nullable) else shape.item
+        shape = shape.inner if isinstance(shape, Nullable) else shape.item
     return shape if isinstance(shape, OneOf) else None
 
 

@@ -1,4 +1,4 @@
-"""What values an input or output may have, as a tree: read from annotations once, then asked by everything else."""
+"""Shapes: the values that an input or output may have, as a tree that is read from annotations once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corosrv.worker.signatures.coders import Coder
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Scalar:
     """A text, number or truth value."""
 
     kind: type[str] | type[int] | type[float] | type[bool]
@@ -19,7 +19,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A file, sent as an address. `make`: what the author wants, of a local path; `is_open`: it has to be closed."""
+    """A file, sent as an address. `make` turns a local path into the author's type; `is_open`: it has to be closed."""
 
     make: Callable[[str], Any]
     is_open: bool = False
@@ -44,7 +44,7 @@ class AnyObject:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A JSON object that a coder of the author's makes a value of."""
+    """A JSON object that an author's coder converts to a value."""
 
     coder: Coder
 
@@ -78,7 +78,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An object of these fields, only as an output. The third of each: whether it is always there."""
+    """An object of these fields, only as an output. The third of each: whether it is required."""
 
     name: str
     fields: tuple[tuple[str, Shape, bool], ...]
@@ -86,14 +86,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Nullable:
-    """The same or None."""
+    """A value of the inner shape, or None."""
 
-    of: Shape
+    inner: Shape
 
 
-Shape = Plain | Fetched | Hidden | Anything | AnyObject | Coded | ListOf | DictOf | AnyOf | OneOf | Record | Nullable
+Shape = Scalar | Fetched | Hidden | Anything | AnyObject | Coded | ListOf | DictOf | AnyOf | OneOf | Record | Nullable
 
 
 def nullable(shape: Shape) -> Shape:
-    """What has no say about its values allows None by itself."""
+    """Makes a shape accept None, unless it does already."""
     return shape if isinstance(shape, Nullable | Anything) else Nullable(shape)

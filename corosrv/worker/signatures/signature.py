@@ -1,4 +1,4 @@
-"""What a predictor takes and gives, read from the annotations of its method."""
+"""Reads a predictor's inputs and output from the annotations of its method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from corosrv.errors import SignatureError
 from corosrv.worker.signatures import defaults
 from corosrv.worker.signatures.annotations import input_shape
-from corosrv.worker.signatures.declared import concurrency, is_streaming, says_default
+from corosrv.worker.signatures.declared import concurrency, find_defaults, is_streaming
 from corosrv.worker.signatures.framework import is_framework
 from corosrv.worker.signatures.limits import limited
 from corosrv.worker.signatures.returned import OutputType, is_async, output_type
@@ -20,12 +20,12 @@ from corosrv.worker.signatures.shapes import Hidden, Nullable, Shape, nullable
 from corosrv.worker.types import MISSING, FieldInfo
 
 _METHODS = ("run", "predict")
-_UNSURE = object()  # a default that may be None or none
+_UNSURE = object()  # None, or no default at all
 
 
 @dataclass(frozen=True, slots=True)
 class InputField:
-    """One input. `default` is a JSON value, or MISSING; `info` is what the author said."""
+    """One input. `default` is a JSON value, or MISSING; `info`: the author's description."""
 
     name: str
     shape: Shape
@@ -36,7 +36,7 @@ class InputField:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """All that is known of a predictor before it runs."""
+    """The description of a predictor: its inputs, output and how to call it."""
 
     method: str  # of the class; the function's name where the target is a function
     inputs: tuple[InputField, ...]
@@ -48,12 +48,12 @@ class Signature:
 
     @property
     def is_generator(self) -> bool:
-        """Written with `yield`, or annotated as if it were."""
+        """True if it is written with `yield`, or annotated as if it were."""
         return self.output.is_iterator
 
 
 def read(target: type | Callable[..., Any]) -> Signature:
-    """Of a predictor's class or function. Raises SignatureError, which names the parameter at fault."""
+    """Reads a predictor's class or function. Raises SignatureError, which names the parameter at fault."""
     method = _method(target) if isinstance(target, type) else getattr(target, "__name__", "run")
     function = getattr(target, method) if isinstance(target, type) else target
     inner = _unwrapped(function)
@@ -61,11 +61,11 @@ def read(target: type | Callable[..., Any]) -> Signature:
     parameters = list(inspect.signature(inner).parameters.values())
     if isinstance(target, type) and not isinstance(inspect.getattr_static(target, method), staticmethod | classmethod):
         del parameters[0]  # self
-    says = says_default(inner)
+    has_default = find_defaults(inner)
     returned, functions = hints.get("return", Any), (function, inner)
     return Signature(
         method=method,
-        inputs=tuple(_input(parameter, hints, says) for parameter in parameters),
+        inputs=tuple(_input(parameter, hints, has_default) for parameter in parameters),
         output=output_type(returned, function),
         is_async=is_async(returned, functions),
         is_streaming=is_streaming(*functions),
@@ -75,23 +75,23 @@ def read(target: type | Callable[..., Any]) -> Signature:
 
 
 def _method(kind: type) -> str:
-    """The one that the author wrote: those of base classes of this package, or of cog's, are there to be overridden."""
-    written = [
+    """Returns the name of the method that the author wrote; base classes of this package and of cog do not count."""
+    methods = [
         name
         for name in _METHODS
         if any(name in base.__dict__ for base in kind.__mro__ if not is_framework(base.__module__))
     ]
-    if len(written) == 1:
-        return written[0]
+    if len(methods) == 1:
+        return methods[0]
     raise SignatureError(
         f"{kind.__name__} defines both run() and predict(): leave one of them"
-        if written
+        if methods
         else f"{kind.__name__} has neither run() nor predict()"
     )
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The author's own function inside decorators, also inside those that forgot functools.wraps."""
+    """Returns the author's own function inside decorators, also inside those without functools.wraps."""
     inner: Callable[..., Any] = inspect.unwrap(function)
     kinds = {parameter.kind for parameter in inspect.signature(inner).parameters.values()}
     if not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
@@ -105,11 +105,11 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except Exception as error:
+    except Exception as error:  # evaluating annotations runs the author's code, which may raise anything
         raise SignatureError(f"the annotations cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _input(parameter: inspect.Parameter, hints: dict[str, Any], says: dict[str, bool]) -> InputField:
+def _input(parameter: inspect.Parameter, hints: dict[str, Any], has_default: dict[str, bool]) -> InputField:
     name = parameter.name
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise SignatureError(f"{parameter}: every input needs a name of its own")
@@ -119,7 +119,7 @@ def _input(parameter: inspect.Parameter, hints: dict[str, Any], says: dict[str, 
     try:
         shape = limited(input_shape(hints[name]), info)
         if info.default is _UNSURE:
-            info = dataclasses.replace(info, default=_meant(shape, says.get(name)))
+            info = dataclasses.replace(info, default=_cog_default(shape, has_default.get(name)))
         if info.default is None:
             shape = nullable(shape)
         default = defaults.as_json(shape, info)
@@ -130,12 +130,12 @@ def _input(parameter: inspect.Parameter, hints: dict[str, Any], says: dict[str, 
 
 
 def _info(default: Any, annotation: Any) -> FieldInfo:
-    """What was said of the input behind `=` and in Annotated; a plain default counts as Input(default)."""
-    if (said := _as_info(default)) is not None:
-        return said
+    """Returns the Input(...) behind `=` or in Annotated; a plain default counts as Input(default)."""
+    if (info := _as_info(default)) is not None:
+        return info
     marks = annotation.__metadata__ if typing.get_origin(annotation) is typing.Annotated else ()
-    said = next((info for mark in marks if (info := _as_info(mark)) is not None), FieldInfo())
-    return said if default is inspect.Parameter.empty else dataclasses.replace(said, default=default)
+    info = next((info for mark in marks if (info := _as_info(mark)) is not None), FieldInfo())
+    return info if default is inspect.Parameter.empty else dataclasses.replace(info, default=default)
 
 
 def _as_info(value: Any) -> FieldInfo | None:
@@ -148,11 +148,12 @@ def _as_info(value: Any) -> FieldInfo | None:
     return info if info.default is not None else dataclasses.replace(info, default=_UNSURE)
 
 
-def _meant(shape: Shape, is_said: bool | None) -> Any:
-    """None or MISSING, where cog's has None for both; `is_said`: whether the source names a default, if it is known.
+def _cog_default(shape: Shape, is_explicit: bool | None) -> Any:
+    """Returns the default of cog's Input, which is None both without one and with `default=None`: None or MISSING.
 
-    As for Cog, None is no default of a type that does not have it, except of a secret that may be left out.
+    `is_explicit`: whether the source names a default, None if unknown. As in Cog, None is a default only of types that
+    accept it, and of secrets, which may be omitted.
     """
     if isinstance(shape, Hidden):
-        return MISSING if is_said is False else None
-    return None if is_said and isinstance(shape, Nullable) else MISSING
+        return MISSING if is_explicit is False else None
+    return None if is_explicit and isinstance(shape, Nullable) else MISSING

@@ -1,4 +1,4 @@
-"""Addresses of input files: which are taken, and what their files are called."""
+"""Addresses of input files: which ones are accepted, and the names of their files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def is_data(address: str) -> bool:
 
 
 def is_address(address: str) -> bool:
-    """Whether it is one that inputs are fetched from. Paths and file: URLs are not: they are the server's own files."""
+    """Returns whether inputs are fetched from such an address. Paths and file: URLs name the server's own files: no."""
     return is_data(address) or is_http_url(address)
 
 
 def web_name(url: str) -> str:
-    """The last part of the URL's path."""
+    """Makes a file name of the last part of the URL's path."""
     return file_name(unquote(urlsplit(url).path.rpartition("/")[2]))
 
 
@@ -42,7 +42,7 @@ class DataUrl:
 
     @classmethod
     def parse(cls, url: str) -> DataUrl:
-        """Raises ValueError for base64 that is none. White space and missing padding are no fault, as in browsers."""
+        """Decodes a data URL. Ignores spaces and missing padding, as browsers do. Raises ValueError for bad base64."""
         head, _, data = url[5:].partition(",")
         mime_type, *parameters = (part.strip().lower() for part in head.split(";"))
         mime_type = mime_type if "/" in mime_type else "text/plain"

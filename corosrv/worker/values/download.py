@@ -24,15 +24,15 @@ def download(
 ) -> None:
     """Writes to the file that `create` opens for the name in the URL's last part.
 
-    Has to be done at `ends_at` of the monotonic clock, and leaves off when `is_over` says so. Raises InputFailed with
-    the status or the cause.
+    Waits, until `ends_at` of the monotonic clock at most; stops early once `is_over` returns True. Raises InputFailed
+    with the status or the cause.
     """
     try:
         agent = agent or f"corosrv/{corosrv.__version__}"
         with _answer(url, agent, ends_at) as answer, create(web_name(url)) as file:
             while not is_over() and (piece := answer.read(_PIECE)):
                 file.write(piece)
-                _left(ends_at)
+                _seconds_left(ends_at)
     except RedirectRefused as error:
         raise InputFailed(f"cannot be fetched: {error}") from error
     except urllib3.exceptions.HTTPError as error:
@@ -43,11 +43,11 @@ def download(
 
 @contextmanager
 def _answer(url: str, agent: str, ends_at: float) -> Iterator[urllib3.BaseHTTPResponse]:
-    """The one behind the redirects, with status 200. Connections are closed in the end."""
+    """Yields the answer at the end of all redirects, with status 2xx; closes its connection after that."""
     redirects = Redirects(url, ALL)
     while True:
         with _pool(redirects.url) as pool:
-            timeout = urllib3.Timeout(total=_left(ends_at))
+            timeout = urllib3.Timeout(total=_seconds_left(ends_at))
             answer = pool.request(
                 "GET",
                 redirects.url,
@@ -67,7 +67,7 @@ def _answer(url: str, agent: str, ends_at: float) -> Iterator[urllib3.BaseHTTPRe
 
 
 def _headers(url: str, agent: str) -> dict[str, str]:
-    """With the name and password that the URL may have; those for one host go to no other."""
+    """Makes the header fields, with the URL's own login: that of one host never goes to another."""
     parts = urlsplit(url)
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
     return {**urllib3.make_headers(basic_auth=login), "User-Agent": agent}
@@ -86,16 +86,16 @@ def _check(answer: urllib3.BaseHTTPResponse) -> None:
         raise InputFailed(f"cannot be fetched: status {answer.status} {answer.reason or ''}".rstrip())
 
 
-def _left(ends_at: float) -> float:
-    """Seconds."""
-    left = ends_at - time.monotonic()
-    if left <= 0:
+def _seconds_left(ends_at: float) -> float:
+    """Returns the seconds until `ends_at`. Raises InputFailed if none are left."""
+    seconds = ends_at - time.monotonic()
+    if seconds <= 0:
         raise InputFailed("cannot be fetched: it took too long")
-    return left
+    return seconds
 
 
 def _cause(error: BaseException) -> str:
-    """Without the address, which may hold a password."""
+    """Describes an error without the address, which may hold a password."""
     cause = error.__cause__ or error
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror

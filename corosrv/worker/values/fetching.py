@@ -21,7 +21,7 @@ TIME_LIMIT = 60.0  # seconds, from a download's begin to its last byte
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """One file to come; `field` is the input that it is for."""
+    """One file to be fetched for the input `field`."""
 
     number: int
     field: str
@@ -33,8 +33,8 @@ class _Fetch:
 class Fetching:
     """The files of one prediction. `add` all, then `run`; `cancel` may be called from other threads at any time.
 
-    `run` comes back in time whatever the other side does: a download that hangs is left to its thread, which ends by
-    itself, at its socket's time limit.
+    `run` returns in time whatever the other side does: a download that hangs stays behind in its thread, which ends
+    at its socket's time limit.
     """
 
     def __init__(self, directory: str, agent: str | None) -> None:
@@ -53,7 +53,7 @@ class Fetching:
         return len(self._fetches) - 1
 
     def run(self) -> list[str]:
-        """Paths of all files, in the order they were added. Waits; raises the first InputFailed."""
+        """Fetches all files; returns their paths in the order they were added. Waits. Raises the first InputFailed."""
         for fetch in self._fetches:
             if is_data(fetch.address):
                 self._decode(fetch)
@@ -68,7 +68,7 @@ class Fetching:
         self._fail(InputFailed("cancelled while inputs were fetched"))
 
     def remove(self) -> None:
-        """Cancels, and removes all files; none comes after that."""
+        """Cancels, and removes all files; none is created after that."""
         self.cancel()
         if self._fetches:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -82,10 +82,10 @@ class Fetching:
             raise InputFailed(f"{fetch.field}: {error}") from error
         except OSError as error:
             raise InputFailed(f"{fetch.field}: cannot be written: {error.strerror}") from error
-        self._done(fetch)
+        self._finish(fetch)
 
     def _create(self, fetch: _Fetch, name: str) -> BinaryIO:
-        """Its file, in a directory of its own. Raises InputFailed once nothing may come any more, and OSError."""
+        """Creates a fetch's file, in a directory of its own. Raises OSError; InputFailed after a fault or cancel."""
         with self._changed:
             if self._fault is not None:
                 raise self._fault
@@ -98,16 +98,16 @@ class Fetching:
         with self._changed:
             while self._fault is None and self._n_done < len(self._fetches):
                 oldest = next(iter(self._running), None)
-                left = oldest.ends_at - time.monotonic() if oldest else TIME_LIMIT
-                if oldest and left <= 0:
+                seconds_left = oldest.ends_at - time.monotonic() if oldest else TIME_LIMIT
+                if oldest and seconds_left <= 0:
                     self._fault = InputFailed(f"{oldest.field}: cannot be fetched within {TIME_LIMIT:g} s")
                 else:
-                    self._changed.wait(left)
+                    self._changed.wait(seconds_left)
             if self._fault is not None:
                 raise self._fault
 
     def _work(self) -> None:
-        """One thread's: fetches what waits, until nothing does or something failed."""
+        """Fetches waiting files until none is left or one failed. Runs in each thread."""
         from corosrv.worker.values.download import download
 
         while (fetch := self._next()) is not None:
@@ -115,10 +115,10 @@ class Fetching:
                 download(fetch.address, partial(self._create, fetch), self._agent, fetch.ends_at, self._is_over)
             except InputFailed as error:
                 self._fail(InputFailed(f"{fetch.field}: {error}"))
-            except Exception as error:
+            except Exception as error:  # whatever the HTTP library raises, `run` must not wait for this file for ever
                 self._fail(InputFailed(f"{fetch.field}: cannot be fetched: {type(error).__name__}: {error}"))
             else:
-                self._done(fetch)
+                self._finish(fetch)
 
     def _next(self) -> _Fetch | None:
         with self._changed:
@@ -130,7 +130,7 @@ class Fetching:
             self._changed.notify_all()
             return fetch
 
-    def _done(self, fetch: _Fetch) -> None:
+    def _finish(self, fetch: _Fetch) -> None:
         with self._changed:
             self._running.pop(fetch, None)
             self._n_done += 1

@@ -9,9 +9,9 @@ MAX_NAME = 200  # bytes; file systems take 255, and a number may be added
 _MAX_ENDING = 20
 
 
-def file_name(wanted: str) -> str:
-    """`wanted` where it is harmless, else what is left of it: never empty, `.` or `..`, and without `/` or controls."""
-    name = "".join("_" if char == "/" or unicodedata.category(char) in ("Cc", "Cs") else char for char in wanted)
+def file_name(original: str) -> str:
+    """Makes a name safe: never empty, `.` or `..`, without `/` or control characters, and not too long."""
+    name = "".join("_" if char == "/" or unicodedata.category(char) in ("Cc", "Cs") else char for char in original)
     if not name.strip(". "):
         return "file"
     stem, ending = os.path.splitext(name)

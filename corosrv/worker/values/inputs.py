@@ -1,4 +1,4 @@
-"""One prediction's inputs: JSON values to what the predictor was annotated with, and the files that come of them."""
+"""One prediction's inputs: converts JSON values to the types of the predictor's annotations, and fetches files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from corosrv.worker.signatures.shapes import (
     ListOf,
     Nullable,
     OneOf,
-    Plain,
+    Scalar,
     Shape,
 )
 from corosrv.worker.signatures.signature import InputField, Signature
@@ -44,21 +44,21 @@ class Inputs:
         self._fetching = Fetching(os.path.join(directory, "inputs"), agent)
         self._opened: list[io.IOBase] = []
 
-    def prepare(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The predictor's keyword arguments. Waits for downloads. Raises InputFailed, also when it was cancelled.
+    def prepare(self, input: dict[str, Any]) -> dict[str, Any]:
+        """Makes the predictor's keyword arguments. Waits for downloads. Raises InputFailed, also when cancelled.
 
-        What `given` lacks gets its default; what it has too much is left out.
+        Inputs that are missing get their defaults; unknown ones are dropped.
         """
-        converted = {field.name: self._convert(field, given) for field in self._signature.inputs}
+        converted = {field.name: self._convert(field, input) for field in self._signature.inputs}
         paths = self._fetching.run()
-        return {name: self._finished(value, paths) for name, value in converted.items()}
+        return {name: self._with_files(value, paths) for name, value in converted.items()}
 
     def cancel(self) -> None:
-        """Ends a `prepare` that waits. From any thread; twice is harmless."""
+        """Ends a `prepare` that waits. Any thread may call it. Later calls do nothing."""
         self._fetching.cancel()
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes opened files, and removes fetched ones. Later calls do nothing."""
         for file in self._opened:
             file.close()
         self._opened.clear()
@@ -72,9 +72,9 @@ class Inputs:
     ) -> None:
         self.close()
 
-    def _convert(self, field: InputField, given: dict[str, Any]) -> Any:
-        """With an `_Awaited` wherever a file has to come."""
-        value = given[field.name] if field.name in given else copy.deepcopy(field.default)
+    def _convert(self, field: InputField, input: dict[str, Any]) -> Any:
+        """Converts the value of one input; a `_PendingFile` stands for each file."""
+        value = input[field.name] if field.name in input else copy.deepcopy(field.default)
         if value is MISSING:
             if field.is_required:
                 raise InputFailed(f"{field.name}: is required")
@@ -82,40 +82,40 @@ class Inputs:
         is_default = value == field.default
         return _Conversion(field, is_default, self._fetching).value(field.shape, value)
 
-    def _finished(self, value: Any, paths: list[str]) -> Any:
-        """With the files in."""
+    def _with_files(self, value: Any, paths: list[str]) -> Any:
+        """Replaces each `_PendingFile` by its file."""
         match value:
-            case _Awaited():
-                return self._made(value.of, value.path or paths[value.number])
+            case _PendingFile():
+                return self._make(value.shape, value.path or paths[value.number])
             case list():
-                return [self._finished(member, paths) for member in value]
+                return [self._with_files(member, paths) for member in value]
             case dict():
-                return {key: self._finished(member, paths) for key, member in value.items()}
+                return {key: self._with_files(member, paths) for key, member in value.items()}
         return value
 
-    def _made(self, of: Fetched, path: str) -> Any:
+    def _make(self, file: Fetched, path: str) -> Any:
         try:
-            made = of.make(path)
+            value = file.make(path)
         except OSError as error:
             raise InputFailed(f"the input file {path} cannot be opened: {error.strerror}") from error
-        if of.is_open:
-            self._opened.append(made)
-        return made
+        if file.is_open:
+            self._opened.append(value)
+        return value
 
 
-class _Awaited:
-    """Stands for a file: one that is fetched under this number, or the author's own at this path."""
+class _PendingFile:
+    """Stands for a file: the one that is fetched under this number, or the author's own at this path."""
 
-    def __init__(self, of: Fetched, number: int = -1, path: str = "") -> None:
-        self.of = of
+    def __init__(self, shape: Fetched, number: int = -1, path: str = "") -> None:
+        self.shape = shape
         self.number = number
         self.path = path
 
 
 class _Conversion:
-    """One field's. The server has checked the values; what does not fit here all the same is refused, not guessed at.
+    """Converts the value of one input. The server has checked it; a value that does not fit all the same is refused.
 
-    `is_default`: the value is the author's default, which may name a file here, and a secret's stars stand for it.
+    `is_default`: the value is the author's default, which may name a local file; a secret's is shown as stars.
     """
 
     def __init__(self, field: InputField, is_default: bool, fetching: Fetching) -> None:
@@ -125,16 +125,16 @@ class _Conversion:
 
     def value(self, shape: Shape, value: Any) -> Any:
         match shape:
-            case Nullable(of):
-                return None if value is None else self.value(of, value)
-            case Plain(kind):
-                return self._plain(kind, value)
+            case Nullable(inner):
+                return None if value is None else self.value(inner, value)
+            case Scalar(kind):
+                return self._scalar(kind, value)
             case OneOf(values, enum):
                 return self._choice(values, enum, value)
             case ListOf(item) if isinstance(value, list):
                 return [self.value(item, member) for member in value]
-            case DictOf(of) if isinstance(value, dict):
-                return {key: self.value(of, member) for key, member in value.items()}
+            case DictOf(inner) if isinstance(value, dict):
+                return {key: self.value(inner, member) for key, member in value.items()}
             case AnyOf(members):
                 return self._member(members, value)
             case Fetched() if isinstance(value, str):
@@ -149,7 +149,7 @@ class _Conversion:
                 return coder.decode(value)
         raise self._misfit()
 
-    def _plain(self, kind: type, value: Any) -> Any:
+    def _scalar(self, kind: type, value: Any) -> Any:
         if kind is float and type(value) is int and abs(value) < 2**1023:
             return float(value)
         if kind is int and type(value) is float and math.isfinite(value) and value.is_integer():
@@ -159,26 +159,26 @@ class _Conversion:
         return value
 
     def _choice(self, values: tuple[Any, ...], enum: type[Enum] | None, value: Any) -> Any:
-        for known in values:
-            if known == value and isinstance(known, bool) == isinstance(value, bool):
-                return known if enum is None else enum(known)
+        for choice in values:
+            if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+                return choice if enum is None else enum(choice)
         raise self._misfit()
 
     def _member(self, members: tuple[Shape, ...], value: Any) -> Any:
-        """As the first member that the value fits, a type of its very own before one that it is converted to."""
-        for member in sorted(members, key=lambda member: member != Plain(type(value))):
+        """Converts to the first member that the value fits; a member of its own type comes before others."""
+        for member in sorted(members, key=lambda member: member != Scalar(type(value))):
             try:
                 return self.value(member, value)
             except InputFailed:
                 continue
         raise self._misfit()
 
-    def _file(self, shape: Fetched, value: str) -> _Awaited:
+    def _file(self, shape: Fetched, value: str) -> _PendingFile:
         if is_address(value):
-            return _Awaited(shape, number=self._fetching.add(self._field.name, value))
+            return _PendingFile(shape, number=self._fetching.add(self._field.name, value))
         if not self._is_default:
             raise InputFailed(f"{self._field.name}: has to be an http, https or data URL")
-        return _Awaited(shape, path=value)
+        return _PendingFile(shape, path=value)
 
     def _secret(self, make: Any, value: str) -> Any:
         default = self._field.info.default

@@ -1,4 +1,4 @@
-"""Python values to JSON values. Types of other packages are known by what they can do, so that none is imported."""
+"""Converts Python values to JSON values. Recognises other packages' types by their methods, without an import."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ MAX_DEPTH = 200  # objects and arrays within each other; readers of JSON refuse 
 
 
 def is_file(value: Any) -> bool:
-    """Whether a value is sent as a file: a path, or a file that is open for reading."""
+    """Returns whether a value is sent as a file: a path, or a file that is open for reading."""
     return isinstance(value, os.PathLike) or (callable(getattr(value, "read", None)) and not isinstance(value, type))
 
 
-def jsonable(value: Any, put: PutFile) -> Any:
-    """What is sent of `value`: its files go to `put`, with null in their place.
+def jsonable(value: Any, put_file: PutFile) -> Any:
+    """Converts a value to JSON; passes its files to `put_file` and leaves null in their place.
 
     JSON has neither NaN nor infinity: they become null, as in JavaScript. Bytes become base64. Raises OutputFailed for
     what has no JSON form, and names its place.
     """
-    return _Walk(put).value(value, [])
+    return _Walk(put_file).value(value, [])
 
 
 class _Walk:
-    """One value's. `place` is a list that grows and shrinks on the way, so that only files and faults cost a copy."""
+    """Converts one value. `place` is one list that grows and shrinks, so that only files and faults cost a copy."""
 
-    def __init__(self, put: PutFile) -> None:
-        self._put = put
+    def __init__(self, put_file: PutFile) -> None:
+        self._put_file = put_file
 
     def value(self, value: Any, place: Place) -> Any:
         match value:
@@ -58,13 +58,13 @@ class _Walk:
             case float():
                 return float(value) if math.isfinite(value) else None
         if is_file(value):
-            self._put(list(place), value)
+            self._put_file(list(place), value)
             return None
         if (scalar := _scalar(value)) is not None:
             return scalar
-        return self._inside(value, place)
+        return self._compound(value, place)
 
-    def _inside(self, value: Any, place: Place) -> Any:
+    def _compound(self, value: Any, place: Place) -> Any:
         if len(place) >= MAX_DEPTH:
             raise OutputFailed(f"the output is nested deeper than {MAX_DEPTH} levels, or holds itself")
         if (coder := _coder_of(value)) is not None:
@@ -75,20 +75,20 @@ class _Walk:
             return {key: self._at(key, member, place) for key, member in fields}
         if isinstance(value, Iterable) and isinstance(value, list | tuple | Set | Iterator):
             return [self._at(index, member, place) for index, member in enumerate(value)]
-        if callable(plain := getattr(value, "tolist", None)):  # arrays and numbers of numpy, tensors
-            return self.value(plain(), place)
-        where = f" at {_words(place)}" if place else ""
+        if callable(to_list := getattr(value, "tolist", None)):  # arrays and numbers of numpy, tensors
+            return self.value(to_list(), place)
+        where = f" at {_dotted(place)}" if place else ""
         raise OutputFailed(f"the output{where} is of type {type(value).__name__}, which has no JSON form")
 
     def _at(self, key: str | int, member: Any, place: Place) -> Any:
         place.append(key)
-        made = self.value(member, place)
+        result = self.value(member, place)
         place.pop()
-        return made
+        return result
 
 
 def _text(text: str) -> str:
-    """Half surrogates, as in names of files that are no UTF-8, have no place in JSON."""
+    """Replaces half surrogates, as in file names that are not UTF-8: JSON cannot hold them."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -108,7 +108,7 @@ def _scalar(value: Any) -> str | None:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Of anything that becomes an object."""
+    """Returns the members of a value that becomes an object; None for other values."""
     if isinstance(value, Mapping):
         return ((_key(key), member) for key, member in value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -133,6 +133,6 @@ def _key(key: Any) -> str:
     raise OutputFailed(f"the output has an object with a key of type {type(key).__name__}, where JSON has only texts")
 
 
-def _words(place: Place) -> str:
-    shown = ".".join(str(key)[:40] for key in islice(place, 8))
-    return shown + ("..." if len(place) > 8 else "")
+def _dotted(place: Place) -> str:
+    keys = ".".join(str(key)[:40] for key in islice(place, 8))
+    return keys + ("..." if len(place) > 8 else "")

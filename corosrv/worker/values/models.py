@@ -1,4 +1,4 @@
-"""Pydantic's models, and whatever else turns itself into plain values. No such package is imported."""
+"""Dumps models of pydantic, and other objects with such a method, without importing their packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dump_of(value: Any) -> Callable[[], Any] | None:
-    """What makes plain values of it, if it can: its author may rename, leave out and add fields on the way."""
+    """Returns the function that dumps a model to plain values, or None. It may rename, omit and add fields."""
     if isinstance(value, type | Mapping):
         return None
     # Of its class: an object may have an answer to any name.
@@ -17,7 +17,7 @@ def dump_of(value: Any) -> Callable[[], Any] | None:
 
 
 def _with_secrets_kept(model: Any, dumped: Any) -> Any:
-    """A dump takes secrets apart, as it does any dataclass; fields that hold some stay as they were."""
+    """Restores fields that hold secrets: a dump takes these apart like any dataclass."""
     if not isinstance(dumped, dict):
         return dumped
     fields = {name: getattr(model, name, None) for name in dumped if isinstance(name, str)}

@@ -39,7 +39,7 @@ class OutputFiles:
             raise OutputFailed(f"the output file {name} cannot be read: {error.strerror}") from error
 
     def write(self, name: str, content: bytes) -> str:
-        """Returns the name that it got. Raises OutputFailed."""
+        """Writes a file and returns the name that it got. Raises OutputFailed."""
         try:
             with self._create(name) as target:
                 target.write(content)

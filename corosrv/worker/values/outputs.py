@@ -1,4 +1,4 @@
-"""What a predictor returned or yielded, as messages: files are copied, and so is what is too large for a message."""
+"""Makes messages of what a predictor returned or yielded; writes files, and values too large for a message."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _SMALL = MAX_VALUE // 6  # characters: as JSON, a character takes six bytes at m
 
 
 class Draft:
-    """The chunk of this index, before its files are copied: what JSON has of it is made at once.
+    """The chunk of this index, converted to JSON but before its files are copied.
 
-    The author's objects are read by the time that there is a message, and the files lie in `directory`/outputs,
-    whatever becomes of the author's.
+    Once the message is made, the author's objects and files are not needed any more: copies lie in
+    `directory`/outputs.
     """
 
     def __init__(self, value: Any, index: int, directory: str) -> None:
-        """Raises OutputFailed for a value that JSON does not have."""
+        """Converts the value. Raises OutputFailed if it has no JSON form."""
         self._index = index
         self._directory = directory
         self._files: list[tuple[Place, Any]] = []
-        self._whole = value if is_file(value) else None
+        self._file = value if is_file(value) else None
         self._output = (
             None if is_file(value) else jsonable(value, lambda place, file: self._files.append((place, file)))
         )
@@ -37,14 +37,14 @@ class Draft:
 
     @property
     def waits(self) -> bool:
-        """Whether `message` waits for the disk."""
-        return bool(self._files) or self._whole is not None or self._encoded is not None
+        """True if `message` waits for the disk."""
+        return bool(self._files) or self._file is not None or self._encoded is not None
 
     def message(self) -> OutputChunk | FileOutput:
-        """To be called once, in any thread. Raises OutputFailed for a file that is not there."""
+        """Makes the message and writes files; call it once, in any thread. Raises OutputFailed for unreadable files."""
         files = OutputFiles(os.path.join(self._directory, "outputs"), self._index)
-        if self._whole is not None:
-            name, mime_type = files.keep(self._whole)
+        if self._file is not None:
+            name, mime_type = files.keep(self._file)
             return FileOutput(name, "file_type", mime_type, self._index)
         refs = [FileRef(place, *files.keep(file)) for place, file in self._files]
         if self._encoded is None:
@@ -54,7 +54,7 @@ class Draft:
 
 
 def is_many(value: Any) -> bool:
-    """Whether what was to be an iterator is one, or something whose members can be handed out like one's."""
+    """Returns whether a predictor's result can be iterated for chunks: iterators, lists and other containers."""
     if (
         isinstance(value, str | bytes | bytearray | memoryview | Mapping)
         or is_file(value)
@@ -65,12 +65,12 @@ def is_many(value: Any) -> bool:
 
 
 def encode(value: Any, index: int, directory: str) -> OutputChunk | FileOutput:
-    """Drafted and written at once. Waits for the disk, where there are files. Raises OutputFailed."""
+    """Drafts a value and makes its message. Waits for the disk if there are files. Raises OutputFailed."""
     return Draft(value, index, directory).message()
 
 
 def _measured(output: Any) -> bytes | None:
-    """The JSON text, if it is too large for a message."""
+    """Returns the JSON text if it is too large for a message, else None."""
     if output is None or isinstance(output, int | float) or (isinstance(output, str) and len(output) < _SMALL):
         return None
     encoded = msgspec.json.encode(output)

@@ -1,4 +1,4 @@
-"""Directories for nobody else's eyes, made by whoever first has something to put there."""
+"""Makes directories that only this user can read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def make_private(path: str) -> None:
-    """Makes a directory, and those above it that are missing. One that is there is left as it is. Raises OSError."""
+    """Makes a directory and its missing parents. Leaves an existing one as it is. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
