@@ -247,7 +247,7 @@ class Front(GeventWorker):  # type: ignore[misc]
 
     @property
     def _logs_requests(self) -> bool:
-        """Whether the access log or the user's own hook looks at a request once more when it is over."""
+        """True when the access log or the user's own hook looks at a request once more when it is over."""
         return self._has_access_log or self.cfg.post_request is not PostRequest.default
 
     def _count_request(self) -> None:

@@ -47,7 +47,7 @@ class ResponseError(msgspec.Struct):
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Of the prompt's tokens, those that were known; none are counted for being kept."""
+    """Counts the prompt's tokens that were known; writing to the cache is not counted."""
 
     cached_tokens: int
     cache_write_tokens: int
