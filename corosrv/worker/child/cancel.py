@@ -45,10 +45,10 @@ class _Lane:
 
 
 class Cancels:
-    """Brings cancels and predictions together, by slot and id. Any thread."""
+    """Matches cancels with predictions by slot and id. Any thread."""
 
     def __init__(self, has_mail: Callable[[int], bool] = lambda slot: False) -> None:
-        """`has_mail(slot)`: something has come over its channel that nobody has read."""
+        """`has_mail(slot)`: a message waits unread in its channel."""
         self._has_mail = has_mail
         self._lanes: dict[int, _Lane] = {}
         self._lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""The child's end of the control channel, and the thread that reads it: the server is heard whatever user code does."""
+"""The child's end of the control channel, and the thread that reads it: it runs whatever user code does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ControlListener(Protocol):
     """Handles the server's messages after Init. Called in the control thread; must not wait."""
 
     def add_slots(self, fds: Sequence[int]) -> None:
-        """The ends of their channels, which are the listener's from now on."""
+        """Takes the ends of the slots' channels; the listener owns them."""
 
     def cancel(self, slot: int, id: str) -> None: ...
 

@@ -19,7 +19,7 @@ _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Drops:
-    """Counts the log messages that a slow server made us leave out, and tells how many, once it reads again."""
+    """Counts log messages that were dropped while the server did not read, and reports them once it does."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
         """`tell(count, interval_ms)`."""
@@ -41,7 +41,7 @@ class Drops:
 
 
 class Outbox(Generic[Out]):
-    """Sends messages over one socket, in order and whole. Any thread; also a destructor amid a call of the same thread.
+    """Sends messages over one socket, in order. Any thread may send, also a destructor within a call.
 
     What the socket takes goes out in the caller's thread. What it does not take waits, and the ferry sends it.
     """
@@ -99,20 +99,20 @@ class Outbox(Generic[Out]):
         self.post(message)
 
     def flush(self, timeout: float | None = None, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until the kernel has all of it, or `unless` holds when somebody nudges."""
+        """Waits until the kernel has all messages, or until `unless` returns True after a nudge."""
         if not self._queue:
             return True
         with self._lock:
             return self._has_room.wait_for(lambda: not self._queue or unless(), timeout)
 
     def nudge(self) -> None:
-        """Wakes everyone who waits for the outbox, to look again."""
+        """Wakes all threads that wait for the outbox, so that they check their conditions again."""
         with self._lock:
             self._has_room.notify_all()
             self._call_listeners()
 
     def on_empty(self, listener: Callable[[], object]) -> None:
-        """Calls it once, in any thread, when all of it is sent or somebody nudges; now, where nothing waits."""
+        """Calls a function once, in any thread, when all is sent or after a nudge; at once if nothing is unsent."""
         with self._lock:
             self._listeners.append(listener)
             if not self._queue:
@@ -169,7 +169,7 @@ class Outbox(Generic[Out]):
 
 
 class Ferry:
-    """One thread that sends what waits in outboxes, as soon as their sockets take it. Starts when first needed."""
+    """Sends queued messages of outboxes in one thread, as soon as their sockets take them. Starts when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

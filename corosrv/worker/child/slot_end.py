@@ -32,7 +32,7 @@ class SlotEnd:
         return self._socket.fileno()
 
     def receive(self) -> Predict | None:
-        """The next prediction; None when no more come. Waits. Raises BadFrame."""
+        """Returns the next prediction; None when no more come. Waits. Raises BadFrame."""
         return self._channel.receive()
 
     def receive_nowait(self) -> list[Predict] | None:
@@ -54,14 +54,14 @@ class SlotEnd:
         return [message for message in messages if message is not None]
 
     def has_mail(self) -> bool:
-        """Something has come that was not received yet. Any thread."""
+        """Returns whether a message waits that was not received yet. Any thread."""
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
     def hang_up(self) -> None:
-        """No more predictions are taken: whoever receives is woken. What runs can still answer. Any thread."""
+        """Accepts no more predictions and wakes the receiver. Running ones can still answer. Any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 

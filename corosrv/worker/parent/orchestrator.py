@@ -1,4 +1,4 @@
-"""One life of the worker process that runs predictions: from its start to its end, whoever brings that about."""
+"""One life of the worker process that runs predictions: from its start to its end."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class PredictorProcess:
         return self._link.pid if self._link.is_started else None
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Called after each change of state, and each poisoned slot. Must not wait."""
+        """Calls `listener` after each change of state and each poisoned slot; it must not wait."""
         self._listeners.append(listener)
 
     # Start and set-up.
 
     def start(self) -> None:
-        """Returns at once; a greenlet does the rest."""
+        """Starts the process and its set-up in a greenlet. Never waits."""
         self.setup.start()
         self._starting = gevent.spawn(self._start)
         if self._config.setup_timeout:
@@ -221,7 +221,7 @@ class PredictorProcess:
     # Health.
 
     def check_health(self) -> str | None:
-        """Asks the predictor's own check; None when it is well, else the reason. Waits, at most 5 s.
+        """Runs the predictor's own check; returns None if it is healthy, else the reason. Waits, at most 5 s.
 
         Callers at the same time share one check, and as long as one hangs, no other is begun. A predictor without a
         check is well, and is not asked: native code may keep its interpreter from answering.
@@ -238,7 +238,7 @@ class PredictorProcess:
     # The end.
 
     def stop(self, timeout: float) -> None:
-        """Ends the process, after what is running: it is killed after `timeout` seconds. Waits for its end.
+        """Ends the process once nothing runs, or kills it after `timeout` seconds. Waits for its end.
 
         One that is still being set up is terminated, and killed after 5 s.
         """

@@ -1,4 +1,4 @@
-"""One slot of the worker, as the server sees it: what runs on it, and how that ends."""
+"""One slot of the worker, on the server's side: the running prediction, and its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Running:
 
 
 class Slot:
-    """Runs one prediction after the other, and gives each one terminal message, behind the end of its permit."""
+    """Runs one prediction after the other. Each gets one terminal message, after its permit has ended."""
 
     def __init__(self, slot_id: int, channel: GeventChannel[Predict, SlotToServer]) -> None:
         self.id = slot_id
@@ -45,7 +45,7 @@ class Slot:
             self.channel.send(message)
 
     def on_message(self, message: SlotToServer, n_bytes: int) -> None:
-        """Raises ProtocolError for one that no prediction here can have sent."""
+        """Handles a message. Raises ProtocolError for one that no prediction of this slot can have sent."""
         running = self.running
         if running is None:
             raise ProtocolError(f"{type(message).__name__} came while no prediction ran")
@@ -57,12 +57,12 @@ class Slot:
         running.reader.add(message, n_bytes)
 
     def wait_for_room(self) -> None:
-        """Waits until whoever reads the running prediction has made some."""
+        """Waits until the running prediction's reader has room for messages."""
         if self.running is not None:
             self.running.reader.wait_for_room()
 
     def fail(self, error: str, poison: str | None = None) -> None:
-        """Ends what runs, if anything does; with a reason in `poison`, the slot with it."""
+        """Ends the running prediction, if any; poisons the slot if `poison` has a reason."""
         running, self.running = self.running, None
         if running is None:
             return

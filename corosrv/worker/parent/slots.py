@@ -38,7 +38,7 @@ class Slots:
         return slot_id in self._by_id
 
     def id_of(self, lane: int) -> int:
-        """The slot whose channel has this number."""
+        """Returns the slot whose channel has this number."""
         return self._slots[lane].id
 
     def submit(self, job: PredictJob) -> PredictReader:
@@ -71,11 +71,11 @@ class Slots:
                 slot.fail(f"{type(error).__name__}: {error}")
 
     def on_message(self, lane: int, message: SlotToServer, n_bytes: int) -> None:
-        """Raises ProtocolError for one that no prediction can have sent."""
+        """Handles a message. Raises ProtocolError for one that no prediction can have sent."""
         self._slots[lane].on_message(message, n_bytes)
 
     def wait_for_room(self, lane: int) -> None:
-        """Waits until whoever reads this lane's prediction has made some."""
+        """Waits until the reader of this lane's prediction has room for messages."""
         self._slots[lane].wait_for_room()
 
     def poison(self, slot_id: int, reason: str) -> None:
@@ -89,7 +89,7 @@ class Slots:
         slot.channel.close()
 
     def poison_all(self, reason: str) -> None:
-        """The worker has ended, and what runs on it fails."""
+        """Fails all running predictions: the worker has ended."""
         for slot in self._slots:
             slot.fail(reason, poison=reason)
             self.permits.poison(slot.id, reason)
