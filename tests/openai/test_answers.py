@@ -5,6 +5,7 @@ import math
 import weakref
 from typing import Any
 
+import msgspec
 import pytest
 
 from corosrv.chat.choice import Syntax
@@ -13,6 +14,7 @@ from corosrv.chat.parser import SyntaxParser, TextParser
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Answer
 from corosrv.jobs import Candidate, Chunk, Finish, Job, ModelCard, Sampling, Text, TokenInfo
+from corosrv.openai.answer_types import ChatChunk, TextCompletion
 from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.events import DONE
@@ -352,3 +354,14 @@ def test_tokens_are_listed_with_their_text():
 
 def test_done_is_what_clients_wait_for():
     assert DONE == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize(("shape", "type"), [(CHAT, ChatChunk), (TEXT, TextCompletion)])
+def test_prepared_text_has_the_form_that_its_type_has(shape: str, type: Any, usage: bool) -> None:
+    answering = answer(shape, stream=True, usage=usage)
+
+    prepared = answering.events([text(0, "Hé\n")])
+
+    encoded = msgspec.json.encode(msgspec.json.decode(prepared.removeprefix(b"data: "), type=type))
+    assert prepared == b"data: " + encoded + b"\n\n"
