@@ -61,9 +61,11 @@ class ChatAnswer:
             choices[part.choice].add(part)
         for chunk in chunks:
             self._tally.add(chunk)
-        ended = [choice.end(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
+        chat_choices = [choice.chat_choice(self._logprobs(choice.tokens)) for choice in Turns().among(choices)]
         extras = self._extras.of_answer(chunks)
-        answer: ChatCompletion = self._frame.complete(ended, self._tally, self._parser.reasoning_tokens, **extras)
+        answer: ChatCompletion = self._frame.complete(
+            chat_choices, self._tally, self._parser.reasoning_tokens, **extras
+        )
         return answer
 
     def first(self) -> bytes:
@@ -160,7 +162,7 @@ class _Choice:
             case End():
                 self._finish = cast(Finish, part.reason)
 
-    def end(self, logprobs: ChatLogprobs | None) -> ChatChoice:
+    def chat_choice(self, logprobs: ChatLogprobs | None) -> ChatChoice:
         assert self._finish is not None
         message = AnswerMessage("assistant", "".join(self._text), None)
         if self._thoughts:
