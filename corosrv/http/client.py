@@ -21,6 +21,8 @@ class ClientWatch:
     cannot be told from other records, nothing is watched and a client's leaving shows at the next write.
     """
 
+    __slots__ = ("_hub", "_on_gone", "_socket", "_watcher", "is_gone")
+
     def __init__(self, environ: dict[str, Any], on_gone: Callable[[], None]) -> None:
         self._on_gone = on_gone
         self.is_gone = False

@@ -46,6 +46,8 @@ class ClientLimits:
 class Connection:
     """Reads requests from one client's socket, and closes it. Belongs to one greenlet."""
 
+    __slots__ = ("_idle_seconds", "_limits", "_parser", "_socket", "_unreader", "is_idle")
+
     def __init__(self, cfg: Any, client: Any, address: Any, limits: ClientLimits) -> None:
         self._socket = client
         self._limits = limits

@@ -85,7 +85,21 @@ class Listener(StreamServer):  # type: ignore[misc]
         self._n_begun += 1
         raw = arrival.socket
         client = PatientSocket(raw.family, raw.type, raw.proto, fileno=raw.detach())
-        super().do_handle(client, arrival.address)
+        try:
+            self._spawn(self._serve, client, arrival.address)
+        except BaseException:
+            self.do_close(client, arrival.address)
+            raise
+
+    def _serve(self, client: Any, address: Any) -> None:
+        """Serves one client and closes its socket. Waits.
+
+        gevent's own function does so through `*args`, whose call every open stream would keep on its stack.
+        """
+        try:
+            self._handle(client, address)
+        finally:
+            self.do_close(client, address)
 
     def close(self) -> None:
         """Accepts nobody any more; who was accepted is served. Calling it twice is harmless."""

@@ -32,7 +32,7 @@ class TooSlow(TimeoutError):
     """
 
 
-@dataclass
+@dataclass(slots=True)
 class Pace:
     """A client's deadline: everything within `limit` seconds, and after `grace` at least `rate` bytes a second.
 

@@ -44,6 +44,8 @@ def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
 class Frame:
     """Makes events from the choices of one answer, and what follows the last of them."""
 
+    __slots__ = ("_answer_type", "_include_usage", "_n_open", "members")
+
     def __init__(
         self,
         answer_type: type[ChatCompletion] | type[ChatChunk] | type[TextCompletion],
