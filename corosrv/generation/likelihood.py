@@ -13,7 +13,7 @@ def spell(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
-def of(token: TokenInfo, post_sampling: bool) -> TokenLikelihood:
+def describe(token: TokenInfo, post_sampling: bool) -> TokenLikelihood:
     """Describes a token by what the model thought of it, or by what the samplers left of that."""
     return probabilities(token) if post_sampling else logprobs(token)
 

@@ -35,7 +35,7 @@ class LlamaExtras:
         self.is_wanted = self._telemetry.is_wanted or bool(self._tasks)
 
     @classmethod
-    def of(cls, n_tasks: int, options: AnswerOptions) -> LlamaExtras:
+    def for_answer(cls, n_tasks: int, options: AnswerOptions) -> LlamaExtras:
         """Makes the extras of one answer; all answers that want none share the same, which has no state."""
         wants_some = options.token_timings or options.prompt_progress or options.native_form is not None
         return cls(n_tasks, options) if wants_some else _NO_EXTRAS

@@ -51,7 +51,7 @@ class ChatAnswer:
         self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, job.n_tasks, options.usage)
         self._has_logprobs = options.logprobs
         self._is_post_sampling = job.sampling.post_sampling_probs
-        self._extras = LlamaExtras.of(job.n_tasks, options)
+        self._extras = LlamaExtras.for_answer(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
@@ -109,7 +109,7 @@ class ChatAnswer:
     def _logprobs(self, tokens: Iterable[TokenInfo]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        return ChatLogprobs([likelihood.of(token, self._is_post_sampling) for token in tokens])
+        return ChatLogprobs([likelihood.describe(token, self._is_post_sampling) for token in tokens])
 
     def _make_text_frame(self, index: int) -> tuple[bytes, bytes]:
         frame = self._frame.text_frame(

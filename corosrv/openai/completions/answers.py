@@ -58,7 +58,7 @@ class TextAnswer:
         self._options = options
         self._tally = Tally(job.n)
         self._frame = events.Frame(TextCompletion, "cmpl-", "text_completion", card, job.n_tasks, options.usage)
-        self._extras = LlamaExtras.of(job.n_tasks, options)
+        self._extras = LlamaExtras.for_answer(job.n_tasks, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
         self._logprobs: dict[int, Logprobs] = {}  # of each choice of a stream
@@ -77,7 +77,7 @@ class TextAnswer:
         if n == n_tried:
             return list(tried)
         groups = (tried[first : first + n_tried] for first in range(0, len(tried), n_tried))
-        return [best for group in groups for best in sorted(group, key=lambda one: -one.mean_logprob)[:n]]
+        return [best for group in groups for best in sorted(group, key=lambda text: -text.mean_logprob)[:n]]
 
     def _choice(self, index: int, choice: _Choice) -> TextChoice:
         echo = self._echo(index, self._options.n)
@@ -125,7 +125,7 @@ class TextAnswer:
         return sent + self._frame.event(TextChoice(chunk.index, chunk.text, probs, None), **extras)
 
     def _probs(self, tokens: Iterable[TokenInfo]) -> TextLogprobs:
-        return TextLogprobs(content=[likelihood.of(token, self._is_post_sampling) for token in tokens])
+        return TextLogprobs(content=[likelihood.describe(token, self._is_post_sampling) for token in tokens])
 
     def _piece(self, index: int, text: str) -> bytes:
         prefix, suffix = self._text_frames.get(index) or self._make_text_frame(index)

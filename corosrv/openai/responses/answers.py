@@ -73,7 +73,7 @@ class ResponseAnswer(BlockAnswer):
     def complete_answer(self) -> ResponseObject:
         response = self._response("incomplete" if self._is_cut else "completed")
         if self._keep is not None:
-            self._keep(Stored(response, self._turns + self._said()))
+            self._keep(Stored(response, self._turns + self._answer_turns()))
         return response
 
     def first(self) -> bytes:
@@ -184,17 +184,17 @@ class ResponseAnswer(BlockAnswer):
             tally.prompt_tokens + tally.completion_tokens,
         )
 
-    def _said(self) -> tuple[Turn, ...]:
+    def _answer_turns(self) -> tuple[Turn, ...]:
         """The answer as a turn, for responses that go on from it."""
-        said = TurnList()
+        turns = TurnList()
         for block in self.blocks.row:
             if block.kind is BlockKind.REASONING:
-                said.think(block.text)
+                turns.think(block.text)
             elif block.kind is BlockKind.TEXT:
-                said.answer(block.text)
+                turns.answer(block.text)
             else:
-                said.call(block.id, block.name, arguments(block.text, "arguments"))
-        return said.all
+                turns.call(block.id, block.name, arguments(block.text, "arguments"))
+        return turns.all
 
 
 def _part(block: AnswerBlock) -> OutputPart:

@@ -95,8 +95,8 @@ def _cancel(name: str) -> dict[str, Any]:
     }
 
 
-def _operation(summary: str, name: str, **others: Any) -> dict[str, Any]:
-    return {"summary": summary, "operationId": name, "responses": {"200": _json("Successful Response"), **others}}
+def _operation(summary: str, name: str, **errors: Any) -> dict[str, Any]:
+    return {"summary": summary, "operationId": name, "responses": {"200": _json("Successful Response"), **errors}}
 
 
 def _json(description: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:

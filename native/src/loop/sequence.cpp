@@ -15,7 +15,7 @@ namespace {
 using State = Sequence::State;
 
 // The state table. Any state but the last may end; only a slot lets a sequence compute, and it may lose it.
-bool may_move(State from, State to) {
+[[maybe_unused]] bool may_move(State from, State to) {
   switch (from) {
     case State::kWaiting:
       return to == State::kStarting || to == State::kDone;
