@@ -108,8 +108,11 @@ class SlotFiles:
 
     def _check_room(self, filename: str) -> None:
         """Raises Refused where the folder is full; the file that is to be replaced does not count."""
-        with os.scandir(self._folder) as entries:
-            sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name != filename]
+        try:
+            with os.scandir(self._folder) as entries:
+                sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name != filename]
+        except OSError:
+            return  # the save that follows meets the same fault, and says it
         if len(sizes) >= MOST_FILES:
             raise Refused(f"filename: there are {len(sizes)} files in the folder, which is the limit", "filename", FULL)
         if self._most_bytes and sum(sizes) >= self._most_bytes:

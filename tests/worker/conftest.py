@@ -21,9 +21,10 @@ def leaves_nothing() -> Iterator[None]:
     gevent.get_hub().threadpool.apply(int)  # its descriptors come with the first use
     before = len(os.listdir("/proc/self/fd"))
     yield
-    if len(os.listdir("/proc/self/fd")) != before:  # somebody's garbage, maybe, which takes its time to collect
+    # Fewer than before are no fault: what an earlier test dropped was collected meanwhile.
+    if len(os.listdir("/proc/self/fd")) > before:  # somebody's garbage, maybe, which takes its time to collect
         gevent.get_hub().threadpool.join()
-        assert n_descriptors() == before
+        assert n_descriptors() <= before
 
 
 @pytest.fixture(scope="module")
