@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 STOREYS = (
     ("errors", "processor"),
-    ("outgoing",),
+    ("outgoing", "tensors"),
     ("bodies", "jobs", "settings", "structured", "waits"),
     ("dispatch", "wire"),
     ("models", "worker"),

@@ -16,6 +16,9 @@ _TYPES = {
     ErrorKind.RATE_LIMITED: "rate_limit_error",
     ErrorKind.UNAVAILABLE: "overloaded_error",
     ErrorKind.CLIENT_GONE: "api_error",
+    ErrorKind.CONFLICT: "invalid_request_error",
+    ErrorKind.DEADLINE_PASSED: "api_error",
+    ErrorKind.WORKER_LOST: "api_error",
     ErrorKind.FAILED: "api_error",
 }
 

@@ -27,7 +27,10 @@ CorosrvError
 │   ├── InvalidInput         fields of a prediction's request are wrong
 │   ├── NotStreamed          the predictor does not stream
 │   ├── IdTaken              another prediction has this id
-│   └── TooManyReaders       too many clients read the events of a prediction
+│   ├── TooManyReaders       too many clients read the events of a prediction
+│   ├── InvalidTensor        a tensor is not what its datatype and shape say
+│   ├── CallRefused          a handler refused its input
+│   └── Conflict             two models match alike, or calls would wait for each other
 ├── Unavailable              the server cannot take the request now; a later one may succeed
 │   ├── Starting             the model is loading
 │   ├── ModelFailed          the model could not be loaded
@@ -39,6 +42,10 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction
 │   ├── WorkerGone           the predictor's process has ended
 │   └── QueueFull            the queue is full
+├── DeadlinePassed           the time of a call was over
+├── CallCancelled            a call was cancelled
+├── HandlerFailed            a handler raised, or returned what it must not
+├── WorkerLost               the worker ended while it ran a call
 ├── RedirectRefused          a redirect of one of our own requests leads where it must not go
 ├── DestinationRefused       one of our own requests would go where no client may send it
 ├── LoadError                there is no such predictor, or it does not fit its slots; its set-up fails
@@ -75,6 +82,15 @@ from corosrv.errors.base import (
     UsedAfterClose,
     UsedAfterFork,
     WrongThread,
+)
+from corosrv.errors.calls import (
+    CallCancelled,
+    CallRefused,
+    Conflict,
+    DeadlinePassed,
+    HandlerFailed,
+    InvalidTensor,
+    WorkerLost,
 )
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
 from corosrv.errors.jobs import JobFailed, JobPutOff, JobRefused
@@ -126,13 +142,18 @@ __all__ = [
     "BodyIncomplete",
     "BodyTooLarge",
     "BodyTooSlow",
+    "CallCancelled",
+    "CallRefused",
     "ChannelClosed",
     "ClientGone",
+    "Conflict",
     "CorosrvError",
+    "DeadlinePassed",
     "DestinationRefused",
     "ErrorKind",
     "Forbidden",
     "FrameTooLarge",
+    "HandlerFailed",
     "HttpError",
     "IdTaken",
     "IllegalTransition",
@@ -141,6 +162,7 @@ __all__ = [
     "InvalidInput",
     "InvalidJson",
     "InvalidSchema",
+    "InvalidTensor",
     "JobFailed",
     "JobPutOff",
     "JobRefused",
@@ -177,6 +199,7 @@ __all__ = [
     "UsedAfterFork",
     "WireError",
     "WorkerGone",
+    "WorkerLost",
     "WrongThread",
 ]
 

@@ -18,6 +18,9 @@ class ErrorKind(Enum):
     RATE_LIMITED = "rate limited"
     UNAVAILABLE = "unavailable"
     CLIENT_GONE = "client gone"
+    CONFLICT = "conflict"
+    DEADLINE_PASSED = "deadline passed"
+    WORKER_LOST = "worker lost"
     FAILED = "failed"
 
 

@@ -16,6 +16,9 @@ _TYPES = {
     ErrorKind.RATE_LIMITED: "rate_limit_error",
     ErrorKind.UNAVAILABLE: "unavailable_error",
     ErrorKind.CLIENT_GONE: "client_closed_request",
+    ErrorKind.CONFLICT: "invalid_request_error",
+    ErrorKind.DEADLINE_PASSED: "server_error",
+    ErrorKind.WORKER_LOST: "server_error",
     ErrorKind.FAILED: "server_error",
 }
 

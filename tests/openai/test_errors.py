@@ -89,11 +89,14 @@ def test_an_error_has_its_status_and_four_members(error, status, kind, param, co
     }
 
 
-# What goes wrong with predictions and their worker alone: tests/predictions/test_errors.py.
+# What goes wrong with predictions and their worker alone is in tests/predictions/test_errors.py; what goes wrong with
+# calls of handlers, which OpenAI's clients do not make, in tests/kserve.
 ELSEWHERE = {
     errors.InvalidInput, errors.NotStreamed, errors.IdTaken, errors.TooManyReaders, errors.NoCapacity,
     errors.WorkerGone, errors.LoadError, errors.SignatureError, errors.InputFailed, errors.OutputFailed,
     errors.RedirectRefused, errors.DestinationRefused,
+    errors.InvalidTensor, errors.CallRefused, errors.Conflict, errors.DeadlinePassed, errors.CallCancelled,
+    errors.HandlerFailed, errors.WorkerLost,
     errors.IllegalTransition, *classes(errors.WireError),
 }  # fmt: skip
 

@@ -1,0 +1,93 @@
+"""The contract between the dispatcher and the worker processes that run handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.errors import CorosrvError
+from corosrv.jobs.infer import HandlerCard, InferOutputs, InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LaneGroup:
+    """Slots of one worker that serve the same handlers: a permit of the pool runs one call, or one batch, of any."""
+
+    handlers: tuple[int, ...]  # their positions in HandlerHost.handlers
+    permits: PermitPool
+
+
+@dataclass(frozen=True, slots=True)
+class HandedItem:
+    """Holds one request of a call that is handed over."""
+
+    request: InferRequest
+    deadline: float | None = None  # of time.monotonic()
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedCall:
+    """Holds what a worker runs for one of its handlers: one request, or those of a batch."""
+
+    handler: int  # its position in HandlerHost.handlers
+    items: Sequence[HandedItem]
+    attempt: int = 1
+    stream: bool = False
+    waiting_keys: tuple[str, ...] = field(default=())  # of the calls that wait for this one, its own among them
+
+
+class CallListener(Protocol):
+    """Receives what a handed-over call sends. Only `wait_for_room` may wait.
+
+    Each item gets any number of outputs and then exactly one `on_end`, also if the worker dies. When the last item's
+    `on_end` is called, the call's permit has ended.
+    """
+
+    def on_outputs(self, item: int, outputs: InferOutputs, n_bytes: int) -> None: ...
+
+    def on_end(self, item: int, error: CorosrvError | None) -> None:
+        """Called with None if the item ended well, and WorkerLost if its worker was lost."""
+
+    def wait_for_room(self) -> None:
+        """Waits until more outputs may come; until then the worker's handler waits."""
+
+
+class RunningCall(Protocol):
+    """A call that was handed over."""
+
+    def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
+        """Asks an item to end, or all of them with -1. Its `on_end` still comes. Never waits; twice is harmless."""
+
+
+class HandlerHost(Protocol):
+    """One worker process that has registered. Belongs to the hub's thread; nothing waits."""
+
+    @property
+    def id(self) -> str:
+        """The pool and the place in it, as `default/0`; the same for the process that replaces this one."""
+
+    @property
+    def incarnation(self) -> int:
+        """Grows with every process of a place."""
+
+    @property
+    def handlers(self) -> Sequence[HandlerCard]: ...
+
+    @property
+    def groups(self) -> Sequence[LaneGroup]: ...
+
+    @property
+    def is_draining(self) -> bool:
+        """True once no new calls may be handed over."""
+
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
+        """Hands a call over on the permit's slot, and owns the permit from then on. Never raises.
+
+        A permit that is released, poisoned or added is told to `on_change` listeners.
+        """
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after a change of the permits or of `is_draining`; it must not wait."""

@@ -1,0 +1,54 @@
+"""Defines errors of calls to handlers, which user code in a worker process answers."""
+
+from __future__ import annotations
+
+from corosrv.errors.base import CorosrvError, ErrorKind
+from corosrv.errors.refused import Refused
+
+
+class InvalidTensor(Refused):
+    """A tensor is not what its name, datatype and shape say; names it."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"tensor {name[:120]!r} {problem}", name[:120])
+
+
+class CallRefused(Refused):
+    """The handler refused its input; the words are its own."""
+
+
+class Conflict(Refused):
+    """The call cannot be made as things stand: two models match alike, or a chain of calls would wait for itself."""
+
+    status = 409
+    kind = ErrorKind.CONFLICT
+
+
+class DeadlinePassed(CorosrvError):
+    """The call's time was over, while it waited or while it ran."""
+
+    status = 504
+    kind = ErrorKind.DEADLINE_PASSED
+    code = "deadline_exceeded"
+
+
+class CallCancelled(CorosrvError):
+    """The call was cancelled: by its client, or by its handler."""
+
+    status = 499
+    kind = ErrorKind.CLIENT_GONE
+    code = "cancelled"
+
+
+class HandlerFailed(CorosrvError):
+    """The handler raised, or returned what it must not. Its own words are in the log, and never in an answer."""
+
+    code = "handler_failed"
+
+
+class WorkerLost(CorosrvError):
+    """The worker process ended after the call was handed over; the call may have run."""
+
+    status = 502
+    kind = ErrorKind.WORKER_LOST
+    code = "worker_lost"

@@ -1,0 +1,7 @@
+"""Tensors of KServe's v2 protocol: datatypes, values and declarations. Knows no JSON, no gRPC and no process."""
+
+from corosrv.tensors.datatypes import DATATYPES, Datatype
+from corosrv.tensors.spec import TensorSpec
+from corosrv.tensors.tensor import Parameter, Tensor
+
+__all__ = ["DATATYPES", "Datatype", "Parameter", "Tensor", "TensorSpec"]

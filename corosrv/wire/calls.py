@@ -1,0 +1,272 @@
+"""Messages between server and worker about calls of handlers: msgpack maps with a `type`.
+
+A worker inherits a control channel. It imports the application and says which pools it has; it is told which of them
+it works for, starts that pool's handlers and says so, which is its registration. Then each slot gets a lane, on which
+one call (or one batch of calls) runs at a time. Slots are numbered through the pool's groups in their order: a group
+of concurrency 3 has three slots in a row.
+
+A tensor of MIN_ATTACHED bytes or more travels beside its message, in a sealed memory file (corosrv.wire.attached), in
+the order of the tensors in the message.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from corosrv.jobs.answers import LogLine
+from corosrv.jobs.infer import HandlerCard
+from corosrv.tensors import Parameter
+
+PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
+
+
+class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+    pass
+
+
+class WireTensor(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+    """A tensor on its way. `n_attached`: the bytes of its content in a memory file beside the message; -1: in `raw`."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    raw: bytes = b""
+    n_attached: int = -1
+    parameters: dict[str, Parameter] = {}
+
+
+class WireRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of one call; see corosrv.jobs.infer.InferRequest."""
+
+    inputs: list[WireTensor] = []
+    id: str = ""
+    parameters: dict[str, Parameter] = {}
+    outputs: list[str] | None = None
+
+
+class PoolCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Describes one pool of the application's workers.
+
+    `min_workers`: None leaves it to the operator, as for the pool of all plain functions, whose name is `default`.
+    """
+
+    name: str
+    handlers: list[HandlerCard]
+    min_workers: int | None = None
+    max_workers: int | None = None
+    gpus: float = 0.0
+    memory_mb: float = 0.0
+    cold_start_ms: float | None = None
+    priority: int = 5
+
+
+# Control channel, to the worker.
+
+
+class InitApp(_Message, frozen=True, tag="init_app"):
+    """The first message: which application to import. `is_factory`: the reference names a function that makes it."""
+
+    app_ref: str
+    app_dir: str = ""
+    is_factory: bool = False
+    worker_id: str = ""
+    protocol: int = PROTOCOL
+
+
+class StartPool(_Message, frozen=True, tag="start_pool"):
+    """Tells a worker that has said Loaded which pool it works for."""
+
+    pool: str
+
+
+class AddLanes(_Message, frozen=True, tag="add_lanes"):
+    """Brings the ends of the slots' lanes as descriptors, in the order of the slots; repeated for many slots."""
+
+
+class CancelCall(_Message, frozen=True, tag="cancel_call"):
+    """Cancels the call of this id, or one item of its batch; does nothing once the slot runs another."""
+
+    slot: int
+    id: int
+    item: int = -1  # all of them
+    is_deadline: bool = False  # its time is over, which the handler is told in place of a cancel
+
+
+class StopWorker(_Message, frozen=True, tag="stop_worker"):
+    """Runs `on_stop` and ends the worker. Sent when nothing runs any more, or when its time is over."""
+
+    grace_ms: float = 10_000.0  # for on_stop
+
+
+# Control channel, to the server.
+
+
+class Loaded(_Message, frozen=True, tag="loaded"):
+    """The application was imported. Nothing of it was started yet."""
+
+    pools: list[PoolCard]
+    protocol: int = PROTOCOL
+
+
+class Registered(_Message, frozen=True, tag="registered"):
+    """The pool's handlers have started: the worker takes calls as soon as it has its lanes."""
+
+    handlers: list[HandlerCard]
+
+
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+    """Comes every two seconds while the worker's control thread turns. A hint for tables, and never more."""
+
+    in_flight: int
+    rss: int  # bytes
+
+
+class WorkerLog(_Message, frozen=True, tag="worker_log"):
+    """Text that was printed outside calls. `source`: stdout or stderr."""
+
+    source: str
+    data: str
+
+
+class StartFailed(_Message, frozen=True, tag="start_failed"):
+    """The application could not be imported, or the pool not be started; the worker ends."""
+
+    error: str
+
+
+class SlotLost(_Message, frozen=True, tag="slot_lost"):
+    """A slot cannot be used any more."""
+
+    slot: int
+    error: str
+
+
+class WorkerAborts(_Message, frozen=True, tag="worker_aborts"):
+    """The worker is about to end by itself."""
+
+    reason: str
+
+
+class LogsDropped(_Message, frozen=True, tag="logs_dropped"):
+    count: int
+    interval_millis: int
+
+
+class WorkerStopped(_Message, frozen=True, tag="worker_stopped"):
+    """The last message: `on_stop` has run."""
+
+
+# Lane, to the worker.
+
+
+class RunCall(_Message, frozen=True, tag="run_call"):
+    """Runs a handler. `requests` has one member, or those of a batch, whose answers name them by their position.
+
+    `handler`: its position in Registered.handlers. `budget_us`: microseconds that are left until the deadline of each
+    request, None without one.
+    """
+
+    id: int
+    handler: int
+    requests: list[WireRequest]
+    budget_us: list[int | None]
+    request_ids: list[str]
+    attempt: int = 1
+    stream: bool = False
+
+
+# Lane, to the server. Each item of a call gets any number of outputs, and then exactly one end or failure. When the
+# last item has one, the slot is idle again.
+
+
+class CallOutputs(_Message, frozen=True, tag="outputs"):
+    """One answer of one item."""
+
+    id: int
+    outputs: list[WireTensor]
+    parameters: dict[str, Parameter] = {}
+    is_final: bool = False
+    item: int = 0
+
+
+class CallEnd(_Message, frozen=True, tag="end"):
+    """One item has ended well."""
+
+    id: int
+    item: int = 0
+
+
+class CallFailure(_Message, frozen=True, tag="failure"):
+    """One item has failed.
+
+    `kind`: invalid_input, not_found, unavailable, cancelled, deadline or failed. The message of all but the last is for
+    the client; that of `failed` has a traceback and is for the log.
+    """
+
+    id: int
+    kind: str
+    message: str
+    item: int = 0
+
+
+# Asks: calls in the other direction, on the lane of the call that makes them, or on the one lane of the gRPC front.
+# The `number` is the asking side's own. Answers come as AskOutputs, and one AskEnd, which is the last.
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """Asks the dispatcher to run a call. Either `model` or `capability` is there."""
+
+    number: int
+    request: WireRequest
+    model: str = ""
+    version: str = ""
+    capability: dict[str, object] | None = None
+    prefer: dict[str, float] = {}
+    is_fuzzy: bool = False
+    stream: bool = False
+    budget_us: int | None = None
+    priority: int = 5
+    request_id: str = ""
+    caller: str = ""  # believed from the gRPC front alone
+
+
+class AskCancel(_Message, frozen=True, tag="ask_cancel"):
+    """Cancels an ask; its AskEnd still comes."""
+
+    number: int
+
+
+class AskTaken(_Message, frozen=True, tag="ask_taken"):
+    """Says that so many outputs were passed on; at most ASK_WINDOW may be on their way."""
+
+    number: int
+    count: int
+
+
+class AskOutputs(_Message, frozen=True, tag="ask_outputs"):
+    number: int
+    outputs: list[WireTensor]
+    parameters: dict[str, Parameter] = {}
+    is_final: bool = False
+
+
+class AskEnd(_Message, frozen=True, tag="ask_end"):
+    """The end of an ask. `status`: the HTTP status of its error; 0 if it went well."""
+
+    number: int
+    model: str = ""
+    version: str = ""
+    status: int = 0
+    error_kind: str = ""  # the value of corosrv.errors.ErrorKind
+    message: str = ""
+    retry_after: int | None = None
+
+
+ASK_WINDOW = 16
+
+ControlToAppWorker = InitApp | StartPool | AddLanes | CancelCall | StopWorker
+ControlFromAppWorker = (
+    Loaded | Registered | Heartbeat | WorkerLog | StartFailed | SlotLost | WorkerAborts | LogsDropped | WorkerStopped
+)
+LaneToAppWorker = RunCall | AskOutputs | AskEnd
+LaneFromAppWorker = LogLine | CallOutputs | CallEnd | CallFailure | Ask | AskCancel | AskTaken
