@@ -5,8 +5,8 @@ it works for, starts that pool's handlers and says so, which is its registration
 one call (or one batch of calls) runs at a time. Slots are numbered through the pool's groups in their order: a group
 of concurrency 3 has three slots in a row.
 
-A tensor of MIN_ATTACHED bytes or more travels beside its message, in a sealed memory file (corosrv.wire.attached), in
-the order of the tensors in the message.
+A tensor of MIN_ATTACHED bytes or more travels beside its message, in a sealed memory file: corosrv.wire.tensors puts it
+there and takes it out.
 """
 
 from __future__ import annotations
