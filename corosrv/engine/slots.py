@@ -28,7 +28,7 @@ class TaskNote:
         sampling = job.sampling
         if sampling.logit_bias or sampling.grammar or sampling.dry_sequence_breakers != _BREAKERS:
             sampling = replace(sampling, logit_bias=(), grammar="", grammar_triggers=(), dry_sequence_breakers=())
-        return cls(sampling, job.max_tokens, job.stream, job.caller)
+        return cls(sampling, job.max_tokens, job.stream, job.terms.caller)
 
 
 class TaskNotes:

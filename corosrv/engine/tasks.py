@@ -42,7 +42,7 @@ class TaskMaker:
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
         scales = self._adapters.scales(None)
-        owner = owner_of(job.caller)
+        owner = owner_of(job.terms.caller)
         return [
             Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, owner=owner, id=self._notes.number())
             for tokens in prompts
@@ -50,7 +50,7 @@ class TaskMaker:
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
         prompts = self._vocabulary.encode_inputs(job.prompts)
-        scales, owner = self._adapters.scales(None), owner_of(job.caller)
+        scales, owner = self._adapters.scales(None), owner_of(job.terms.caller)
         return [
             Task(
                 tokens,
@@ -86,7 +86,7 @@ class TaskMaker:
                 share_prefix=job.share_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
-                owner=owner_of(job.caller),
+                owner=owner_of(job.terms.caller),
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
                 id=self._notes.number(note),

@@ -17,4 +17,4 @@ def caller() -> str:
 
 def with_caller(job: AnyJob) -> AnyJob:
     """Returns the job with the caller of the request at hand, whatever kind of job it is."""
-    return replace(job, caller=name) if (name := caller()) else job
+    return replace(job, terms=replace(job.terms, caller=name)) if (name := caller()) else job

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from corosrv.jobs.reader import Reader, Sink
     from corosrv.jobs.sampling import SAMPLERS, Sampling
     from corosrv.jobs.slots import HasSlots, SlotFile, SlotState
+    from corosrv.jobs.terms import Terms
     from corosrv.jobs.vocabulary import Vocabulary
     from corosrv.jobs.worker import State, Worker
 
@@ -44,6 +45,7 @@ __all__ = [
     "SlotFile",
     "SlotState",
     "State",
+    "Terms",
     "Text",
     "TokenInfo",
     "Tokens",
@@ -74,6 +76,7 @@ _HOMES = {
     "SlotFile": "slots",
     "SlotState": "slots",
     "State": "worker",
+    "Terms": "terms",
     "Text": "job",
     "TokenInfo": "chunk",
     "Tokens": "job",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.jobs.sampling import Sampling
+from corosrv.jobs.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class Job:
     n_discard: int = 0  # 0 is half of what may go
     max_ms: float = 0.0  # of generating, from the first token on; then LENGTH. 0: no limit
     slot: int = -1  # where it has to run; -1: anywhere
-    caller: str = ""  # who asks; what is computed for one caller is not shared with another
     stream: bool = False  # the answer is sent while it is generated
     lora: tuple[tuple[int, float], ...] | None = None  # adapter number and scale; None: as the server is set
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def n_tasks(self) -> int:
@@ -79,7 +80,7 @@ class EmbedJob:
     normalize: int = 2  # -1: as it is; 0: largest number is 32760; 2: Euclidean; p: p-norm
     pooling: bool = True  # False: a vector for every token, one behind the other
     model: str | None = None
-    caller: str = ""
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def n_tasks(self) -> int:
@@ -93,7 +94,7 @@ class RerankJob:
     query: str
     documents: tuple[str, ...]
     model: str | None = None
-    caller: str = ""
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def n_tasks(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 from corosrv import errors
 from corosrv.engine import Engine
 from corosrv.generation import vectors
-from corosrv.jobs import EmbedJob, Finish, RerankJob, Text
+from corosrv.jobs import EmbedJob, Finish, RerankJob, Terms, Text
 from tests.support.engines import opened, read_all
 from tests.support.gguf import write_bert
 
@@ -61,13 +61,13 @@ def test_a_callers_share_of_the_queue_holds_for_scores_and_vectors(tmp_path):
     write_bert(embedder, pooling=1)
 
     with opened(model=str(ranker), queue_per_key=2) as engine:
-        assert len(read_all(engine.submit(RerankJob(QUERY, few, caller="greedy")))) == 2
+        assert len(read_all(engine.submit(RerankJob(QUERY, few, terms=Terms(caller="greedy"))))) == 2
         with pytest.raises(errors.QueueFull, match="of this API key"):
-            engine.submit(RerankJob(QUERY, many, caller="greedy"))
+            engine.submit(RerankJob(QUERY, many, terms=Terms(caller="greedy")))
     with opened(model=str(embedder), queue_per_key=2) as engine:
-        assert len(read_all(engine.submit(EmbedJob(tuple(map(Text, few)), caller="greedy")))) == 2
+        assert len(read_all(engine.submit(EmbedJob(tuple(map(Text, few)), terms=Terms(caller="greedy"))))) == 2
         with pytest.raises(errors.QueueFull, match="of this API key"):
-            engine.submit(EmbedJob(tuple(map(Text, many)), caller="greedy"))
+            engine.submit(EmbedJob(tuple(map(Text, many)), terms=Terms(caller="greedy")))
 
 
 def test_a_ranker_offers_scores_alone(ranker):

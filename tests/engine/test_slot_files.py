@@ -16,7 +16,7 @@ from corosrv.engine import slot_file, slot_keeper
 from corosrv.engine.binding import SlotContent
 from corosrv.engine.engine import Engine
 from corosrv.engine.slot_file import FileOwner, SlotFileLimits
-from corosrv.jobs import SlotFile
+from corosrv.jobs import SlotFile, Terms
 from tests.support.engines import SLOW, job, opened, packaged_model, read_all, text_of, wait_until
 
 STORY = "The ship left the harbour at dawn, and nobody on board knew where the captain meant to go. " * 20
@@ -177,7 +177,7 @@ def real() -> Iterator[Engine]:
 
 def asked(engine: Engine, slot: int, caller: str = "") -> tuple[str, int]:
     """The text, and how many tokens of the prompt were known already."""
-    chunks = read_all(engine.submit(job(QUESTION, slot=slot, caller=caller)))
+    chunks = read_all(engine.submit(job(QUESTION, slot=slot, terms=Terms(caller=caller))))
     return text_of(chunks), chunks[-1].cached_tokens
 
 

@@ -15,7 +15,7 @@ def test_a_job_of_any_kind_has_the_caller_of_its_request(job: AnyJob):
     with Flask("tests").test_request_context():
         g.corosrv_caller = "key-1"
 
-        assert with_caller(job).caller == "key-1"
+        assert with_caller(job).terms.caller == "key-1"
 
 
 @each_kind
