@@ -10,6 +10,7 @@ from corosrv.errors import IllegalTransition
 class WorkerState(str, Enum):
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"  # it takes nothing new, and ends when nothing runs
     SETUP_FAILED = "setup_failed"
     DEFUNCT = "defunct"  # it died, or none of its slots can be used
     STOPPED = "stopped"  # as somebody wanted
@@ -17,7 +18,8 @@ class WorkerState(str, Enum):
 
 NEXT: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.SETUP_FAILED, WorkerState.STOPPED}),
-    WorkerState.READY: frozenset({WorkerState.DEFUNCT, WorkerState.STOPPED}),
+    WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.DEFUNCT, WorkerState.STOPPED}),
+    WorkerState.DRAINING: frozenset({WorkerState.DEFUNCT, WorkerState.STOPPED}),
     WorkerState.SETUP_FAILED: frozenset(),
     WorkerState.DEFUNCT: frozenset(),
     WorkerState.STOPPED: frozenset(),

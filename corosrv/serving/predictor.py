@@ -31,6 +31,7 @@ _USER_AGENT = "COROSRV_USER_AGENT"  # where the worker looks for what its downlo
 _STATES = {
     WorkerState.STARTING: State.STARTING,
     WorkerState.READY: State.READY,
+    WorkerState.DRAINING: State.DRAINING,
     WorkerState.SETUP_FAILED: State.FAILED,
     WorkerState.DEFUNCT: State.FAILED,
     WorkerState.STOPPED: State.DRAINING,
