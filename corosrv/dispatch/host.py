@@ -9,6 +9,7 @@ from typing import Protocol
 from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import CorosrvError
 from corosrv.jobs.infer import HandlerCard, InferOutputs, InferRequest
+from corosrv.jobs.terms import DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class HandedItem:
     request: InferRequest
     deadline: float | None = None  # of time.monotonic()
     request_id: str = ""
+    caller: str = ""  # whose call it is; the calls that its handler makes are his, too
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
