@@ -244,10 +244,14 @@ class AskTaken(_Message, frozen=True, tag="ask_taken"):
 
 
 class AskOutputs(_Message, frozen=True, tag="ask_outputs"):
+    """One answer of an ask. `model` and `version` name the handler that answers."""
+
     number: int
     outputs: list[WireTensor]
     parameters: dict[str, Parameter] = {}
     is_final: bool = False
+    model: str = ""
+    version: str = ""
 
 
 class AskEnd(_Message, frozen=True, tag="ask_end"):
@@ -258,6 +262,7 @@ class AskEnd(_Message, frozen=True, tag="ask_end"):
     version: str = ""
     status: int = 0
     error_kind: str = ""  # the value of corosrv.errors.ErrorKind
+    code: str | None = None
     message: str = ""
     retry_after: int | None = None
 

@@ -1,0 +1,244 @@
+"""Calls that other processes make through the dispatcher: handlers, and the gRPC front for its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import gevent
+import msgspec
+from gevent.event import Event
+
+from corosrv.errors import (
+    ChannelClosed,
+    CorosrvError,
+    FrameTooLarge,
+    HandlerFailed,
+    ProtocolError,
+    QueueFull,
+    WireError,
+)
+from corosrv.jobs.infer import (
+    CapabilityTarget,
+    HandlerCard,
+    InferEnd,
+    InferJob,
+    InferOutputs,
+    InferReader,
+    InferRequest,
+    ModelTarget,
+    Target,
+)
+from corosrv.jobs.terms import Terms
+from corosrv.waits.elsewhere import call_in_thread
+from corosrv.wire import descriptors
+from corosrv.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken
+from corosrv.wire.tensors import TensorPacking, unpack
+
+log = logging.getLogger("corosrv.worker")
+
+MAX_ASKS = 256  # that one call of a handler may have running at once
+LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
+
+Submit = Callable[[InferJob], InferReader]
+SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
+
+
+class Asks:
+    """Runs the asks of one lane and sends their answers. Belongs to the thread of one hub.
+
+    Each ask gets its outputs and then exactly one AskEnd, unless the lane is closed before.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        send: SendAnswer,
+        terms: Terms | None = None,
+        *,
+        limit: int = MAX_ASKS,
+        believes_caller: bool = False,
+    ) -> None:
+        """Takes what runs a call, and what sends a message over the lane.
+
+        `terms`: those of the call that asks; its asks end at its deadline and belong to its caller. `limit`: how many
+        asks may run at once. `believes_caller`: an ask says itself who its caller is.
+        """
+        self._submit = submit
+        self._send = send
+        self._terms = terms or Terms()
+        self._limit = limit
+        self._believes_caller = believes_caller
+        self._running: dict[int, _RunningAsk] = {}
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    def on_message(self, message: Ask | AskCancel | AskTaken, fds: Sequence[int] = ()) -> None:
+        """Handles a message of the asking side; closes the descriptors that came with it. Never waits.
+
+        Raises ProtocolError for an ask whose number is in use, or whose attached tensors are not as announced.
+        """
+        if isinstance(message, Ask):
+            self._begin(message, fds)
+            return
+        descriptors.close_all(fds)
+        running = self._running.get(message.number)
+        if running is None:
+            return  # it has ended meanwhile
+        if isinstance(message, AskCancel):
+            running.cancel()
+        else:
+            running.take(message.count)
+
+    def close(self) -> None:
+        """Cancels all asks, as the lane or the asking call has ended. Nothing is sent any more. Never waits."""
+        running, self._running = self._running, {}
+        for ask in running.values():
+            ask.kill()
+
+    def _begin(self, ask: Ask, fds: Sequence[int]) -> None:
+        if ask.number in self._running:
+            descriptors.close_all(fds)
+            raise ProtocolError(f"the ask {ask.number} is running already")
+        try:
+            (inputs,) = unpack([ask.request.inputs], fds)
+            if len(self._running) >= self._limit:
+                raise QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
+        except WireError:
+            raise
+        except CorosrvError as error:
+            self._tell(end_of(ask.number, None, error))
+            return
+        request = InferRequest(inputs, ask.request.id, ask.request.parameters, _names(ask.request.outputs))
+        job = InferJob(_target_of(ask), request, ask.stream, self._terms_of(ask))
+        running = self._running[ask.number] = _RunningAsk(ask.number, job, self._submit, self._send)
+        running.start(self._forget)
+
+    def _terms_of(self, ask: Ask) -> Terms:
+        deadline = self._terms.deadline
+        if ask.budget_us is not None:
+            own_deadline = time.monotonic() + ask.budget_us / 1e6
+            deadline = own_deadline if deadline is None else min(deadline, own_deadline)
+        return replace(
+            self._terms,
+            deadline=deadline,
+            priority=ask.priority,
+            request_id=ask.request_id or self._terms.request_id,
+            caller=ask.caller if self._believes_caller else self._terms.caller,
+        )
+
+    def _forget(self, ask: _RunningAsk, end: AskEnd) -> None:
+        if self._running.get(ask.number) is ask:
+            del self._running[ask.number]
+            self._tell(end)
+
+    def _tell(self, end: AskEnd) -> None:
+        with contextlib.suppress(ChannelClosed):  # whoever owns the lane hears of it, and closes
+            self._send(end, ())
+
+
+class _RunningAsk:
+    """One ask from its call's submission to its end: a greenlet that passes the reader's items on."""
+
+    def __init__(self, number: int, job: InferJob, submit: Submit, send: SendAnswer) -> None:
+        self.number = number
+        self._job = job
+        self._submit = submit
+        self._send = send
+        self._reader: InferReader | None = None
+        self._greenlet: gevent.Greenlet
+        self._is_cancelled = False
+        self._n_untaken = 0  # outputs that the asking side has not passed on yet
+        self._has_room: Event | None = None  # while it waits for that
+
+    def start(self, on_end: Callable[[_RunningAsk, AskEnd], None]) -> None:
+        self._greenlet = gevent.spawn(self._run, on_end)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._reader is not None:
+            self._reader.cancel()
+        self._wake()
+
+    def kill(self) -> None:
+        """Ends it without an AskEnd; its reader is closed, which cancels."""
+        self._greenlet.kill(block=False)
+
+    def take(self, count: int) -> None:
+        self._n_untaken -= count
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._has_room is not None:
+            self._has_room.set()
+
+    def _run(self, on_end: Callable[[_RunningAsk, AskEnd], None]) -> None:
+        error: CorosrvError | None
+        card: HandlerCard | None = None
+        try:
+            with contextlib.closing(self._submit(self._job)) as reader:
+                self._reader = reader
+                card = reader.card
+                if self._is_cancelled:
+                    reader.cancel()
+                error = self._pass_on(reader, card)
+        except FrameTooLarge:
+            error = HandlerFailed("the parameters of the answer are too large")
+        except CorosrvError as failure:
+            error = failure
+        except Exception:
+            log.exception("an ask could not be answered")
+            error = HandlerFailed("the call failed; the server's log says why")
+        on_end(self, end_of(self.number, card, error))
+
+    def _pass_on(self, reader: InferReader, card: HandlerCard) -> CorosrvError | None:
+        """Sends all outputs; returns how the call ended. Waits."""
+        for item in reader:
+            if isinstance(item, InferEnd):
+                return item.error
+            self._wait_for_room()
+            if not self._is_cancelled:
+                self._send_outputs(item, card)
+        return HandlerFailed("the call ended without an answer")
+
+    def _wait_for_room(self) -> None:
+        while self._n_untaken >= ASK_WINDOW and not self._is_cancelled:
+            self._has_room = Event()
+            self._has_room.wait()
+            self._has_room = None
+
+    def _send_outputs(self, item: InferOutputs, card: HandlerCard) -> None:
+        parameters = dict(item.parameters)
+        if isinstance(self._job.target, CapabilityTarget) and card.capability is not None:
+            parameters["capability"] = msgspec.json.encode(card.capability).decode()
+        with TensorPacking() as packing:
+            outputs = packing.pack(item.outputs)
+            message = AskOutputs(self.number, outputs, parameters, item.is_final, card.name, card.version)
+            fds = call_in_thread(packing.fds) if packing.n_attached >= LONG_COPY else packing.fds()
+            self._n_untaken += 1
+            self._send(message, fds)
+
+
+def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None) -> AskEnd:
+    """Makes the last message of an ask."""
+    model, version = ("", "") if card is None else (card.name, card.version)
+    if error is None:
+        return AskEnd(number, model, version)
+    return AskEnd(
+        number, model, version, error.status, error.kind.value, error.code, str(error), error.retry_after
+    )  # fmt: skip
+
+
+def _names(outputs: list[str] | None) -> tuple[str, ...] | None:
+    return None if outputs is None else tuple(outputs)
+
+
+def _target_of(ask: Ask) -> Target:
+    if ask.capability is not None:
+        return CapabilityTarget(ask.capability, ask.prefer, ask.is_fuzzy)
+    return ModelTarget(ask.model, ask.version)
