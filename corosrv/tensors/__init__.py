@@ -1,7 +1,8 @@
 """Tensors of KServe's v2 protocol: datatypes, values and declarations. Knows no JSON, no gRPC and no process."""
 
 from corosrv.tensors.datatypes import DATATYPES, Datatype
+from corosrv.tensors.declared import check_inputs
 from corosrv.tensors.spec import TensorSpec
 from corosrv.tensors.tensor import Parameter, Tensor
 
-__all__ = ["DATATYPES", "Datatype", "Parameter", "Tensor", "TensorSpec"]
+__all__ = ["DATATYPES", "Datatype", "Parameter", "Tensor", "TensorSpec", "check_inputs"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
+from corosrv.errors import InvalidTensor
 from corosrv.tensors.datatypes import DATATYPES
 
 
@@ -25,3 +27,23 @@ class TensorSpec(msgspec.Struct, frozen=True):
             raise ValueError(f"tensor {self.name!r}: unknown datatype {self.datatype!r}")
         if any(isinstance(size, bool) or not isinstance(size, int) or size < -1 for size in self.shape):
             raise ValueError(f"tensor {self.name!r}: dimensions are integers from -1 on, not {list(self.shape)}")
+
+    def allows(self, shape: Sequence[int]) -> bool:
+        """Returns whether a tensor of this shape fits the declaration."""
+        return len(shape) == len(self.shape) and all(
+            declared in (-1, size) for declared, size in zip(self.shape, shape, strict=True)
+        )
+
+    def shape_for(self, n_elements: int) -> tuple[int, ...]:
+        """Returns the shape of so many elements, the one dimension of -1 inferred. Raises InvalidTensor if none fits.
+
+        Where several are -1, all but the last are taken as 1.
+        """
+        fixed = [1 if size == -1 else size for size in self.shape]
+        n_fixed = math.prod(fixed)
+        if -1 in self.shape and n_fixed and n_elements % n_fixed == 0:
+            last = len(fixed) - 1 - list(self.shape)[::-1].index(-1)
+            fixed[last] = n_elements // n_fixed
+        elif n_fixed != n_elements:
+            raise InvalidTensor(self.name, f"has {n_elements} elements, which do not fit the shape {list(self.shape)}")
+        return tuple(fixed)

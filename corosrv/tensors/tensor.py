@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corosrv.errors import InvalidTensor
-from corosrv.tensors import elements
+from corosrv.tensors import arrays, elements, shapes
 from corosrv.tensors.datatypes import DATATYPES
 
 Parameter = str | int | float | bool
-
-MAX_DIMENSIONS = 64
-MAX_BYTES = 2**63 - 1  # of one tensor, so that no product of dimensions goes beyond a machine's integers
 
 
 class Tensor:
@@ -22,7 +19,14 @@ class Tensor:
     belongs to somebody else; whoever keeps the tensor keeps that memory.
     """
 
-    __slots__ = ("_data", "datatype", "name", "parameters", "raw", "shape")
+    __slots__ = ("_data", "datatype", "n_elements", "name", "parameters", "raw", "shape")
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    n_elements: int
+    raw: bytes | memoryview
+    parameters: Mapping[str, Parameter]
 
     def __init__(
         self,
@@ -33,29 +37,57 @@ class Tensor:
         raw: bytes | memoryview | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        """Takes either flat `data` or `raw`. Raises InvalidTensor for a wrong datatype, shape, range or count."""
-        if datatype not in DATATYPES:
-            raise InvalidTensor(name, f"unknown datatype {datatype!r}")
+        """Takes `raw`, or `data`: a flat list, or an array of numpy. Gives way to other greenlets in long BYTES.
+
+        Raises InvalidTensor for a wrong datatype, shape, range or count.
+        """
         if (data is None) == (raw is None):
             raise InvalidTensor(name, "needs either data or raw content, and not both")
-        self.name = name
-        self.datatype = datatype
-        self.shape = tuple(shape)
-        self.parameters: Mapping[str, Parameter] = parameters or {}
-        self._data: list[Any] | None = None
-        n_elements = count(name, self.shape)
+        self._describe(name, datatype, shape, parameters)
         if raw is not None:
-            elements.check(name, datatype, n_elements, raw)
-            self.raw: bytes | memoryview = raw
+            self.raw = raw if type(raw) is bytes else _view(name, raw)
+            elements.check(name, datatype, self.n_elements, self.raw)
+        elif arrays.is_array(data):
+            self._check_count(data.size)  # type: ignore[union-attr]
+            self.raw = arrays.pack(name, datatype, data)
         else:
-            assert data is not None
-            if len(data) != n_elements:
-                raise InvalidTensor(name, f"has {len(data)} elements, where the shape {list(shape)} needs {n_elements}")
+            if not isinstance(data, Sequence) or isinstance(data, (str, bytes, bytearray, memoryview)):
+                raise InvalidTensor(name, f"needs a flat list as its data, and no {type(data).__name__}")
+            self._check_count(len(data))
             self.raw = elements.pack(name, datatype, data)
 
-    @property
-    def n_elements(self) -> int:
-        return count(self.name, self.shape)
+    @classmethod
+    def from_checked(
+        cls,
+        name: str,
+        datatype: str,
+        shape: Sequence[int],
+        raw: bytes | memoryview,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Tensor:
+        """Makes a tensor of content that was packed here, or checked before. Raises InvalidTensor for a wrong shape."""
+        tensor = cls.__new__(cls)
+        tensor._describe(name, datatype, shape, parameters)
+        tensor.raw = raw
+        return tensor
+
+    def _describe(
+        self, name: str, datatype: str, shape: Sequence[int], parameters: Mapping[str, Parameter] | None
+    ) -> None:
+        if datatype not in DATATYPES:
+            raise InvalidTensor(name, f"has the unknown datatype {datatype[:40]!r}")
+        self.name = name
+        self.datatype = datatype
+        self.shape = shapes.sizes(name, shape)
+        self.n_elements = shapes.count(name, self.shape)
+        self.parameters = parameters or {}
+        self._data: list[Any] | None = None
+
+    def _check_count(self, n_elements: int) -> None:
+        if n_elements != self.n_elements:
+            raise InvalidTensor(
+                self.name, f"has {n_elements} elements, where the shape {list(self.shape)} needs {self.n_elements}"
+            )
 
     @property
     def n_bytes(self) -> int:
@@ -65,7 +97,7 @@ class Tensor:
     def data(self) -> list[Any]:
         """The elements as a flat list, made at the first use; those of BYTES are `bytes`."""
         if self._data is None:
-            self._data = elements.unpack(self.name, self.datatype, self.raw)
+            self._data = elements.unpack(self.datatype, self.raw)
         return self._data
 
     def as_numpy(self) -> Any:
@@ -73,21 +105,30 @@ class Tensor:
 
         BF16, which numpy lacks, becomes FP32.
         """
-        return elements.as_numpy(self.datatype, self.shape, self.raw)
+        return arrays.as_array(self.datatype, self.shape, self.raw)
+
+    def __eq__(self, other: object) -> bool:
+        """Compares everything, contents byte by byte."""
+        if not isinstance(other, Tensor):
+            return NotImplemented
+        return (
+            (self.name, self.datatype, self.shape) == (other.name, other.datatype, other.shape)
+            and self.parameters == other.parameters
+            and self.raw == other.raw
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # contents may be views of memory that changes
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype!r}, {list(self.shape)})"
 
 
-def count(name: str, shape: Sequence[int]) -> int:
-    """Returns the number of elements of a shape. Raises InvalidTensor for a dimension that is no size, or too many."""
-    if len(shape) > MAX_DIMENSIONS:
-        raise InvalidTensor(name, f"has {len(shape)} dimensions, where {MAX_DIMENSIONS} are allowed")
-    n_elements = 1
-    for size in shape:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise InvalidTensor(name, f"has the dimension {size!r}, which is no size")
-        n_elements *= size
-        if n_elements > MAX_BYTES and 0 not in shape:
-            raise InvalidTensor(name, f"has the shape {list(shape)}, which no memory holds")
-    return n_elements
+def _view(name: str, raw: bytes | memoryview) -> bytes | memoryview:
+    """Returns content as single bytes, whatever its buffer is of."""
+    try:
+        view = memoryview(raw)
+        if view.format == "B" and view.ndim == 1 and view.contiguous:
+            return view
+        return view.cast("B") if view.nbytes else b""
+    except TypeError:
+        raise InvalidTensor(name, f"needs contiguous bytes as its raw content, and no {type(raw).__name__}") from None
