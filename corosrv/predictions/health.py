@@ -63,6 +63,7 @@ class HealthState:
 _OF_WORKER: dict[WorkerState, PredictorHealth] = {
     WorkerState.STARTING: PredictorHealth.STARTING,
     WorkerState.SETUP_FAILED: PredictorHealth.SETUP_FAILED,
+    WorkerState.DRAINING: PredictorHealth.DEFUNCT,
     WorkerState.DEFUNCT: PredictorHealth.DEFUNCT,
 }
 # A worker that was stopped is as good as dead, or was never set up.

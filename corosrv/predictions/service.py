@@ -40,7 +40,7 @@ log = logging.getLogger("corosrv.predictions")
 
 
 class WorkerLike(Protocol):
-    """The worker that the service uses; see corosrv.worker.parent.orchestrator.PredictorProcess."""
+    """The worker that the service uses; see corosrv.worker.parent.predictor_process.PredictorProcess."""
 
     @property
     def state(self) -> WorkerState: ...

@@ -22,7 +22,7 @@ from corosrv.predictions import errors, routes
 from corosrv.predictions.collector import PredictionCollector
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import PredictionSettings, ServerSettings
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.restarting import RestartingWorker
 
 log = logging.getLogger("corosrv")

@@ -33,7 +33,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import routes as prediction_routes
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import PredictionSettings, model_list
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.hardening.largest import Body, Limits, bodies
 from tests.worker.predicting import wait_for
 

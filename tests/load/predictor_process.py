@@ -23,7 +23,7 @@ from gevent.event import Event
 from corosrv.jobs import PredictJob
 from corosrv.jobs.answers import Done
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 
 NOTHING = "tests/predictors/nothing.py:Predictor"
 LEAN = (sys.executable, "-m", "tests.load.lean_worker")

@@ -47,6 +47,7 @@ def test_other_workers_need_no_look_at_slots(worker):
     expected = {
         WorkerState.STARTING: PredictorHealth.STARTING,
         WorkerState.SETUP_FAILED: PredictorHealth.SETUP_FAILED,
+        WorkerState.DRAINING: PredictorHealth.DEFUNCT,
         WorkerState.DEFUNCT: PredictorHealth.DEFUNCT,
         WorkerState.STOPPED: PredictorHealth.DEFUNCT,
     }

@@ -17,7 +17,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import routes
 from corosrv.predictions.service import PredictionService
 from corosrv.settings import PredictionSettings
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.file_server import FileServer, content
 from tests.support.file_server import serving as serving_files
 from tests.worker.predicting import wait_for

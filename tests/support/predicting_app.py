@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.hostile_worker import COMMAND
 from tests.worker.predicting import TIMEOUT, counters, submit, wait_for
 

@@ -14,8 +14,8 @@ from gevent.event import Event
 from corosrv.jobs import PredictJob
 from corosrv.jobs.worker_state import NEXT, WorkerState
 from corosrv.wire.messages import SlotToServer
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.hostile_worker import COMMAND
 
 TIMEOUT = 10.0  # seconds that anything may take

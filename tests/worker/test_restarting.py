@@ -10,7 +10,7 @@ import gevent
 from gevent.event import Event
 
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.restarting import RestartingWorker
 from tests.support.hostile_worker import COMMAND
 from tests.worker.predicting import TIMEOUT, wait_for_death

@@ -13,8 +13,8 @@ import pytest
 
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire.messages import SlotToServer
-from corosrv.worker.parent.orchestrator import PredictorProcess
 from corosrv.worker.parent.predict_reader import TERMINAL
+from corosrv.worker.parent.predictor_process import PredictorProcess
 from tests.worker.predicting import TIMEOUT, counters, is_alive, ready, submit
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

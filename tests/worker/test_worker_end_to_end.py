@@ -16,8 +16,8 @@ import pytest
 from corosrv.jobs import PredictJob
 from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.worker.predicting import TIMEOUT, counters, read, started, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -55,7 +55,7 @@ def test_a_dead_worker_fails_every_prediction_once(do: str, arguments: dict[str,
 
 
 def test_a_worker_that_says_it_will_abort_and_does_not_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corosrv.worker.parent.orchestrator.ABORT", 0.05)
+    monkeypatch.setattr("corosrv.worker.parent.worker_process.ABORT", 0.05)
     with ready() as worker:
         (failed,) = read(submit(worker, "threaten_to_abort"))
 

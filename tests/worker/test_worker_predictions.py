@@ -13,7 +13,7 @@ from corosrv.jobs import PredictJob
 from corosrv.jobs.answers import Cancelled, Done, Failed, LogLine, OutputChunk
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire.messages import MAX_VALUE
-from corosrv.worker.parent.orchestrator import PredictorProcess
+from corosrv.worker.parent.predictor_process import PredictorProcess
 from tests.worker.predicting import TIMEOUT, counters, read, ready, submit, wait_for
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -11,7 +11,7 @@ import pytest
 from corosrv.jobs.answers import Done
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire.descriptors import MAX_FDS
-from corosrv.worker.parent.orchestrator import PredictorProcess, WorkerConfig
+from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.worker.predicting import TIMEOUT, counters, read, ready, started, submit, wait_for, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -141,7 +141,7 @@ def test_a_time_out_ends_grandchildren_too() -> None:
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corosrv.worker.parent.orchestrator.TERMINATION", 0.1)
+    monkeypatch.setattr("corosrv.worker.parent.worker_process.TERMINATION", 0.1)
     with started("is_stubborn", setup_timeout=0.3) as worker:
         wait_for(worker, WorkerState.SETUP_FAILED)
 

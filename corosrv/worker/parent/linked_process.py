@@ -63,10 +63,14 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         listener: ProcessListener[ControlIn, LaneIn],
         control: Codec[ControlOut, ControlIn],
         lane: Codec[LaneOut, LaneIn],
+        *,
+        takes_fds: bool = False,
     ) -> None:
+        """`takes_fds`: descriptors may come with the messages of lanes."""
         self._listener = listener
         self._control_codec = control
         self._lane_codec = lane
+        self._takes_fds = takes_fds
         self._fault = ""
         self._is_over = Event()  # set after the listener's on_end
         self._readers: list[gevent.Greenlet] = []
@@ -118,7 +122,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         """Opens a lane and returns the descriptor of its other end, which `theirs` closes."""
         our_end, their_end = _socket.socketpair()
         theirs.callback(their_end.close)
-        self.lanes.append(GeventChannel(our_end, self._lane_codec))
+        self.lanes.append(GeventChannel(our_end, self._lane_codec, takes_fds=self._takes_fds))
         self._read(self._read_lane, len(self.lanes) - 1)
         return their_end.fileno()
 

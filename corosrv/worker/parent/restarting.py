@@ -14,8 +14,8 @@ from corosrv.dispatch.permits import PermitPool
 from corosrv.jobs import PredictJob
 from corosrv.jobs.setup import Setup
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.worker.parent.orchestrator import PredictorProcess
 from corosrv.worker.parent.predict_reader import PredictReader
+from corosrv.worker.parent.predictor_process import PredictorProcess
 
 log = logging.getLogger("corosrv.worker")
 

@@ -1,77 +1,89 @@
-"""One slot of the worker, on the server's side: the running prediction, and its end."""
+"""One slot of a worker, on the server's side: the call that runs there, and its end."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-import gevent
-
-from corosrv.dispatch.permits import Permit
+from corosrv.dispatch.permits import Permit, PermitPool
 from corosrv.errors import ChannelClosed, ProtocolError
-from corosrv.jobs.answers import TERMINAL, Failed
 from corosrv.wire.gevent_channel import GeventChannel
-from corosrv.wire.messages import Predict, SlotToServer
-from corosrv.worker.parent.predict_reader import PredictReader
+
+LaneOut = TypeVar("LaneOut")
+LaneIn = TypeVar("LaneIn")
+LaneIn_contra = TypeVar("LaneIn_contra", contravariant=True)
 
 
-@dataclass(slots=True)
-class Running:
-    """A prediction that has a slot; its permit and its reader."""
+class SlotCall(Protocol[LaneIn_contra]):
+    """Runs on a slot: a prediction, or a call of handlers. Only `wait_for_room` may wait."""
 
-    id: str
-    permit: Permit
-    reader: PredictReader
-    sending: gevent.Greenlet | None = None  # while its large input is written to a file
-    began: float = field(default_factory=time.monotonic)
+    @property
+    def permit(self) -> Permit: ...
 
+    def is_last(self, message: LaneIn_contra) -> bool:
+        """Returns whether the call ends with this message. Raises ProtocolError for one that it cannot have sent."""
 
-class Slot:
-    """Runs one prediction after the other. Each gets one terminal message, after its permit has ended."""
-
-    def __init__(self, slot_id: int, channel: GeventChannel[Predict, SlotToServer]) -> None:
-        self.id = slot_id
-        self.channel = channel
-        self.running: Running | None = None
-
-    def begin(self, prediction: Running) -> None:
-        assert self.running is None, f"slot {self.id} runs {self.running}"
-        self.running = prediction
-
-    def send(self, message: Predict) -> None:
-        """Sends the prediction that has begun. Raises FrameTooLarge, and what JSON cannot hold."""
-        with contextlib.suppress(ChannelClosed):  # whoever reads the channel hears of it, and ends what runs
-            self.channel.send(message)
-
-    def on_message(self, message: SlotToServer, n_bytes: int) -> None:
-        """Handles a message. Raises ProtocolError for one that no prediction of this slot can have sent."""
-        running = self.running
-        if running is None:
-            raise ProtocolError(f"{type(message).__name__} came while no prediction ran")
-        if isinstance(message, TERMINAL):
-            if message.id != running.id:
-                raise ProtocolError(f"{type(message).__name__} came for another prediction than the one that runs")
-            self.running = None
-            running.permit.release()
-        running.reader.add(message, n_bytes)
+    def add(self, message: LaneIn_contra, n_bytes: int) -> None:
+        """Takes a message; with the last one, the permit has ended before. Raises ProtocolError for an invalid one."""
 
     def wait_for_room(self) -> None:
-        """Waits until the running prediction's reader has room for messages."""
-        if self.running is not None:
-            self.running.reader.wait_for_room()
+        """Waits until more messages may come."""
 
-    def fail(self, error: str, poison: str | None = None) -> None:
-        """Ends the running prediction, if any; poisons the slot if `poison` has a reason."""
-        running, self.running = self.running, None
-        if running is None:
+    def fail(self, reason: str) -> None:
+        """Ends what has not ended: the call will send nothing more. The permit has ended before."""
+
+
+Call = TypeVar("Call", bound="SlotCall[Any]")
+
+
+class Slot(Generic[LaneOut, LaneIn, Call]):
+    """Runs one call after the other. Each of them ends once, after its permit has ended."""
+
+    def __init__(self, slot_id: int, channel: GeventChannel[LaneOut, LaneIn], permits: PermitPool) -> None:
+        """Takes the pool that has this slot's permits."""
+        self.id = slot_id
+        self.channel = channel
+        self.permits = permits
+        self.call: Call | None = None
+
+    def begin(self, call: Call) -> None:
+        assert self.call is None, f"slot {self.id} runs {self.call}"
+        self.call = call
+
+    def send(self, message: LaneOut, fds: Sequence[int] = ()) -> None:
+        """Sends a message to the call. Raises FrameTooLarge, and what the codec raises."""
+        with contextlib.suppress(ChannelClosed):  # whoever reads the channel hears of it, and ends what runs
+            self.channel.send(message, fds)
+
+    def on_message(self, message: LaneIn, n_bytes: int) -> None:
+        """Handles a message. Raises ProtocolError for one that no call of this slot can have sent."""
+        call = self.call
+        if call is None:
+            raise ProtocolError(f"{type(message).__name__} came while nothing ran")
+        if call.is_last(message):
+            self.call = None
+            call.permit.release()
+        call.add(message, n_bytes)
+
+    def wait_for_room(self) -> None:
+        """Waits until the running call takes more messages."""
+        if self.call is not None:
+            self.call.wait_for_room()
+
+    def fail(self, reason: str, poison: str | None = None) -> None:
+        """Ends the running call, if any; poisons the slot if `poison` has a reason."""
+        call, self.call = self.call, None
+        if call is None:
             return
         if poison is None:
-            running.permit.release()
+            call.permit.release()
         else:
-            running.permit.poison(poison)
-        failed = Failed(running.id, time.monotonic() - running.began, error)
-        if running.sending is None or running.sending.ready():
-            running.reader.add(failed, 0)
-        else:  # whoever reads it removes the directory, where a file is still written
-            running.sending.rawlink(lambda _: running.reader.add(failed, 0))
+            call.permit.poison(poison)
+        call.fail(reason)
+
+    def poison(self, reason: str) -> None:
+        """Takes the slot out of use for ever; what runs there fails with the reason."""
+        self.fail(reason, poison=reason)
+        if self.id in self.permits:
+            self.permits.poison(self.id, reason)
