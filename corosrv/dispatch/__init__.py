@@ -1,1 +1,1 @@
-"""Permits to run jobs, and pauses between tries."""
+"""Gives calls to the workers that answer them: who serves what, who waits for whom, and the permits to run."""

@@ -1,0 +1,107 @@
+"""The rows of the registry: a handler's key, the hosts that serve it, and the pools that may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from corosrv.dispatch.host import HandlerHost, LaneGroup
+from corosrv.dispatch.permits import PermitPool
+from corosrv.jobs.infer import HandlerCard
+
+LINGER = 60.0  # seconds for which a handler is known after its last worker and pool have left
+
+
+class HostGroup:
+    """Slots of a registered host, and the handlers that they serve. Belongs to the hub's thread."""
+
+    __slots__ = ("entries", "group", "host", "turn")
+
+    def __init__(self, host: HandlerHost, group: LaneGroup) -> None:
+        self.host = host
+        self.group = group
+        self.entries: dict[
+            str, tuple[HandlerEntry, int]
+        ] = {}  # by key: the entry, and the handler's position in the host
+        self.turn = 0  # when a call was last given to it; the group with the lowest is next among equals
+
+    @property
+    def permits(self) -> PermitPool:
+        return self.group.permits
+
+    @property
+    def n_permits(self) -> int:
+        """The number of slots that can run calls, now or when what they run has ended; 0 while the host drains."""
+        permits = self.group.permits
+        return 0 if self.host.is_draining else permits.total - permits.poisoned - permits.retiring
+
+    @property
+    def has_free(self) -> bool:
+        """True if a call can be handed over now."""
+        return self.group.permits.available > 0 and not self.host.is_draining
+
+    @property
+    def load(self) -> float:
+        """The share of its slots that is in use."""
+        permits = self.group.permits
+        return permits.in_use / max(permits.in_use + permits.available, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStanding:
+    """Says what is known of a pool that serves a handler. `reason`: why it cannot start a worker."""
+
+    can_start: bool
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class HandlerEntry:
+    """One key of the registry. Belongs to the hub's thread."""
+
+    key: str
+    card: HandlerCard
+    groups: list[HostGroup] = field(default_factory=list)
+    pools: dict[str, PoolStanding] = field(default_factory=dict)  # that may start a worker for it, by name
+    left_at: float | None = None  # when the last host or pool left; None while there is one
+    turn: int = 0  # when a call was last given to it; the entry with the lowest is next among equals
+
+    @property
+    def n_permits(self) -> int:
+        return sum(group.n_permits for group in self.groups)
+
+    @property
+    def has_free(self) -> bool:
+        return any(group.has_free for group in self.groups)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if some worker takes its calls, now or when it has ended others."""
+        return any(group.n_permits > 0 for group in self.groups)
+
+    @property
+    def is_startable(self) -> bool:
+        """True if some pool may start a worker for it, so that calls can wait."""
+        return any(pool.can_start for pool in self.pools.values())
+
+    @property
+    def load(self) -> float:
+        return min((group.load for group in self.groups if group.n_permits > 0), default=1.0)
+
+    @property
+    def reason(self) -> str:
+        """Why no worker is ready, in words for clients."""
+        return next((pool.reason for pool in self.pools.values() if pool.reason), "no worker is ready")
+
+    def state(self) -> str:
+        """Returns READY, LOADING or UNAVAILABLE."""
+        if self.is_ready:
+            return "READY"
+        return "LOADING" if self.is_startable else "UNAVAILABLE"
+
+
+def differs(card: HandlerCard, other: HandlerCard) -> str:
+    """Returns which declaration of two handlers of one key differs, or an empty text if calls may go to either."""
+    for name in ("inputs", "outputs", "is_stream", "unary"):
+        if getattr(card, name) != getattr(other, name):
+            return name
+    return ""
