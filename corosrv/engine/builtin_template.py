@@ -40,6 +40,6 @@ class BuiltinTemplate:
         if not any("\0" in content for _, content in texts):
             return apply_chat_template(self._name, texts, add_generation_prompt)
         # libllama reads texts up to the first NUL.
-        (mark,) = free_marks(texts, 1)
+        (mark,) = free_marks((content for _, content in texts), 1)
         marked = [(role, content.replace("\0", mark)) for role, content in texts]
         return apply_chat_template(self._name, marked, add_generation_prompt).replace(mark, "\0")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from corosrv.engine.builtin_template import BuiltinTemplate, builtin_name
 from corosrv.engine.jinja_template import JinjaTemplate
-from corosrv.engine.marks import Guard, Marks, Piece
+from corosrv.engine.marks import Guard, Marks, Piece, strings
 from corosrv.engine.sandbox import TemplateLimits
 from corosrv.engine.tool_text import Message, write_tools
 from corosrv.engine.traits import Rendering, Traits, find_traits
@@ -19,6 +19,11 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def texts_of(prompt: Messages) -> list[str]:
+    """Returns all strings of a conversation, at any depth, names included."""
+    return strings((prompt.messages, prompt.tools, prompt.template_arguments))
 
 
 class ChatTemplate:
@@ -45,11 +50,16 @@ class ChatTemplate:
         self._render: Rendering = template.render
         self.traits: Traits = find_traits(source, self._render)
 
-    def render(self, prompt: Messages) -> list[Piece]:
-        """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation."""
+    def render(self, prompt: Messages, texts: Sequence[str] | None = None) -> list[Piece]:
+        """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation.
+
+        `texts`: what texts_of() returns for the prompt, where that is known already.
+        """
         conversation: list[Any] = [list(prompt.messages), list(prompt.tools), prompt.template_arguments]
-        marks = Marks.free_in(conversation)
-        if self._guard.finds_markers(conversation):
+        if texts is None:
+            texts = texts_of(prompt)
+        marks = Marks.free_in(texts)
+        if self._guard.finds_markers(texts):
             conversation = self._guard.guarded(conversation, marks)
         messages: list[Message]
         messages, tools = write_tools(conversation[0], conversation[1], self.traits)

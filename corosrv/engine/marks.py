@@ -28,9 +28,9 @@ class Marks(NamedTuple):
     end: str  # where the answer goes on
 
     @classmethod
-    def free_in(cls, value: Any) -> Marks:
-        """Raises Refused when `value`, strings at any depth, leaves no three."""
-        return cls(*free_marks(value, 3))
+    def free_in(cls, texts: Iterable[str]) -> Marks:
+        """Returns marks that none of the texts uses. Raises Refused when they leave no three."""
+        return cls(*free_marks(texts, 3))
 
     def pieces(self, rendered: str) -> Iterator[Piece]:
         """Cuts at the marks; those that a template has torn apart are dropped."""
@@ -50,10 +50,10 @@ class Marks(NamedTuple):
             yield Piece(clean, is_text=False)
 
 
-def free_marks(value: Any, count: int) -> list[str]:
-    """Returns code points that `value`, strings at any depth, does not use. Raises Refused when it leaves too few."""
-    used = {mark for text in strings(value) if not text.isascii() for mark in _NONCHARACTER.findall(text)}
-    free = [mark for mark in _NONCHARACTERS if mark not in used]
+def free_marks(texts: Iterable[str], count: int) -> list[str]:
+    """Returns code points that none of the texts uses. Raises Refused when they leave too few."""
+    used = {mark for text in texts if not text.isascii() for mark in _NONCHARACTER.findall(text)}
+    free = [mark for mark in _NONCHARACTERS if mark not in used] if used else _NONCHARACTERS
     if len(free) < count:
         raise Refused("the messages use up the code points U+FDD0 to U+FDEF", "messages")
     return free[:count]
@@ -66,9 +66,9 @@ class Guard:
         markers = sorted((marker for marker in control_markers if marker), key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, markers))) if markers else None
 
-    def finds_markers(self, value: Any) -> bool:
-        """Tells whether there is a control marker in a string of `value`, at any depth."""
-        return self._markers is not None and any(map(self._markers.search, strings(value)))
+    def finds_markers(self, texts: Iterable[str]) -> bool:
+        """Tells whether there is a control marker in one of the texts."""
+        return self._markers is not None and any(map(self._markers.search, texts))
 
     def guarded(self, value: Any, marks: Marks) -> Any:
         """A copy of `value` with each control marker set between marks, in strings at any depth, names included."""
@@ -86,14 +86,16 @@ class Guard:
         return self._markers.sub(lambda match: marks.opening + match.group() + marks.closing, text)
 
 
-def strings(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, names included."""
+def strings(value: Any) -> list[str]:
+    """Returns all strings in a JSON value, names included."""
+    texts = []
     pending = [value]
-    while pending:
-        part = pending.pop()
+    for part in pending:  # which grows meanwhile
         if isinstance(part, str):
-            yield part
+            texts.append(part)
         elif isinstance(part, dict):
-            pending += (*part.keys(), *part.values())
+            pending += part
+            pending += part.values()
         elif isinstance(part, (list, tuple)):
             pending += part
+    return texts

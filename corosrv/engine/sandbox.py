@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -55,10 +56,18 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _OutputCounting(CodeGenerator):
+    """Puts the template's own text through the sandbox's hands, as Jinja does with values by itself."""
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return f"environment.printed({super()._output_const_repr(group)})"
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Offers what templates of models expect. One rendering at a time; nothing in here switches greenlets."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
+    code_generator_class = _OutputCounting
 
     def __init__(self, limits: TemplateLimits) -> None:
         super().__init__(
@@ -106,9 +115,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def printed(self, value: Any) -> Any:
-        """Counts a piece of output, also one that goes into a variable first."""
-        self._characters_left -= self._size(value)
-        self._check_size(-self._characters_left + self._limits.characters)
+        """Counts a piece of output, the template's own text and what goes into a variable first included."""
+        self._characters_left -= len(value) if isinstance(value, str) else self._size(value)
+        if self._characters_left < 0:
+            raise self._too_long()
         return value
 
     # What Jinja asks before it calls something.
@@ -226,12 +236,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.characters:
-            raise jinja2.TemplateRuntimeError("it builds a longer text than a template may")
+            raise self._too_long()
+
+    def _too_long(self) -> jinja2.TemplateRuntimeError:
+        return jinja2.TemplateRuntimeError("it builds a longer text than a template may")
 
 
 class _Counting(NodeTransformer):
-    """Puts loops, `~`, literals and the template's own text through the sandbox's hands. By attributes of the
-    environment: a name could be taken by the template."""
+    """Puts loops, `~` and literals through the sandbox's hands. By attributes of the environment: a name could be
+    taken by the template."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -253,9 +266,6 @@ class _Counting(NodeTransformer):
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
         self.generic_visit(node)
         return _call("built", node, node.lineno) if node.ctx == "load" else node
-
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Call:
-        return _call("built", nodes.Const(node.data, lineno=node.lineno), node.lineno)
 
 
 def _call(name: str, argument: nodes.Node, lineno: int) -> nodes.Call:

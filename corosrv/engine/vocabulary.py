@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from corosrv import errors, waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
-from corosrv.engine.chat import CHATML, ChatTemplate
-from corosrv.engine.marks import Piece, strings
+from corosrv.engine.chat import CHATML, ChatTemplate, texts_of
+from corosrv.engine.marks import Piece
 from corosrv.engine.traits import Traits
 from corosrv.jobs import Messages, Prompt, Text, Tokens
 from corosrv.processor import Turns
@@ -180,18 +179,22 @@ class EngineVocabulary:
 
     def _pieces(self, prompt: Messages) -> list[Piece]:
         # Before the template, which has limits of its own and other words for them.
-        self._check_size(sum(map(len, strings([prompt.messages, prompt.tools]))), prompt.param)
+        texts = texts_of(prompt)
+        self._check_size(sum(map(len, texts)), prompt.param)
         if self._template is None:
             raise errors.NotSupported(self._no_template, prompt.param)
-        return self._template.render(prompt)
+        return self._template.render(prompt, texts)
 
     def tokens_of(self, pieces: Sequence[Piece], add_special: bool, param: str) -> list[int]:
         """Token ids of a text in pieces. May wait; raises PromptTooLong for what cannot fit whatever its tokens."""
-        texts = [(piece.text.encode(), not piece.is_text) for piece in pieces]
-        size = sum(len(text) for text, _ in texts)
+        texts = [(text.encode(), not is_text) for text, is_text in pieces]
+        size = sum([len(text) for text, _ in texts])
         self._check_size(size, param)
         tokens: list[int] = []
         for number, (text, parse_special) in enumerate(texts):
-            read = partial(self._native.tokenize, text, add_special and number == 0, parse_special)
-            tokens += read() if size <= _SHORT_BYTES else waits.call_in_thread(read)
+            options = add_special and number == 0, parse_special
+            if size <= _SHORT_BYTES:
+                tokens += self._native.tokenize(text, *options)
+            else:
+                tokens += waits.call_in_thread(self._native.tokenize, text, *options)
         return tokens
