@@ -31,7 +31,7 @@ class BodyReader:
         Raises BodyTooLarge, before reading where the body says that it is; TooManyBodies; BodyTooSlow; Refused for one
         that is not whole.
         """
-        if request.headers.get("Content-Encoding", "").lower() not in ("", "identity"):
+        if request.environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
         if (request.content_length or 0) > limit:
             raise BodyTooLarge(limit)

@@ -12,7 +12,7 @@ from typing import Any
 
 from gunicorn.http.errors import InvalidRequestLine, NoMoreData
 from gunicorn.http.message import Request
-from gunicorn.http.parser import RequestParser
+from gunicorn.http.parser import Parser
 
 from corosrv.http import message, refusal
 from corosrv.http.pace import Pace, PacedUnreader, let_others
@@ -43,6 +43,10 @@ class ClientLimits:
         return Pace(now, self.body, _BODY_GRACE, self.body_rate)
 
 
+class _ClientParser(Parser):  # type: ignore[misc]
+    mesg_class = message.ClientRequest
+
+
 class Connection:
     """Reads requests from one client's socket, and closes it. Belongs to one greenlet."""
 
@@ -52,7 +56,7 @@ class Connection:
         self._socket = client
         self._limits = limits
         self._idle_seconds = float(cfg.keepalive)
-        self._parser = RequestParser(cfg, client, address)
+        self._parser = _ClientParser(cfg, client, address)
         self._unreader = self._parser.unreader = PacedUnreader(client, limits.write)
         client.settimeout(limits.write)
         self.is_idle = False
@@ -101,6 +105,9 @@ class Connection:
     def _forget_body(self) -> bool:
         """Skips the unread rest of the last body; False where the next request cannot be found behind it. Waits."""
         request = self._parser.mesg
+        if message.is_read_out(request):
+            self._parser.mesg = None  # gunicorn would look for the rest of its body once more
+            return not request.should_close()
         if not message.is_worth_reading_on(request):
             return False
         with suppress(Exception):  # a fault in bytes that nobody wanted only ends the connection

@@ -219,13 +219,14 @@ class Front(GeventWorker):  # type: ignore[misc]
     def handle_request(self, listener_name: Any, req: Request, sock: Any, addr: Any) -> bool:
         """Runs one request through the application; True when another may follow on this connection. Waits."""
         began = datetime.now()
+        is_logged = self._logs_requests
         logged: dict[str, Any] = {}  # the environ, where it is still needed at the end
         answer: HttpResponse | None = None
         try:
             self.cfg.pre_request(self, req)
-            response_class = HttpResponse if self._logs_requests else UnloggedResponse
+            response_class = HttpResponse if is_logged else UnloggedResponse
             answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=response_class)
-            if self._logs_requests:
+            if is_logged:
                 logged = environ
             environ["wsgi.multithread"] = True
             environ[PACED] = True
@@ -237,7 +238,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             self._send(answer, body)
             return self.alive and not answer.should_close()
         finally:
-            if self._has_access_log and answer is not None and answer.status is not None:
+            if is_logged and self._has_access_log and answer is not None and answer.status is not None:
                 self.log.access(answer, req, access.redacted(logged), datetime.now() - began)
             self.cfg.post_request(self, req, logged, answer)
 

@@ -38,7 +38,7 @@ class Hosts:
 
         Where the operator named hosts they are checked on every address.
         """
-        host = request.headers.get("Host")
+        host = request.environ.get("HTTP_HOST")
         if "*" in self._names or not host or self._is_allowed(host):
             return
         if not self._is_strict and not came_by_loopback(request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 from flask import Flask, Request
@@ -24,6 +25,14 @@ def current(proxy: T) -> T:
     return proxy._get_current_object()  # type: ignore[attr-defined, no-any-return]
 
 
+class LeanRequest(Request):
+    """A request that looks up once which blueprints it belongs to, and not before, behind and after its view."""
+
+    @cached_property
+    def blueprints(self) -> list[str]:
+        return super().blueprints
+
+
 class _NoSessions(SessionInterface):
     """Every request has the same session, which is empty and is never saved."""
 
@@ -41,6 +50,7 @@ class LeanFlask(Flask):
     """An app without sessions and redirects, whose views and hooks are plain functions."""
 
     session_interface = _NoSessions()
+    request_class = LeanRequest
 
     def __init__(self, name: str) -> None:
         super().__init__(name, static_folder=None)

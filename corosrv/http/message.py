@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from functools import lru_cache
 from typing import Any
 
 from gunicorn.http.body import ChunkedReader, EOFReader, LengthReader
 from gunicorn.http.errors import InvalidChunkSize, UnsupportedTransferCoding
-from gunicorn.http.message import Request
+from gunicorn.http.message import Request, _ip_in_allow_list
 from gunicorn.http.wsgi import Response
+from gunicorn.util import http_date
 
 # So much of a body that nobody wanted is read and forgotten, for the sake of the requests behind it.
 MAX_FORGOTTEN = 65_536
@@ -16,6 +19,20 @@ _SHORT = 65_536  # bytes of a body
 # The status for a client that left before its answer; what it had sent ahead is not answered either.
 CLIENT_GONE = 499
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ClientRequest(Request):  # type: ignore[misc]
+    """gunicorn's request, which does not read its client's address again to learn whether it is a proxy's."""
+
+    def _peer_is_trusted_proxy(self) -> bool:
+        if not isinstance(self.peer_addr, tuple):
+            return True
+        return _is_trusted_proxy(self.peer_addr[0], self.cfg)
+
+
+@lru_cache(maxsize=1024)
+def _is_trusted_proxy(address: str, cfg: Any) -> bool:
+    return bool(_ip_in_allow_list(address, cfg.forwarded_allow_ips, cfg.forwarded_allow_networks()))
 
 
 class BoundedChunks(ChunkedReader):  # type: ignore[misc]
@@ -75,8 +92,16 @@ def _members(value: str) -> list[str]:
     return [member.strip(" \t").lower() for member in value.split(",")]
 
 
+def is_read_out(request: Request) -> bool:
+    """Returns whether the whole body was read, as far as that is known without reading on."""
+    body = request.body
+    return type(body.reader) is LengthReader and body.reader.length == 0 and not body.buf.tell()
+
+
 def is_worth_reading_on(request: Request) -> bool:
     """Returns whether the rest of the body is short enough to skip, so that the next request can be read behind it."""
+    if is_read_out(request):
+        return True
     body = request.body
     reader = body.reader
     if body.failed:
@@ -86,16 +111,6 @@ def is_worth_reading_on(request: Request) -> bool:
     if isinstance(reader, (LengthReader, AwaitedBody)) and reader.length is not None:
         return bool(reader.length <= MAX_FORGOTTEN)
     return not isinstance(reader, EOFReader) and reader.parser is None
-
-
-class _Collected:
-    """Collects the bytes that gunicorn means for a socket."""
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    def sendall(self, data: bytes) -> None:
-        self.data += data
 
 
 class HttpResponse(Response):  # type: ignore[misc]
@@ -108,23 +123,46 @@ class HttpResponse(Response):  # type: ignore[misc]
 
         Raises TimeoutError for a client that accepts nothing.
         """
-        is_whole = not self.headers_sent and self.response_length == len(arg)
-        if not is_whole or len(arg) > _SHORT:
-            # Each piece has the socket's time-out for itself: who is slow is waited for, who is gone is not.
-            for begin in range(0, len(arg) or 1, _SHORT):  # an empty piece sends the head
-                super().write(arg[begin : begin + _SHORT])
+        n_bytes = len(arg)
+        is_whole = not self.headers_sent and self.response_length == n_bytes
+        if is_whole and n_bytes <= _SHORT and self.req.method != "HEAD" and self.status_code != 304:
+            self.sent = n_bytes
+            self.sock.sendall(self._take_head() + arg)
             return
-        socket, collected = self.sock, _Collected()
-        self.sock = collected
-        try:
-            super().write(arg)
-        finally:
-            self.sock = socket
-        socket.sendall(collected.data)
+        # Each piece has the socket's time-out for itself: who is slow is waited for, who is gone is not.
+        for begin in range(0, n_bytes or 1, _SHORT):  # an empty piece sends the head
+            super().write(arg[begin : begin + _SHORT])
+
+    def send_headers(self) -> None:
+        if not self.headers_sent:
+            self.sock.sendall(self._take_head())
+
+    def _take_head(self) -> bytes:
+        """Returns the status line and the header fields, which count as sent from then on."""
+        self.headers_sent = True
+        fields = [f"{name}: {value}\r\n" for name, value in self.headers]
+        return "".join((*self.default_headers(), *fields, "\r\n")).encode("latin-1")
+
+    def default_headers(self) -> list[str]:
+        """Returns the status line and gunicorn's own fields, of which the date is written once a second."""
+        connection = "upgrade" if self.upgrade else "close" if self.should_close() else "keep-alive"
+        major, minor = self.req.version
+        lines = [
+            f"HTTP/{major}.{minor} {self.status}\r\n",
+            f"Server: {self.version}\r\n",
+            f"Date: {_date(int(time.time()))}\r\n",
+            f"Connection: {connection}\r\n",
+        ]
+        return [*lines, "Transfer-Encoding: chunked\r\n"] if self.chunked else lines
 
     def should_close(self) -> bool:
         has_left = self.status is not None and self.status_code == CLIENT_GONE
         return has_left or bool(super().should_close()) or not is_worth_reading_on(self.req)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return str(http_date(second))
 
 
 class UnloggedResponse(HttpResponse):
@@ -133,9 +171,10 @@ class UnloggedResponse(HttpResponse):
     Thousands of streams wait at once, and each would keep a kilobyte of header fields to its end.
     """
 
-    def send_headers(self) -> None:
-        super().send_headers()
+    def _take_head(self) -> bytes:
+        head = super()._take_head()
         request = self.req
         self.headers = ()
         request.headers = [(name, value) for name, value in request.headers if name == "CONNECTION"]
         request.uri = request.path = request.query = request.fragment = ""
+        return head

@@ -40,7 +40,7 @@ class Origins:
         Requests without an Origin pass: other programs send none, and browsers leave it out only where the page
         cannot read the answer, or is of this server.
         """
-        origin = request.headers.get("Origin")
+        origin = request.environ.get("HTTP_ORIGIN")
         if not origin or self._is_allowed(origin) or _is_own(request, origin):
             return
         raise Forbidden(
@@ -51,7 +51,7 @@ class Origins:
 
     def allow(self, request: Request, response: Response) -> None:
         """Adds the cross-origin headers to an answer for an allowed origin, errors and streams included."""
-        origin = request.headers.get("Origin")
+        origin = request.environ.get("HTTP_ORIGIN")
         if not origin:
             return
         response.vary.add("Origin")
