@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from corosrv.chat.parser import Parser
 from corosrv.errors import CorosrvError
 from corosrv.generation.events import named_event
 from corosrv.jobs import Chunk, ModelCard
+from corosrv.jobs.ids import new_id
 
 _STOP_REASON: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -35,7 +35,7 @@ class MessageAnswer(BlockAnswer):
         super().__init__(parser)
         self._request_id = request_id
         self._has_begun = False
-        self._id = "msg_" + secrets.token_hex(16)
+        self._id = new_id("msg_")
         self._model = card.id
 
     def complete_answer(self) -> AnthropicMessage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
+import random
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +70,7 @@ class TaskMaker:
             self._vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)
         ]
         stops = _stops(job)
-        seed = job.sampling.seed if job.sampling.seed is not None else secrets.randbits(32)
+        seed = job.sampling.seed if job.sampling.seed is not None else random.getrandbits(32)
         sampling = job.sampling
         if sampling.logit_bias:
             sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))

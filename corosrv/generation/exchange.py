@@ -110,4 +110,4 @@ class RequestFlow:
     def _record(self, job: AnyJob) -> JobRecord:
         """Begins the record of a job. May wait while its model is loaded; raises as `submit` does."""
         model = self.worker.card(job.model).id
-        return JobRecord(g.get("corosrv_request_id", ""), model, job.n_tasks, self.logs_json)
+        return JobRecord(current(g).get("corosrv_request_id", ""), model, job.n_tasks, self.logs_json)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -25,11 +27,18 @@ def decoder(body: type[Body], neutral: Neutral) -> msgspec.json.Decoder[Body]:
     It raises NotSupported for the first of them that asks for something, when the rest of the body is valid.
     """
     field_names = {field.name for field in msgspec.structs.fields(body)}
+    values_of = attrgetter(*neutral)
+    left_out = values_of(SimpleNamespace(**dict.fromkeys(neutral)))
+
+    def check(decoded: msgspec.Struct) -> None:
+        if values_of(decoded) != left_out:  # as in hardly any body
+            _refuse(decoded, neutral)
+
     decoded = msgspec.defstruct(
         body.__name__,
         [(name, Any, None) for name in neutral if name not in field_names],
         bases=(body,),
-        namespace={"__post_init__": lambda decoded: _refuse(decoded, neutral)},
+        namespace={"__post_init__": check},
         kw_only=True,
     )
     return msgspec.json.Decoder(cast(type[Body], decoded))

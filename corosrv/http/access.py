@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import logging
 import re
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +15,7 @@ from corosrv.errors import Unauthorized
 from corosrv.http.flood import Flood
 from corosrv.http.hosts import Hosts
 from corosrv.http.origins import Origins
+from corosrv.jobs.ids import new_id
 
 log = logging.getLogger("corosrv.http")
 
@@ -92,8 +92,8 @@ class Access:
 
 def request_id(request: Request) -> str:
     """Returns the client's own id if it sent a sane one, else a new one."""
-    client_id = request.headers.get("X-Request-Id", "")
-    return client_id if _SANE_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
+    client_id = request.environ.get("HTTP_X_REQUEST_ID", "")
+    return client_id if _SANE_ID.fullmatch(client_id) else new_id("req_")
 
 
 def redacted(environ: dict[str, Any]) -> dict[str, Any]:

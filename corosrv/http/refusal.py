@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import msgspec
 from gunicorn.http import errors
 
 from corosrv.http.pace import TooSlow
+from corosrv.jobs.ids import new_id
 
 
 class Overloaded(Exception):
@@ -75,7 +75,7 @@ def answer(refusal: Refusal) -> bytes:
         "Content-Type: application/json",
         f"Content-Length: {len(content)}",
         "Connection: close",
-        f"X-Request-Id: req_{secrets.token_hex(16)}",
+        f"X-Request-Id: {new_id('req_')}",
     ]
     if refusal.status is HTTPStatus.SERVICE_UNAVAILABLE:
         lines.append("Retry-After: 1")

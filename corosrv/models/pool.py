@@ -133,7 +133,11 @@ class ModelPool:
 
     def card(self, model: str | None) -> ModelCard:
         """Returns the model's card. Waits while it is loaded; raises ModelNotFound or Unavailable."""
-        with self._using(model) as (served, _):
+        self._check_open()
+        served = self._route(model)
+        if served.state is ModelState.READY:
+            return served.card
+        with self._using(model):
             return served.card
 
     def vocabulary(self, model: str | None) -> Vocabulary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from corosrv.errors import CorosrvError
 from corosrv.generation.events import event
 from corosrv.generation.tally import Tally
 from corosrv.jobs import ModelCard
+from corosrv.jobs.ids import new_id
 from corosrv.openai import errors
 from corosrv.openai.answer_types import (
     ChatChoice,
@@ -58,7 +58,7 @@ class Frame:
         """`answer_type` is the type of the events, or of the answer that is not streamed."""
         self._answer_type: Callable[..., Any] = answer_type
         self.members = {
-            "id": id_prefix + secrets.token_hex(16),
+            "id": new_id(id_prefix),
             "object": object,
             "created": int(time.time()),
             "model": model.id,

@@ -19,21 +19,21 @@ class Turns:
     has not: such a process has no greenlets.
     """
 
-    __slots__ = ("_began", "_has_others")
+    __slots__ = ("_began",)
 
     def __init__(self) -> None:
-        self._has_others = _is_greenlet()
         self._began = time.monotonic()
 
     def give_way(self) -> bool:
         """Lets other greenlets run if this turn has lasted long enough. Returns whether it did."""
-        if not self._has_others or time.monotonic() - self._began < _TURN:
+        if time.monotonic() - self._began < _TURN:
             return False
-        import gevent
+        if has_others := _is_greenlet():
+            import gevent
 
-        gevent.sleep(1e-6)  # 0 would not poll the sockets: greenlets that wait for one would go on waiting
+            gevent.sleep(1e-6)  # 0 would not poll the sockets: greenlets that wait for one would go on waiting
         self._began = time.monotonic()
-        return True
+        return has_others
 
     def among(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yields the items. Gives way after each."""
