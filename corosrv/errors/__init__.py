@@ -19,7 +19,8 @@ CorosrvError
 │   ├── UnsupportedMedia     the body is not JSON, or is compressed
 │   ├── InvalidJson          the body is not well-formed JSON
 │   ├── NotFound             there is nothing of this name here
-│   │   └── ModelNotFound    there is no model of this name here
+│   │   ├── ModelNotFound    there is no model of this name here
+│   │   └── ObjectNotFound   there is no such object here
 │   ├── InvalidGrammar       the grammar is not GBNF, or is over a limit
 │   ├── InvalidSchema        the JSON schema is not one, or no grammar can hold it
 │   ├── NotSupported         a known parameter that this server does not offer
@@ -30,6 +31,8 @@ CorosrvError
 │   ├── TooManyReaders       too many clients read the events of a prediction
 │   ├── InvalidTensor        a tensor is not what its datatype and shape say
 │   ├── CallRefused          a handler refused its input
+│   ├── ObjectExpired        the object was here, and is no longer
+│   ├── ObjectTooLarge       the object is larger than the store takes
 │   └── Conflict             two models match alike, or calls would wait for each other
 ├── Unavailable              the server cannot take the request now; a later one may succeed
 │   ├── Starting             the model is loading
@@ -45,6 +48,7 @@ CorosrvError
 ├── DeadlinePassed           the time of a call was over
 ├── CallCancelled            a call was cancelled
 ├── HandlerFailed            a handler raised, or returned what it must not
+├── StoreFull                no object can go to make room for another
 ├── WorkerLost               the worker ended while it ran a call
 ├── RedirectRefused          a redirect of one of our own requests leads where it must not go
 ├── DestinationRefused       one of our own requests would go where no client may send it
@@ -94,6 +98,7 @@ from corosrv.errors.calls import (
 )
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
 from corosrv.errors.jobs import JobFailed, JobPutOff, JobRefused
+from corosrv.errors.objects import ObjectExpired, ObjectNotFound, ObjectTooLarge, StoreFull
 from corosrv.errors.predictions import (
     DestinationRefused,
     IdTaken,
@@ -177,6 +182,9 @@ __all__ = [
     "NotOffered",
     "NotStreamed",
     "NotSupported",
+    "ObjectExpired",
+    "ObjectNotFound",
+    "ObjectTooLarge",
     "OutputFailed",
     "PromptTooLong",
     "ProtocolError",
@@ -189,6 +197,7 @@ __all__ = [
     "SignatureError",
     "SlotBusy",
     "Starting",
+    "StoreFull",
     "TooBusy",
     "TooManyBodies",
     "TooManyReaders",

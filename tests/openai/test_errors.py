@@ -96,7 +96,8 @@ ELSEWHERE = {
     errors.WorkerGone, errors.LoadError, errors.SignatureError, errors.InputFailed, errors.OutputFailed,
     errors.RedirectRefused, errors.DestinationRefused,
     errors.InvalidTensor, errors.CallRefused, errors.Conflict, errors.DeadlinePassed, errors.CallCancelled,
-    errors.HandlerFailed, errors.WorkerLost,
+    errors.HandlerFailed, errors.WorkerLost, errors.ObjectExpired, errors.ObjectNotFound, errors.ObjectTooLarge,
+    errors.StoreFull,
     errors.IllegalTransition, *classes(errors.WireError),
 }  # fmt: skip
 

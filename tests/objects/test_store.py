@@ -1,0 +1,202 @@
+"""The store of objects: keys, callers, times to live, quotas and what goes first."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corosrv.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
+from corosrv.objects.content import MIN_FILE, ObjectContent
+from corosrv.objects.refs import ObjRef
+from corosrv.objects.store import ObjectStore
+
+NOW = 1_000_000.0
+
+
+def put(store: ObjectStore, data: bytes = b"value", now: float = NOW, **options) -> ObjRef:
+    return store.create(ObjectContent.copy([data]), hashlib.sha256(data).hexdigest(), now, **options)
+
+
+def read(store: ObjectStore, object_id: str, now: float = NOW, caller: str = "") -> bytes:
+    return bytes(store.get(object_id, now, caller).content.view())
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("size", [0, 5, MIN_FILE - 1, MIN_FILE, MIN_FILE + 1])
+def test_what_was_stored_is_read(size: int):
+    store, data = ObjectStore(), os.urandom(size)
+
+    ref = put(store, data)
+
+    assert read(store, ref.id) == data
+    assert (ref.size, ref.sha256) == (size, hashlib.sha256(data).hexdigest())
+    store.close()
+
+
+def test_a_view_outlives_its_object():
+    store = ObjectStore()
+    ref = put(store, bytes(MIN_FILE))
+    view = store.get(ref.id, NOW).content.view()
+
+    store.delete(ref.id, NOW)
+
+    assert bytes(view) == bytes(MIN_FILE)
+
+
+def test_a_key_finds_what_was_stored_last_and_earlier_references_stay_valid():
+    store = ObjectStore()
+    first, second = put(store, b"1", key="k"), put(store, b"2", key="k")
+
+    found = store.lookup("k", NOW)
+
+    assert found == second
+    assert (read(store, first.id), read(store, second.id)) == (b"1", b"2")
+
+
+def test_deleting_the_earlier_object_of_a_key_leaves_the_later_one():
+    store = ObjectStore()
+    first, second = put(store, b"1", key="k"), put(store, b"2", key="k")
+
+    store.delete(first.id, NOW)
+
+    assert store.lookup("k", NOW) == second
+
+
+def test_another_caller_finds_neither_key_nor_object():
+    store = ObjectStore()
+    ref = put(store, key="k", caller="a")
+
+    assert store.lookup("k", NOW, "b") is None
+    with pytest.raises(ObjectNotFound):
+        store.get(ref.id, NOW, "b")
+    with pytest.raises(ObjectNotFound):
+        store.delete(ref.id, NOW, "")
+
+
+def test_an_object_ends_with_its_time_before_anybody_sweeps():
+    store = ObjectStore()
+    ref = put(store, key="k", ttl_s=10)
+
+    assert read(store, ref.id, NOW + 9.9) == b"value"
+    assert store.lookup("k", NOW + 10) is None
+    with pytest.raises(ObjectExpired):
+        store.get(ref.id, NOW + 10)
+
+
+def test_an_object_that_was_swept_is_told_as_expired_to_its_caller_alone():
+    store = ObjectStore()
+    ref = put(store, ttl_s=10, caller="a")
+
+    store.sweep(NOW + 11)
+
+    with pytest.raises(ObjectExpired):
+        store.get(ref.id, NOW + 11, "a")
+    with pytest.raises(ObjectNotFound):
+        store.get(ref.id, NOW + 11, "b")
+    assert (store.stats.n_objects, store.stats.n_bytes, store.stats.n_expired) == (0, 0, 1)
+
+
+def test_the_least_recently_read_goes_first():
+    store = ObjectStore(max_bytes=30)
+    first, second, third = (put(store, bytes(10)) for _ in range(3))
+    read(store, first.id)
+
+    put(store, bytes(10))
+
+    assert read(store, first.id)
+    assert read(store, third.id)
+    with pytest.raises(ObjectExpired):
+        store.get(second.id, NOW)
+    assert store.stats.n_evicted == 1
+
+
+def test_what_is_expired_goes_before_what_is_not():
+    store = ObjectStore(max_bytes=20)
+    lasting, passing = put(store, bytes(10)), put(store, bytes(10), ttl_s=1)
+
+    put(store, bytes(10), now=NOW + 2)
+
+    assert read(store, lasting.id, NOW + 2)
+    assert store.stats.n_evicted == 0
+    with pytest.raises(ObjectExpired):
+        store.get(passing.id, NOW + 2)
+
+
+def test_an_object_in_use_is_neither_evicted_nor_swept():
+    store = ObjectStore(max_bytes=10)
+    ref = put(store, bytes(10), ttl_s=1)
+
+    with store.pinned(ref.id, NOW):
+        with pytest.raises(StoreFull):
+            put(store, bytes(10))
+        store.sweep(NOW + 2)
+        assert store.stats.n_objects == 1
+
+    put(store, bytes(10), now=NOW + 2)
+
+
+def test_a_refused_object_leaves_no_descriptor_and_no_bytes():
+    store = ObjectStore(max_bytes=MIN_FILE * 2, max_object=MIN_FILE)
+    before = n_descriptors()
+
+    with pytest.raises(ObjectTooLarge, match="where 65536 are allowed"):
+        put(store, bytes(MIN_FILE + 1))
+
+    assert n_descriptors() == before
+    assert store.stats.n_bytes == 0
+
+
+@pytest.mark.parametrize("key", ["a/b", "ü", "a b", "x" * 201, "..\n", "a\0"])
+def test_a_key_with_other_characters_is_refused(key: str):
+    with pytest.raises(Refused, match="key has 1 to 200"):
+        put(ObjectStore(), key=key)
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, 1e9, float("nan")])
+def test_a_time_to_live_out_of_range_is_refused(ttl_s: float):
+    with pytest.raises(Refused, match="ttl_s"):
+        put(ObjectStore(), ttl_s=ttl_s)
+
+
+def test_a_content_type_of_two_lines_is_refused():
+    with pytest.raises(Refused, match="content_type"):
+        put(ObjectStore(), content_type="text/plain\r\nX: y")
+
+
+def test_a_closed_store_leaves_no_descriptor():
+    before = n_descriptors()
+    store = ObjectStore()
+    for _ in range(5):
+        put(store, bytes(MIN_FILE))
+
+    store.close()
+
+    assert n_descriptors() == before
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "delete", "sweep"]), st.integers(0, 40), st.integers(1, 5)), max_size=60)
+)
+def test_the_bytes_counted_are_those_of_the_objects(steps):
+    store, now = ObjectStore(max_bytes=100), NOW
+    for what, size, seconds in steps:
+        now += seconds
+        refs = store.refs()
+        if what == "put":
+            put(store, bytes(size), now, ttl_s=20, key="k" if size % 2 else "")
+        elif what == "delete" and refs:
+            refs = [ref for ref in refs if ref.expires_ms > now * 1000]
+            for ref in refs[:1]:
+                store.delete(ref.id, now)
+        else:
+            store.sweep(now)
+
+        assert store.stats.n_bytes == sum(ref.size for ref in store.refs()) <= 100
