@@ -19,7 +19,7 @@ STOREYS = (
     ("http",),
     ("docs", "doctor", "generation"),
     ("chat",),
-    ("anthropic", "openai", "predictions"),
+    ("anthropic", "kserve", "openai", "predictions"),
     ("llamacpp",),  # llama-server's endpoints answer in OpenAI's shapes, and some of them are OpenAI's
     ("serving",),
     ("app",),

@@ -16,8 +16,8 @@ from corosrv.http.callers import caller
 from corosrv.http.lean_flask import current
 from corosrv.http.operation import READS, operation
 from corosrv.http.reply import json_response, register_errors
+from corosrv.jobs.objects import ObjRef
 from corosrv.objects.content import ObjectContent
-from corosrv.objects.refs import ObjRef
 from corosrv.objects.store import ObjectStore
 from corosrv.waits.elsewhere import call_in_thread
 
@@ -133,4 +133,3 @@ def _seconds(text: str) -> float:
 def _pieces(view: memoryview) -> Iterator[bytes]:
     for start in range(0, len(view), _PIECE):
         yield bytes(view[start : start + _PIECE])
-

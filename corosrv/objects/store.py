@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from corosrv.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
+from corosrv.jobs.objects import ObjRef
 from corosrv.objects.content import ObjectContent
-from corosrv.objects.refs import ObjRef, check_key
+from corosrv.objects.keys import check_key
 
 MAX_TTL = 7 * 86_400.0  # seconds
 _REMEMBERED = 10_000  # ids of objects that are gone, which are told as expired

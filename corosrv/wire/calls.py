@@ -15,6 +15,7 @@ import msgspec
 
 from corosrv.jobs.answers import LogLine
 from corosrv.jobs.infer import HandlerCard
+from corosrv.jobs.objects import ObjRef
 from corosrv.tensors import Parameter
 
 PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
@@ -269,9 +270,75 @@ class AskEnd(_Message, frozen=True, tag="ask_end"):
 
 ASK_WINDOW = 16
 
+
+# Objects, on the lane of the call that uses them. The `number` is the asking side's own; each message gets one
+# ObjectAnswer. A content of MIN_ATTACHED bytes or more travels in a sealed memory file beside the message.
+
+
+class ObjectCreate(_Message, frozen=True, tag="object_create"):
+    """Stores a value. `n_attached`: the bytes of its content in the memory file; -1: it is in `data`."""
+
+    number: int
+    sha256: str
+    content_type: str
+    data: bytes = b""
+    n_attached: int = -1
+    key: str = ""
+    ttl_s: float = 3600.0
+
+
+class ObjectLookup(_Message, frozen=True, tag="object_lookup"):
+    """Asks which object a key finds."""
+
+    number: int
+    key: str
+
+
+class ObjectGet(_Message, frozen=True, tag="object_get"):
+    """Asks for the content of an object."""
+
+    number: int
+    id: str
+
+
+class ObjectDelete(_Message, frozen=True, tag="object_delete"):
+    number: int
+    id: str
+
+
+class ObjectAnswer(_Message, frozen=True, tag="object_answer"):
+    """Answers each of them.
+
+    `status`: the HTTP status of its error, 0 if it went well. `ref`: the object; None if the key finds none.
+    """
+
+    number: int
+    ref: ObjRef | None = None
+    data: bytes = b""
+    n_attached: int = -1
+    status: int = 0
+    error_kind: str = ""  # the value of corosrv.errors.ErrorKind
+    code: str | None = None
+    message: str = ""
+
+
+ObjectAsk = ObjectCreate | ObjectLookup | ObjectGet | ObjectDelete
+
 ControlToAppWorker = InitApp | StartPool | AddLanes | CancelCall | StopWorker
 ControlFromAppWorker = (
     Loaded | Registered | Heartbeat | WorkerLog | StartFailed | SlotLost | WorkerAborts | LogsDropped | WorkerStopped
 )
-LaneToAppWorker = RunCall | AskOutputs | AskEnd
-LaneFromAppWorker = LogLine | CallOutputs | CallEnd | CallFailure | Ask | AskCancel | AskTaken
+LaneToAppWorker = RunCall | AskOutputs | AskEnd | ObjectAnswer
+LaneFromAppWorker = (
+    LogLine
+    | CallOutputs
+    | CallEnd
+    | CallFailure
+    | Ask
+    | AskCancel
+    | AskTaken
+    | ObjectCreate
+    | ObjectLookup
+    | ObjectGet
+    | ObjectDelete
+)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corosrv.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
+from corosrv.jobs.objects import ObjRef
 from corosrv.objects.content import MIN_FILE, ObjectContent
-from corosrv.objects.refs import ObjRef
 from corosrv.objects.store import ObjectStore
 
 NOW = 1_000_000.0
