@@ -26,22 +26,22 @@ def check_number(fds: Sequence[int]) -> None:
         raise ValueError(f"{len(fds)} descriptors for one message, where {MAX_FDS} are allowed")
 
 
-def send(sock: AnySocket, data: Any, fds: Sequence[int]) -> int:
+def send(sock: AnySocket, data: Any, fds: Sequence[int], flags: int = 0) -> int:
     """Sends what the socket takes of `data`, with the descriptors beside its first byte; returns the number of bytes.
 
     Raises OSError.
     """
-    return sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    return sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))], flags)
 
 
-def receive(sock: AnySocket, n_bytes: int) -> tuple[bytes, list[int]]:
+def receive(sock: AnySocket, n_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """Receives up to `n_bytes` and the descriptors beside them. Raises BadFrame for too many of them, and OSError."""
-    data, ancillary, flags, _ = sock.recvmsg(n_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, seen_flags, _ = sock.recvmsg(n_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC | flags)
     fds = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % _SIZE])
-    if flags & socket.MSG_CTRUNC:
+    if seen_flags & socket.MSG_CTRUNC:
         close_all(fds)
         raise BadFrame("more descriptors came with a message than are allowed, or than this process can open")
     return data, list(fds)

@@ -73,6 +73,13 @@ class ThreadChannel(Generic[Out, In]):
 
     def receive(self) -> In | None:
         """Returns the next message, or None when either side has closed. Waits. Raises BadFrame."""
+        return self._receive(0)
+
+    def receive_nowait(self) -> In | None:
+        """Returns what receive() would. Raises BlockingIOError where that would wait, and BadFrame."""
+        return self._receive(socket.MSG_DONTWAIT)
+
+    def _receive(self, flags: int) -> In | None:
         while True:
             while self._arrived:
                 if self._attachments is not None:
@@ -81,7 +88,7 @@ class ThreadChannel(Generic[Out, In]):
                 message = self._codec.decode(self._arrived.popleft())
                 if message is not None:
                     return message
-            data, fds = self._read()
+            data, fds = self._read(flags)
             if not data:
                 if self._frames.is_partial:
                     raise BadFrame("the channel ended within a frame")
@@ -91,12 +98,14 @@ class ThreadChannel(Generic[Out, In]):
             if self._attachments is not None:
                 self._attachments.arrive(fds, len(messages), self._frames.is_partial)
 
-    def _read(self) -> tuple[bytes, list[int]]:
+    def _read(self, flags: int) -> tuple[bytes, list[int]]:
         try:
             if self._attachments is not None:
-                return descriptors.receive(self._socket, _READ_SIZE)
-            return self._socket.recv(_READ_SIZE), []
-        except OSError:  # reset, or closed by ourselves
+                return descriptors.receive(self._socket, _READ_SIZE, flags)
+            return self._socket.recv(_READ_SIZE, flags), []
+        except OSError as error:  # reset, or closed by ourselves
+            if flags and isinstance(error, BlockingIOError):
+                raise
             return b"", []
 
     def take_fds(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -15,8 +16,8 @@ from corosrv.jobs.answers import FileOutput, OutputChunk
 from corosrv.wire.messages import Predict
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
-from corosrv.worker.child.run import PredictionLifecycle, RunningPrediction
-from corosrv.worker.child.slot_end import Poison, SlotEnd
+from corosrv.worker.child.run import PredictionLifecycle, PredictLane, RunningPrediction
+from corosrv.worker.child.slot_end import Poison
 from corosrv.worker.signatures.shapes import AnyOf, DictOf, Fetched, ListOf, Nullable, Shape
 from corosrv.worker.values.inputs import Inputs
 from corosrv.worker.values.outputs import Draft
@@ -32,7 +33,7 @@ class AsyncRunner:
     def __init__(
         self,
         predictor: Predictor,
-        slots: Sequence[SlotEnd],
+        slots: Sequence[PredictLane],
         desk: PredictionLifecycle,
         loop: asyncio.AbstractEventLoop,
         fork: Fork,
@@ -47,7 +48,7 @@ class AsyncRunner:
         self._poison = poison
         # Not the loop's own threads: user code may keep those busy, and what waits for it here would wait for them.
         self._helpers = ThreadPoolExecutor(len(slots), "corosrv-helper")
-        self._tasks: dict[SlotEnd, asyncio.Task[BaseException | None]] = {}
+        self._tasks: dict[PredictLane, asyncio.Task[BaseException | None]] = {}
 
     def serve(self) -> None:
         """Runs predictions until all channels have ended and every prediction that came over them."""
@@ -59,18 +60,17 @@ class AsyncRunner:
             except (SystemExit, KeyboardInterrupt) as error:  # out of some task that the predictor started
                 log.warning("a task of the predictor's raised %r, which ends nothing here", error)
 
-    def _receive(self, slot: SlotEnd) -> None:
+    def _receive(self, slot: PredictLane) -> None:
         try:
-            predictions = slot.receive_nowait()
-            if predictions is None:
+            with contextlib.suppress(BlockingIOError):
+                while (predict := slot.receive_nowait()) is not None:
+                    self._start(slot, predict)
                 self._end(slot)
-            for predict in predictions or ():
-                self._start(slot, predict)
         except BadFrame as error:
             self._end(slot)
             self._poison(slot.id, str(error))
 
-    def _end(self, slot: SlotEnd) -> None:
+    def _end(self, slot: PredictLane) -> None:
         self._loop.remove_reader(slot.fileno())
         self._open.discard(slot)
         self._stop_if_idle()
@@ -79,14 +79,14 @@ class AsyncRunner:
         if not self._open and not self._tasks:
             self._loop.stop()
 
-    def _start(self, slot: SlotEnd, predict: Predict) -> None:
+    def _start(self, slot: PredictLane, predict: Predict) -> None:
         if slot in self._tasks:
             raise BadFrame("a prediction came before the one before it had ended")
         run = self._desk.begin(predict, slot.id, slot.outbox)
         self._tasks[slot] = task = self._loop.create_task(self._error_of(run))
         task.add_done_callback(lambda task: self._finish(slot, run, task))
 
-    def _finish(self, slot: SlotEnd, run: RunningPrediction, task: asyncio.Task[BaseException | None]) -> None:
+    def _finish(self, slot: PredictLane, run: RunningPrediction, task: asyncio.Task[BaseException | None]) -> None:
         # First, as whoever gets the terminal message may send the next prediction at once.
         del self._tasks[slot]
         # User code that cancels all tasks there are may hit this one before it begins.

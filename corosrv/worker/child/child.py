@@ -2,76 +2,86 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import os
 import threading
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from corosrv.errors import LoadError
-from corosrv.wire.messages import PROTOCOL, HealthCheckResult, Init, Log, Ready, SlotFailed, WorkerLeaving
-from corosrv.worker.child import cog, lifeline
+from corosrv.wire.codec import StructCodec
+from corosrv.wire.messages import (
+    PROTOCOL,
+    Cancel,
+    ControlToServer,
+    ControlToWorker,
+    DroppedLogs,
+    Fatal,
+    HealthCheck,
+    HealthCheckResult,
+    Init,
+    Lanes,
+    Log,
+    Ready,
+    SlotFailed,
+    SlotToServer,
+    SlotToWorker,
+    WorkerLeaving,
+)
+from corosrv.worker.child import cog
 from corosrv.worker.child.cancel import Cancels, Interrupts
-from corosrv.worker.child.control import Control
-from corosrv.worker.child.forked import Fork
+from corosrv.worker.child.control import ControlWords
 from corosrv.worker.child.load import Predictor, load
-from corosrv.worker.child.outbox import Ferry
 from corosrv.worker.child.predictor_health import HealthcheckRunner
-from corosrv.worker.child.run import PredictionLifecycle, describe, trace
+from corosrv.worker.child.run import PredictionLifecycle, PredictLane
+from corosrv.worker.child.runtime import WorkerRuntime
 from corosrv.worker.child.slot_end import SlotEnd
 from corosrv.worker.child.sync_runner import SyncRunner
-from corosrv.worker.printing import threads
-from corosrv.worker.printing.capture import Capture
-from corosrv.worker.printing.printed import Printed
-from corosrv.worker.scope import NOWHERE, scope
+from corosrv.worker.child.tracebacks import describe
 from corosrv.worker.signatures import schema
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-FAREWELL = 1.0  # seconds that the predictor's exit handlers may take
+
+_WORDS: ControlWords[ControlToServer] = ControlWords(Log, DroppedLogs, Fatal)
 
 
 class Child:
     """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
 
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
-        self._ferry = Ferry()
-        self._control = Control(control_fd, self._ferry)
-        self._slots: list[SlotEnd] = []
+        self._interrupts = Interrupts()
+        codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
+        self._runtime: WorkerRuntime[ControlToServer, ControlToWorker] = WorkerRuntime(
+            control_fd, lifeline_fd, codec, _WORDS, self._interrupts
+        )
+        self._control = self._runtime.control
+        self._fork = self._runtime.fork
+        self._init: SimpleQueue[Init] = SimpleQueue()
+        self._slots: list[PredictLane] = []
         self._n_slots = 0
         self._has_slots = threading.Event()  # all of them
-        self._server_log = Printed(lambda source, text: self._control.outbox.post_log(Log(source, text)))
-        self._interrupts = Interrupts()
-        self._fork = Fork()
-        self._capture = Capture(self._server_log, self._interrupts)
         self._cancels = Cancels(lambda slot: slot < len(self._slots) and self._slots[slot].has_mail())
         self._loop: AbstractEventLoop | None = None  # of async predictors
         self._health: HealthcheckRunner | None = None  # once it is set up
-        self._lifeline_fd = lifeline_fd
         self._is_shutting_down = threading.Event()
 
     def main(self) -> NoReturn:
         """Sets the predictor up, serves predictions and ends the process."""
         try:
-            self._install()
-            predictor = self._set_up(self._control.wait_for_init())
+            self._interrupts.install()
+            self._runtime.install(self._let_go)
+            self._control.start(self._on_message)
+            predictor = self._set_up(self._init.get())
         except BaseException as error:  # also sys.exit() of user code
             self._fork.leave(error)
-            self._fail(error)
+            self._runtime.fail(error, SlotFailed(-1, describe(error)))
         self._has_slots.wait()
         self._serve(predictor)
         self._is_shutting_down.wait()
-        self._leave()
-
-    def _install(self) -> None:
-        lifeline.hang_on(self._lifeline_fd)
-        self._interrupts.install()
-        self._capture.install()
-        threads.inherit_predictions()
-        os.register_at_fork(after_in_child=self._let_go)
-        self._control.start(self)
+        self._runtime.leave(WorkerLeaving())
 
     # Set-up.
 
@@ -89,7 +99,7 @@ class Child:
             predictor.healthcheck, self._answer_health, self._loop if predictor.signature.is_async else None
         )
         # What set-up printed comes before the word that it is over.
-        self._capture.flush()
+        self._runtime.capture.flush()
         has_healthcheck = predictor.healthcheck is not None
         self._control.outbox.post(Ready(list(range(self._n_slots)), document, has_healthcheck=has_healthcheck))
         return predictor
@@ -110,19 +120,13 @@ class Child:
             self._loop.run_until_complete(result)
         self._fork.leave()
 
-    def _fail(self, error: BaseException) -> NoReturn:
-        """Set-up has failed: the server hears why, and what was printed, before the process ends."""
-        self._capture.flush()
-        self._server_log.write("stderr", trace(error).encode("utf-8", "replace"))
-        self._control.outbox.post(SlotFailed(-1, describe(error)))
-        self._control.outbox.flush(FAREWELL)
-        os._exit(1)
-
     # Serving.
 
     def _serve(self, predictor: Predictor) -> None:
         agent = os.environ.get("COROSRV_USER_AGENT") or os.environ.get("COG_USER_AGENT")
-        desk = PredictionLifecycle(self._capture, self._cancels, self._server_log, self._interrupts, agent)
+        desk = PredictionLifecycle(
+            self._runtime.capture, self._cancels, self._runtime.server_log, self._interrupts, agent
+        )
         if predictor.signature.is_async:
             from corosrv.worker.child.async_runner import AsyncRunner
 
@@ -136,23 +140,29 @@ class Child:
 
     # What the server says, in the control thread.
 
-    def add_slots(self, fds: Sequence[int]) -> None:
+    def _on_message(self, message: ControlToWorker, fds: Sequence[int]) -> None:
+        if isinstance(message, Init):
+            self._init.put(message)
+        elif isinstance(message, Lanes):
+            self._add_slots(fds)
+        elif isinstance(message, Cancel):
+            self._cancels.cancel(message.slot, message.id)
+        elif isinstance(message, HealthCheck):
+            if self._health is not None:
+                self._health.ask(message.id)
+        else:
+            self._shut_down()
+
+    def _add_slots(self, fds: Sequence[int]) -> None:
         for fd in fds:
-            self._slots.append(SlotEnd(len(self._slots), fd, self._ferry, self._control.drops))
+            codec: StructCodec[SlotToServer, SlotToWorker] = StructCodec(SlotToWorker)
+            self._slots.append(SlotEnd(len(self._slots), fd, codec, self._runtime.ferry, self._control.drops))
         if len(self._slots) >= self._n_slots:
             self._has_slots.set()
 
-    def cancel(self, slot: int, id: str) -> None:
-        self._cancels.cancel(slot, id)
-
-    def check_health(self, id: str) -> None:
-        if self._health is not None:
-            self._health.ask(id)
-
-    def shut_down(self) -> None:
+    def _shut_down(self) -> None:
         if not self._has_slots.is_set():  # nothing runs that would be waited for
-            self._say_farewell()
-            os._exit(0)
+            self._runtime.leave_at_once(WorkerLeaving())
         for slot in self._slots:
             slot.hang_up()
         self._is_shutting_down.set()
@@ -161,28 +171,8 @@ class Child:
         status = "healthy" if reason is None else "unhealthy"
         self._control.outbox.post(HealthCheckResult(id, status, reason or ""))
 
-    # The end.
-
-    def _leave(self) -> NoReturn:
-        """Lets the predictor clean up, and does not wait for its threads."""
-        limit = threading.Timer(FAREWELL, os._exit, [0])
-        limit.daemon = True
-        limit.start()
-        try:
-            atexit._run_exitfuncs()
-        finally:
-            self._say_farewell()
-            os._exit(0)
-
-    def _say_farewell(self) -> None:
-        self._capture.flush()
-        self._control.outbox.post(WorkerLeaving())
-        self._control.outbox.flush(FAREWELL)
-
     def _let_go(self) -> None:
-        """Closes the worker's channels in a forked copy, which must not use them."""
-        scope.set(NOWHERE)
-        self._control.let_go()
+        """Closes the slots' channels in a forked copy, which must not use them."""
         for slot in self._slots:
             slot.let_go()
         if self._loop is not None:

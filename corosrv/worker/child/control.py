@@ -4,79 +4,101 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
-from collections.abc import Sequence
-from queue import SimpleQueue
-from typing import NoReturn, Protocol
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NoReturn
 
 from corosrv.errors import BadFrame
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.messages import Cancel, ControlToServer, ControlToWorker, DroppedLogs, Fatal, HealthCheck, Init, Lanes
+from corosrv.wire.codec import Codec, In, Out
 from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
 
 
-class ControlListener(Protocol):
-    """Handles the server's messages after Init. Called in the control thread; must not wait."""
+@dataclass(frozen=True, slots=True)
+class ControlWords(Generic[Out]):
+    """Makes the messages that a worker process says of itself, whatever it runs."""
 
-    def add_slots(self, fds: Sequence[int]) -> None:
-        """Takes the ends of the slots' channels; the listener owns them."""
-
-    def cancel(self, slot: int, id: str) -> None: ...
-
-    def check_health(self, id: str) -> None: ...
-
-    def shut_down(self) -> None: ...
+    log: Callable[[str, str], Out]  # a source and a text
+    dropped: Callable[[int, int], Out]  # how many logs, in how many milliseconds
+    abort: Callable[[str], Out]  # a reason
 
 
-class Control:
+class Control(Generic[Out, In]):
     """Owns the inherited socket. Any thread sends, through `outbox`."""
 
-    def __init__(self, fd: int, ferry: Ferry) -> None:
+    def __init__(self, fd: int, codec: Codec[Out, In], ferry: Ferry, words: ControlWords[Out]) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
-        codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
-        self._channel: ThreadChannel[ControlToServer, ControlToWorker] = ThreadChannel(
-            self._socket, codec, takes_fds=True
-        )
-        self.drops = Drops(lambda count, interval_ms: self.outbox.post(DroppedLogs(count, interval_ms)))
-        self.outbox: Outbox[ControlToServer] = Outbox(self._socket, codec, ferry, self.drops)
-        self._init: SimpleQueue[Init] = SimpleQueue()
+        self._words = words
+        self._channel: ThreadChannel[Out, In] = ThreadChannel(self._socket, codec, takes_fds=True)
+        self.drops = Drops(lambda count, interval_ms: self.outbox.post(words.dropped(count, interval_ms)))
+        self.outbox: Outbox[Out] = Outbox(self._socket, codec, ferry, self.drops)
+        self._poll = select.poll()
+        self._watches: dict[int, Callable[[], None]] = {}
 
     def let_go(self) -> None:
         """Closes the socket in a forked copy, which would otherwise hide the worker's end from the server."""
         self._socket.close()
 
-    def start(self, listener: ControlListener) -> None:
-        """Starts the thread that reads the channel; the process ends when the channel does."""
-        threading.Thread(target=self._read, args=(listener,), name="corosrv-control", daemon=True).start()
+    def start(
+        self,
+        on_message: Callable[[In, tuple[int, ...]], None],
+        on_tick: Callable[[], None] = lambda: None,
+        interval: float | None = None,
+    ) -> None:
+        """Starts the thread that reads the channel; the process ends when the channel does.
 
-    def wait_for_init(self) -> Init:
-        return self._init.get()
+        In that thread `on_message` is called with each message and its descriptors, which it owns, and `on_tick` every
+        `interval` seconds, if it is not None. They must not wait.
+        """
+        arguments = (on_message, on_tick, interval)
+        threading.Thread(target=self._run, args=arguments, name="corosrv-control", daemon=True).start()
 
-    def _read(self, listener: ControlListener) -> None:
+    def watch_once(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Calls a function in the control thread when a descriptor can be read, or has ended. Only in that thread."""
+        self._watches[fd] = on_readable
+        self._poll.register(fd, select.POLLIN)
+
+    def _run(
+        self, on_message: Callable[[In, tuple[int, ...]], None], on_tick: Callable[[], None], interval: float | None
+    ) -> None:
         try:
-            while (message := self._channel.receive()) is not None:
-                self._dispatch(message, listener)
+            self._poll.register(self._socket, select.POLLIN)
+            next_tick = time.monotonic()
+            while self._turn(on_message, None if interval is None else max(0.0, next_tick - time.monotonic())):
+                if interval is not None and time.monotonic() >= next_tick:
+                    on_tick()
+                    next_tick = time.monotonic() + interval
         except BadFrame as error:
-            self.outbox.post(Fatal(f"the control channel is broken: {error}"))
+            self.outbox.post(self._words.abort(f"the control channel is broken: {error}"))
         except BaseException as error:  # the server has to hear why before this process ends
-            self.outbox.post(Fatal(f"{type(error).__name__}: {error}"))
+            self.outbox.post(self._words.abort(f"{type(error).__name__}: {error}"))
         die()
 
-    def _dispatch(self, message: ControlToWorker, listener: ControlListener) -> None:
-        if isinstance(message, Init):
-            self._init.put(message)
-        elif isinstance(message, Lanes):
-            listener.add_slots(self._channel.take_fds())
-        elif isinstance(message, Cancel):
-            listener.cancel(message.slot, message.id)
-        elif isinstance(message, HealthCheck):
-            listener.check_health(message.id)
-        else:
-            listener.shut_down()
+    def _turn(self, on_message: Callable[[In, tuple[int, ...]], None], timeout: float | None) -> bool:
+        """Waits for something to read, and handles it. Returns whether the channel goes on. Raises BadFrame."""
+        goes_on = True
+        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+            on_readable = self._watches.pop(fd, None)
+            if on_readable is None:
+                goes_on = self._receive(on_message)
+            else:
+                self._poll.unregister(fd)
+                on_readable()
+        return goes_on
+
+    def _receive(self, on_message: Callable[[In, tuple[int, ...]], None]) -> bool:
+        """Handles what has arrived. Returns whether the channel goes on."""
+        with contextlib.suppress(BlockingIOError):
+            while (message := self._channel.receive_nowait()) is not None:
+                on_message(message, self._channel.take_fds())
+            return False
+        return True
 
 
 def die() -> NoReturn:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from corosrv.worker.child.run import describe
+from corosrv.worker.child.tracebacks import describe
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

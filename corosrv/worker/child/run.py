@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
-from corosrv.errors import CorosrvError, InputFailed
+from corosrv.errors import InputFailed
 from corosrv.jobs.answers import Cancelled, Done, Failed, FileOutput, LogLine, Metric, OutputChunk
 from corosrv.wire.messages import Predict, SlotToServer
 from corosrv.worker.child.cancel import Cancels
 from corosrv.worker.child.outbox import Outbox
+from corosrv.worker.child.slot_end import SlotEnd
+from corosrv.worker.child.tracebacks import describe, trace
 from corosrv.worker.metrics import Metrics
 from corosrv.worker.printing.capture import Capture
 from corosrv.worker.printing.printed import Printed, place
@@ -23,8 +25,7 @@ from corosrv.worker.scope import Scope, scope
 from corosrv.worker.values import outputs
 from corosrv.worker.values.outputs import Draft
 
-MAX_ERROR = 100_000  # characters of a message, and of a traceback
-_OURS = ("corosrv.", "importlib.", "asyncio.")  # modules whose frames are of no use to an author
+PredictLane = SlotEnd[SlotToServer, Predict]
 
 
 class RunningPrediction:
@@ -167,28 +168,3 @@ class PredictionLifecycle:
         if error is not None and not is_cancelled:  # for the operator: clients get the error alone
             self._server_log.write("stderr", f"prediction {run.id} failed: {trace(error)}".encode("utf-8", "replace"))
         run.end(is_cancelled, error)
-
-
-def describe(error: BaseException) -> str:
-    """Formats an error as `TypeName: message`, valid in JSON and short enough for a frame."""
-    try:
-        message = str(error)
-    except Exception as another:  # the author's own __str__
-        message = f"<{type(another).__name__} in __str__>"
-    if len(message) > MAX_ERROR:
-        message = f"{message[:MAX_ERROR]} [TRUNCATED]"
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return text.encode("utf-8", "replace").decode()
-
-
-def trace(error: BaseException) -> str:
-    """Formats the traceback from the first frame of user code on."""
-    if isinstance(error, CorosrvError):  # its message says all
-        return f"{describe(error)}\n"
-    import traceback  # not at start: most predictions go well
-
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} [TRUNCATED]\n"

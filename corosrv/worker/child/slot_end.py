@@ -5,53 +5,40 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from typing import Generic
 
-from corosrv.errors import BadFrame
-from corosrv.wire.codec import StructCodec
-from corosrv.wire.frame import Frames
-from corosrv.wire.messages import Predict, SlotToServer, SlotToWorker
+from corosrv.wire.codec import Codec, In, Out
 from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
 
-_READ_SIZE = 256 << 10  # bytes
 
+class SlotEnd(Generic[Out, In]):
+    """Owns an inherited socket. Messages come in by one thread or by an event loop; any thread sends."""
 
-class SlotEnd:
-    """Owns an inherited socket. Predictions come in by one thread or by an event loop; any thread sends."""
-
-    def __init__(self, id: int, fd: int, ferry: Ferry, drops: Drops) -> None:
+    def __init__(
+        self, id: int, fd: int, codec: Codec[Out, In], ferry: Ferry, drops: Drops, *, takes_fds: bool = False
+    ) -> None:
+        """`takes_fds`: descriptors that come with messages are kept for take_fds(); else the kernel drops them."""
         self.id = id
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
-        self._codec: StructCodec[SlotToServer, SlotToWorker] = StructCodec(SlotToWorker)
-        self._frames = Frames()
-        self._channel: ThreadChannel[SlotToServer, SlotToWorker] = ThreadChannel(self._socket, self._codec)
-        self.outbox: Outbox[SlotToServer] = Outbox(self._socket, self._codec, ferry, drops)
+        self._channel: ThreadChannel[Out, In] = ThreadChannel(self._socket, codec, takes_fds=takes_fds)
+        self.outbox: Outbox[Out] = Outbox(self._socket, codec, ferry, drops)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def receive(self) -> Predict | None:
-        """Returns the next prediction; None when no more come. Waits. Raises BadFrame."""
+    def receive(self) -> In | None:
+        """Returns the next message; None when no more come. Waits. Raises BadFrame."""
         return self._channel.receive()
 
-    def receive_nowait(self) -> list[Predict] | None:
-        """Returns the predictions that have arrived, perhaps none; None when no more come. Raises BadFrame.
+    def receive_nowait(self) -> In | None:
+        """Returns what receive() would. Raises BlockingIOError where that would wait, and BadFrame."""
+        return self._channel.receive_nowait()
 
-        Not to be mixed with receive().
-        """
-        try:
-            data = self._socket.recv(_READ_SIZE, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            if self._frames.is_partial:
-                raise BadFrame("the channel ended within a frame")
-            return None
-        messages = map(self._codec.decode, self._frames.feed(data))
-        return [message for message in messages if message is not None]
+    def take_fds(self) -> tuple[int, ...]:
+        """Returns the descriptors that came with the message received last; the caller closes them."""
+        return self._channel.take_fds()
 
     def has_mail(self) -> bool:
         """Returns whether a message waits that was not received yet. Any thread."""
@@ -61,7 +48,7 @@ class SlotEnd:
             return False
 
     def hang_up(self) -> None:
-        """Accepts no more predictions and wakes the receiver. Running ones can still answer. Any thread."""
+        """Accepts no more messages and wakes the receiver. Running calls can still answer. Any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 

@@ -11,8 +11,8 @@ from corosrv.errors import BadFrame, OutputFailed
 from corosrv.worker.child.cancel import Interrupts
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.load import Predictor
-from corosrv.worker.child.run import PredictionLifecycle, RunningPrediction
-from corosrv.worker.child.slot_end import Poison, SlotEnd
+from corosrv.worker.child.run import PredictionLifecycle, PredictLane, RunningPrediction
+from corosrv.worker.child.slot_end import Poison
 from corosrv.worker.predictor import CancelationException
 from corosrv.worker.values.inputs import Inputs
 
@@ -28,7 +28,7 @@ class SyncRunner:
     def __init__(
         self,
         predictor: Predictor,
-        slot: SlotEnd,
+        slot: PredictLane,
         desk: PredictionLifecycle,
         interrupts: Interrupts,
         fork: Fork,
