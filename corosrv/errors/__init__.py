@@ -45,6 +45,7 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction
 │   ├── WorkerGone           the predictor's process has ended
 │   └── QueueFull            the queue is full
+├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
 ├── CallCancelled            a call was cancelled
 ├── HandlerFailed            a handler raised, or returned what it must not
@@ -88,6 +89,7 @@ from corosrv.errors.base import (
     WrongThread,
 )
 from corosrv.errors.calls import (
+    AppError,
     CallCancelled,
     CallRefused,
     Conflict,
@@ -142,6 +144,7 @@ from corosrv.errors.unavailable import (
 from corosrv.errors.wire import BadFrame, ChannelClosed, FrameTooLarge, ProtocolError, WireError
 
 __all__ = [
+    "AppError",
     "BadFrame",
     "BenchError",
     "BodyIncomplete",

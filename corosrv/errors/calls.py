@@ -6,6 +6,10 @@ from corosrv.errors.base import CorosrvError, ErrorKind
 from corosrv.errors.refused import Refused
 
 
+class AppError(CorosrvError):
+    """An application registers a handler that cannot be served; names the function and says what to do."""
+
+
 class InvalidTensor(Refused):
     """A tensor is not what its name, datatype and shape say; names it."""
 

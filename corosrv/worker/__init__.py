@@ -1,6 +1,7 @@
-"""The names that a predictor's author imports: `from corosrv.worker import BasePredictor, Input, Path`.
+"""The names that authors import: `from corosrv.worker import BasePredictor, Input, Path` for predictors, and
+`from corosrv.worker import App, Worker, Tensor` for handlers.
 
-Each name is imported from its module at its first use: the child that runs a predictor has to start fast.
+Each name is imported from its module at its first use: the child that runs user code has to start fast.
 """
 
 from __future__ import annotations
@@ -9,6 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from corosrv.errors import AppError
+    from corosrv.tensors import Tensor, TensorSpec
+    from corosrv.worker.app.app import App
+    from corosrv.worker.app.base_worker import Worker
+    from corosrv.worker.app.context import AsyncContext, Context
+    from corosrv.worker.app.errors import Cancelled, DeadlineExceeded, InvalidInput, NotFound, Unavailable
+    from corosrv.worker.app.messages import ModelInferRequest, ModelInferResponse
     from corosrv.worker.predictor import BasePredictor, BaseRunner, CancelationException, concurrent, streaming
     from corosrv.worker.scope import current_scope
     from corosrv.worker.types import (
@@ -23,35 +31,53 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "App",
+    "AppError",
     "AsyncConcatenateIterator",
+    "AsyncContext",
     "BaseModel",
     "BasePredictor",
     "BaseRunner",
     "CancelationException",
+    "Cancelled",
     "ConcatenateIterator",
+    "Context",
+    "DeadlineExceeded",
     "File",
     "Input",
+    "InvalidInput",
+    "ModelInferRequest",
+    "ModelInferResponse",
+    "NotFound",
     "Opaque",
     "Path",
     "Secret",
+    "Tensor",
+    "TensorSpec",
+    "Unavailable",
+    "Worker",
     "concurrent",
     "current_scope",
     "streaming",
 ]
 
-_HOMES = {
-    "BasePredictor": "predictor",
-    "BaseRunner": "predictor",
-    "CancelationException": "predictor",
-    "concurrent": "predictor",
-    "streaming": "predictor",
-    "current_scope": "scope",
+_MODULES = {
+    "corosrv.errors": ("AppError",),
+    "corosrv.tensors": ("Tensor", "TensorSpec"),
+    "corosrv.worker.app.app": ("App",),
+    "corosrv.worker.app.base_worker": ("Worker",),
+    "corosrv.worker.app.context": ("AsyncContext", "Context"),
+    "corosrv.worker.app.errors": ("Cancelled", "DeadlineExceeded", "InvalidInput", "NotFound", "Unavailable"),
+    "corosrv.worker.app.messages": ("ModelInferRequest", "ModelInferResponse"),
+    "corosrv.worker.predictor": ("BasePredictor", "BaseRunner", "CancelationException", "concurrent", "streaming"),
+    "corosrv.worker.scope": ("current_scope",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)
+    value = getattr(import_module(_HOMES.get(name, "corosrv.worker.types")), name)
     globals()[name] = value
     return value

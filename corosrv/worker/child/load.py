@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from corosrv.errors import LoadError
+from corosrv.worker.child.modules import module_from_file, module_from_name
 from corosrv.worker.signatures import coders
 from corosrv.worker.signatures import signature as signatures
 from corosrv.worker.signatures.signature import Signature
@@ -47,7 +43,10 @@ def load(reference: str) -> Predictor:
 
 def _find(reference: str) -> Any:
     place, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
-    module = _from_file(place) if place.endswith(".py") else _from_name(place)
+    if place.endswith(".py"):
+        module = module_from_file(place)
+    else:
+        module = module_from_name(place, "a predictor is named as FILE.py:NAME or MODULE:NAME")
     coders.register(module)
     if not name:
         name = next((candidate for candidate in _DEFAULT_NAMES if hasattr(module, candidate)), "")
@@ -62,34 +61,3 @@ def _find(reference: str) -> Any:
     if not callable(target):
         raise LoadError(f"{name!r} in {place} is a {type(target).__name__}, neither a class nor a function")
     return target
-
-
-def _from_file(path: str) -> ModuleType:
-    if not os.path.isfile(path):
-        raise LoadError(f"there is no file {path} (looked in {os.getcwd()})")
-    folder, file = os.path.split(os.path.abspath(path))
-    # Its neighbours can be imported, as if it had been started as a program.
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    stem = file.removesuffix(".py")
-    # Under its own name, which pickle goes by, unless that is another module's.
-    name = f"_predictor_{stem}" if stem in sys.modules or stem in sys.stdlib_module_names else stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None, "every .py file has a loader"
-    assert spec.loader is not None, "every .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _from_name(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # of the package around it
-        spec = None
-    if spec is None:
-        raise LoadError(f"there is no module {name!r}: a predictor is named as FILE.py:NAME or MODULE:NAME")
-    return importlib.import_module(name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic
 
+from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
 from corosrv.wire.frame import encode
 
@@ -51,7 +53,7 @@ class Outbox(Generic[Out]):
         self._codec = codec
         self._ferry = ferry
         self._drops = drops
-        self._queue: deque[memoryview] = deque()
+        self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # with descriptors of our own, to be closed
         self._backlog = 0  # bytes in the queue
         # A destructor may print while this thread holds the lock: then it only queues, and whoever is sending goes on.
         self._lock = threading.RLock()
@@ -69,15 +71,16 @@ class Outbox(Generic[Out]):
     def is_empty(self) -> bool:
         return not self._queue
 
-    def post(self, *messages: Out) -> None:
+    def post(self, *messages: Out, fds: Sequence[int] = ()) -> None:
         """Sends messages or queues them; drops them once the other side has closed. Never waits.
 
-        Raises FrameTooLarge, and what the codec raises.
+        The descriptors `fds` go with a single message, and stay the caller's. Raises FrameTooLarge, what the codec
+        raises, and OSError where the process can open no descriptors for those that have to wait.
         """
         frame = b"".join(encode(self._codec.encode(message)) for message in messages)
         with self._lock:
             if not self._is_closed:
-                self._queue.append(memoryview(frame))
+                self._queue.append((memoryview(frame), tuple(map(os.dup, fds))))
                 self._backlog += len(frame)
                 self._send()
 
@@ -133,7 +136,8 @@ class Outbox(Generic[Out]):
         """Drops what is queued, and every later message."""
         with self._lock:
             self._is_closed = True
-            self._queue.clear()
+            while self._queue:
+                descriptors.close_all(self._queue.popleft()[1])
             self._backlog = 0
             self.nudge()
 
@@ -154,13 +158,17 @@ class Outbox(Generic[Out]):
 
     def _send_what_fits(self) -> None:
         while self._queue:
-            frame = self._queue[0]
-            n_sent = self._socket.send(frame, _AT_ONCE)
+            frame, fds = self._queue[0]
+            if fds:
+                n_sent = descriptors.send(self._socket, frame, fds, _AT_ONCE)
+                descriptors.close_all(fds)  # they go with the first byte
+            else:
+                n_sent = self._socket.send(frame, _AT_ONCE)
             self._backlog -= n_sent
             if n_sent == len(frame):
                 self._queue.popleft()
             else:
-                self._queue[0] = frame[n_sent:]
+                self._queue[0] = frame[n_sent:], ()
 
     def _call_listeners(self) -> None:
         listeners, self._listeners = self._listeners, []

@@ -1,4 +1,4 @@
-"""What runs around user code in every worker process: the control channel, the capture of what is printed, the end."""
+"""Holds what runs around user code in every worker process: the control channel, the capture of prints, the end."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The API for authors of handlers: applications, what handlers get, and what they give back."""

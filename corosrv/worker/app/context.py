@@ -1,0 +1,97 @@
+"""The second argument of handlers: what a running request is part of, and whether it is still wanted."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from corosrv.worker.app.signal import EndSignal
+
+
+class _CallContext:
+    """Describes one running request."""
+
+    def __init__(self, signal: EndSignal, *, request_id: str = "", worker_id: str = "", attempt: int = 1) -> None:
+        self._signal = signal
+        self.request_id = request_id
+        self.worker_id = worker_id
+        self.attempt = attempt  # 1, and more where the call was lost with another worker before
+
+    @property
+    def deadline(self) -> float | None:
+        """The time on time.monotonic() after which nobody waits for the answer; None: no limit."""
+        return self._signal.deadline
+
+    def remaining(self) -> float | None:
+        """Returns the seconds until the deadline, at least 0; None without one."""
+        return self._signal.remaining()
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the request must end: the client is gone, or the deadline has passed."""
+        return self._signal.error() is not None
+
+    def check(self) -> None:
+        """Raises Cancelled or DeadlineExceeded if the request must end."""
+        self._signal.check()
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose lines have the request's id, and go where its printed text goes."""
+        return _RequestLog(_logger(), {"request_id": self.request_id})
+
+
+class Context(_CallContext):
+    """The context of plain functions, generators and functions with a stream."""
+
+    def sleep(self, seconds: float) -> None:
+        """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""
+        self._signal.wait(seconds)
+
+
+class AsyncContext(_CallContext):
+    """The context of coroutine functions and async generators, where what waits is awaited.
+
+    A cancel is raised there as asyncio.CancelledError, at the `await` that the handler waits at.
+    """
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""
+        import asyncio  # plain handlers do without: it takes longer to import than all the rest
+
+        self.check()
+        remaining = self.remaining()
+        await asyncio.sleep(seconds if remaining is None else min(seconds, remaining))
+        self.check()
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        request_id: Mapping[str, object] = self.extra or {}
+        return f"[{request_id['request_id']}] {msg}", kwargs
+
+
+class _ErrorStream(logging.Handler):
+    """Writes to what sys.stderr is at that moment, which knows whose text it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+
+def _logger() -> logging.Logger:
+    """Returns the logger of all handlers, which no configuration of the author's changes."""
+    global _handler_log
+    if _handler_log is None:
+        handler = _ErrorStream()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        _handler_log = logging.Logger("corosrv.handler", logging.INFO)  # not of the tree of loggers
+        _handler_log.addHandler(handler)
+    return _handler_log
+
+
+_handler_log: logging.Logger | None = None

@@ -1,0 +1,84 @@
+"""Runs handlers in the process of a test, without server and wire."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from corosrv.errors import NotFound
+from corosrv.worker.app.base_worker import BaseWorker
+from corosrv.worker.app.context import AsyncContext, Context
+from corosrv.worker.app.invoke import invoke, invoke_async, invoke_batch, invoke_batch_async
+from corosrv.worker.app.messages import ModelInferRequest, ModelInferResponse
+from corosrv.worker.app.pools import BoundHandler, Pool
+from corosrv.worker.app.signal import EndSignal
+
+
+class LocalRun:
+    """Owns the objects of the worker classes that were called. Belongs to one thread."""
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self._pools = pools
+        self._workers: dict[str, BaseWorker] = {}
+        self._loop = asyncio.new_event_loop()
+        weakref.finalize(self, self._loop.close)
+
+    def call(self, name: str, request: ModelInferRequest | Sequence[ModelInferRequest], version: str = "") -> Any:
+        """Runs a handler; see App.test_call. Raises NotFound."""
+        handler = self._find(name, version)
+        requests = [request] if isinstance(request, ModelInferRequest) else list(request)
+        if handler.card.batch is None and len(requests) != 1:
+            raise ValueError(f"{name} takes no batches: call it with one request")
+        make_context = AsyncContext if handler.signature.kind.is_async else Context
+        contexts = [make_context(EndSignal(), request_id=one_request.id) for one_request in requests]
+        if handler.card.batch is not None:
+            answers = self._call_batch(handler, requests, contexts)
+            return answers if not isinstance(request, ModelInferRequest) else _answer_or_raise(answers[0])
+        streamed = self._call_one(handler, requests[0], contexts[0])
+        return streamed if handler.signature.kind.is_stream else streamed[0]
+
+    def _call_one(self, handler: BoundHandler, request: ModelInferRequest, context: Any) -> list[ModelInferResponse]:
+        answers: list[ModelInferResponse] = []
+
+        async def keep(answer: ModelInferResponse) -> None:
+            answers.append(answer)
+
+        if handler.signature.kind.is_async:
+            self._loop.run_until_complete(invoke_async(handler, request, context, keep))
+        else:
+            invoke(handler, request, context, answers.append)
+        return answers
+
+    def _call_batch(self, handler: BoundHandler, requests: Sequence[ModelInferRequest], contexts: Sequence[Any]) -> Any:
+        if handler.signature.kind.is_async:
+            return self._loop.run_until_complete(invoke_batch_async(handler, requests, contexts))
+        return invoke_batch(handler, requests, contexts)
+
+    def _find(self, name: str, version: str) -> BoundHandler:
+        for pool in self._pools:
+            for card in pool.cards():
+                if (card.name, card.version) == (name, version):
+                    handlers = pool.bind(self._worker_of(pool))
+                    return next(handler for handler in handlers if handler.card == card)
+        raise NotFound(f"the application has no handler {name!r}" + (f" version {version!r}" if version else ""))
+
+    def _worker_of(self, pool: Pool) -> BaseWorker | None:
+        """Returns the started object of a worker class, or None for plain functions."""
+        if pool.worker_class is None:
+            return None
+        if pool.name not in self._workers:
+            worker = pool.worker_class()
+            result = worker.on_start()
+            if inspect.iscoroutine(result):
+                self._loop.run_until_complete(result)
+            self._workers[pool.name] = worker
+        return self._workers[pool.name]
+
+
+def _answer_or_raise(answer: ModelInferResponse | BaseException) -> ModelInferResponse:
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

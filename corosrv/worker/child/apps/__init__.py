@@ -1,0 +1,1 @@
+"""The worker process of an application: runs its handlers for the server."""
