@@ -15,7 +15,7 @@ STOREYS = (
     ("dispatch", "wire"),
     ("models", "objects"),
     ("worker",),
-    ("engine",),
+    ("engine", "manager"),
     ("http",),
     ("docs", "doctor", "generation"),
     ("chat",),

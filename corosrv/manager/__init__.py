@@ -1,0 +1,1 @@
+"""Keeps pools of worker processes: how many there should be, and the processes themselves."""
