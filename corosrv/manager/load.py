@@ -22,16 +22,16 @@ class LoadWindow:
         self._looked_at = 0.0
         self._in_use = 0
         self._seen = 0.0
-        self._ended = 0.0
+        self._done = 0.0
 
-    def look(self, in_use: int, ended: float, now: float) -> None:
+    def look(self, in_use: int, work_done: float, now: float) -> None:
         """Records the slots in use now, and the slot seconds of all calls that have ended."""
         if self._times:
             self._seen += self._in_use * (now - self._looked_at)
-        self._ended = ended
+        self._done = work_done
         if not self._times or now - self._times[-1] >= self._length / STEPS:
             self._times.append(now)
-            self._sums.append((self._seen, ended))
+            self._sums.append((self._seen, work_done))
         if len(self._times) > 2 * STEPS:
             del self._times[:STEPS], self._sums[:STEPS]
         self._looked_at, self._in_use = now, in_use
@@ -41,5 +41,5 @@ class LoadWindow:
         position = bisect_right(self._times, self._looked_at - seconds) - 1
         if position < 0:
             return None
-        seen, ended = self._sums[position]
-        return max(self._seen - seen, self._ended - ended) / (self._looked_at - self._times[position])
+        seen, done = self._sums[position]
+        return max(self._seen - seen, self._done - done) / (self._looked_at - self._times[position])

@@ -32,7 +32,7 @@ class StartAction:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What to do now, why each pool is as it is, and when to plan again at the latest."""
+    """Holds what to do now, why each pool is as it is, and when to plan again at the latest."""
 
     starts: tuple[StartAction, ...] = ()
     drains: tuple[DrainAction, ...] = ()

@@ -1,4 +1,4 @@
-"""What the planning remembers of one pool between two looks: its limits, size, crashes and start times."""
+"""Remembers one pool between two looks of the planning: its limits, size, crashes and start times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEW_SHARE = 0.3  # of the last start in the average of all
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """What the author and the operator say about a pool. `cold_start`: seconds; None: it is measured."""
+    """Holds what the author and the operator say about a pool. `cold_start`: seconds; None: it is measured."""
 
     name: str
     least: int

@@ -18,7 +18,7 @@ MOST_SLOTS = 10_000  # that a backlog asks for; keeps the numbers finite, whatev
 
 @dataclass(frozen=True, slots=True)
 class SizeDecision:
-    """How many workers a pool should have, and why; `reason` is for the operator."""
+    """Says how many workers a pool should have, and why; `reason` is for the operator."""
 
     target: int
     reason: str
@@ -59,7 +59,7 @@ class Scaler:
         target = self._decided.target
         if (bounded := min(max(target, pool.least), pool.most)) != target:
             self._decided = SizeDecision(bounded, f"it may have from {pool.least} to {pool.most}")
-        elif wanted := self._wanted(pool, now):
+        elif wanted := self._larger_size(pool, now):
             self._grow(pool, wanted)
         elif reason := self._can_shrink(pool, now):
             self._history.note_try(target - 1)
@@ -71,7 +71,7 @@ class Scaler:
         if len(self._loads) != len(pool.groups):
             self._loads = [LoadWindow(LONGEST_HOLD) for _ in pool.groups]
         for load, group in zip(self._loads, pool.groups, strict=True):
-            load.look(group.in_use, group.ended, now)
+            load.look(group.in_use, group.work_done, now)
         if pool.ready > self._n_ready:
             self._ready_at = now
         self._n_ready = pool.ready
@@ -80,7 +80,7 @@ class Scaler:
 
     # Up.
 
-    def _wanted(self, pool: PoolSnapshot, now: float) -> SizeDecision | None:
+    def _larger_size(self, pool: PoolSnapshot, now: float) -> SizeDecision | None:
         """Returns a larger size than the pool has, or None."""
         if pool.live == 0:
             return SizeDecision(1, "calls wait, and no worker is there") if pool.depth else None
@@ -106,14 +106,14 @@ class Scaler:
         # The forecast is wrong: one more worker, and then time to see what it does.
         return SizeDecision(pool.live + 1, f"a call of {group.name} has waited {group.oldest:.1f} s")
 
-    def _grow(self, pool: PoolSnapshot, wanted: SizeDecision) -> None:
+    def _grow(self, pool: PoolSnapshot, larger: SizeDecision) -> None:
         if pool.ready == pool.live > 0:  # all its workers are there: it is too small, and not just slow to start
             self._history.add_proof(
                 pool.live, self._means(pool, pool.hold), [group.slots for group in pool.groups]
             )  # fmt: skip
-        target = min(max(self._decided.target, wanted.target), pool.most)
-        limit = f"; it may have {pool.most}" if wanted.target > pool.most else ""
-        self._decided = SizeDecision(target, wanted.reason + limit)
+        target = min(max(self._decided.target, larger.target), pool.most)
+        limit = f"; it may have {pool.most}" if larger.target > pool.most else ""
+        self._decided = SizeDecision(target, larger.reason + limit)
 
     # Down.
 

@@ -33,7 +33,7 @@ class SizeHistory:
         """Returns for how long the load has to be low before the pool may go down to this size."""
         if size > self._size:
             return seconds
-        return max(seconds, min(seconds * 2 ** (self._n_proofs - 1), LONGEST_HOLD))
+        return max(seconds, min(seconds * 2.0 ** (self._n_proofs - 1), LONGEST_HOLD))
 
     def allows(self, size: int, loads: Sequence[float]) -> bool:
         """Tells whether a size may be tried with these loads."""

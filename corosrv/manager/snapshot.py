@@ -12,7 +12,7 @@ LEAST_HOLD = 60.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one worker takes of the host. `memory`: bytes."""
+    """Holds what one worker takes of the host. `memory`: bytes."""
 
     gpus: float = 0.0
     memory: float = 0.0
@@ -36,7 +36,7 @@ UNLIMITED = Claim(math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """What is asked of the handlers of one pool that share slots, and the slots in use. Times are seconds."""
+    """Holds what is asked of the handlers of one pool that share slots, and the slots in use. Times are seconds."""
 
     name: str  # of its first handler
     slots: int  # of each worker
@@ -45,7 +45,7 @@ class GroupSnapshot:
     service: float = 0.0  # that one call takes; 0: not known yet
     slo: float = 60.0
     in_use: int = 0  # slots of ready workers
-    ended: float = 0.0  # slot seconds of all calls that have ended
+    work_done: float = 0.0  # slot seconds of all calls that have ended
 
     @property
     def work(self) -> float:
@@ -54,7 +54,7 @@ class GroupSnapshot:
 
     @property
     def patience(self) -> float:
-        """How long a call may wait before the pool is too small: half of its time."""
+        """Seconds that a call may wait before the pool is too small: half of its time."""
         return self.slo / 2
 
 

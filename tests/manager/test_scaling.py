@@ -129,7 +129,7 @@ def test_short_calls_that_no_look_sees_keep_workers():
     scaler = Scaler(2)
 
     for n in range(200):
-        decided = scaler.decide(quiet(2, in_use=0, ended=0.7 * n), float(n))
+        decided = scaler.decide(quiet(2, in_use=0, work_done=0.7 * n), float(n))
 
     assert decided.target == 2
 
@@ -149,10 +149,10 @@ def test_nobody_goes_soon_after_a_start():
 
 
 def test_the_last_worker_goes_only_if_nothing_was_asked_of_it():
-    assert decide(Scaler(1), quiet(1, least=0, ended=0.0), 0.0, 90) == 0
+    assert decide(Scaler(1), quiet(1, least=0, work_done=0.0), 0.0, 90) == 0
     scaler = Scaler(1)
     for n in range(90):
-        decided = scaler.decide(quiet(1, least=0, ended=0.001 * n), float(n))
+        decided = scaler.decide(quiet(1, least=0, work_done=0.001 * n), float(n))
 
     assert decided.target == 1
 
@@ -165,7 +165,7 @@ def run(scaler: Scaler, standing: PoolSnapshot, begin: float, end: float, load: 
     """Ticks until the target changes, under a load of so many slots; returns the time then, or the end."""
     target, now = scaler.decided.target, begin
     while now < end and scaler.decided.target == target:
-        asked = replace(standing.groups[0], ended=load * now)
+        asked = replace(standing.groups[0], work_done=load * now)
         scaler.decide(replace(standing, groups=(asked,)), now)
         now += 1.0
     return now
