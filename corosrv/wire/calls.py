@@ -70,14 +70,15 @@ class InitApp(_Message, frozen=True, tag="init_app"):
     app_ref: str
     app_dir: str = ""
     is_factory: bool = False
-    worker_id: str = ""
+    worker_id: str = ""  # empty: StartPool says it
     protocol: int = PROTOCOL
 
 
 class StartPool(_Message, frozen=True, tag="start_pool"):
-    """Tells a worker that has said Loaded which pool it works for."""
+    """Tells a worker that has said Loaded which pool it works for, and what it is called there."""
 
     pool: str
+    worker_id: str = ""
 
 
 class AddLanes(_Message, frozen=True, tag="add_lanes"):

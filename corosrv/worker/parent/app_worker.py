@@ -10,7 +10,7 @@ from typing import Protocol
 from corosrv.dispatch.host import HandlerHost
 from corosrv.jobs.setup import Setup
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.wire.calls import Ask, AskEnd, AskOutputs, PoolCard
+from corosrv.wire.calls import PoolCard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,33 +99,3 @@ class AppWorker(HandlerHost, Protocol):
 
     def kill(self) -> None:
         """Ends the process and all of its group now. Does not wait for it."""
-
-
-class AskReply(Protocol):
-    """Carries what an ask is answered back to the worker that made it."""
-
-    def send(self, message: AskOutputs | AskEnd, fds: Sequence[int] = ()) -> None:
-        """Sends a message; the descriptors stay the caller's. Never waits. Does nothing once the worker is gone."""
-
-
-class OpenAsk(Protocol):
-    """An ask that has not ended."""
-
-    def add_room(self, count: int) -> None:
-        """Lets so many more outputs be sent, besides the first ASK_WINDOW."""
-
-    def cancel(self) -> None:
-        """Ends the ask; its AskEnd still goes out. Twice is harmless."""
-
-
-class Asker(Protocol):
-    """Serves the calls that handlers make themselves."""
-
-    def open(
-        self, ask: Ask, fds: tuple[int, ...], waiting_keys: tuple[str, ...], deadline: float | None, reply: AskReply
-    ) -> OpenAsk:
-        """Begins an ask of a call that waits for it, as the keys and the deadline (of time.monotonic()) say.
-
-        Owns the descriptors that came with it. Never waits and never raises: errors go into its AskEnd, which is
-        sent exactly once.
-        """

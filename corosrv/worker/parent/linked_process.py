@@ -171,6 +171,10 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
             self._process.terminate()
         self.end_within(patience)
 
+    def wait(self, timeout: float) -> bool:
+        """Waits until the process has ended and on_end was called; returns whether it has."""
+        return bool(self._is_over.wait(timeout))
+
     def end_within(self, seconds: float) -> None:
         """Waits until the process has ended and on_end was called; kills the process after `seconds`."""
         if self.is_started and not self._is_over.wait(seconds):

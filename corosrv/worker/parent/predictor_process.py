@@ -23,7 +23,7 @@ from corosrv.worker.parent.predict_call import PredictCall
 from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.slot import Slot
 from corosrv.worker.parent.slots import Slots
-from corosrv.worker.parent.worker_process import TERMINATION, WorkerProcess
+from corosrv.worker.parent.worker_process import WorkerProcess
 
 log = logging.getLogger("corosrv.worker")
 printed = logging.getLogger("corosrv.predictor")  # what it prints outside of predictions
@@ -215,7 +215,7 @@ class PredictorProcess(
         if not self._link.is_started:
             self._never_started()
         elif self.state is WorkerState.STARTING:
-            self._link.terminate(TERMINATION)
+            self._end_unready()
         else:
             self._send(messages.Shutdown())
             self._link.end_within(timeout)

@@ -51,6 +51,12 @@ class Slots(Generic[LaneOut, LaneIn, Call]):
         slot.poison(reason)
         slot.channel.close()
 
+    def retire_all(self) -> None:
+        """Takes all slots out of their pools: idle ones at once, the others when their calls have ended."""
+        for slot in self._slots:
+            if slot.id in slot.permits:
+                slot.permits.retire(slot.id)
+
     def poison_all(self, reason: str) -> None:
         """Fails all running calls: the worker has ended."""
         for slot in self._slots:

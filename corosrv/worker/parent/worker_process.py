@@ -63,6 +63,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         self._listeners: list[Callable[[], None]] = []
         self._last_words = ""  # why it said that it would abort
         self._is_stopping = False
+        self._stop_reason = ""
         self._starting: gevent.Greenlet | None = None
         self._setup_timer: Any = None
 
@@ -123,7 +124,11 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
             return
         self.setup.fail(error)
         self._enter(WorkerState.SETUP_FAILED, error)
-        gevent.spawn(self._link.terminate, TERMINATION)
+        gevent.spawn(self._end_unready)
+
+    def _end_unready(self) -> None:
+        """Ends a process that is not set up, and gives it a little time for that. Waits."""
+        self._link.terminate(TERMINATION)
 
     def _succeed_setup(self, n_lanes: int, lanes_message: ControlOut) -> bool:
         """Opens the lanes that the slots use; returns False, and fails the set-up, where that is not possible."""
@@ -204,7 +209,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     def _stopped(self) -> None:
         if self.state is WorkerState.STARTING:
             self.setup.fail("the server was stopped")
-        self._enter(WorkerState.STOPPED, "server shut down")
+        self._enter(WorkerState.STOPPED, self._stop_reason or "server shut down")
 
     def _enter(self, state: WorkerState, reason: str = "") -> None:
         check_move(self.state, state)

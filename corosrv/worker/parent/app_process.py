@@ -1,0 +1,401 @@
+"""One life of an app worker process, which runs handlers: from its start to its end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gevent
+import msgspec
+
+from corosrv.dispatch.host import CallListener, HandedCall, LaneGroup, RunningCall
+from corosrv.dispatch.permits import Permit
+from corosrv.errors import (
+    CallCancelled,
+    CallRefused,
+    CorosrvError,
+    FrameTooLarge,
+    Misuse,
+    ProtocolError,
+    Unavailable,
+)
+from corosrv.jobs.answers import LogLine
+from corosrv.jobs.infer import HandlerCard
+from corosrv.jobs.worker_state import WorkerState
+from corosrv.waits.elsewhere import call_in_thread
+from corosrv.wire import calls
+from corosrv.wire.codec import StructCodec
+from corosrv.wire.tensors import TensorPacking
+from corosrv.worker.parent.app_call import AppCall
+from corosrv.worker.parent.app_worker import AppWorkerConfig
+from corosrv.worker.parent.asks import LONG_COPY
+from corosrv.worker.parent.call_asks import HandlerServices
+from corosrv.worker.parent.output_log import LineBudget, OutputLog
+from corosrv.worker.parent.registration import fault_of_load, fault_of_registration, lane_groups
+from corosrv.worker.parent.slot import Slot
+from corosrv.worker.parent.slots import Slots
+from corosrv.worker.parent.watchdog import Watchdog
+from corosrv.worker.parent.worker_process import WorkerProcess
+
+log = logging.getLogger("corosrv.worker")
+
+UNSTARTED_PATIENCE = 2.0  # seconds that a worker has to end by itself which is not READY
+STOP_MARGIN = 2.0  # seconds that a worker may take to end besides its on_stop
+POISONED_GRACE = 60.0  # seconds that calls without a deadline have, once their worker has a poisoned slot
+
+_Slot = Slot[calls.LaneToAppWorker, calls.LaneFromAppWorker, AppCall]
+
+
+class AppProcess(
+    WorkerProcess[
+        calls.ControlToAppWorker,
+        calls.ControlFromAppWorker,
+        calls.LaneToAppWorker,
+        calls.LaneFromAppWorker,
+        AppCall,
+    ]
+):
+    """Fulfils AppWorker: one process that runs the handlers of one pool."""
+
+    def __init__(
+        self,
+        config: AppWorkerConfig,
+        pool: str | None,
+        place: str,
+        incarnation: int,
+        services: HandlerServices | None = None,
+    ) -> None:
+        """`pool`: None stops after the import, until one is chosen. `services`: None refuses whatever handlers ask."""
+        format = msgspec.msgpack
+        super().__init__(
+            config,
+            StructCodec(calls.ControlFromAppWorker, format),
+            StructCodec(calls.LaneFromAppWorker, format),
+            takes_fds=True,
+        )
+        now = time.monotonic()
+        self._config = config
+        self.pool = pool
+        self._place = place
+        self.incarnation = incarnation
+        self.services = services or HandlerServices()
+        self.pools: Sequence[calls.PoolCard] = ()
+        self.handlers: Sequence[HandlerCard] = ()
+        self.groups: Sequence[LaneGroup] = ()
+        self.rss = 0
+        self.last_heartbeat: float | None = None
+        self.served = 0
+        self.failed = 0
+        self._call_ids = itertools.count(1)
+        self._output = OutputLog(LineBudget(now))
+        self._watchdog = Watchdog(config.lease_s, config.hang_grace_s, now)
+        self._watching: Any = None  # its timer, from READY on
+        self._flaw = ""  # why a slot was poisoned, after which the process must end
+        self._flawed_until = 0.0  # of time.monotonic(): when it ends at the latest
+
+    @property
+    def id(self) -> str:
+        return f"{self.pool or '?'}/{self._place}"
+
+    @property
+    def is_draining(self) -> bool:
+        return self.state is not WorkerState.READY
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._slots is None else self._slots.n_running
+
+    # Start and registration.
+
+    def _first_message(self) -> calls.ControlToAppWorker:
+        config = self._config
+        return calls.InitApp(config.app_ref, config.app_dir, config.is_factory, self.id if self.pool else "")
+
+    @property
+    def _setup_timeout(self) -> float | None:
+        return self._config.start_timeout_s
+
+    def choose(self, pool: str) -> None:
+        """Chooses the pool of a worker that was made without one. Raises Misuse if it has one."""
+        if self.pool is not None:
+            raise Misuse(f"worker {self.id} has its pool")
+        self.pool = pool
+        if self.pools:
+            self._start_pool(pool)
+
+    def _on_loaded(self, message: calls.Loaded) -> None:
+        if self.pools or self.state is not WorkerState.STARTING:
+            raise ProtocolError("the application was loaded twice, or too late")
+        if not self._is_set_up_on_time:
+            return
+        if fault := fault_of_load(message):
+            self._fail_setup(fault)
+            return
+        self.pools = tuple(message.pools)
+        self._unlimit_setup()
+        if self.pool is not None:
+            self._start_pool(self.pool)
+        self._notify()
+
+    def _start_pool(self, name: str) -> None:
+        if not self._is_set_up_on_time:
+            return
+        if self._pool_card() is None:
+            names = ", ".join(pool.name for pool in self.pools)
+            self._fail_setup(f"the application has no pool {name!r}; it has {names}")
+            return
+        self._limit_setup()
+        self._send(calls.StartPool(name, self.id))
+
+    def _pool_card(self) -> calls.PoolCard | None:
+        return next((pool for pool in self.pools if pool.name == self.pool), None)
+
+    def _on_registered(self, message: calls.Registered) -> None:
+        pool = self._pool_card()
+        if pool is None or self._slots is not None:
+            raise ProtocolError("handlers were registered twice, or before their pool was chosen")
+        if not self._is_set_up_on_time:
+            return
+        if fault := fault_of_registration(message.handlers, pool):
+            self._fail_setup(fault)
+            return
+        groups = lane_groups(message.handlers)
+        permits = [group.permits for group in groups for _ in range(group.permits.total)]
+        if not self._succeed_setup(len(permits), calls.AddLanes()):
+            return
+        lanes = enumerate(zip(self._link.lanes, permits, strict=True))
+        self._slots = Slots([_Slot(slot_id, lane, pool_of_slot) for slot_id, (lane, pool_of_slot) in lanes])
+        self.handlers, self.groups = tuple(message.handlers), groups
+        self._watch()
+        self._enter(WorkerState.READY)
+
+    # Calls.
+
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
+        """Hands a call over on the permit's slot, and owns the permit from then on. Never raises, never waits."""
+        slot = None if self._slots is None else self._slots[permit.slot]
+        assert slot is not None, "a permit is of a worker that has registered"
+        running = AppCall(next(self._call_ids), call, permit, listener, slot.channel, self)
+        if self.is_draining or not permit.is_held:
+            self._refuse_later(running, Unavailable("the worker takes no more calls"))
+            return running
+        slot.begin(running)
+        self._hand_over(slot, running)
+        return running
+
+    def _hand_over(self, slot: _Slot, call: AppCall) -> None:
+        try:
+            with TensorPacking() as packing:
+                message = call.message(packing, time.monotonic())
+                if packing.n_attached < LONG_COPY:
+                    slot.send(message, packing.fds())
+                    return
+        except Exception as error:
+            self._refuse_later(call, _error_of_sending(error))
+            return
+        gevent.spawn(self._hand_over_later, slot, call)
+
+    def _hand_over_later(self, slot: _Slot, call: AppCall) -> None:
+        """Copies large tensors in a thread before it hands the call over. Waits."""
+        try:
+            with TensorPacking() as packing:
+                message = call.message(packing, time.monotonic())
+                fds = call_in_thread(packing.fds)
+                if slot.call is not call:
+                    return  # it was lost meanwhile, with its worker
+                if call.is_cancelled:
+                    self._refuse(call, CallCancelled("the call was cancelled"))
+                    return
+                slot.send(msgspec.structs.replace(message, budget_us=call.budgets_us(time.monotonic())), fds)
+        except Exception as error:
+            self._refuse(call, _error_of_sending(error))
+
+    def _refuse_later(self, call: AppCall, error: CorosrvError) -> None:
+        """Ends a call that was not handed over, in the hub's next turn: whoever starts it does not know it yet."""
+        gevent.get_hub().loop.run_callback(self._refuse, call, error)
+
+    def _refuse(self, call: AppCall, error: CorosrvError) -> None:
+        assert self._slots is not None
+        slot = self._slots[call.permit.slot]
+        if slot.call is call:
+            slot.call = None
+        elif call.has_ended:
+            return  # lost meanwhile
+        if call.permit.is_held:
+            call.permit.release()
+        call.refuse(error)
+        self._after_end()
+
+    def _after_end(self) -> None:
+        """Goes on once a slot is idle, or lost."""
+        self._end_if_idle()
+        self._notify()
+
+    # What calls need of their worker.
+
+    def send_cancel(self, call: AppCall, item: int, is_deadline: bool) -> None:
+        self._send(calls.CancelCall(call.permit.slot, call.id, item, is_deadline))
+
+    def write_output(self, source: str, text: str, request_id: str) -> None:
+        origin = f"{self.id}[{self.pid}]" + (f" {request_id}" if request_id else "")
+        self._output.write(origin, source, text, time.monotonic())
+
+    def count_end(self, error: CorosrvError | None) -> None:
+        if error is None:
+            self.served += 1
+        else:
+            self.failed += 1
+
+    # What the process says.
+
+    def on_control(self, message: calls.ControlFromAppWorker) -> None:
+        match message:
+            case calls.Loaded():
+                self._on_loaded(message)
+            case calls.Registered():
+                self._on_registered(message)
+            case calls.Heartbeat():
+                self._on_heartbeat(message)
+            case calls.WorkerLog():
+                if self.state is WorkerState.STARTING:
+                    self.setup.add_logs(message.data)
+                self.write_output(message.source, message.data, "")
+            case calls.StartFailed():
+                self._fail_setup(message.error)
+            case calls.SlotLost():
+                if self._slots is None or message.slot not in self._slots:
+                    raise ProtocolError(f"slot {message.slot} was lost, but the worker has no such slot")
+                self._poison(message.slot, message.error)
+            case calls.WorkerAborts():
+                self._on_abort(message.reason)
+            case calls.LogsDropped():
+                log.warning("worker %s dropped %d logs in %d ms", self.id, message.count, message.interval_millis)
+            case calls.WorkerStopped():
+                log.debug("worker %s has stopped", self.id)
+
+    def _on_heartbeat(self, message: calls.Heartbeat) -> None:
+        self.rss = message.rss
+        self.last_heartbeat = time.monotonic()
+        self._watchdog.heartbeat(self.last_heartbeat)
+
+    def on_lane(self, lane: int, message: calls.LaneFromAppWorker, n_bytes: int) -> None:
+        assert self._slots is not None
+        slot = self._slots.of_lane(lane)
+        call = slot.call
+        if call is None and isinstance(message, (LogLine, calls.AskCancel, calls.AskTaken)):
+            if isinstance(message, LogLine):  # of a thread that the handler has left behind
+                self.write_output(message.source, message.data, "")
+            return
+        super().on_lane(lane, message, n_bytes)
+        if slot.call is not call:
+            self._after_end()
+
+    # Watching.
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        self._watchdog = Watchdog(self._config.lease_s, self._config.hang_grace_s, now)
+        period = self._watchdog.period
+        self._watching = gevent.get_hub().loop.timer(period, repeat=period)
+        self._watching.start(self._tick)
+
+    def _tick(self) -> None:
+        assert self._slots is not None
+        now = time.monotonic()
+        self._watchdog.tick(now)
+        if self._watchdog.is_lost(now):
+            self._lose(f"no heartbeat came for {self._config.lease_s:g} s")
+            return
+        for call in list(self._slots.calls):
+            if self._watchdog.hangs(call.should_end_at, now):
+                name = self.handlers[call.handler].name
+                self._poison(
+                    call.permit.slot,
+                    f"handler {name!r} went on for {self._config.hang_grace_s:g} s after its cancel or its deadline",
+                )
+        if self._flaw and now >= self._flawed_until:
+            self._lose(self._flaw)
+
+    def _poison(self, slot_id: int, reason: str) -> None:
+        """Takes a slot out of use. What else runs may end, until its deadline; then the process is killed."""
+        assert self._slots is not None
+        if (call := self._slots[slot_id].call) is not None:
+            self.send_cancel(call, -1, is_deadline=False)
+        self._slots.poison(slot_id, reason)
+        if not self._flaw:
+            self._flaw = reason
+            longest = time.monotonic() + POISONED_GRACE
+            self._flawed_until = max((call.deadline or longest for call in self._slots.calls), default=0.0)
+        if self.state is WorkerState.READY:
+            self._stop_taking(reason)
+        self._after_end()
+
+    # The end.
+
+    def drain(self, reason: str = "") -> None:
+        """Takes no new calls from now on; ends the process with its on_stop when nothing runs. Twice is harmless.
+
+        A worker that is not READY yet is ended at once.
+        """
+        self._stop_reason = self._stop_reason or reason
+        if self.state is WorkerState.READY:
+            self._stop_taking(reason)
+            self._end_if_idle()
+        elif self.state is WorkerState.STARTING and not self._is_stopping:
+            if self._link.is_started:
+                self._stop_worker(UNSTARTED_PATIENCE)
+            else:
+                self._is_stopping = True
+                self._never_started()
+
+    def _stop_taking(self, reason: str) -> None:
+        assert self._slots is not None
+        self._slots.retire_all()
+        self._enter(WorkerState.DRAINING, reason)
+
+    def _end_if_idle(self) -> None:
+        if self.state is WorkerState.DRAINING and self.in_flight == 0 and not self._is_stopping:
+            if self._flaw:
+                self._lose(self._flaw)
+            else:
+                self._stop_worker(self._config.stop_grace_s + STOP_MARGIN)
+
+    def _stop_worker(self, patience: float) -> None:
+        self._is_stopping = True
+        self._unwatch()
+        self._send(calls.StopWorker(self._config.stop_grace_s * 1000))
+        gevent.spawn(self._link.end_within, patience)
+
+    def _end_unready(self) -> None:
+        self._link.end_within(UNSTARTED_PATIENCE)
+
+    def stop(self, timeout: float) -> None:
+        """Drains, and waits for the end of the process; `timeout` is the time that running calls have.
+
+        Then on_stop has stop_grace_s, and at last the process is killed.
+        """
+        self.drain("it was stopped")
+        if self._link.is_started and not self._link.wait(timeout):
+            if not self._is_stopping:
+                self._stop_worker(self._config.stop_grace_s + STOP_MARGIN)
+            self._link.end_within(self._config.stop_grace_s + STOP_MARGIN)
+
+    def _on_over(self, reason: str) -> None:
+        self._unwatch()
+        super()._on_over(reason)
+
+    def _unwatch(self) -> None:
+        if self._watching is not None:
+            self._watching.close()
+            self._watching = None
+
+
+def _error_of_sending(error: Exception) -> CorosrvError:
+    """Returns why a call could not be handed over."""
+    if isinstance(error, FrameTooLarge):
+        return CallRefused("the parameters of the call are too large for its worker", "parameters")
+    log.error("a call could not be handed over", exc_info=error)
+    return Unavailable("the call could not be handed to its worker")
