@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corosrv.tensors import Parameter, Tensor
+from corosrv.worker.app.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class ModelInferRequest:
     def get_input(self, name: str) -> Tensor | None:
         """Returns the input of this name, or None."""
         return next((tensor for tensor in self.inputs if tensor.name == name), None)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Returns the input of this name. Raises InvalidInput, which the client sees, if the request lacks it."""
+        if (tensor := self.get_input(name)) is None:
+            raise InvalidInput(f"the input {name!r} is missing")
+        return tensor
 
 
 class ModelInferResponse:
@@ -60,6 +67,12 @@ class ModelInferResponse:
     def get_output(self, name: str) -> Tensor | None:
         """Returns the output of this name, or None."""
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Returns the output of this name. Raises KeyError if the answer lacks it."""
+        if (tensor := self.get_output(name)) is None:
+            raise KeyError(name)
+        return tensor
 
     def __repr__(self) -> str:
         return f"ModelInferResponse({self.outputs!r}, {self.parameters!r}, final={self.final})"
