@@ -26,9 +26,14 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
     Waits where the scanner of json_limits does. Raises Refused, which names the field at fault, and InvalidJson.
     """
+    text = body.removeprefix(_BYTE_ORDER_MARK)
+    json_limits.check(text)
+    return decode_unscanned(text, decoder)
+
+
+def decode_unscanned(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes JSON that is too short to need a scan of its limits, or has had one. Raises Refused and InvalidJson."""
     try:
-        text = body.removeprefix(_BYTE_ORDER_MARK)
-        json_limits.check(text)
         text.decode("utf-8")
         if len(text) <= _LARGE:
             return decoder.decode(text)

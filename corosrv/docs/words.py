@@ -12,6 +12,7 @@ TAGS = {
     "Text": "Prompts without a chat template.",
     "Responses": "OpenAI's newer form of conversations, which the server can store.",
     "Messages": "Anthropic's form of conversations.",
+    "Inference": "KServe's v2 protocol, the Open Inference Protocol: models and capabilities that take tensors.",
     "Embeddings": "Vectors of texts, and ranking of documents.",
     "Tokens": "Conversions between texts and tokens.",
     "Models": "The models and their states.",

@@ -18,9 +18,11 @@ log = logging.getLogger("corosrv.http")
 _unavailable = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")
 
+_TOGETHER = 65_536  # bytes that are copied rather than sent one after the other
 
-class _JsonResponse(Response):
-    """JSON in one piece. Its headers are complete, so that nothing is left of what werkzeug does before it sends."""
+
+class _WholeResponse(Response):
+    """An answer whose body is there. Its headers are complete: nothing is left to do of what werkzeug does."""
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
         if environ["REQUEST_METHOD"] == "HEAD" or self._on_close:
@@ -30,7 +32,15 @@ class _JsonResponse(Response):
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    return _JsonResponse(msgspec.json.encode(value), status, content_type="application/json")
+    return _WholeResponse(msgspec.json.encode(value), status, content_type="application/json")
+
+
+def whole_response(pieces: Sequence[bytes], content_type: str) -> Response:
+    """Makes an answer of a body that was encoded in pieces; short ones are sent together."""
+    n_bytes = sum(map(len, pieces))
+    answer = _WholeResponse([b"".join(pieces)] if n_bytes <= _TOGETHER else pieces, content_type=content_type)
+    answer.headers["Content-Length"] = str(n_bytes)
+    return answer
 
 
 def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:

@@ -10,25 +10,20 @@ from typing import Any
 import msgspec
 from flask import Blueprint, Response, request
 
-from corosrv.errors import CorosrvError, Refused
+from corosrv.errors import Refused
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import caller
 from corosrv.http.lean_flask import current
 from corosrv.http.operation import READS, operation
-from corosrv.http.reply import json_response, register_errors
+from corosrv.http.reply import json_response
 from corosrv.jobs.objects import ObjRef
+from corosrv.kserve.errors import KserveError, register_errors
 from corosrv.objects.content import ObjectContent
 from corosrv.objects.store import ObjectStore
 from corosrv.waits.elsewhere import call_in_thread
 
 _PIECE = 256 << 10  # bytes of an answer that are handed on at once
 _BINARY = "application/octet-stream"
-
-
-class KserveError(msgspec.Struct):
-    """The body of every error of the v2 protocol."""
-
-    error: str
 
 
 class ObjectList(msgspec.Struct):
@@ -93,12 +88,8 @@ def blueprint(store: ObjectStore, bodies: BodyReader) -> Blueprint:
         store.delete(object_id, time.time(), caller())
         return json_response({})
 
-    register_errors(routes, _error_body)
+    register_errors(routes)
     return routes
-
-
-def _error_body(error: CorosrvError) -> KserveError:
-    return KserveError(str(error))
 
 
 def _store(store: ObjectStore, bodies: BodyReader, key: str) -> ObjRef:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from corosrv.errors import InvalidTensor
 from corosrv.processor import Turns
@@ -32,12 +32,20 @@ def check(name: str, n_elements: int, raw: bytes | memoryview) -> None:
 
 def unpack(raw: bytes | memoryview) -> list[bytes]:
     """Returns the elements of content that `check` lets pass."""
-    elements, at, size, read_length = [], 0, len(raw), _LENGTH.unpack_from
+    return [element for batch in batches(raw, _TURN, len(raw)) for element in batch]
+
+
+def batches(raw: bytes | memoryview, n_elements: int, n_bytes: int) -> Iterator[list[bytes]]:
+    """Yields the elements of content that `check` lets pass, in lists of so many elements and bytes or little more."""
+    at, size, read_length = 0, len(raw), _LENGTH.unpack_from
     while at < size:
-        begin = at + 4
-        at = begin + read_length(raw, at)[0]
-        elements.append(bytes(raw[begin:at]))
-    return elements
+        batch: list[bytes] = []
+        limit = min(at + n_bytes, size)
+        while at < limit and len(batch) < n_elements:
+            begin = at + 4
+            at = begin + read_length(raw, at)[0]
+            batch.append(bytes(raw[begin:at]))
+        yield batch
 
 
 def pack(name: str, data: Iterable[object]) -> bytes:

@@ -43,6 +43,18 @@ def test_empty_and_large_elements_are_let_pass():
     assert byte_elements.unpack(memoryview(raw)) == [b"", b"x" * 100_000, b"\xff\x00"]
 
 
+@pytest.mark.parametrize(("n_elements", "n_bytes"), [(1, 100), (2, 100), (100, 1), (100, 6), (100, 1000)])
+def test_batches_together_are_all_elements(n_elements, n_bytes):
+    contents = [b"a", b"", b"bcd", b"e" * 50, b"f"]
+    raw = b"".join(map(element, contents))
+
+    batches = list(byte_elements.batches(raw, n_elements, n_bytes))
+
+    assert [content for batch in batches for content in batch] == contents
+    assert all(1 <= len(batch) <= n_elements for batch in batches)
+    assert all(len(b"".join(map(element, batch[:-1]))) < n_bytes for batch in batches)
+
+
 @pytest.mark.parametrize("value", [1, 1.5, None, True, ["a"]])
 def test_only_strings_and_bytes_are_packed(value):
     with pytest.raises(InvalidTensor, match=f"is a {type(value).__name__} and no string"):

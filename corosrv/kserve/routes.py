@@ -1,0 +1,92 @@
+"""The endpoints of KServe's v2 protocol over any InferWorker: parse, submit, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from flask import Blueprint, Response
+
+from corosrv.bodies.body import decode_unscanned
+from corosrv.errors import CorosrvError
+from corosrv.http.body_reader import BodyReader
+from corosrv.http.operation import without_key
+from corosrv.http.reply import json_response
+from corosrv.jobs.infer import InferWorker, ModelTarget
+from corosrv.kserve import api_docs, errors, health, metadata
+from corosrv.kserve.endpoint import InferEndpoint
+from corosrv.kserve.infer_request import INFER_DECODER
+from corosrv.kserve.schema import IndexBody
+
+_MODEL = "/v2/models/<name>"
+_VERSION = f"{_MODEL}/versions/<version>"
+_MAX_INDEX_BODY = 4096  # bytes
+_INDEX_DECODER = msgspec.json.Decoder(IndexBody)
+
+
+def blueprint(
+    worker: InferWorker,
+    bodies: BodyReader,
+    *,
+    max_body_bytes: int,
+    check_ready: Callable[[], None],
+) -> Blueprint:
+    """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now."""
+    routes = Blueprint("kserve", __name__)
+    endpoint = InferEndpoint(worker, bodies, max_body_bytes)
+
+    @routes.get("/v2")
+    @routes.get("/v2/", endpoint="server_slash")
+    @api_docs.server
+    def server() -> Response:
+        return json_response(metadata.server_metadata())
+
+    @routes.get("/v2/health/live")
+    @api_docs.live
+    @without_key
+    def live() -> Response:
+        return json_response(health.LiveAnswer(live=True))
+
+    @routes.get("/v2/health/ready")
+    @api_docs.ready
+    @without_key
+    def ready() -> Response:
+        try:
+            check_ready()
+        except CorosrvError as error:
+            return health.not_ready(error)
+        return health.ready()
+
+    @routes.get("/v2/models")
+    @api_docs.models
+    def list_models() -> Response:
+        return json_response(metadata.model_names(worker.standings()))
+
+    @routes.post("/v2/repository/index")
+    @api_docs.index
+    def list_versions() -> Response:
+        body = endpoint.read(_MAX_INDEX_BODY) or b"{}"
+        return json_response(metadata.index(worker.standings(), decode_unscanned(body, _INDEX_DECODER).ready))
+
+    @routes.get(_MODEL)
+    @routes.get(_VERSION, endpoint="model_version")
+    @api_docs.model
+    def describe(name: str, version: str = "") -> Response:
+        card = worker.find(ModelTarget(name, version))
+        return json_response(metadata.model_metadata(card, worker.standings()))
+
+    @routes.get(f"{_MODEL}/ready")
+    @routes.get(f"{_VERSION}/ready", endpoint="ready_version")
+    @api_docs.model_ready
+    def model_ready(name: str, version: str = "") -> Response:
+        card = worker.find(ModelTarget(name, version))
+        return health.model_ready(name, metadata.standing_of(card, worker.standings()))
+
+    @routes.post(f"{_MODEL}/infer")
+    @routes.post(f"{_VERSION}/infer", endpoint="infer_version")
+    @api_docs.infer
+    def infer(name: str, version: str = "") -> Response:
+        return endpoint.infer(ModelTarget(name, version), endpoint.decode(INFER_DECODER))
+
+    errors.register_errors(routes)
+    return routes
