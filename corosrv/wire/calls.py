@@ -229,6 +229,7 @@ class Ask(_Message, frozen=True, tag="ask"):
     budget_us: int | None = None
     priority: int = 5
     request_id: str = ""
+    session: str = ""
     caller: str = ""  # believed from the gRPC front alone
 
 

@@ -6,6 +6,8 @@ message has at most one descriptor, however many tensors it carries.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
@@ -31,7 +33,8 @@ class TensorPacking:
         self._n_within = 0  # bytes
         self._n_attached = 0  # bytes, with what aligns them
         self._pieces: list[bytes | memoryview] = []
-        self._fds: tuple[int, ...] = ()
+        self._fds: list[int] = []
+        self._is_closed = False
 
     @property
     def n_attached(self) -> int:
@@ -56,11 +59,20 @@ class TensorPacking:
     def fds(self) -> tuple[int, ...]:
         """Copies large contents into the memory file; returns the descriptors to send beside the message, if any.
 
-        Raises OSError.
+        May run in another thread, as it takes a while for many megabytes. Raises OSError.
         """
         if self._pieces and not self._fds:
-            self._fds = (attached.make(self._pieces),)
-        return self._fds
+            self._fds.append(attached.make(self._pieces))
+            if self._is_closed:  # whoever waited for this thread has given up
+                self.close()
+        return tuple(self._fds)
+
+    def close(self) -> None:
+        """Closes the memory file. Later calls do nothing."""
+        self._is_closed = True
+        with contextlib.suppress(IndexError):  # by two threads, each descriptor is popped once
+            while True:
+                os.close(self._fds.pop())
 
     def __enter__(self) -> TensorPacking:
         return self
@@ -68,20 +80,41 @@ class TensorPacking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        descriptors.close_all(self._fds)
+        self.close()
 
 
-def unpack(groups: Iterable[Sequence[WireTensor]], fds: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def unpack(
+    groups: Iterable[Sequence[WireTensor]], fds: Sequence[int], *, are_checked: bool = False
+) -> list[tuple[Tensor, ...]]:
     """Returns the tensors of a message, group by group as it has them, and closes its descriptors `fds`.
 
     Attached contents are mapped, not copied; they live as long as their tensors. Raises ProtocolError if the file is
-    not as announced, and InvalidTensor for a content that does not fit its datatype and shape.
+    not as announced, and InvalidTensor for a content that does not fit its datatype and shape. `are_checked`: the other
+    side is ours, and has looked at the contents already.
     """
     groups = list(groups)
+    return make_tensors(groups, map_attached(groups, fds))
+
+
+def map_attached(groups: Sequence[Sequence[WireTensor]], fds: Sequence[int]) -> memoryview:
+    """Maps the memory file beside a message of these tensors, and closes the descriptors; the first half of unpack().
+
+    Takes microseconds. Raises ProtocolError if the file is not as announced.
+    """
     try:
-        content = _map(groups, fds)
+        return _map(groups, fds)
     finally:
         descriptors.close_all(fds)
+
+
+def make_tensors(
+    groups: Iterable[Sequence[WireTensor]], content: memoryview, *, are_checked: bool = False
+) -> list[tuple[Tensor, ...]]:
+    """Returns the tensors of a message whose file is mapped; the second half of unpack(), which may read every element.
+
+    Raises InvalidTensor.
+    """
+    make = Tensor.from_checked if are_checked else Tensor
     start = 0
     unpacked: list[tuple[Tensor, ...]] = []
     for group in groups:
@@ -92,7 +125,7 @@ def unpack(groups: Iterable[Sequence[WireTensor]], fds: Sequence[int]) -> list[t
                 start = _aligned(start)
                 raw = content[start : start + wire.n_attached]
                 start += wire.n_attached
-            tensors.append(Tensor(wire.name, wire.datatype, wire.shape, raw=raw, parameters=wire.parameters))
+            tensors.append(make(wire.name, wire.datatype, wire.shape, raw=raw, parameters=wire.parameters))
         unpacked.append(tuple(tensors))
     return unpacked
 

@@ -11,7 +11,16 @@ import gevent
 from gevent.event import Event
 from gevent.queue import Empty, Queue
 
-from corosrv.errors import CallCancelled, Conflict, CorosrvError, DeadlinePassed, HandlerFailed, NotFound, ReadTimeout
+from corosrv.errors import (
+    CallCancelled,
+    Conflict,
+    CorosrvError,
+    DeadlinePassed,
+    HandlerFailed,
+    NotFound,
+    ReadTimeout,
+    Unavailable,
+)
 from corosrv.jobs.infer import (
     CapabilityTarget,
     HandlerCard,
@@ -114,12 +123,17 @@ class FunctionWorker:
     models: dict[str, tuple[HandlerCard, Function]] = field(default_factory=dict)  # by HandlerCard.key
     calls: list[FunctionCall] = field(default_factory=list)
     unready: set[str] = field(default_factory=set)  # names of models
+    is_ready: bool = True
     n_running: int = 0
 
     def add(self, function: Function, name: str, version: str = "", **details: object) -> HandlerCard:
         card = HandlerCard(name, version, **details)  # type: ignore[arg-type]
         self.models[card.key] = card, function
         return card
+
+    def check_ready(self) -> None:
+        if not self.is_ready:
+            raise Unavailable("a pool has no worker yet")
 
     def standings(self) -> tuple[ModelStanding, ...]:
         return tuple(ModelStanding(card, self._state(card)) for card, _ in self.models.values())

@@ -107,3 +107,13 @@ def test_a_file_beside_a_message_without_attached_tensors_is_refused() -> None:
 def test_a_content_that_does_not_fit_its_shape_is_refused() -> None:
     with pytest.raises(InvalidTensor, match="has 3 bytes, where its shape needs 8"):
         unpack([[WireTensor("a", "INT32", [2], b"abc")]], ())
+
+
+def test_a_file_that_is_made_after_its_packing_was_closed_is_closed_too() -> None:
+    before = n_descriptors()
+    packing = TensorPacking()
+    packing.pack([of_bytes("a", MIN_ATTACHED)])
+    packing.close()
+
+    assert packing.fds() == ()
+    assert n_descriptors() == before

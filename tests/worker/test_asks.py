@@ -12,9 +12,9 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from corosrv.errors import CallRefused, ChannelClosed, FrameTooLarge, ProtocolError, QueueFull
-from corosrv.jobs.infer import CapabilityTarget, ModelTarget
+from corosrv.jobs.infer import CapabilityTarget, InferJob, ModelTarget
 from corosrv.jobs.terms import Terms
-from corosrv.tensors import Tensor
+from corosrv.tensors import Tensor, TensorSpec
 from corosrv.wire.attached import MIN_ATTACHED
 from corosrv.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireRequest, WireTensor
 from corosrv.wire.tensors import TensorPacking, unpack
@@ -87,7 +87,7 @@ def lane() -> Lane:
 
 @pytest.fixture
 def asks(worker: FunctionWorker, lane: Lane) -> Iterator[Asks]:
-    asks = Asks(worker.submit, lane.send, Terms("anna", "r1", deadline=time.monotonic() + 50, waiting_keys=("k",)))
+    asks = Asks(worker, lane.send, Terms("anna", "r1", deadline=time.monotonic() + 50, waiting_keys=("k",)))
     with gevent.Timeout(20):
         yield asks
     asks.close()
@@ -140,7 +140,7 @@ def test_an_ask_may_be_given_less_time_than_its_call(asks: Asks, lane: Lane, wor
 
 
 def test_the_front_of_clients_says_itself_who_calls(worker: FunctionWorker, lane: Lane) -> None:
-    asks = Asks(worker.submit, lane.send, believes_caller=True)
+    asks = Asks(worker, lane.send, is_trusted=True)
     asks.on_message(ask(1, caller="bob", request_id="r2"))
     lane.all()
 
@@ -180,13 +180,26 @@ def test_a_tensor_that_is_none_ends_the_ask_and_not_the_lane(asks: Asks, lane: L
     assert (end.status, end.message) == (400, "tensor 'x' has 3 bytes, where its shape needs 8")
 
 
+def test_inputs_are_checked_against_the_declarations(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:
+    worker.add(echo, "declared", inputs=[TensorSpec("a", "FP32", [-1])])
+    with TensorPacking() as packing:
+        asks.on_message(ask(1, "declared", *packing.pack([SEVEN])))
+
+    end = lane.next()
+    assert isinstance(end, AskEnd)
+    assert (end.status, worker.calls) == (400, [])
+
+
 def test_an_exception_of_ours_is_logged_and_tells_the_asker_nothing(
     lane: Lane, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def submit(job: object) -> FunctionCall:
-        raise KeyError("a secret")
+    class Broken(FunctionWorker):
+        def submit(self, job: InferJob) -> FunctionCall:
+            raise KeyError("a secret")
 
-    Asks(submit, lane.send).on_message(ask(1))
+    broken = Broken()
+    broken.add(echo, "echo")
+    Asks(broken, lane.send).on_message(ask(1))
 
     end = lane.next()
     assert isinstance(end, AskEnd)
@@ -259,7 +272,7 @@ def test_a_number_that_is_in_use_breaks_the_lane(asks: Asks) -> None:
 
 
 def test_a_call_may_make_so_many_asks_at_once(worker: FunctionWorker, lane: Lane) -> None:
-    asks = Asks(worker.submit, lane.send, limit=2)
+    asks = Asks(worker, lane.send, limit=2)
     for number in range(3):
         asks.on_message(ask(number, "wait"))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import gevent
@@ -19,7 +20,6 @@ from corosrv.errors import (
     HandlerFailed,
     ProtocolError,
     QueueFull,
-    WireError,
 )
 from corosrv.jobs.infer import (
     CapabilityTarget,
@@ -29,21 +29,22 @@ from corosrv.jobs.infer import (
     InferOutputs,
     InferReader,
     InferRequest,
+    InferWorker,
     ModelTarget,
     Target,
 )
 from corosrv.jobs.terms import Terms
+from corosrv.tensors import Parameter, check_inputs
 from corosrv.waits.elsewhere import call_in_thread
 from corosrv.wire import descriptors
 from corosrv.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken
-from corosrv.wire.tensors import TensorPacking, unpack
+from corosrv.wire.tensors import TensorPacking, make_tensors, map_attached
 
 log = logging.getLogger("corosrv.worker")
 
 MAX_ASKS = 256  # that one call of a handler may have running at once
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
-Submit = Callable[[InferJob], InferReader]
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
 
 
@@ -55,23 +56,23 @@ class Asks:
 
     def __init__(
         self,
-        submit: Submit,
+        worker: InferWorker,
         send: SendAnswer,
         terms: Terms | None = None,
         *,
         limit: int = MAX_ASKS,
-        believes_caller: bool = False,
+        is_trusted: bool = False,
     ) -> None:
-        """Takes what runs a call, and what sends a message over the lane.
+        """Takes what runs the calls, and what sends a message over the lane.
 
         `terms`: those of the call that asks; its asks end at its deadline and belong to its caller. `limit`: how many
-        asks may run at once. `believes_caller`: an ask says itself who its caller is.
+        asks may run at once. `is_trusted`: the asking side is ours: it has checked the tensors, and says who calls.
         """
-        self._submit = submit
+        self._worker = worker
         self._send = send
         self._terms = terms or Terms()
         self._limit = limit
-        self._believes_caller = believes_caller
+        self._is_trusted = is_trusted
         self._running: dict[int, _RunningAsk] = {}
 
     @property
@@ -105,18 +106,13 @@ class Asks:
         if ask.number in self._running:
             descriptors.close_all(fds)
             raise ProtocolError(f"the ask {ask.number} is running already")
-        try:
-            (inputs,) = unpack([ask.request.inputs], fds)
-            if len(self._running) >= self._limit:
-                raise QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
-        except WireError:
-            raise
-        except CorosrvError as error:
+        content = map_attached([ask.request.inputs], fds)
+        if len(self._running) >= self._limit:
+            error = QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
             self._tell(end_of(ask.number, None, error))
             return
-        request = InferRequest(inputs, ask.request.id, ask.request.parameters, _names(ask.request.outputs))
-        job = InferJob(_target_of(ask), request, ask.stream, self._terms_of(ask))
-        running = self._running[ask.number] = _RunningAsk(ask.number, job, self._submit, self._send)
+        make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted)
+        running = self._running[ask.number] = _RunningAsk(ask.number, make_job, self._worker, self._send)
         running.start(self._forget)
 
     def _terms_of(self, ask: Ask) -> Terms:
@@ -129,7 +125,8 @@ class Asks:
             deadline=deadline,
             priority=ask.priority,
             request_id=ask.request_id or self._terms.request_id,
-            caller=ask.caller if self._believes_caller else self._terms.caller,
+            session=ask.session or self._terms.session,
+            caller=ask.caller if self._is_trusted else self._terms.caller,
         )
 
     def _forget(self, ask: _RunningAsk, end: AskEnd) -> None:
@@ -145,10 +142,10 @@ class Asks:
 class _RunningAsk:
     """One ask from its call's submission to its end: a greenlet that passes the reader's items on."""
 
-    def __init__(self, number: int, job: InferJob, submit: Submit, send: SendAnswer) -> None:
+    def __init__(self, number: int, make_job: Callable[[], InferJob], worker: InferWorker, send: SendAnswer) -> None:
         self.number = number
-        self._job = job
-        self._submit = submit
+        self._make_job = make_job
+        self._worker = worker
         self._send = send
         self._reader: InferReader | None = None
         self._greenlet: gevent.Greenlet
@@ -181,12 +178,15 @@ class _RunningAsk:
         error: CorosrvError | None
         card: HandlerCard | None = None
         try:
-            with contextlib.closing(self._submit(self._job)) as reader:
+            job = self._make_job()
+            check_inputs(self._worker.find(job.target).inputs, job.request.inputs)
+            with contextlib.closing(self._worker.submit(job)) as reader:
                 self._reader = reader
                 card = reader.card
                 if self._is_cancelled:
                     reader.cancel()
-                error = self._pass_on(reader, card)
+                parameters = _capability_parameter(card) if isinstance(job.target, CapabilityTarget) else {}
+                error = self._pass_on(reader, card, parameters)
         except FrameTooLarge:
             error = HandlerFailed("the parameters of the answer are too large")
         except CorosrvError as failure:
@@ -196,14 +196,16 @@ class _RunningAsk:
             error = HandlerFailed("the call failed; the server's log says why")
         on_end(self, end_of(self.number, card, error))
 
-    def _pass_on(self, reader: InferReader, card: HandlerCard) -> CorosrvError | None:
-        """Sends all outputs; returns how the call ended. Waits."""
+    def _pass_on(
+        self, reader: InferReader, card: HandlerCard, parameters: Mapping[str, Parameter]
+    ) -> CorosrvError | None:
+        """Sends all outputs with these further parameters; returns how the call ended. Waits."""
         for item in reader:
             if isinstance(item, InferEnd):
                 return item.error
             self._wait_for_room()
             if not self._is_cancelled:
-                self._send_outputs(item, card)
+                self._send_outputs(item, card, parameters)
         return HandlerFailed("the call ended without an answer")
 
     def _wait_for_room(self) -> None:
@@ -212,13 +214,13 @@ class _RunningAsk:
             self._has_room.wait()
             self._has_room = None
 
-    def _send_outputs(self, item: InferOutputs, card: HandlerCard) -> None:
-        parameters = dict(item.parameters)
-        if isinstance(self._job.target, CapabilityTarget) and card.capability is not None:
-            parameters["capability"] = msgspec.json.encode(card.capability).decode()
+    def _send_outputs(self, item: InferOutputs, card: HandlerCard, parameters: Mapping[str, Parameter]) -> None:
         with TensorPacking() as packing:
             outputs = packing.pack(item.outputs)
-            message = AskOutputs(self.number, outputs, parameters, item.is_final, card.name, card.version)
+            is_final = item.is_final or not card.is_stream
+            message = AskOutputs(
+                self.number, outputs, {**item.parameters, **parameters}, is_final, card.name, card.version
+            )
             fds = call_in_thread(packing.fds) if packing.n_attached >= LONG_COPY else packing.fds()
             self._n_untaken += 1
             self._send(message, fds)
@@ -234,8 +236,17 @@ def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None) ->
     )  # fmt: skip
 
 
-def _names(outputs: list[str] | None) -> tuple[str, ...] | None:
-    return None if outputs is None else tuple(outputs)
+def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool) -> InferJob:
+    """Makes the job of an ask. Raises InvalidTensor."""
+    (inputs,) = make_tensors([ask.request.inputs], content, are_checked=are_checked)
+    outputs = None if ask.request.outputs is None else tuple(ask.request.outputs)
+    request = InferRequest(inputs, ask.request.id, ask.request.parameters, outputs)
+    return InferJob(_target_of(ask), request, ask.stream, terms)
+
+
+def _capability_parameter(card: HandlerCard) -> dict[str, Parameter]:
+    """Tells an asker of a capability which one was matched."""
+    return {} if card.capability is None else {"capability": msgspec.json.encode(card.capability).decode()}
 
 
 def _target_of(ask: Ask) -> Target:
