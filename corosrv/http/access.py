@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 from collections.abc import Iterable
@@ -14,6 +12,7 @@ from flask import Request, Response
 from corosrv.errors import Unauthorized
 from corosrv.http.flood import Flood
 from corosrv.http.hosts import Hosts
+from corosrv.http.keys import KeyRing
 from corosrv.http.origins import Origins
 from corosrv.jobs.ids import new_id
 
@@ -26,41 +25,31 @@ _SECRET_ARGUMENT = re.compile(
 
 
 class Keys:
-    """The keys that are let in; none lets everybody in. Compared by digest, in constant time."""
+    """The keys that are let in; none lets everybody in."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
+        self._ring = KeyRing.of_keys(keys)
         self._refused = Flood(log, "%d requests had no key, or a wrong one")
 
     @property
     def are_needed(self) -> bool:
-        return bool(self._digests)
+        return self._ring.are_needed
 
     def check(self, request: Request) -> str:
         """Returns a name for the caller, made from its key; "" where no keys are set.
 
         Raises Unauthorized without a good key.
         """
-        if not self._digests:
+        if not self._ring.are_needed:
             return ""
         if (key := _bearer(request)) is None:
             self._refused.count()
             raise Unauthorized("no API key: send it as 'Authorization: Bearer KEY'")
-        digest = _digest(key.encode("latin-1", "replace"))  # WSGI has a field's bytes as Latin-1
-        # All are compared, so that the time taken does not tell which one is near.
-        if not sum(hmac.compare_digest(digest, other_digest) for other_digest in self._digests):
+        caller = self._ring.caller(key.encode("latin-1", "replace"))  # WSGI has a field's bytes as Latin-1
+        if caller is None:
             self._refused.count()
             raise Unauthorized("this API key is not known here")
-        return digest.hex()
-
-
-def _digest(key: bytes) -> bytes:
-    """Digests the key in UTF-8; bytes that are not UTF-8 are Latin-1, in which browsers send what fits into it."""
-    try:
-        key.decode("utf-8")
-    except UnicodeDecodeError:
-        key = key.decode("latin-1").encode("utf-8")
-    return hashlib.sha256(key).digest()
+        return caller
 
 
 def _bearer(request: Request) -> str | None:
