@@ -18,7 +18,7 @@ from corosrv.tensors import Tensor, TensorSpec
 from corosrv.wire.attached import MIN_ATTACHED
 from corosrv.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, WireRequest, WireTensor
 from corosrv.wire.tensors import TensorPacking, unpack
-from corosrv.worker.parent.asks import Asks
+from corosrv.worker.parent.asks import Asks, submit_to
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
 
@@ -87,7 +87,7 @@ def lane() -> Lane:
 
 @pytest.fixture
 def asks(worker: FunctionWorker, lane: Lane) -> Iterator[Asks]:
-    asks = Asks(worker, lane.send, Terms("anna", "r1", deadline=time.monotonic() + 50, waiting_keys=("k",)))
+    asks = Asks(submit_to(worker), lane.send, Terms("anna", "r1", deadline=time.monotonic() + 50, waiting_keys=("k",)))
     with gevent.Timeout(20):
         yield asks
     asks.close()
@@ -140,7 +140,7 @@ def test_an_ask_may_be_given_less_time_than_its_call(asks: Asks, lane: Lane, wor
 
 
 def test_the_front_of_clients_says_itself_who_calls(worker: FunctionWorker, lane: Lane) -> None:
-    asks = Asks(worker, lane.send, is_trusted=True)
+    asks = Asks(submit_to(worker), lane.send, is_trusted=True)
     asks.on_message(ask(1, caller="bob", request_id="r2"))
     lane.all()
 
@@ -199,7 +199,7 @@ def test_an_exception_of_ours_is_logged_and_tells_the_asker_nothing(
 
     broken = Broken()
     broken.add(echo, "echo")
-    Asks(broken, lane.send).on_message(ask(1))
+    Asks(submit_to(broken), lane.send).on_message(ask(1))
 
     end = lane.next()
     assert isinstance(end, AskEnd)
@@ -272,7 +272,7 @@ def test_a_number_that_is_in_use_breaks_the_lane(asks: Asks) -> None:
 
 
 def test_a_call_may_make_so_many_asks_at_once(worker: FunctionWorker, lane: Lane) -> None:
-    asks = Asks(worker, lane.send, limit=2)
+    asks = Asks(submit_to(worker), lane.send, limit=2)
     for number in range(3):
         asks.on_message(ask(number, "wait"))
 

@@ -45,7 +45,18 @@ log = logging.getLogger("corosrv.worker")
 MAX_ASKS = 256  # that one call of a handler may have running at once
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
+Submit = Callable[[InferJob], InferReader]
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
+
+
+def submit_to(worker: InferWorker) -> Submit:
+    """Returns what submits a job to the worker, after a check of its inputs against the declarations."""
+
+    def submit(job: InferJob) -> InferReader:
+        check_inputs(worker.find(job.target).inputs, job.request.inputs)
+        return worker.submit(job)
+
+    return submit
 
 
 class Asks:
@@ -56,19 +67,19 @@ class Asks:
 
     def __init__(
         self,
-        worker: InferWorker,
+        submit: Submit,
         send: SendAnswer,
         terms: Terms | None = None,
         *,
         limit: int = MAX_ASKS,
         is_trusted: bool = False,
     ) -> None:
-        """Takes what runs the calls, and what sends a message over the lane.
+        """Takes what runs a call (see submit_to), and what sends a message over the lane.
 
         `terms`: those of the call that asks; its asks end at its deadline and belong to its caller. `limit`: how many
         asks may run at once. `is_trusted`: the asking side is ours: it has checked the tensors, and says who calls.
         """
-        self._worker = worker
+        self._submit = submit
         self._send = send
         self._terms = terms or Terms()
         self._limit = limit
@@ -112,7 +123,7 @@ class Asks:
             self._tell(end_of(ask.number, None, error))
             return
         make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted)
-        running = self._running[ask.number] = _RunningAsk(ask.number, make_job, self._worker, self._send)
+        running = self._running[ask.number] = _RunningAsk(ask.number, make_job, self._submit, self._send)
         running.start(self._forget)
 
     def _terms_of(self, ask: Ask) -> Terms:
@@ -142,10 +153,10 @@ class Asks:
 class _RunningAsk:
     """One ask from its call's submission to its end: a greenlet that passes the reader's items on."""
 
-    def __init__(self, number: int, make_job: Callable[[], InferJob], worker: InferWorker, send: SendAnswer) -> None:
+    def __init__(self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer) -> None:
         self.number = number
         self._make_job = make_job
-        self._worker = worker
+        self._submit = submit
         self._send = send
         self._reader: InferReader | None = None
         self._greenlet: gevent.Greenlet
@@ -179,8 +190,7 @@ class _RunningAsk:
         card: HandlerCard | None = None
         try:
             job = self._make_job()
-            check_inputs(self._worker.find(job.target).inputs, job.request.inputs)
-            with contextlib.closing(self._worker.submit(job)) as reader:
+            with contextlib.closing(self._submit(job)) as reader:
                 self._reader = reader
                 card = reader.card
                 if self._is_cancelled:
