@@ -24,12 +24,25 @@ def test_time_that_passes_is_not_counted() -> None:
     assert not limit.is_used_up()
 
 
+def test_a_computation_gets_half_of_its_seconds_at_least_and_no_more_than_all_of_them() -> None:
+    limit = ProcessorLimit(0.1)
+    began = time.thread_time()
+
+    while not limit.is_used_up():
+        compute(0.001)
+
+    assert 0.05 <= time.thread_time() - began < 0.12
+
+
 def test_computing_is_counted_from_each_start_on() -> None:
     limit = ProcessorLimit(0.05)
-    compute(0.1)
+    while not limit.is_used_up():
+        compute(0.001)
 
-    assert limit.is_used_up()
     limit.start()
+
+    assert not limit.is_used_up()
+    compute(0.02)
     assert not limit.is_used_up()
 
 
