@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from corosrv.chat.formats import ToolFormat
 from corosrv.chat.json_value import JsonValue
@@ -18,8 +19,7 @@ from corosrv.jobs import Chunk, Finish, TokenInfo
 _MOST_HELD = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Syntax:
+class Syntax(msgspec.Struct, frozen=True):
     """The syntax of an answer: the tags of thoughts and the format of calls."""
 
     thought_tags: tuple[str, str] | None = None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from corosrv.jobs import Job
 
 
@@ -39,8 +41,7 @@ class ToolPlaces:
     schema: str = "tools[{}].function.parameters"
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """A checked chat request. Its job's one prompt is `Messages`, with the tools that are offered."""
 
     job: Job

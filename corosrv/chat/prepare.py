@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
+
+import msgspec
 
 from corosrv.chat import answer_grammar
 from corosrv.chat.choice import Syntax
@@ -41,8 +43,7 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
     return job, parser
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(msgspec.Struct, frozen=True):
     """A conversation, the model that answers it, and what follows from both."""
 
     conversation: Conversation

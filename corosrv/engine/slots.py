@@ -6,10 +6,10 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from threading import Lock
 
 from corosrv.engine.binding import SlotCounters
 from corosrv.jobs import Job, Sampling, SlotState
+from corosrv.waits import ThreadLock
 
 _BREAKERS = Sampling().dry_sequence_breakers  # the same for all jobs that name none
 
@@ -40,7 +40,7 @@ class TaskNotes:
 
     def __init__(self, limit: int) -> None:
         self._limit = 2 * limit
-        self._lock = Lock()
+        self._lock = ThreadLock()
         self._numbers = itertools.count()
         self._notes: OrderedDict[int, TaskNote] = OrderedDict()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from corosrv.generation.fields import GenerationFields
 from corosrv.generation.native import NativeForm
 
@@ -17,8 +19,7 @@ class Echo:
     offset: int = 0  # where its first token begins in the text: before it, when the model was given one in front
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one answer; each dialect fills in those that it offers."""
 
     stream: bool = False
@@ -27,11 +28,11 @@ class AnswerOptions:
     prompt_progress: bool = False  # at the beginning of a stream, while the prompt is read
     logprobs: bool = False  # in the dialect's own form
     probs: bool = False  # the same in llama-server's form
-    n: int = 1  # answers to each prompt: the best from_fields those that the job tries
-    echoes: tuple[Echo, ...] | None = None  # from_fields each prompt
+    n: int = 1  # answers to each prompt: the best of those that the job tries
+    echoes: tuple[Echo, ...] | None = None  # of each prompt
     native_form: NativeForm | None = None  # the answer in llama-server's form, alone or next to the dialect's
     is_list: bool = False  # the answer is a list, however many there are
-    members: tuple[str, ...] = ()  # that are picked from_fields the answer; none: all from_fields them
+    members: tuple[str, ...] = ()  # that are picked from the answer; none: all of them
 
     @classmethod
     def from_fields(cls, fields: GenerationFields, **options: Any) -> AnswerOptions:

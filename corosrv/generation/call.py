@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from corosrv.errors import CorosrvError
 from corosrv.jobs import Chunk, Job
@@ -26,8 +27,7 @@ class Answer(Protocol):
         """Makes the event of an error that ends the stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A request translated: the job, and what makes its answer from the job's chunks."""
 
     job: Job

@@ -111,6 +111,7 @@ _SAME = (
     "adaptive_target", "adaptive_decay", "min_keep", "ignore_eos",
 )  # fmt: skip
 _same_values = attrgetter(*_SAME)
+_NO_VALUES = (None,) * len(_SAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +188,10 @@ def _max_tokens(fields: GenerationFields, least: int, default: int | None) -> in
 
 
 def _sampling(fields: GenerationFields, defaults: Defaults, n_probs: int, post_sampling_probs: bool) -> Sampling:
-    values = zip(_SAME, _same_values(fields), strict=True)
-    members: dict[str, Any] = {name: value for name, value in values if value is not None}
+    values = _same_values(fields)
+    members: dict[str, Any] = {}
+    if values != _NO_VALUES:
+        members = {name: value for name, value in zip(_SAME, values, strict=True) if value is not None}
     if fields.top_k is not None:
         members["top_k"] = max(fields.top_k, 0)  # -1 keeps all, as elsewhere
     if fields.dry_sequence_breakers is not None:

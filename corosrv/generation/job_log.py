@@ -11,7 +11,8 @@ from corosrv.jobs import Chunk, Finish
 
 log = logging.getLogger("corosrv.jobs")
 
-_NORMAL = frozenset((Finish.STOP.value, Finish.LENGTH.value))
+_STOP = Finish.STOP.value
+_NORMAL = frozenset((_STOP, Finish.LENGTH.value))
 _TEXT = (
     "job %(id)s of model %(model)s ended: %(outcome)s, %(prompt_tokens)d prompt tokens (%(cached_tokens)d cached), "
     "%(generated_tokens)d generated, %(prompt_ms)d ms of prompt, %(decode_ms)d ms of decoding, %(seconds).2f s in all"
@@ -33,7 +34,7 @@ class JobRecord:
         self._as_json = as_json
         self._n_running = n_tasks
         self._began = time.monotonic()
-        self._outcome = Finish.STOP.value
+        self._outcome = _STOP
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._prompt_ms = self._decode_ms = 0.0
 

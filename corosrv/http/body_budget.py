@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from corosrv.errors import TooManyBodies
+from corosrv.waits import ThreadLock
 
 
 class BodyBudget:
@@ -12,7 +11,7 @@ class BodyBudget:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
         self.n_bytes = 0
 
     def take(self, n_bytes: int) -> None:

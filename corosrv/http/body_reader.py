@@ -7,7 +7,7 @@ from flask import Request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
-from corosrv.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, Refused, UnsupportedMedia
+from corosrv.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CorosrvError, Refused, UnsupportedMedia
 from corosrv.http.body_budget import BodyBudget, BodyShare
 from corosrv.waits import own_hub
 
@@ -33,12 +33,13 @@ class BodyReader:
         """
         if request.environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
-        if (request.content_length or 0) > limit:
+        length = request.content_length
+        if (length or 0) > limit:
             raise BodyTooLarge(limit)
         # One more than allowed: a chunked body that goes on beyond werkzeug's limit is cut there without a word.
         request.max_content_length = limit + 1
         try:
-            body = self._read_in_time(request)
+            body = self._read_in_time(request, length)
         except RequestEntityTooLarge:
             raise BodyTooLarge(limit) from None
         except (ClientDisconnected, OSError, ParseException) as error:
@@ -47,18 +48,18 @@ class BodyReader:
             raise BodyIncomplete("the request body could not be read to its end") from error
         if len(body) > limit:
             raise BodyTooLarge(limit)
-        _check_length(request, body)
+        if length is not None and len(body) != length:
+            raise _unequal(request, len(body), length)
         return body
 
-    def _read_in_time(self, request: Request) -> bytes:
+    def _read_in_time(self, request: Request, length: int | None) -> bytes:
         if PACED in request.environ or own_hub() is None:
-            return self._read_counted(request)
+            return self._read_counted(request, length)
         with gevent.Timeout(self._seconds, BodyTooSlow()):
-            return self._read_counted(request)
+            return self._read_counted(request, length)
 
-    def _read_counted(self, request: Request) -> bytes:
+    def _read_counted(self, request: Request, length: int | None) -> bytes:
         share = request.environ[_SHARE] = BodyShare(self._budget)
-        length = request.content_length
         if length and length <= _PIECE:
             share.grow(length)
             short: bytes = request.environ["wsgi.input"].read(length)
@@ -77,11 +78,8 @@ class BodyReader:
             share.close()
 
 
-def _check_length(request: Request, body: bytes) -> None:
-    if request.content_length is None or len(body) == request.content_length:
-        return
+def _unequal(request: Request, n_bytes: int, length: int) -> CorosrvError:
+    """Makes the error for a body of another length than the request says."""
     if "form" in vars(request):  # parsed by somebody before us, who has the only copy
-        raise Refused("the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body")
-    raise BodyIncomplete(
-        f"the request body has {len(body)} bytes where Content-Length promised {request.content_length}"
-    )
+        return Refused("the body was read as a form: send it with 'Content-Type: application/json'", None, "form_body")
+    return BodyIncomplete(f"the request body has {n_bytes} bytes where Content-Length promised {length}")

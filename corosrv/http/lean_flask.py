@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 from flask import Flask, Request
 from flask.sessions import NullSession, SessionInterface, SessionMixin
-from werkzeug.routing import MapAdapter
+from werkzeug.routing import Map, MapAdapter, Rule
 
 T = TypeVar("T")
 
 _NO_SESSION = NullSession()
+_RULE_ALONE = {"return_rule": True}  # how Flask asks for the rule of a request
 
 
 def _text(value: str) -> str:
@@ -33,6 +34,31 @@ class LeanRequest(Request):
         return super().blueprints
 
 
+class _LeanMap(Map):
+    """The routes of an app, and those without arguments by path and method, as soon as they were asked for once."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.plain_rules: dict[tuple[str, str], Rule] = {}
+
+
+class _LeanAdapter(MapAdapter):
+    """Finds the rule of one request."""
+
+    map: _LeanMap
+
+    def match(self, *arguments: Any, **options: Any) -> Any:
+        """Matches as werkzeug does, with the request's own path and method where no others are named."""
+        key = self.path_info, self.default_method
+        is_plain = not arguments and options == _RULE_ALONE
+        if is_plain and (rule := self.map.plain_rules.get(key)) is not None:
+            return rule, {}
+        match = super().match(*arguments, **options)
+        if is_plain and not match[1]:
+            self.map.plain_rules[key] = match[0]
+        return match
+
+
 class _NoSessions(SessionInterface):
     """Every request has the same session, which is empty and is never saved."""
 
@@ -51,6 +77,7 @@ class LeanFlask(Flask):
 
     session_interface = _NoSessions()
     request_class = LeanRequest
+    url_map_class = _LeanMap
 
     def __init__(self, name: str) -> None:
         super().__init__(name, static_folder=None)
@@ -62,7 +89,7 @@ class LeanFlask(Flask):
         if request is None:
             return None
         environ = request.environ
-        return MapAdapter(
+        return _LeanAdapter(
             self.url_map,
             server_name="localhost",  # no route depends on it, and none redirects
             script_name=_text(environ.get("SCRIPT_NAME", "")) or "/",

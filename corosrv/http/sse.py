@@ -213,7 +213,8 @@ def collect(
     n_listed = 0
     try:
         with reader:
-            while arrived := reader.take():
+            while not reader.is_finished:
+                arrived = reader.take()
                 on_chunks(arrived)
                 if watch.is_gone:  # whose job was cancelled, which is no failure of its own
                     raise ClientGone("the client left before its answer was ready")

@@ -2,7 +2,7 @@
 
 from corosrv.waits.awake import AwakeClock, awake_clock
 from corosrv.waits.elsewhere import call_in_thread, run_process
-from corosrv.waits.hubs import call_later, own_hub, spawn
+from corosrv.waits.hubs import ThreadLock, call_later, own_hub, spawn
 from corosrv.waits.polling import INTERVAL
 from corosrv.waits.waiters import HubWaiter, PollWaiter, SleepWaiter, TimedOut, Waiter, thread_id, wait_readable, waiter
 
@@ -12,6 +12,7 @@ __all__ = [
     "HubWaiter",
     "PollWaiter",
     "SleepWaiter",
+    "ThreadLock",
     "TimedOut",
     "Waiter",
     "awake_clock",

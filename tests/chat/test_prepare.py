@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
@@ -200,7 +201,7 @@ def test_an_answer_that_is_begun_goes_on_as_text():
     (prompt,) = asked.job.prompts
     begun = dataclasses.replace(prompt, continue_final=True, add_generation_prompt=False)
 
-    _, parser = prepare(dataclasses.replace(asked, job=dataclasses.replace(asked.job, prompts=(begun,))), OPENED)
+    _, parser = prepare(msgspec.structs.replace(asked, job=dataclasses.replace(asked.job, prompts=(begun,))), OPENED)
 
     assert isinstance(parser, TextParser)
 

@@ -44,14 +44,14 @@ class ChatAnswer:
     )  # fmt: skip
 
     def __init__(self, job: Job, card: ModelCard, parser: Parser, options: AnswerOptions) -> None:
-        self._n_choices = job.n_tasks
+        self._n_choices = n_choices = job.n_tasks
         self._tally = Tally(job.n)
         self._parser = parser
         answer_type, kind = _CHUNK if options.stream else _COMPLETION
-        self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, job.n_tasks, options.usage)
+        self._frame = events.Frame(answer_type, "chatcmpl-", kind, card, n_choices, options.usage)
         self._has_logprobs = options.logprobs
         self._is_post_sampling = job.sampling.post_sampling_probs
-        self._extras = LlamaExtras.for_answer(job.n_tasks, options)
+        self._extras = LlamaExtras.for_answer(n_choices, options)
         # What stands before and after the text, a JSON string, in an event of each choice; made when it is needed.
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 

@@ -9,6 +9,8 @@ from corosrv.chat.conversation import CallMode, CallPolicy, JsonFormat
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.chat import schema
 
+_POLICIES = {mode.value: CallPolicy(mode) for mode in CallMode}
+
 
 def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
     """Returns the tools that the model may call."""
@@ -20,11 +22,13 @@ def tool_choice(body: schema.ChatBody) -> CallPolicy:
     choice = body.tool_choice
     if isinstance(choice, schema.NamedTool):
         return CallPolicy(CallMode.REQUIRED, choice.function.name)
-    return CallPolicy(CallMode(choice or "auto"))
+    return _POLICIES[choice or "auto"]
 
 
 def answer_format(body: schema.ChatBody) -> JsonFormat | None:
     """Raises Refused for two that contradict each other, and for one without its schema."""
+    if body.json_schema is None and body.structured_outputs is None and body.response_format is None:
+        return None
     native = None if body.json_schema is None else JsonFormat(body.json_schema, "json_schema")
     formats = [form for form in (native, _structured(body), _response_format(body.response_format)) if form]
     if len(formats) > 1:
