@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from corosrv.dispatch.host import HandlerHost, LaneGroup
 from corosrv.dispatch.permits import PermitPool
-from corosrv.jobs.infer import HandlerCard
+from corosrv.jobs.infer import BatchLimits, HandlerCard
 
 LINGER = 60.0  # seconds for which a handler is known after its last worker and pool have left
 
@@ -14,7 +15,7 @@ LINGER = 60.0  # seconds for which a handler is known after its last worker and 
 class HostGroup:
     """Slots of a registered host, and the handlers that they serve. Belongs to the hub's thread."""
 
-    __slots__ = ("entries", "group", "host", "turn")
+    __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "turn")
 
     def __init__(self, host: HandlerHost, group: LaneGroup) -> None:
         self.host = host
@@ -22,6 +23,8 @@ class HostGroup:
         self.entries: dict[
             str, tuple[HandlerEntry, int]
         ] = {}  # by key: the entry, and the handler's position in the host
+        self.is_registered = True  # False once the host was removed or replaced
+        self.looks_at = math.inf  # when it is looked at next, for a batch that gathers
         self.turn = 0  # when a call was last given to it; the group with the lowest is next among equals
 
     @property
@@ -29,15 +32,19 @@ class HostGroup:
         return self.group.permits
 
     @property
+    def takes_calls(self) -> bool:
+        return self.is_registered and not self.host.is_draining
+
+    @property
     def n_permits(self) -> int:
         """The number of slots that can run calls, now or when what they run has ended; 0 while the host drains."""
         permits = self.group.permits
-        return 0 if self.host.is_draining else permits.total - permits.poisoned - permits.retiring
+        return permits.total - permits.poisoned - permits.retiring if self.takes_calls else 0
 
     @property
     def has_free(self) -> bool:
         """True if a call can be handed over now."""
-        return self.group.permits.available > 0 and not self.host.is_draining
+        return self.group.permits.available > 0 and self.takes_calls
 
     @property
     def load(self) -> float:
@@ -54,7 +61,7 @@ class PoolStanding:
     reason: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HandlerEntry:
     """One key of the registry. Belongs to the hub's thread."""
 
@@ -64,6 +71,12 @@ class HandlerEntry:
     pools: dict[str, PoolStanding] = field(default_factory=dict)  # that may start a worker for it, by name
     left_at: float | None = None  # when the last host or pool left; None while there is one
     turn: int = 0  # when a call was last given to it; the entry with the lowest is next among equals
+
+    @property
+    def batch_limits(self) -> BatchLimits | None:
+        """The limits by which its calls gather; None if they run one by one."""
+        limits = self.card.batch
+        return limits if limits is not None and limits.max_size > 1 else None
 
     @property
     def n_permits(self) -> int:
@@ -82,6 +95,11 @@ class HandlerEntry:
     def is_startable(self) -> bool:
         """True if some pool may start a worker for it, so that calls can wait."""
         return any(pool.can_start for pool in self.pools.values())
+
+    @property
+    def is_callable(self) -> bool:
+        """True if a worker takes its calls, or may be started for them."""
+        return self.is_ready or self.is_startable
 
     @property
     def load(self) -> float:

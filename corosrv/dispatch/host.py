@@ -52,7 +52,10 @@ class CallListener(Protocol):
     def on_outputs(self, item: int, outputs: InferOutputs, n_bytes: int) -> None: ...
 
     def on_end(self, item: int, error: CorosrvError | None) -> None:
-        """Called with None if the item ended well, and WorkerLost if its worker was lost."""
+        """Called with None if the item ended well.
+
+        WorkerLost: its worker was lost, and it may have run. NotHandedOver: nothing of it has reached the worker.
+        """
 
     def wait_for_room(self) -> None:
         """Waits until more outputs may come; until then the worker's handler waits."""

@@ -26,11 +26,15 @@ def look_up(registry: Registry, target: Target) -> HandlerEntry:
 
 def check_ready(entry: HandlerEntry) -> None:
     """Raises Unavailable if no worker serves the entry and none may be started for it."""
-    if entry.is_ready or entry.is_startable:
-        return
+    if not entry.is_callable:
+        raise unavailable(entry)
+
+
+def unavailable(entry: HandlerEntry) -> Unavailable:
+    """Makes the refusal of a call that no worker can take, now or soon."""
     error = Unavailable(f"{name_of(entry)} cannot be called now: {entry.reason}")
     error.retry_after = RETRY_AFTER
-    raise error
+    return error
 
 
 def name_of(entry: HandlerEntry) -> str:
@@ -78,7 +82,7 @@ def _find_capability(registry: Registry, target: CapabilityTarget) -> HandlerEnt
     def rank(entry: HandlerEntry) -> tuple[object, ...]:
         capability = entry.card.capability or {}
         return (
-            not (entry.is_ready or entry.is_startable),
+            not entry.is_callable,
             -weigh(preferences, capability),
             entry.card.priority,
             query.count_extra(capability),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from corosrv.dispatch.entries import LINGER, HandlerEntry, HostGroup, PoolStanding, differs
@@ -22,6 +23,7 @@ class Registry:
         self._entries: dict[str, HandlerEntry] = {}
         self._versions: dict[str, dict[str, HandlerEntry]] = {}  # of models, by name
         self._hosts: dict[str, tuple[HandlerHost, list[HostGroup]]] = {}  # by id
+        self._stale_at = math.inf  # when the next entry has lingered long enough
 
     # Hosts.
 
@@ -77,6 +79,7 @@ class Registry:
 
     def _leave(self, groups: Iterable[HostGroup]) -> None:
         for group in groups:
+            group.is_registered = False
             for entry, _ in group.entries.values():
                 entry.groups.remove(group)
 
@@ -120,6 +123,8 @@ class Registry:
 
     def purge(self, now: float) -> list[str]:
         """Removes the entries that nobody has offered for LINGER seconds, and returns their keys."""
+        if now < self._stale_at:
+            return []
         keys = [
             key for key, entry in self._entries.items() if entry.left_at is not None and now >= entry.left_at + LINGER
         ]
@@ -130,6 +135,8 @@ class Registry:
                 del versions[card.version]
                 if not versions:
                     del self._versions[card.name]
+        times = [entry.left_at + LINGER for entry in self._entries.values() if entry.left_at is not None]
+        self._stale_at = min(times, default=math.inf)
         return keys
 
     def _entry(self, card: HandlerCard) -> HandlerEntry:
@@ -145,3 +152,4 @@ class Registry:
         for entry in self._entries.values():
             if entry.left_at is None and not entry.groups and not entry.pools:
                 entry.left_at = now
+                self._stale_at = min(self._stale_at, now + LINGER)

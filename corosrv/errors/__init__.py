@@ -44,6 +44,7 @@ CorosrvError
 │   ├── TooBusy              the request could not be checked in time
 │   ├── NoCapacity           every slot runs a prediction
 │   ├── WorkerGone           the predictor's process has ended
+│   ├── NotHandedOver        a call did not reach its worker
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
@@ -96,6 +97,7 @@ from corosrv.errors.calls import (
     DeadlinePassed,
     HandlerFailed,
     InvalidTensor,
+    NotHandedOver,
     WorkerLost,
 )
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
@@ -182,6 +184,7 @@ __all__ = [
     "NoCapacity",
     "NoDescriptor",
     "NotFound",
+    "NotHandedOver",
     "NotOffered",
     "NotStreamed",
     "NotSupported",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corosrv.errors.base import CorosrvError, ErrorKind
 from corosrv.errors.refused import Refused
+from corosrv.errors.unavailable import Unavailable
 
 
 class AppError(CorosrvError):
@@ -26,6 +27,10 @@ class Conflict(Refused):
 
     status = 409
     kind = ErrorKind.CONFLICT
+
+
+class NotHandedOver(Unavailable):
+    """A worker could not be given the call; nothing of it has run there, so that it may go to another."""
 
 
 class DeadlinePassed(CorosrvError):

@@ -47,12 +47,12 @@ class TooManyReaders(Refused):
 
 
 class NoCapacity(Unavailable):
-    """Every slot runs a prediction; there is no queue."""
+    """Every slot is busy, and the request does not wait."""
 
     status = 409
 
-    def __init__(self) -> None:
-        super().__init__("the predictor is at capacity: all its slots are busy")
+    def __init__(self, message: str = "the predictor is at capacity: all its slots are busy") -> None:
+        super().__init__(message)
 
 
 class WorkerGone(Unavailable):

@@ -52,12 +52,17 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferJob:
-    """One call. `stream`: its answers are wanted as they come; otherwise exactly one is wanted."""
+    """One call. `stream`: its answers are wanted as they come; otherwise exactly one is wanted.
+
+    `card`: what `InferWorker.find` returned for the target, if the inputs were checked against it: no other handler
+    gets the call then.
+    """
 
     target: Target
     request: InferRequest
     stream: bool = False
     terms: Terms = field(default_factory=Terms)
+    card: HandlerCard | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,28 @@
-"""A worker process as the dispatcher sees it, driven by hand."""
+"""A worker process as the dispatcher sees it, and a clock, both driven by hand."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from corosrv.dispatch.dispatcher import Dispatcher
 from corosrv.dispatch.host import CallListener, HandedCall, LaneGroup
 from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.dispatch.reader import HandlerReader
+from corosrv.dispatch.settings import DispatchSettings
+from corosrv.dispatch.stats import KeyStats
 from corosrv.errors import CorosrvError, WorkerLost
-from corosrv.jobs.infer import HandlerCard, InferOutputs
+from corosrv.jobs.infer import (
+    HandlerCard,
+    InferEnd,
+    InferItem,
+    InferJob,
+    InferOutputs,
+    InferRequest,
+    ModelTarget,
+)
+from corosrv.jobs.terms import Terms
 from corosrv.tensors import Parameter, Tensor
 
 
@@ -106,3 +120,93 @@ class FakeHost:
         for call in list(self.calls):
             call.fail(WorkerLost("the worker was lost"))
         self.tell()
+
+
+class FakeClock:
+    """A clock and the alarm of a dispatcher, both moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.rings_at = math.inf
+        self._on_ring: Callable[[], None] = lambda: None
+
+    def __call__(self) -> float:
+        return self.now
+
+    def make_alarm(self, on_ring: Callable[[], None]) -> FakeClock:
+        self._on_ring = on_ring
+        return self
+
+    def ring_by(self, at: float) -> None:
+        self.rings_at = min(self.rings_at, at)
+
+    def close(self) -> None:
+        self.rings_at = math.inf
+
+    def pass_time(self, seconds: float) -> None:
+        """Moves on, and rings whenever the alarm is due on the way."""
+        end = self.now + seconds
+        while self.rings_at <= end:
+            self.now, self.rings_at = max(self.now, self.rings_at), math.inf
+            self._on_ring()
+        self.now = end
+
+
+@dataclass
+class Front:
+    """A dispatcher on a clock that is moved by hand."""
+
+    clock: FakeClock
+    dispatcher: Dispatcher
+
+    @classmethod
+    def make(cls, jitter: Callable[[], float] = lambda: 1.0, **settings: object) -> Front:
+        clock = FakeClock()
+        return cls(clock, Dispatcher(DispatchSettings(**settings), clock, clock.make_alarm, jitter))
+
+    def add(self, id: str, *handlers: HandlerCard, incarnation: int = 1, n_slots: int = 1) -> FakeHost:
+        host = FakeHost(id, handlers or [card()], incarnation, n_slots)
+        assert self.dispatcher.add_host(host)
+        return host
+
+    def job(
+        self, model: str = "add", *inputs: Tensor, seconds: float | None = None, version: str = "",
+        stream: bool = False, names: Sequence[str] | None = None, **terms: object,
+    ) -> InferJob:  # fmt: skip
+        deadline = None if seconds is None else self.clock.now + seconds
+        request = InferRequest(inputs, outputs=None if names is None else tuple(names))
+        return InferJob(ModelTarget(model, version), request, stream, Terms(deadline=deadline, **terms))
+
+    def call(self, model: str = "add", *inputs: Tensor, **options: object) -> HandlerReader:
+        return self.dispatcher.submit(self.job(model, *inputs, **options))
+
+    def key(self, key: str = "model:add:") -> KeyStats:
+        return next(stats for stats in self.dispatcher.stats().keys if stats.key == key)
+
+
+def ended(reader: HandlerReader) -> bool:
+    """Returns whether the reader has its end, and takes nothing."""
+    return reader._has_ended
+
+
+def error_of(reader: HandlerReader) -> CorosrvError | None:
+    """Takes all items of a reader that has ended, and returns its error."""
+    items = read(reader)
+    assert isinstance(items[-1], InferEnd)
+    return items[-1].error
+
+
+def read(reader: HandlerReader) -> list[InferItem]:
+    """Takes what there is, and at least one item."""
+    return reader.take(timeout=0)
+
+
+def texts(items: Sequence[InferItem]) -> list[bytes]:
+    """Returns the elements of all outputs."""
+    return [
+        element
+        for item in items
+        if isinstance(item, InferOutputs)
+        for tensor in item.outputs
+        for element in tensor.data
+    ]

@@ -1,0 +1,209 @@
+"""Gives calls to workers: queues them, hands them over when a permit is free, and answers each once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable
+
+from corosrv.dispatch.alarm import Alarm, HubAlarm
+from corosrv.dispatch.answers import check_answerable
+from corosrv.dispatch.bounds import QueueBounds
+from corosrv.dispatch.call import QueuedCall
+from corosrv.dispatch.chains import check_depth, check_wait
+from corosrv.dispatch.entries import HandlerEntry, PoolStanding
+from corosrv.dispatch.host import HandlerHost
+from corosrv.dispatch.lives import CallLives
+from corosrv.dispatch.lookup import check_ready, look_up, name_of
+from corosrv.dispatch.reader import HandlerReader
+from corosrv.dispatch.registry import Registry
+from corosrv.dispatch.scheduler import Scheduler
+from corosrv.dispatch.settings import DispatchSettings
+from corosrv.dispatch.stats import DispatchStats, key_stats
+from corosrv.dispatch.timetable import Timetable
+from corosrv.dispatch.waiting import WaitingCalls
+from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, ShuttingDown, Unavailable
+from corosrv.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
+
+
+class Dispatcher(InferWorker):
+    """The worker that all calls of handlers go to. Belongs to the hub's thread; only its readers and `drain` wait.
+
+    Hosts are added when they have registered, and removed when their process has ended or is to get no more calls. A
+    pool that is expected lets calls wait for its next worker.
+    """
+
+    def __init__(
+        self,
+        settings: DispatchSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        make_alarm: Callable[[Callable[[], None]], Alarm] = HubAlarm,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        settings = settings or DispatchSettings()
+        self._clock = clock
+        self._registry = Registry()
+        self._waiting = WaitingCalls(QueueBounds(settings.max_calls, settings.max_bytes))
+        self._timetable = Timetable(clock, make_alarm)
+        self._lives = CallLives(
+            clock, self._timetable, self._waiting, jitter, settings.logs_json, lambda call: self._scheduler.resume(call)
+        )
+        self._scheduler = Scheduler(
+            clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start
+        )
+        self._numbers = itertools.count(1)
+        self._is_shutting_down = False
+
+    # Hosts and pools.
+
+    def add_host(self, host: HandlerHost) -> bool:
+        """Offers a host's handlers, in place of those of its earlier incarnation.
+
+        Returns False, and changes nothing, if this incarnation or a later one is known.
+        """
+        if not self._registry.add(host, self._clock()):
+            return False
+        host.on_change(functools.partial(self._scheduler.on_host_change, host))
+        self._scheduler.return_local(host.id)
+        self._scheduler.serve(self._registry.groups_of(host))
+        self._settle()
+        return True
+
+    def remove_host(self, host: HandlerHost) -> bool:
+        """Offers a host's handlers no more; calls that it runs go on. Returns False if another incarnation is known."""
+        if not self._registry.remove(host, self._clock()):
+            return False
+        self._scheduler.return_local(host.id)
+        self._settle()
+        return True
+
+    def expect(self, pool: str, cards: Iterable[HandlerCard], *, can_start: bool = True, reason: str = "") -> None:
+        """Says what the workers of a pool offer. Where none is ready, calls wait if the pool can start one.
+
+        Otherwise they are refused, those that wait as well, with `reason`: words for clients. Replaces what was said
+        of this pool before.
+        """
+        self._registry.expect(pool, cards, PoolStanding(can_start, reason), self._clock())
+        self._settle()
+
+    def forget(self, pool: str) -> None:
+        """Ends the expectation of a pool; its hosts stay until they are removed."""
+        self._registry.forget(pool, self._clock())
+        self._settle()
+
+    def on_need(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with the name of each pool that could start the worker that a call has begun to wait for."""
+        self._scheduler.need_listeners.append(listener)
+
+    def _settle(self) -> None:
+        """Refuses calls that nobody can serve any more, and forgets what nobody has offered for long."""
+        for queue in self._waiting:
+            self._scheduler.refuse_unservable(queue.entry)
+        self._purge()
+
+    def _purge(self) -> None:
+        for key in self._registry.purge(self._clock()):
+            self._waiting.forget(key)
+
+    # Calls.
+
+    def standings(self) -> tuple[ModelStanding, ...]:
+        self._purge()
+        return tuple(
+            ModelStanding(entry.card, entry.state(), "" if entry.is_ready else entry.reason) for entry in self._registry
+        )
+
+    def find(self, target: Target) -> HandlerCard:
+        self._purge()
+        return look_up(self._registry, target).card
+
+    def submit(self, job: InferJob) -> HandlerReader:
+        """Runs a call, or queues it. Never waits.
+
+        Raises what `find` raises, Unavailable, QueueFull, NoCapacity for a call that must not wait, NotOffered and
+        Refused for a form of answer that the handler does not have, Conflict for a call that would wait for itself, and
+        DeadlinePassed.
+        """
+        if self._is_shutting_down:
+            raise ShuttingDown("the server is shutting down")
+        now = self._clock()
+        entry = self._entry_of(job)
+        queue = self._waiting.queue_of(entry)
+        queue.count_arrival(now)
+        self._lives.budget.count_call(now)
+        call = QueuedCall(job, entry, queue.traffic, next(self._numbers), now)
+        try:
+            self._check(call, now)
+            group = self._scheduler.free_group(call, now)
+            if group is None:
+                self._check_wait(call, now)
+        except CorosrvError as error:
+            queue.traffic.count_end(error)
+            raise
+        call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
+        self._scheduler.enter(call, group)
+        return call.reader
+
+    def _entry_of(self, job: InferJob) -> HandlerEntry:
+        self._purge()
+        if job.card is None:
+            return look_up(self._registry, job.target)
+        entry = self._registry.get(job.card.key)
+        if entry is None:
+            raise NotFound(f"the model '{job.card.name}' does not exist here any more", "model_name", "model_not_found")
+        return entry
+
+    def _check(self, call: QueuedCall, now: float) -> None:
+        check_ready(call.entry)
+        check_answerable(call.entry.card, call.job.request, call.job.stream)
+        check_depth(call.job.terms.waiting_keys)
+        if call.deadline <= now:
+            raise DeadlinePassed("the call's time was over before it arrived")
+
+    def _check_wait(self, call: QueuedCall, now: float) -> None:
+        if not call.job.terms.waits:
+            raise NoCapacity(f"every slot for {name_of(call.entry)} is busy")
+        check_wait(call.entry, call.job.terms.waiting_keys)
+        self._waiting.check_room(call, now)
+
+    # For operators.
+
+    def abort(self, key: str) -> int:
+        """Refuses all calls that wait for a key, as Unavailable, and returns how many. Running ones go on."""
+        calls = self._waiting.calls_of(key)
+        for call in calls:
+            self._lives.stop(call, Unavailable("the call was aborted by operator before it ran"))
+        return len(calls)
+
+    def stats(self) -> DispatchStats:
+        """Returns the numbers of all keys that are known."""
+        now = self._clock()
+        for entry in self._registry:
+            self._waiting.queue_of(entry)
+        bounds = self._waiting.bounds
+        return DispatchStats(
+            keys=tuple(key_stats(queue, self._waiting.oldest(queue), now) for queue in self._waiting),
+            n_calls=len(self._lives),
+            n_waiting=bounds.n_calls,
+            n_waiting_bytes=bounds.n_bytes,
+            retry_budget=self._lives.budget.left(now),
+        )
+
+    # The end.
+
+    def shut_down(self) -> None:
+        """Refuses new calls as ShuttingDown from now on. Calls that wait or run go on."""
+        self._is_shutting_down = True
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Shuts down, and waits until every call has ended. Returns False if some have not after `timeout` seconds."""
+        self.shut_down()
+        return self._lives.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Shuts down, and ends all calls as ShuttingDown; what runs is cancelled. Twice is harmless."""
+        self.shut_down()
+        self._lives.stop_all(ShuttingDown("the server is shutting down"))
+        self._timetable.close()

@@ -1,0 +1,154 @@
+"""Ends calls: well, by a failure, at their deadline, by a cancel; or lets them run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gevent.event import Event
+
+from corosrv.dispatch.answers import choose
+from corosrv.dispatch.call import CallState, QueuedCall
+from corosrv.dispatch.call_log import log_call
+from corosrv.dispatch.handover import HandOver, Outcomes
+from corosrv.dispatch.retries import MAX_REFUSALS, RetryBudget, may_retry, pause
+from corosrv.dispatch.timetable import Timetable
+from corosrv.dispatch.waiting import WaitingCalls
+from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, WorkerLost
+from corosrv.jobs.infer import InferOutputs
+
+
+class CallLives(Outcomes):
+    """Owns the calls that have not ended. Each ends once, through `end`. Belongs to the hub's thread.
+
+    `resume` is called with a call that is to wait for a permit once more.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        timetable: Timetable,
+        waiting: WaitingCalls,
+        jitter: Callable[[], float],
+        logs_json: bool,
+        resume: Callable[[QueuedCall], None],
+    ) -> None:
+        self.budget = RetryBudget()
+        self._clock = clock
+        self._timetable = timetable
+        self._waiting = waiting
+        self._jitter = jitter
+        self._logs_json = logs_json
+        self._resume = resume
+        self._calls: set[QueuedCall] = set()
+        self._is_idle = Event()
+        self._is_idle.set()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def begin(self, call: QueuedCall) -> None:
+        """Owns a call from now on, until its end or its deadline."""
+        self._calls.add(call)
+        self._is_idle.clear()
+        if call.deadline != float("inf"):
+            call.expiry = self._timetable.add(call.deadline, self.expire, call)
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Waits until no call is left; returns False after `timeout` seconds."""
+        return bool(self._is_idle.wait(timeout))
+
+    # From outside.
+
+    def cancel(self, call: QueuedCall) -> None:
+        """Ends a call for its client's sake. Does nothing once it has ended."""
+        self.stop(call, CallCancelled("the call was cancelled"))
+
+    def expire(self, call: QueuedCall) -> None:
+        """Ends a call whose time is over."""
+        place = "while it ran" if call.state is CallState.RUNNING else "while it waited"
+        self.stop(call, DeadlinePassed(f"the call's time was over {place}"))
+
+    def stop(self, call: QueuedCall, error: CorosrvError) -> None:
+        """Ends a call wherever it is: it leaves its queue, and a worker that has it is told."""
+        if call.state is CallState.WAITING:
+            self._waiting.leave(call)
+            call.waited += self._clock() - call.waits_since
+        elif call.state is CallState.RUNNING:
+            assert call.attempt is not None
+            call.attempt.abandon(call.item, isinstance(error, DeadlinePassed))
+        elif call.state is CallState.ENDED:
+            return
+        self._end(call, error)
+
+    def stop_all(self, error: CorosrvError) -> None:
+        for call in list(self._calls):
+            self.stop(call, error)
+
+    # From workers.
+
+    def pass_on(self, call: QueuedCall, outputs: InferOutputs, n_bytes: int) -> None:
+        if call.answer is None:
+            call.has_sent = True
+            call.reader.add(choose(call.entry.card, outputs, call.job.request.outputs, True), n_bytes)
+        elif (error := call.answer.add(outputs)) is not None:
+            self.stop(call, error)
+
+    def complete(self, call: QueuedCall) -> None:
+        if call.answer is not None:
+            try:
+                call.reader.add(call.answer.result(call.job.request.outputs), 0)
+            except CorosrvError as error:
+                self._end(call, error)
+                return
+        self._end(call, None)
+
+    def fail(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> None:
+        if isinstance(error, NotHandedOver):
+            self._return(call, error)
+        elif not self._try_again(call, error, is_batch):
+            self._end(call, error)
+
+    def finish_attempt(self, attempt: HandOver) -> None:
+        # A worker that was lost, and one that refused, say nothing of how long calls take.
+        is_measured = not isinstance(attempt.error, (WorkerLost, NotHandedOver))
+        attempt.traffic.count_finish(attempt.size, self._clock() - attempt.started_at, is_measured)
+
+    # Attempts.
+
+    def _return(self, call: QueuedCall, error: NotHandedOver) -> None:
+        """Lets a call wait again of which nothing has run, with its former order."""
+        call.n_attempts -= 1
+        call.n_refusals += 1
+        if call.n_refusals > MAX_REFUSALS:
+            self._end(call, error)
+            return
+        call.traffic.retries["not_handed_over"] += 1
+        call.avoided = call.worker
+        self._resume(call)
+
+    def _try_again(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> bool:
+        """Lets a call run again after a pause, if it may; a batch that failed is tried as single calls."""
+        now = self._clock()
+        if not may_retry(call.entry.card.is_idempotent, error, call.n_attempts, call.has_sent, is_batch):
+            return False
+        resumes_at = now + pause(call.n_attempts, self._jitter())
+        if resumes_at >= call.deadline or not self.budget.spend(now):
+            return False
+        call.traffic.retries["batch_failed" if is_batch else "worker_lost"] += 1
+        call.is_single = call.is_single or is_batch
+        call.avoided = call.worker
+        call.enter(CallState.PAUSED)
+        call.appointment = self._timetable.add(resumes_at, self._resume, call)
+        return True
+
+    def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
+        now = self._clock()
+        call.enter(CallState.ENDED)
+        self._timetable.cancel(call.expiry)
+        self._timetable.cancel(call.appointment)
+        self._calls.discard(call)
+        call.traffic.count_end(error)
+        log_call(call, error, now, self._logs_json)
+        call.reader.end(error)
+        if not self._calls:
+            self._is_idle.set()

@@ -1,0 +1,203 @@
+"""Chooses which worker runs a call, and which call a worker runs next."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+
+from corosrv.dispatch.affinity import SessionTable, session_of
+from corosrv.dispatch.call import CallState, QueuedCall
+from corosrv.dispatch.entries import HandlerEntry, HostGroup
+from corosrv.dispatch.handover import HandOver, handed_call
+from corosrv.dispatch.host import HandlerHost
+from corosrv.dispatch.lives import CallLives
+from corosrv.dispatch.lookup import unavailable
+from corosrv.dispatch.registry import Registry
+from corosrv.dispatch.timetable import Timetable
+from corosrv.dispatch.waiting import WaitingCalls
+
+
+class Scheduler:
+    """Brings waiting calls and free permits together. Belongs to the hub's thread; nothing waits.
+
+    A free permit and a call that it could run do not exist at the same time once a method has returned, but for calls
+    that gather for a batch, and for those of a session that wait up to STEAL_AFTER seconds for their worker.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        registry: Registry,
+        waiting: WaitingCalls,
+        lives: CallLives,
+        timetable: Timetable,
+        longest_start: float,
+    ) -> None:
+        self._clock = clock
+        self._registry = registry
+        self._waiting = waiting
+        self._lives = lives
+        self._timetable = timetable
+        self._longest_start = longest_start
+        self._sessions = SessionTable()
+        self._turns = itertools.count(1)
+        self._changed: dict[HostGroup, None] = {}  # groups that may have a permit for a waiting call, in order
+        self._is_serving = False
+        self.need_listeners: list[Callable[[str], None]] = []
+
+    # Calls.
+
+    def free_group(self, call: QueuedCall, now: float) -> HostGroup | None:
+        """Returns the group that runs a new call at once; None if it has to wait."""
+        queue = self._waiting.queue_of(call.entry)
+        if len(queue):
+            return None
+        may_wait = call.job.terms.waits and self._waiting.has_room(call)
+        if may_wait and queue.gathers:
+            return None
+        group = self._session_group(call)
+        if group is not None and group.has_free:
+            return group
+        if group is not None and may_wait and self._waiting.has_local_room(group.host.id):
+            return None
+        return _least_loaded(group for group in call.entry.groups if group.has_free)
+
+    def enter(self, call: QueuedCall, group: HostGroup | None) -> None:
+        """Takes a new call: hands it to the group that `free_group` returned, or lets it wait."""
+        now = self._clock()
+        self._lives.begin(call)
+        if group is not None:
+            call.traffic.n_admitted += 1
+            self._start([call], group, now)
+            return
+        group = self._session_group(call)
+        if group is not None and self._waiting.has_local_room(group.host.id):
+            self._wait_for(call, group, now)
+            return
+        self._waiting.add(call, now)
+        if not call.entry.is_ready:
+            self._await_start(call, now)
+        elif call.entry.batch_limits is not None:
+            self.serve(call.entry.groups)
+
+    def resume(self, call: QueuedCall) -> None:
+        """Lets a call wait once more, for another worker than the last if there is one."""
+        now = self._clock()
+        call.wait_again(now)
+        groups = [group for group in call.entry.groups if group.n_permits and group.host is not call.avoided]
+        best = _least_loaded(groups)
+        if best is not None and len(groups) < len(call.entry.groups) and self._waiting.has_local_room(best.host.id):
+            self._wait_for(call, best, now)
+        else:
+            self._waiting.add(call, now)
+        if not self.refuse_unservable(call.entry):
+            self.serve(call.entry.groups)
+
+    def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
+        """Lets a call wait for one worker, until another may steal it."""
+        self._waiting.add(call, now, self._waiting.local_of(group.host.id))
+        call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
+
+    def _offer(self, call: QueuedCall) -> None:
+        if call.state is CallState.WAITING:
+            self.serve(call.entry.groups)
+
+    def _session_group(self, call: QueuedCall) -> HostGroup | None:
+        """Returns the group that served the call's session last, if it takes calls."""
+        session = session_of(call)
+        if session is None or (host_id := self._sessions.get(session)) is None:
+            return None
+        return next((group for group in call.entry.groups if group.host.id == host_id and group.n_permits), None)
+
+    # Workers.
+
+    def on_host_change(self, host: HandlerHost) -> None:
+        """Looks at a host whose permits have changed, or which drains."""
+        groups = self._registry.groups_of(host)
+        if any(group.n_permits == 0 for group in groups):
+            self.return_local(host.id)
+            for group in groups:
+                for entry, _ in list(group.entries.values()):
+                    self.refuse_unservable(entry)
+        self.serve(groups)
+
+    def return_local(self, host_id: str) -> None:
+        """Returns the calls that wait for one worker to their keys, where any may take them."""
+        for entry in self._waiting.return_local(host_id, self._clock()):
+            self.serve(entry.groups)
+
+    def serve(self, groups: Iterable[HostGroup]) -> None:
+        """Hands calls over while these groups have free permits."""
+        self._changed.update(dict.fromkeys(sorted(groups, key=_idleness)))
+        if self._is_serving:
+            return
+        # A hand-over may fail at once, and change groups while they are served.
+        self._is_serving = True
+        try:
+            while self._changed:
+                group = next(iter(self._changed))
+                del self._changed[group]
+                self._serve(group)
+        finally:
+            self._is_serving = False
+
+    def _serve(self, group: HostGroup) -> None:
+        now = self._clock()
+        while group.has_free and (call := self._waiting.next_for(group, now)) is not None:
+            if call.deadline <= now:
+                self._lives.expire(call)
+            else:
+                self._start(self._waiting.take(call, now), group, now)
+        if group.has_free and (ready_at := self._waiting.next_ready(group)) < group.looks_at:
+            group.looks_at = ready_at
+            self._timetable.add(ready_at, self._look_again, group)
+
+    def _look_again(self, group: HostGroup) -> None:
+        group.looks_at = math.inf
+        self.serve([group])
+
+    def _start(self, calls: list[QueuedCall], group: HostGroup, now: float) -> None:
+        """Hands over a call, or a batch."""
+        permit = group.permits.try_acquire()
+        assert permit is not None
+        first = calls[0]
+        first.traffic.count_start(len(calls))
+        group.turn = first.entry.turn = next(self._turns)
+        attempt = HandOver(self._lives, group.host, calls, now)
+        for call in calls:
+            self._timetable.cancel(call.appointment)
+            call.traffic.count_wait(now - call.waits_since)
+        if (session := session_of(first)) is not None:
+            self._sessions.set(session, group.host.id)
+        handler = group.entries[first.key][1]
+        attempt.watch(group.host.start_call(permit, handed_call(calls, handler), attempt))
+
+    # Handlers without a worker.
+
+    def refuse_unservable(self, entry: HandlerEntry) -> bool:
+        """Refuses all calls that wait for a handler which no worker serves or may serve soon."""
+        if entry.is_callable:
+            return False
+        for call in self._waiting.calls_of(entry.key):
+            self._lives.stop(call, unavailable(entry))
+        return True
+
+    def _await_start(self, call: QueuedCall, now: float) -> None:
+        call.appointment = self._timetable.add(now + self._longest_start, self._give_up_start, call)
+        for pool, standing in list(call.entry.pools.items()):
+            if standing.can_start:
+                for listener in self.need_listeners:
+                    listener(pool)
+
+    def _give_up_start(self, call: QueuedCall) -> None:
+        if call.state is CallState.WAITING and not call.entry.is_ready:
+            self._lives.stop(call, unavailable(call.entry))
+
+
+def _idleness(group: HostGroup) -> tuple[float, int]:
+    return group.load, group.turn
+
+
+def _least_loaded(groups: Iterable[HostGroup]) -> HostGroup | None:
+    return min(groups, key=_idleness, default=None)

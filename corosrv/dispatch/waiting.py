@@ -1,0 +1,155 @@
+"""All calls that wait: which one is next for whom, and how many may be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from corosrv.dispatch.affinity import LocalQueue
+from corosrv.dispatch.bounds import QueueBounds, predicted_wait, queue_full
+from corosrv.dispatch.call import QueuedCall
+from corosrv.dispatch.entries import HandlerEntry, HostGroup
+from corosrv.dispatch.key_queue import KeyQueue
+from corosrv.dispatch.lookup import name_of
+
+
+class WaitingCalls:
+    """The queues of all keys, the local queues of workers, and the bounds of both. The time is passed in."""
+
+    def __init__(self, bounds: QueueBounds) -> None:
+        self.bounds = bounds
+        self._queues: dict[str, KeyQueue] = {}
+        self._locals: dict[str, LocalQueue] = {}  # by the id of the host; none of them is empty
+
+    def queue_of(self, entry: HandlerEntry) -> KeyQueue:
+        queue = self._queues.get(entry.key)
+        if queue is None:
+            queue = self._queues[entry.key] = KeyQueue(entry)
+        elif queue.entry is not entry:
+            queue.entry = entry
+        return queue
+
+    def get(self, key: str) -> KeyQueue | None:
+        return self._queues.get(key)
+
+    def forget(self, key: str) -> None:
+        """Drops the queue of a key that nobody offers any more. No call may wait in it."""
+        queue = self._queues.pop(key, None)
+        assert queue is None or queue.depth == 0, f"calls wait for {key}, which is forgotten"
+
+    def __iter__(self) -> Iterator[KeyQueue]:
+        return iter(self._queues.values())
+
+    def calls_of(self, key: str) -> list[QueuedCall]:
+        """Returns the calls that wait for a key, those of local queues among them."""
+        queue = self._queues.get(key)
+        if queue is None or queue.depth == 0:
+            return []
+        return [*queue, *(call for local in self._locals.values() for call in local if call.key == key)]
+
+    def oldest(self, queue: KeyQueue) -> float | None:
+        """Returns when the call arrived that has waited longest for a key; None if none waits."""
+        times = [call.arrived for local in self._locals.values() for call in local if call.key == queue.entry.key]
+        if (central := queue.oldest()) is not None:
+            times.append(central)
+        return min(times, default=None)
+
+    # Entering and leaving.
+
+    def check_room(self, call: QueuedCall, now: float) -> None:
+        """Raises QueueFull for a call that must not wait: for want of room, or because its time would be over."""
+        queue = self._queues[call.key]
+        card, n_permits = queue.entry.card, queue.entry.n_permits
+        service = queue.traffic.service.value
+        wait = predicted_wait(queue.depth, service, n_permits)
+        problem = self.bounds.problem(queue.depth, card.max_queue, call.n_bytes)
+        if problem is None and card.admission == "predict" and n_permits:
+            ahead = predicted_wait(queue.count_ahead(call.priority, now) + 1, service, n_permits)
+            if now + ahead > call.deadline:
+                problem = f"it would wait for some {ahead:.1f} s, which is longer than its deadline allows"
+        if problem is not None:
+            raise queue_full(name_of(queue.entry), problem, wait)
+
+    def has_room(self, call: QueuedCall) -> bool:
+        """Returns whether a call may wait."""
+        depth = self._queues[call.key].depth
+        return self.bounds.problem(depth, call.entry.card.max_queue, call.n_bytes) is None
+
+    def add(self, call: QueuedCall, now: float, local: LocalQueue | None = None) -> None:
+        """Lets a call wait, in its key's queue or in a local one."""
+        call.traffic.n_admitted += 1
+        self.bounds.add(call.n_bytes)
+        queue = self._queues[call.key]
+        if local is not None:
+            local.push(call, now)
+            queue.n_local += 1
+        else:
+            queue.push(call, now)
+
+    def leave(self, call: QueuedCall) -> None:
+        """Removes a call that will not be handed over."""
+        call.traffic.n_left += 1
+        self._remove(call)
+
+    def _remove(self, call: QueuedCall) -> None:
+        self.bounds.remove(call.n_bytes)
+        queue, host_id = self._queues[call.key], call.local_host
+        if host_id is None:
+            queue.remove(call)
+            return
+        queue.n_local -= 1
+        local = self._locals[host_id]
+        local.remove(call)
+        if not local:
+            del self._locals[host_id]
+
+    # Local queues.
+
+    def local_of(self, host_id: str) -> LocalQueue:
+        """Returns the local queue of a host, into which a call must go at once if it is new."""
+        return self._locals.setdefault(host_id, LocalQueue(host_id))
+
+    def has_local_room(self, host_id: str) -> bool:
+        local = self._locals.get(host_id)
+        return local is None or not local.is_full
+
+    def return_local(self, host_id: str, now: float) -> list[HandlerEntry]:
+        """Returns the calls of a host's local queue to their keys, with their order, and tells whose they were."""
+        calls = list(self._locals.pop(host_id, ()))
+        for call in calls:
+            queue = self._queues[call.key]
+            queue.n_local -= 1
+            call.local_host = None
+            queue.push(call, now)
+        return [call.entry for call in calls]
+
+    # Choosing.
+
+    def next_for(self, group: HostGroup, now: float) -> QueuedCall | None:
+        """Returns the call that a free permit of a group should run: the first over all keys that it serves."""
+        calls = []
+        for key in group.entries:
+            queue = self._queues.get(key)
+            if queue is not None and (call := queue.head(now)) is not None:
+                calls.append(call)
+        for host_id, local in self._locals.items():
+            own = host_id == group.host.id
+            if (call := local.head(group, now) if own else local.tail(group, now)) is not None:
+                calls.append(call)
+        if len(calls) < 2:
+            return calls[0] if calls else None
+        return min(calls, key=lambda call: call.order(now))
+
+    def take(self, call: QueuedCall, now: float) -> list[QueuedCall]:
+        """Removes a call that is handed over now, and those that run in one batch with it."""
+        if call.local_host is not None:
+            self._remove(call)
+            return [call]
+        calls = self._queues[call.key].take(call, now)
+        for taken_call in calls:
+            self.bounds.remove(taken_call.n_bytes)
+        return calls
+
+    def next_ready(self, group: HostGroup) -> float:
+        """Returns when the next batch is ready that a group may run; infinity if nothing gathers."""
+        queues = [queue for key in group.entries if (queue := self._queues.get(key)) is not None]
+        return min((queue.next_ready() for queue in queues), default=float("inf"))
