@@ -46,6 +46,7 @@ from corosrv.wire.calls import (
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.tensors import TensorPacking, unpack
 from corosrv.wire.thread_channel import ThreadChannel
+from corosrv.worker.child.apps.app_child import HEARTBEAT
 
 TIMEOUT = 20  # seconds that anything may take
 
@@ -139,7 +140,8 @@ class AppChildProcess:
 
     def hear_control(self) -> Any:
         """Returns the next message that is neither a log nor a heartbeat; None when the channel has ended."""
-        while True:
+        n_beats = len(self.beats)
+        while (len(self.beats) - n_beats) * HEARTBEAT < TIMEOUT:
             message = self.control.receive()
             if isinstance(message, WorkerLog):
                 self.log += message.data
@@ -147,6 +149,17 @@ class AppChildProcess:
                 self.beats.append(message)
             else:
                 return message
+        raise AssertionError("it says nothing but heartbeats")
+
+    def next_beat(self) -> Heartbeat:
+        """Returns a heartbeat that was sent after this call began, or just before."""
+        while True:
+            message = self.control.receive()
+            if isinstance(message, Heartbeat):
+                self.beats.append(message)
+                return message
+            assert not isinstance(message, WorkerStopped | None), message
+            self.log += message.data if isinstance(message, WorkerLog) else ""
 
     def hear_failure(self) -> str:
         """Returns why it did not start."""

@@ -126,8 +126,9 @@ class App:
             attributes, rest = _split({"priority": priority, **handler_options})
             if rest:
                 raise AppError(f"{title}: @app.worker has no option {sorted(rest)[0]!r}")
+            method = f"{title}.handle"
             group = HandlerGroup(
-                f"{title}.handle", worker_class.handle, read_signature(worker_class.handle, title, is_method=True)
+                method, worker_class.handle, read_signature(worker_class.handle, method, is_method=True)
             )
             pool = Pool(title, worker_class, min, max, gpus, memory_mb, cold_start_ms, priority, [group])
             _check_pool(pool)

@@ -41,12 +41,14 @@ def read_signature(function: Callable[..., Any], name: str, *, is_method: bool =
     """Finds out how a handler is called; `is_method`: its first parameter is its object. Raises AppError."""
     if inspect.isclass(function) or not callable(function):
         raise AppError(f"{name} is no function; register a class with @app.worker")
-    n_parameters = len(_parameters(function, name)) - is_method
+    names = _parameters(function, name)[is_method:]
+    n_parameters = len(names)
     kind = _kind(function)
     if not 1 <= n_parameters <= 3:
-        raise AppError(f"{name} takes {n_parameters} parameters: {_ADVICE}")
+        beside = " beside `self`" if is_method else ""
+        raise AppError(f"{name} takes {n_parameters} parameters{beside}: {_ADVICE}")
     if n_parameters == 3:
-        if _parameters(function, name)[-1] != "stream":
+        if names[-1] != "stream":
             raise AppError(f"{name} has a third parameter that is not called `stream`: {_ADVICE}")
         if kind is not HandlerKind.FUNCTION:
             raise AppError(f"{name} is a {kind.value}, which takes no `stream`: it yields its answers instead")

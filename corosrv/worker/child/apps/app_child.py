@@ -214,15 +214,24 @@ class AppChild:
 
 
 def _survive_signals() -> None:
-    """Lets the server alone end the worker: a terminal sends its signals to all processes at once."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    """Lets the server alone end the worker: a terminal sends its signals to all processes at once.
+
+    Copies that a handler forks can be ended as any process.
+    """
+    pid = os.getpid()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
-        """Lets copies that a handler forks be ended as any process."""
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    def survive(number: int, _: object) -> None:
+        if os.getpid() != pid:  # a copy gets it so soon that nothing was restored yet
+            restore()
+            os.kill(os.getpid(), number)
+
+    for number in before:
+        signal.signal(number, survive)
     os.register_at_fork(after_in_child=restore)
 
 

@@ -35,9 +35,8 @@ class CallLifecycle:
             raise BadFrame(f"a call of handler {message.handler}, where {len(self._handlers)} are registered")
         handler = self._handlers[message.handler]
         n_items = len(message.requests)
-        if not len(message.budget_us) == len(message.request_ids) == n_items or (
-            n_items != 1 and not handler.card.batch
-        ):
+        n_allowed = handler.card.batch.max_size if handler.card.batch else 1
+        if not 1 <= n_items <= n_allowed or {len(message.budget_us), len(message.request_ids)} != {n_items}:
             raise BadFrame(f"a call of {handler.card.name} with {n_items} requests")
         try:
             inputs = unpack([request.inputs for request in message.requests], lane.take_fds())

@@ -1,0 +1,116 @@
+"""What handlers give back, as answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+from corosrv.errors import OutputFailed
+from corosrv.jobs.infer import HandlerCard
+from corosrv.tensors import Tensor, TensorSpec
+from corosrv.worker import InvalidInput, ModelInferResponse
+from corosrv.worker.app.answers import answer_of, answers_of
+
+CARD = HandlerCard(
+    "m",
+    outputs=[
+        TensorSpec("vector", "INT32", [-1]),
+        TensorSpec("pairs", "FP32", [-1, 2]),
+        TensorSpec("matrix", "FP32", [-1, -1]),
+        TensorSpec("scalar", "INT64", []),
+        TensorSpec("text", "BYTES", [-1]),
+        TensorSpec("empty", "INT32", [-1, 0]),
+    ],
+)
+
+
+def only(value: Any) -> Tensor:
+    (tensor,) = answer_of(CARD, value).outputs
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "shape"),
+    [
+        ("vector", [1, 2, 3], (3,)),
+        ("vector", [], (0,)),
+        ("vector", (4,), (1,)),
+        ("pairs", [1, 2, 3.5, 4], (2, 2)),
+        ("scalar", [7], ()),
+        ("text", ["a", b"b"], (2,)),
+        ("empty", [], (0, 0)),
+    ],
+)
+def test_a_list_gets_its_datatype_and_one_size_from_the_declaration(name: str, content: Any, shape: Any) -> None:
+    tensor = only({name: content})
+
+    assert tensor.shape == shape
+    assert tensor.datatype == next(spec.datatype for spec in CARD.outputs if spec.name == name)
+
+
+def test_an_array_has_its_own_shape() -> None:
+    tensor = only({"matrix": numpy.ones((2, 3), dtype="float32")})
+
+    assert (tensor.shape, tensor.data) == ((2, 3), [1.0] * 6)
+
+
+def test_a_tensor_gets_the_name_of_its_place() -> None:
+    assert only({"vector": Tensor("a", "INT32", [1], data=[1])}).name == "vector"
+
+
+def test_a_response_passes_as_it_is() -> None:
+    response = ModelInferResponse([Tensor("vector", "INT32", [1], data=[1])], {"p": 1}, final=True)
+
+    assert answer_of(CARD, response) is response
+
+
+def test_what_declares_no_outputs_may_give_any_tensor() -> None:
+    tensor = Tensor("anything", "FP64", [1], data=[1.0])
+
+    assert answer_of(HandlerCard("m"), {"anything": tensor}).outputs == [tensor]
+    assert answer_of(HandlerCard("m"), {}).outputs == []
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"pairs": [1, 2, 3]}, "has 3 elements, where the shape"),
+        ({"matrix": [1, 2]}, "several variable dimensions, which a list does not tell"),
+        ({"scalar": [1, 2]}, "has 2 elements"),
+        ({"vector": [1.5]}, "1.5"),
+        ({"vector": [True]}, "True"),
+        ({"vector": "12"}, "is a str: return a flat list"),
+        ({"vector": {1: 2}}, "is a dict: return a flat list"),
+        ({"vector": iter([1])}, "return a flat list"),
+        ({"vector": [[1]]}, r"\[1\]"),
+        ({"vector": numpy.ones((2, 2), dtype="int32")}, "the shape"),
+        ({"matrix": numpy.ones((2,), dtype="float32")}, "the shape"),
+        ({"other": [1]}, "'other', which it does not declare"),
+    ],
+)
+def test_what_does_not_fit_names_handler_and_output(value: Any, problem: str) -> None:
+    with pytest.raises(OutputFailed, match=f"^m.*{problem}"):
+        answer_of(CARD, value)
+
+
+def test_a_list_without_declaration_says_what_to_do() -> None:
+    with pytest.raises(OutputFailed, match=r"m declares no outputs, so .* declare it, or return a Tensor"):
+        answer_of(HandlerCard("m"), {"n": [1]})
+
+
+def test_a_batch_has_answers_and_errors_in_their_places() -> None:
+    refusal = InvalidInput("no")
+
+    answers = answers_of(CARD, ({"vector": [1]}, refusal, {"other": [1]}), 3)
+
+    assert isinstance(answers[0], ModelInferResponse)
+    assert answers[1] is refusal
+    assert isinstance(answers[2], OutputFailed)
+
+
+@pytest.mark.parametrize("values", [None, {"vector": [1]}, "ab", [{"vector": [1]}] * 3, iter([])])
+def test_a_batch_needs_a_list_as_long_as_its_own(values: Any) -> None:
+    with pytest.raises(OutputFailed, match="for a batch"):
+        answers_of(CARD, values, 2)
