@@ -228,6 +228,9 @@ typedef struct corosrv_task {
   int32_t tells_progress; /* 1: a chunk before anything of the prompt is computed, and one after each piece of it */
   int64_t id;             /* the caller's name for it, which corosrv_slot shows */
   int32_t slot;           /* where it has to run, counted from 1; 0: anywhere */
+  int32_t priority;       /* who is first in the queue: 1 before 9; 0 is 5 */
+  double deadline;        /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
+                           * before it had a slot, or later; 0: never */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */

@@ -26,7 +26,10 @@ _SAMPLERS = dict(
     )
 )  # fmt: skip
 # Fields that are the same here and there; cffi refuses names that the C struct does not have.
-_TASK = ("max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress")
+_TASK = (
+    "max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress",
+    "priority", "deadline",
+)  # fmt: skip
 _TRANSLATED = (
     "seed",
     "logit_bias",

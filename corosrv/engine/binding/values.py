@@ -159,3 +159,5 @@ class Task(msgspec.Struct, frozen=True):
     tells_progress: bool = False
     id: int = 0  # what slots() shows of it
     slot: int = -1  # where it has to run; -1: anywhere
+    priority: int = 5  # 1 is first, 9 last
+    deadline: float = 0.0  # of time.monotonic(); 0: none

@@ -87,6 +87,13 @@ Adapters to_adapters(const float* scales, int32_t n_adapters) {
   return has_some ? Adapters(scales, scales + n_adapters) : Adapters();
 }
 
+// Both clocks are CLOCK_MONOTONIC.
+Clock::time_point to_deadline(double deadline) {
+  constexpr double kNever = 1e9;  // 30 years on, and no number of nanoseconds overflows
+  if (deadline == 0 || deadline > kNever) return Clock::time_point::max();
+  return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(deadline)));
+}
+
 GrammarLimits to_grammar_limits(const corosrv_grammar_limits& from) {
   GrammarLimits limits;
   if (from.bytes > 0) limits.bytes = static_cast<size_t>(from.bytes);
@@ -182,6 +189,8 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.tells_progress = from.tells_progress != 0;
   task.id = from.id;
   task.slot = from.slot - 1;
+  if (from.priority > 0) task.priority = from.priority;
+  task.deadline = to_deadline(from.deadline);
   return task;
 }
 

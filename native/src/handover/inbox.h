@@ -27,6 +27,8 @@ constexpr const char* kShuttingDown = "server_shutting_down";
 // Of what waited for its first slot longer than it may, and of what was read slower than it may be.
 constexpr const char* kQueueTimeout = "queue_timeout";
 constexpr const char* kClientTooSlow = "client_too_slow";
+// Of what had begun when its deadline passed.
+constexpr const char* kDeadlineExceeded = "deadline_exceeded";
 
 // The one terminal chunk of a task that never became a sequence.
 Chunk error_chunk(int32_t index, std::string message, const char* code = "");

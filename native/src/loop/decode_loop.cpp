@@ -12,6 +12,8 @@ namespace {
 
 constexpr auto kLookInterval = std::chrono::milliseconds(250);  // at the soonest, for what is overdue
 
+constexpr auto kDeadlineInterval = std::chrono::milliseconds(20);  // at the soonest, for deadlines
+
 constexpr auto kLate = std::chrono::seconds(1);   // longer than a step takes, but of slow models
 constexpr auto kGrace = std::chrono::seconds(2);  // for readers to be read after a pause of the process
 
@@ -105,6 +107,7 @@ void DecodeLoop::run() {
     Inbox::Mail mail = inbox_.take(has_work, wait);
     const bool is_closing = mail.is_closing;
     take(std::move(mail));
+    end_expired();
     end_overdue();
     step();
     settle();
@@ -133,6 +136,7 @@ void DecodeLoop::add(Submission submission) {
   const std::shared_ptr<Reader> reader = submission.reader;
   const int32_t index = submission.task.index;
   const uint64_t owner = submission.task.sharing_scope.owner;
+  next_deadline_ = std::min(next_deadline_, submission.task.deadline);
   try {
     scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
                                               signals_, stats_));
@@ -144,18 +148,20 @@ void DecodeLoop::add(Submission submission) {
 }
 
 // When somebody has waited too long: for a first slot, or for a reader that nobody reads.
-Clock::time_point DecodeLoop::due(const Sequence& sequence) const {
+Clock::time_point DecodeLoop::overdue_at(const Sequence& sequence) const {
   if (sequence.is_paused()) return after(sequence.paused(), limits_.stall_s);
   if (!sequence.has_had_slot()) return after(sequence.submitted(), limits_.queue_s);
   return Clock::time_point::max();
 }
 
-// Until the first of them is due, where nothing else would wake the loop; negative where none ever is.
+// Until the first of them is overdue or has its deadline, where nothing else would wake the loop; negative: for ever.
 Clock::duration DecodeLoop::patience() {
   auto first = Clock::time_point::max();
-  scheduler_.for_each([&](const Sequence& sequence) { first = std::min(first, due(sequence)); });
+  scheduler_.for_each([&](const Sequence& sequence) { first = std::min(first, overdue_at(sequence)); });
+  if (first != Clock::time_point::max()) first = std::max(first, next_look_);
+  first = std::min(first, next_deadline_);
   if (first == Clock::time_point::max()) return Clock::duration(-1);
-  return std::max(std::max(first, next_look_) - Clock::now(), Clock::duration::zero());
+  return std::max(first - Clock::now(), Clock::duration::zero());
 }
 
 // After a pause of the whole process those who read get a moment to do so: the time that passed was not theirs.
@@ -168,11 +174,30 @@ void DecodeLoop::end_overdue() {
   has_grace_ = false;
   note_paused();  // whoever was read during a long step is not overdue
   scheduler_.for_each([&](Sequence& sequence) {
-    if (now < due(sequence)) return;
+    if (now < overdue_at(sequence)) return;
     if (sequence.is_paused()) {
       sequence.finish(Finish::kError, "the answer was read too slowly", kClientTooSlow);
     } else {
       sequence.finish(Finish::kError, "the request waited for a slot for too long; try again later", kQueueTimeout);
+    }
+  });
+  settle();
+}
+
+// What waits has cost nothing yet, and may be asked for again; what has begun has an answer that is not whole.
+void DecodeLoop::end_expired() {
+  const auto now = Clock::now();
+  if (now < next_deadline_) return;
+  next_deadline_ = Clock::time_point::max();
+  scheduler_.for_each([&](Sequence& sequence) {
+    if (now < sequence.deadline()) {
+      next_deadline_ = std::min(next_deadline_, std::max(sequence.deadline(), now + kDeadlineInterval));
+    } else if (sequence.has_had_slot()) {
+      sequence.finish(Finish::kError, "the time of the request was over before its answer was complete",
+                      kDeadlineExceeded);
+    } else {
+      sequence.finish(Finish::kError, "the time of the request was over before a slot was free; none of it was run",
+                      kQueueTimeout);
     }
   });
   settle();

@@ -49,9 +49,10 @@ class DecodeLoop {
  private:
   void take(Inbox::Mail mail);
   void add(Submission submission);
-  Clock::time_point due(const Sequence& sequence) const;
+  Clock::time_point overdue_at(const Sequence& sequence) const;
   Clock::duration patience();
   void end_overdue();
+  void end_expired();
   void answer_slot_requests();
   void step();
   void note_paused();
@@ -84,7 +85,8 @@ class DecodeLoop {
   Clock::time_point awaited_;    // when this pass was meant to do so
   bool has_grace_ = false;       // this pass came late, as after a pause, and blames nobody yet
   Clock::time_point next_look_;  // for what is overdue
-  bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
+  Clock::time_point next_deadline_ = Clock::time_point::max();  // of all sequences, or sooner
+  bool is_out_of_room_ = false;                                 // the step that runs found no room in the KV cache
 
   Mutex mutex_;
   LoopStats published_ GUARDED_BY(mutex_);

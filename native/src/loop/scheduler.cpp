@@ -50,14 +50,12 @@ Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole)
   for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
-void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.add(std::move(sequence)); }
 
 size_t Scheduler::admit(Clock::time_point now) {
+  waiting_.age(now);
   size_t started = 0;
-  for (auto next = next_to_start(); next != waiting_.end(); next = next_to_start()) {
-    const auto place = waiting_.begin() + (next - waiting_.begin());
-    std::unique_ptr<Sequence> sequence = std::move(*place);
-    waiting_.erase(place);
+  while (std::unique_ptr<Sequence> sequence = next_to_start()) {
     if (sequence->reader().is_full()) {
       sequence->set_paused(true);
       parked_.push_back(std::move(sequence));
@@ -71,30 +69,11 @@ size_t Scheduler::admit(Clock::time_point now) {
   return started;
 }
 
-bool Scheduler::may_start(const Sequence& sequence) const {
-  const int32_t wanted = sequence.wanted_slot();
-  return wanted < 0 || std::find(free_slots_.begin(), free_slots_.end(), wanted) != free_slots_.end();
-}
-
-Scheduler::Queue::const_iterator Scheduler::next_to_start() const {
-  if (!has_free_slot()) return waiting_.end();
-  std::unordered_map<uint64_t, int32_t> running_of;
-  auto best = waiting_.end();
-  int32_t fewest = slots_ + 1;
-  for (auto next = waiting_.begin(); next != waiting_.end() && fewest > 0; ++next) {
-    const uint64_t owner = (*next)->sharing_scope().owner;
-    const auto [known, is_new] = running_of.try_emplace(owner, 0);
-    if (is_new) known->second = n_running_of(owner);
-    if (known->second >= fewest || !may_start(**next)) continue;
-    fewest = known->second;
-    best = next;
-  }
-  return best;
-}
-
-int32_t Scheduler::n_running_of(uint64_t owner) const {
-  return static_cast<int32_t>(std::count_if(running_.begin(), running_.end(),
-                                            [owner](const auto& one) { return one->sharing_scope().owner == owner; }));
+std::unique_ptr<Sequence> Scheduler::next_to_start() {
+  if (!has_free_slot() || waiting_.is_empty()) return nullptr;
+  WaitQueue::Running running;
+  for (const auto& sequence : running_) ++running[sequence->sharing_scope().owner];
+  return waiting_.take_next(free_slots_, running);
 }
 
 int32_t Scheduler::take_slot(const Sequence& sequence) {
@@ -116,7 +95,7 @@ int32_t Scheduler::n_prefilling() const {
 }
 
 bool Scheduler::has_work() const {
-  if (next_to_start() != waiting_.end() || idle_holder() != nullptr) return true;
+  if ((has_free_slot() && waiting_.has_next(free_slots_)) || idle_holder() != nullptr) return true;
   return std::any_of(running_.begin(), running_.end(),
                      [](const auto& sequence) { return !sequence->is_paused() && sequence->state() != State::kDone; });
 }
@@ -217,19 +196,23 @@ void Scheduler::preempt(Sequence& sequence) {
   release_followers(sequence);
   free_slot(sequence.slot());
   sequence.preempt();
-  (sequence.is_paused() ? parked_ : waiting_).push_front(std::move(*found));
+  if (sequence.is_paused()) {
+    parked_.push_front(std::move(*found));
+  } else {
+    waiting_.add_first(std::move(*found));
+  }
   running_.erase(found);
 }
 
 void Scheduler::unpark() {
   const auto ready =
       std::stable_partition(parked_.begin(), parked_.end(), [](const auto& sequence) { return sequence->is_paused(); });
-  waiting_.insert(waiting_.begin(), std::make_move_iterator(ready), std::make_move_iterator(parked_.end()));
+  for (auto next = parked_.end(); next != ready;) waiting_.add_first(std::move(*--next));
   parked_.erase(ready, parked_.end());
 }
 
 Sequence* Scheduler::idle_holder() const {
-  if (waiting_.empty() || has_free_slot()) return nullptr;
+  if (waiting_.is_empty() || has_free_slot()) return nullptr;
   const auto idle =
       std::find_if(running_.begin(), running_.end(), [](const auto& sequence) { return sequence->is_paused(); });
   return idle == running_.end() ? nullptr : idle->get();
@@ -279,7 +262,7 @@ Scheduler::Swept Scheduler::sweep() {
     release_followers(*sequence);
     free_slot(sequence->slot());
   }
-  move_done(waiting_, swept.others);
+  waiting_.sweep(swept.others);
   move_done(parked_, swept.others);
   capacity_ = std::min(slots_, capacity_ + static_cast<int32_t>(swept.from_slots.size()));
   return swept;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "loop/sequence.h"
+#include "loop/wait_queue.h"
 
 namespace corosrv {
 
@@ -20,8 +21,8 @@ struct Plan {
   int32_t n_prompt = 0;  // rows
 };
 
-// Owns all sequences: those that wait for a slot, in order of arrival, those that have one, and those that are parked
-// until their reader is read.
+// Owns all sequences: those that wait for a slot, those that have one, and those that are parked until their reader is
+// read.
 class Scheduler {
  public:
   // `slots`: sequences that may run at once. `rows`: of one step, at most. `reads_whole`: a prompt is computed in one
@@ -30,9 +31,8 @@ class Scheduler {
 
   void add(std::unique_ptr<Sequence> sequence);
 
-  // Gives free slots to the sequences that wait longest; where several owners wait, to whoever has the fewest running.
-  // One that wants a certain slot gets no other. Parks those whose reader is full: a vector that one step computes
-  // would not be stopped by it otherwise. Returns how many started.
+  // Gives free slots to the sequences that are next; see WaitQueue. Parks those whose reader is full: a vector that one
+  // step computes would not be stopped by it otherwise. Returns how many started.
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
@@ -77,7 +77,7 @@ class Scheduler {
   template <typename Visit>
   void for_each(Visit visit) {
     for_each_started(visit);
-    for (auto& sequence : waiting_) visit(*sequence);
+    waiting_.for_each(visit);
   }
 
   // Those that run and those that are parked.
@@ -108,10 +108,7 @@ class Scheduler {
 
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
-  bool may_start(const Sequence& sequence) const;
-  using Queue = std::deque<std::unique_ptr<Sequence>>;
-  Queue::const_iterator next_to_start() const;
-  int32_t n_running_of(uint64_t owner) const;
+  std::unique_ptr<Sequence> next_to_start();
   int32_t take_slot(const Sequence& sequence);
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
@@ -135,9 +132,9 @@ class Scheduler {
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last
-  Queue waiting_;
+  WaitQueue waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;
-  Queue parked_;
+  std::deque<std::unique_ptr<Sequence>> parked_;
 };
 
 }  // namespace corosrv

@@ -37,6 +37,8 @@ class Sequence {
   int32_t slot() const { return slot_; }
   // Where it has to run, or -1.
   int32_t wanted_slot() const { return request_.slot; }
+  int32_t priority() const { return request_.priority; }
+  Clock::time_point deadline() const { return request_.deadline; }
   // What its slot shows of it.
   SlotStatus describe() const;
   Reader& reader() const { return output_.reader(); }

@@ -26,6 +26,8 @@ struct SequenceRequest {
         sharing_scope(submission.task.sharing_scope),
         id(submission.task.id),
         slot(submission.task.slot),
+        priority(submission.task.priority),
+        deadline(submission.task.deadline),
         submitted(submission.submitted) {}
 
   const int32_t index;       // among the tasks of its reader
@@ -39,6 +41,8 @@ struct SequenceRequest {
   const SharingScope sharing_scope;
   const int64_t id;
   const int32_t slot;  // where it has to run, or -1
+  const int32_t priority;
+  const Clock::time_point deadline;
   const Clock::time_point submitted;
 };
 

@@ -110,9 +110,11 @@ struct Task {
   double max_ms = 0;                  // of generating, from the first token on; 0: no limit
   bool scores_prompt = false;         // tells how likely each of the prompt's tokens was; computes all of them
   SharingScope sharing_scope;
-  bool tells_progress = false;  // of reading the prompt, in chunks without text
-  int64_t id = 0;               // the caller's name for it
-  int32_t slot = -1;            // where it has to run; -1: anywhere
+  bool tells_progress = false;                            // of reading the prompt, in chunks without text
+  int64_t id = 0;                                         // the caller's name for it
+  int32_t slot = -1;                                      // where it has to run; -1: anywhere
+  int32_t priority = 5;                                   // 1 is first, 9 last
+  Clock::time_point deadline = Clock::time_point::max();  // when its answer is of no use any more
 };
 
 enum class Finish { kUnfinished, kStop, kLength, kCancelled, kError };

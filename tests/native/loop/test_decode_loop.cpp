@@ -614,6 +614,55 @@ TEST("what gets no slot in time ends, and who has one keeps it, also when nothin
   CHECK_EQ(holding->answer().finish, Finish::kLength);
 }
 
+TEST("whose deadline passes before it has a slot is never run, also when nothing else wakes the loop") {
+  RunningLoop loop({2, 8, 60});
+  loop.start();
+  const auto holding = loop.submit(make_task('h', 1, 100), 8);
+  REQUIRE(eventually([&] { return loop.stats().paused == 1; }));
+  Task task = make_task('w');
+  task.slot = 0;  // of which the one above has not let go
+  task.deadline = Clock::now() + std::chrono::milliseconds(100);
+
+  const auto waiting = loop.submit(std::move(task));
+
+  REQUIRE(waiting->finish());
+  CHECK_EQ(waiting->answer().code, "queue_timeout");
+  CHECK_EQ(waiting->answer().n_tokens, 0);
+  CHECK_EQ(loop.stats().running, 1);
+  REQUIRE(holding->finish());
+  CHECK_EQ(holding->answer().finish, Finish::kLength);
+}
+
+TEST("whose deadline has passed when it comes is never run") {
+  RunningLoop loop({1, 8, 60});
+  loop.start();
+  Task task = make_task('x');
+  task.deadline = Clock::now() - std::chrono::milliseconds(1);
+
+  const auto late = loop.submit(std::move(task));
+
+  REQUIRE(late->finish());
+  CHECK_EQ(late->answer().code, "queue_timeout");
+  CHECK_EQ(late->answer().slot, -1);
+}
+
+TEST("an answer ends at its deadline after what it had, and others go on") {
+  RunningLoop loop({2, 8, 60});
+  loop.start();
+  Task task = make_task('d', 1, 100);
+  task.deadline = Clock::now() + std::chrono::milliseconds(100);
+  const auto timed = loop.submit(std::move(task), 8);
+
+  REQUIRE(eventually([&] { return loop.stats().tasks_error == 1; }));
+  const auto other = loop.submit(make_task('o', 1, 20));
+
+  REQUIRE(timed->finish());
+  CHECK_EQ(timed->answer().code, "deadline_exceeded");
+  CHECK_EQ(timed->answer().n_tokens, 8);
+  REQUIRE(other->finish());
+  CHECK_EQ(other->answer().finish, Finish::kLength);
+}
+
 TEST("a reader that stays full ends its own task after what it had coming, and nobody else's (I4)") {
   DecodeLoop::Limits limits{2, 8, 60};
   limits.stall_s = 0.01;

@@ -326,8 +326,9 @@ TEST("sweep lets go of what is done, waiting and running, and tells them apart")
   driven.admit();
   Sequence* waiting = driven.add(1);
   driven.add(1);
-  running->finish(Finish::kCancelled);
-  waiting->finish(Finish::kCancelled);
+  driven.scheduler.for_each([&](Sequence& sequence) {
+    if (&sequence == running || &sequence == waiting) sequence.finish(Finish::kCancelled);
+  });
 
   const Scheduler::Swept swept = driven.scheduler.sweep();
 
