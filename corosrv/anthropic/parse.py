@@ -24,7 +24,7 @@ def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, re
     job, parser = prepare(_conversation(body, defaults), card)
     stream = bool(body.stream)
     # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
-    return Call(replace(job, tells_progress=stream), stream, MessageAnswer(card, parser, request_id))
+    return Call(replace(job, tells_progress=stream), stream, MessageAnswer(card, parser, request_id), body.priority)
 
 
 def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Conversation:

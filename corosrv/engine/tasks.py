@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import Task, TaskKind
@@ -14,7 +15,7 @@ from corosrv.engine.marks import Piece
 from corosrv.engine.slots import TaskNote, TaskNotes
 from corosrv.engine.vocabulary import EngineVocabulary
 from corosrv.errors import NotSupported, Refused
-from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob
+from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob, Terms
 from corosrv.processor import Turns
 
 MAX_STOP_BYTES = 256
@@ -42,24 +43,24 @@ class TaskMaker:
     def _scores(self, job: RerankJob) -> list[Task]:
         prompts = self._vocabulary.encode_pairs(job.query, job.documents)
         scales = self._adapters.scales(None)
-        owner = owner_of(job.terms.caller)
+        place = _place(job.terms)
         return [
-            Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, owner=owner, id=self._notes.number())
+            Task(tokens, kind=TaskKind.RANK, adapter_scales=scales, id=self._notes.number(), **place)
             for tokens in prompts
         ]
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
         prompts = self._vocabulary.encode_inputs(job.prompts)
-        scales, owner = self._adapters.scales(None), owner_of(job.terms.caller)
+        scales, place = self._adapters.scales(None), _place(job.terms)
         return [
             Task(
                 tokens,
                 kind=TaskKind.EMBED,
                 pools=job.pooling,
                 normalize=job.normalize,
-                owner=owner,
                 adapter_scales=scales,
                 id=self._notes.number(),
+                **place,
             )
             for tokens in prompts
         ]
@@ -75,7 +76,7 @@ class TaskMaker:
         if sampling.logit_bias:
             sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))
         scales = self._adapters.scales(job.lora)
-        note = TaskNote.of_job(job)
+        note, place = TaskNote.of_job(job), _place(job.terms)
         return [
             Task(
                 tokens,
@@ -86,11 +87,11 @@ class TaskMaker:
                 share_prefix=job.share_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
-                owner=owner_of(job.terms.caller),
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
                 id=self._notes.number(note),
                 slot=job.slot,
+                **place,
             )
             for tokens in prompts
             for answer in range(job.n)
@@ -127,6 +128,11 @@ def _stops(job: Job) -> list[bytes]:
     if any(len(stop) > MAX_STOP_BYTES for stop in stops):
         raise Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
     return stops
+
+
+def _place(terms: Terms) -> dict[str, Any]:
+    """Returns the members of a task that decide its place in the queue."""
+    return {"owner": owner_of(terms.caller), "priority": terms.priority, "deadline": terms.deadline or 0.0}
 
 
 def owner_of(caller: str) -> int:

@@ -60,7 +60,8 @@ CorosrvError
 ├── OutputFailed             an output could not be sent; the prediction fails
 ├── JobFailed                a running job ended in an error
 │   ├── JobRefused           because of what the client sent; also a Refused
-│   └── JobPutOff            for a temporary reason; also an Unavailable
+│   ├── JobPutOff            for a temporary reason; also an Unavailable
+│   └── JobOverdue           its deadline passed while it ran; also a DeadlinePassed
 ├── ReadTimeout              a read timed out
 ├── WireError                two processes cannot talk to each other
 │   ├── BadFrame             the received bytes are no message
@@ -101,7 +102,7 @@ from corosrv.errors.calls import (
     WorkerLost,
 )
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
-from corosrv.errors.jobs import JobFailed, JobPutOff, JobRefused
+from corosrv.errors.jobs import JobFailed, JobOverdue, JobPutOff, JobRefused
 from corosrv.errors.objects import ObjectExpired, ObjectNotFound, ObjectTooLarge, StoreFull
 from corosrv.errors.predictions import (
     DestinationRefused,
@@ -174,6 +175,7 @@ __all__ = [
     "InvalidSchema",
     "InvalidTensor",
     "JobFailed",
+    "JobOverdue",
     "JobPutOff",
     "JobRefused",
     "LibllamaError",

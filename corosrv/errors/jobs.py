@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corosrv.errors.base import CorosrvError
+from corosrv.errors.calls import DeadlinePassed
 from corosrv.errors.refused import Refused
 from corosrv.errors.unavailable import Unavailable
 
@@ -23,3 +24,7 @@ class JobRefused(JobFailed, Refused):
 
 class JobPutOff(JobFailed, Unavailable):
     """The server ended the job for a reason of its own: it is stopping, or no slot became free in time."""
+
+
+class JobOverdue(JobFailed, DeadlinePassed):
+    """The job had begun when its deadline passed; its answer is not whole."""

@@ -33,3 +33,4 @@ class Call(msgspec.Struct, frozen=True):
     job: Job
     stream: bool
     answer: Answer
+    priority: int | None = None  # the body's; 0 and None leave it to the request's header

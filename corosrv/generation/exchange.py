@@ -15,10 +15,10 @@ from corosrv.generation.fields import Defaults
 from corosrv.generation.job_log import JobRecord
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
-from corosrv.http.callers import with_caller
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
+from corosrv.http.terms import request_terms
 from corosrv.jobs import AnyJob, Chunk, Worker
 
 T = TypeVar("T")
@@ -79,11 +79,12 @@ class RequestFlow:
         (prompt,) = call.job.prompts
         return self.worker.vocabulary(call.job.model).count(prompt)
 
-    def collect(self, job: AnyJob) -> list[Chunk]:
+    def collect(self, job: AnyJob, priority: int | None = None) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
-        whereupon the others are cancelled."""
+        whereupon the others are cancelled. `priority`: the body's."""
+        job = replace(job, terms=request_terms(priority))
         record = self._record(job)
-        reader = self.worker.submit(with_caller(job))
+        reader = self.worker.submit(job)
         try:
             return sse.collect(current(request), reader, failure_of, record.add)
         finally:
@@ -92,9 +93,10 @@ class RequestFlow:
     def answer(self, call: Call) -> Response:
         """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
         if not call.stream:
-            return json_response(call.answer.complete(self.collect(call.job)))
-        record = self._record(call.job)
-        reader = self.worker.submit(with_caller(replace(call.job, stream=True)))
+            return json_response(call.answer.complete(self.collect(call.job, call.priority)))
+        job = replace(call.job, stream=True, terms=request_terms(call.priority))
+        record = self._record(job)
+        reader = self.worker.submit(job)
         return sse.response(
             sse.EventStream(
                 request.environ,

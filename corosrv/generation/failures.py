@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corosrv.errors import JobFailed, JobPutOff, JobRefused
+from corosrv.errors import JobFailed, JobOverdue, JobPutOff, JobRefused
 from corosrv.jobs import Chunk, Finish
 
 # By the code of an error chunk; any other is a bug, or a failed decode.
 _KINDS: dict[str, type[JobFailed]] = {
     **dict.fromkeys(("grammar_dead_end", "grammar_too_slow", "all_tokens_banned"), JobRefused),
     **dict.fromkeys(("server_shutting_down", "queue_timeout"), JobPutOff),
+    "deadline_exceeded": JobOverdue,
 }
 
 # Clients that sent a schema know of no grammar.

@@ -28,6 +28,9 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Positive = Annotated[float, Meta(ge=0, le=1e6)]
 Window = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Priority = Annotated[
+    int, Meta(ge=0, le=9, description="1 is first in the queue, 9 last; 0 is 5, or what the header X-Priority says")
+]
 Biases = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
 # llama-server's letters for the samplers, and names that they also go by.
@@ -98,6 +101,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     t_max_predict_ms: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
     lora: Annotated[list[Lora], Meta(max_length=64)] | None = None
 
+    priority: Priority | None = None
     stream: bool | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None

@@ -26,7 +26,8 @@ _WORDS = {
     429: "As many jobs wait as may wait",
     500: "A bug, or a decode that failed",
     501: "Switched off, or beyond this model",
-    503: "Loading, failed to load, or shutting down",
+    503: "Loading, failed to load, shutting down, or no slot became free in time",
+    504: "The time that the request was given was over before its answer was complete",
 }
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -137,7 +138,11 @@ def _operation(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
         members["x-alias-of"] = route.main
     if route.is_open:
         members["security"] = []
-    if parameters := [*_path_parameters(route), *_query_parameters(operation)]:
+    if parameters := [
+        *_path_parameters(route),
+        *_named_parameters(operation.query, "query"),
+        *_named_parameters(operation.headers, "header"),
+    ]:
         members["parameters"] = parameters
     if operation.body is not None:
         members["requestBody"] = {"required": True, "content": {"application/json": _body(operation, ref)}}
@@ -192,10 +197,10 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
         yield {"name": match["name"], "in": "path", "required": True, "description": text, "schema": kind}
 
 
-def _query_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
-    if operation.query is None:
+def _named_parameters(kind: type[msgspec.Struct] | None, place: str) -> Iterable[dict[str, Any]]:
+    if kind is None:
         return
-    _, components = msgspec.json.schema_components([operation.query], ref_template=_REF)
-    schema = components[operation.query.__name__]
-    for name, kind in schema["properties"].items():
-        yield {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": kind}
+    _, components = msgspec.json.schema_components([kind], ref_template=_REF)
+    schema = components[kind.__name__]
+    for name, described in schema["properties"].items():
+        yield {"name": name, "in": place, "required": name in schema.get("required", ()), "schema": described}

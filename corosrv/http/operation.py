@@ -23,7 +23,7 @@ _IS_OPEN = "corosrv_is_open"
 # Statuses besides 200 and 401, which all have.
 READS = (400, 413, 415)  # whatever has a body
 NEEDS_MODEL = (404, 503)  # whatever asks a model
-GENERATES = (*READS, *NEEDS_MODEL, 429, 500)  # whatever submits a job
+GENERATES = (*READS, *NEEDS_MODEL, 429, 500, 504)  # whatever submits a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class Operation:
     statuses: tuple[int, ...]
     parameters: Mapping[str, str]
     query: type[msgspec.Struct] | None
+    headers: type[msgspec.Struct] | None
     examples: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -59,6 +60,7 @@ def operation(
     statuses: tuple[int, ...] = (),
     parameters: Mapping[str, str] | None = None,
     query: type[msgspec.Struct] | None = None,
+    headers: type[msgspec.Struct] | None = None,
     examples: Mapping[str, Any] | None = None,
 ) -> Callable[[View], View]:
     """Marks a view with what it does: `summary` in a few words, `text` in sentences, under the heading `tag`.
@@ -66,8 +68,8 @@ def operation(
     `body`: the type that its request is decoded as. `answer`: what a 200 holds, as `media_type`. `events`: what each
     event of a stream holds, where `stream: true` asks for one, and `events_end` what stands in the last one instead.
     `error`: the shape of the dialect's errors, which come with any of `statuses`; None is OpenAI's. `parameters`:
-    words for those in the path; `query`: a struct of those behind the question mark. `examples`: bodies by title, the
-    first of which the page begins with.
+    words for those in the path; `query`: a struct of those behind the question mark, `headers`: one of those in the
+    head. `examples`: bodies by title, the first of which the page begins with.
     """
     view_operation = Operation(
         tag=tag,
@@ -82,6 +84,7 @@ def operation(
         statuses=statuses,
         parameters=parameters or {},
         query=query,
+        headers=headers,
         examples=examples or {},
     )
 

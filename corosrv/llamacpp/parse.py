@@ -57,7 +57,7 @@ def _call(
         is_list=is_list or job.n > 1,
         members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
-    return Call(job, options.stream, NativeAnswer(options))
+    return Call(job, options.stream, NativeAnswer(options), body.priority)
 
 
 def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corosrv.http.operation import GENERATES, operation
+from corosrv.http.terms import QueueHeaders
 from corosrv.openai import answer_types
 from corosrv.openai.chat.schema import ChatBody
 from corosrv.openai.completions.schema import CompletionBody
@@ -18,6 +19,7 @@ chat = operation(
     answer=answer_types.ChatCompletion,
     events=answer_types.ChatChunk,
     events_end=_DONE,
+    headers=QueueHeaders,
     statuses=GENERATES,
     examples={
         "A question": {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 64},
@@ -49,6 +51,7 @@ completion = operation(
     answer=answer_types.TextCompletion,
     events=answer_types.TextCompletion,
     events_end=_DONE,
+    headers=QueueHeaders,
     statuses=GENERATES,
     examples={
         "A prompt": {"prompt": "Once upon a time", "max_tokens": 32},

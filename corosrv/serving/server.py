@@ -149,6 +149,7 @@ class Server:
             self._has_warned = True
             log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
         notes.corosrv_is_busy = True
+        notes.corosrv_began = time.monotonic()
         self._stats.begin_work()
         notes.corosrv_request_id = access.request_id(http_request)
         view = current_app.view_functions.get(http_request.endpoint or "")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.errors import CorosrvError, JobFailed, JobPutOff, JobRefused
+from corosrv.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused
 from corosrv.generation.exchange import JobEvents
 from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.job_log import JobRecord
@@ -37,6 +37,7 @@ class TextAnswer:
             JobRefused,
             "no token of this model continues the answer in the form that it must have",
         ),
+        (Chunk(0, "over", 0, Finish.ERROR, code="deadline_exceeded"), JobOverdue, "over"),
         (Chunk(0, "stopping", 0, Finish.ERROR, code="server_shutting_down"), JobPutOff, "stopping"),
         (Chunk(0, "", 0, Finish.CANCELLED), JobFailed, "the request was cancelled"),
     ],

@@ -33,7 +33,7 @@ def call(
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, TextAnswer(job, card, options))
+    return Call(job, options.stream, TextAnswer(job, card, options), body.priority)
 
 
 def _job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corosrv.http.operation import GENERATES, operation
+from corosrv.http.terms import QueueHeaders
 from corosrv.openai.embeddings import schema
 from corosrv.openai.embeddings.answer_types import EmbeddingList, NativeEmbedding
 
@@ -15,6 +16,7 @@ embed = operation(
     "Turn texts into vectors",
     body=schema.EmbeddingBody,
     answer=EmbeddingList,
+    headers=QueueHeaders,
     statuses=_STATUSES,
     examples={"Two texts": {"input": ["The sea is wide.", "The ocean is vast."]}},
 )
@@ -23,6 +25,7 @@ embed_native = operation(
     "Turn texts into vectors, as llama-server does",
     body=schema.NativeBody,
     answer=list[NativeEmbedding],
+    headers=QueueHeaders,
     statuses=_STATUSES,
     examples={"A text": {"content": "The sea is wide."}},
 )

@@ -28,7 +28,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
         job = parse.job(body, card, flow.worker.vocabulary(body.model))
-        chunks = flow.collect(job)
+        chunks = flow.collect(job, body.priority)
         in_base64 = body.encoding_format == "base64"
         return json_response(
             answers.embeddings(vectors.in_order(chunks), vectors.prompt_tokens(chunks), card, in_base64)
@@ -40,7 +40,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
     def embed_native() -> Response:
         body = flow.receive(schema.native_decoder)
         job = parse.native_job(body, flow.worker.card(body.model), flow.worker.vocabulary(body.model))
-        chunks = flow.collect(job)
+        chunks = flow.collect(job, body.priority)
         return json_response(answers.native(vectors.in_order(chunks), vectors.prompt_tokens(chunks), job.pooling))
 
     return routes

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from corosrv.generation.fields import ModelName
+from corosrv.generation.fields import ModelName, Priority
 from corosrv.generation.prompts import PromptField
 
 MAX_INPUTS = 2048
@@ -15,6 +15,7 @@ MAX_INPUTS = 2048
 
 class EmbeddingFields(msgspec.Struct, kw_only=True):
     model: ModelName | None = None
+    priority: Priority | None = None
     embd_normalize: Annotated[int, Meta(ge=-1, le=100)] | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corosrv.http.operation import GENERATES, operation
+from corosrv.http.terms import QueueHeaders
 from corosrv.openai.rerank import schema
 from corosrv.openai.rerank.answer_types import Ranking, ScoredText
 
@@ -12,6 +13,7 @@ rerank = operation(
     "`texts` in the place of `documents` asks for a bare list of `index` and `score`.",
     body=schema.RerankBody,
     answer=Ranking | list[ScoredText],
+    headers=QueueHeaders,
     statuses=(*GENERATES, 501),
     examples={"Two documents": {"query": "What is the sea?", "documents": ["Water.", "Stone."]}},
 )

@@ -23,7 +23,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def rerank() -> Response:
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
-        chunks = flow.collect(parse.job(body, card))
+        chunks = flow.collect(parse.job(body, card), body.priority)
         ranked = answers.best(vectors.in_order(chunks), body.top_n)
         if body.texts:
             return json_response(answers.scored_texts(ranked, body))

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from corosrv.generation.fields import ModelName
+from corosrv.generation.fields import ModelName, Priority
 
 MAX_DOCUMENTS = 2048
 
@@ -19,6 +19,7 @@ class RerankBody(msgspec.Struct, kw_only=True):
 
     query: Annotated[str, Meta(min_length=1)]
     model: ModelName | None = None
+    priority: Priority | None = None
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None

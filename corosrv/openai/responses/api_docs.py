@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corosrv.http.operation import GENERATES, operation
+from corosrv.http.terms import QueueHeaders
 from corosrv.openai.answer_types import InputTokens
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
@@ -17,6 +18,7 @@ respond = operation(
     body=schema.ResponseBody,
     answer=ResponseObject,
     events=ResponseEvent,
+    headers=QueueHeaders,
     statuses=GENERATES,
     examples={
         "A question": {"input": "Name three colours.", "max_output_tokens": 64},

@@ -37,7 +37,7 @@ def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, 
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(job, options.stream, ResponseAnswer(echo, parser, turns, keep, options, tools.origins))
+    return Call(job, options.stream, ResponseAnswer(echo, parser, turns, keep, options, tools.origins), body.priority)
 
 
 def _check_include(names: Iterable[str]) -> None:

@@ -1,0 +1,76 @@
+"""Says on which terms the job of a request waits and runs: who asks, how urgent it is, and how long it is of use."""
+
+from __future__ import annotations
+
+import re
+from time import monotonic
+from typing import Annotated, Any
+
+import msgspec
+from flask import g, request
+from msgspec import Meta
+
+from corosrv.errors import Refused
+from corosrv.http.callers import caller
+from corosrv.http.lean_flask import current
+from corosrv.jobs import Terms
+from corosrv.jobs.terms import DEFAULT_PRIORITY, LAST_PRIORITY
+
+PRIORITY = "X-Priority"
+TIMEOUT = "X-Request-Timeout-Ms"
+MAX_TIMEOUT_MS = 1_000_000_000
+
+
+class QueueHeaders(msgspec.Struct):
+    """Headers that say how long a request may wait, and who goes before it; see request_terms."""
+
+    priority: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=LAST_PRIORITY,
+            description="1 is first in the queue, 9 last; 0 is 5. The body's `priority` goes before it",
+        ),
+    ] = msgspec.field(name=PRIORITY, default=0)
+    timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_TIMEOUT_MS,
+            description="Milliseconds after which the answer is of no use: the request ends with 503 if it waits for "
+            "a slot by then, else with 504, or the stream with an error",
+        ),
+    ] = msgspec.field(name=TIMEOUT, default=MAX_TIMEOUT_MS)
+
+
+def request_terms(priority: int | None = None, timeout_s: float | None = None) -> Terms:
+    """Returns the terms of the request at hand.
+
+    `priority`: the body's, which goes before the header's; 0 and None say nothing. `timeout_s`: seconds that the body
+    gives the request; the earlier end counts. Raises Refused, which names the header.
+    """
+    notes, environ = current(g), current(request).environ
+    deadline = None if timeout_s is None else _began(notes) + timeout_s
+    if (text := environ.get("HTTP_X_REQUEST_TIMEOUT_MS")) is not None:
+        end = _began(notes) + _number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
+        deadline = end if deadline is None else min(deadline, end)
+    if not priority and (text := environ.get("HTTP_X_PRIORITY")) is not None:
+        priority = _number(PRIORITY, text, 0, LAST_PRIORITY)
+    return Terms(
+        caller=caller(),
+        request_id=notes.get("corosrv_request_id", ""),
+        priority=priority or DEFAULT_PRIORITY,
+        deadline=deadline,
+    )
+
+
+def _began(notes: Any) -> float:
+    """Returns when the request arrived, of time.monotonic()."""
+    return float(notes.get("corosrv_began") or monotonic())
+
+
+def _number(header: str, text: str, least: int, most: int) -> int:
+    text = text.strip()
+    if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
+        raise Refused(f"{header}: must be an integer from {least} to {most}, not {text[:40]!r}", header)
+    return int(text)
