@@ -130,6 +130,12 @@ class AppCall:
         for number in news:
             self._owner.send_cancel(self, number, is_deadline)
 
+    def cancel_overdue(self, now: float) -> None:
+        """Cancels items whose time is over: whoever handed them over may have forgotten them."""
+        for number, item in enumerate(self._items):
+            if item.deadline is not None and item.deadline <= now:
+                self.cancel(number, is_deadline=True)
+
     def _mark_cancelled(self, item: _Item) -> bool:
         """Returns whether it is the item's first cancel."""
         if item.has_ended or item.cancelled_at is not None:

@@ -101,6 +101,10 @@ class AppProcess(
         return f"{self.pool or '?'}/{self._place}"
 
     @property
+    def name(self) -> str:
+        return f"worker {self.id}"
+
+    @property
     def is_draining(self) -> bool:
         return self.state is not WorkerState.READY
 
@@ -272,9 +276,9 @@ class AppProcess(
             case calls.WorkerAborts():
                 self._on_abort(message.reason)
             case calls.LogsDropped():
-                log.warning("worker %s dropped %d logs in %d ms", self.id, message.count, message.interval_millis)
+                log.warning("%s dropped %d logs in %d ms", self.name, message.count, message.interval_millis)
             case calls.WorkerStopped():
-                log.debug("worker %s has stopped", self.id)
+                log.debug("%s has stopped", self.name)
 
     def _on_heartbeat(self, message: calls.Heartbeat) -> None:
         self.rss = message.rss
@@ -310,6 +314,7 @@ class AppProcess(
             self._lose(f"no heartbeat came for {self._config.lease_s:g} s")
             return
         for call in list(self._slots.calls):
+            call.cancel_overdue(now)
             if self._watchdog.hangs(call.should_end_at, now):
                 name = self.handlers[call.handler].name
                 self._poison(
@@ -324,6 +329,7 @@ class AppProcess(
         assert self._slots is not None
         if (call := self._slots[slot_id].call) is not None:
             self.send_cancel(call, -1, is_deadline=False)
+        log.error("slot %d of %s is poisoned: %s", slot_id, self.name, reason)
         self._slots.poison(slot_id, reason)
         if not self._flaw:
             self._flaw = reason

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Generic
 
 from corosrv.worker.parent.slot import Call, LaneIn, LaneOut, Slot
-
-log = logging.getLogger("corosrv.worker")
 
 
 class Slots(Generic[LaneOut, LaneIn, Call]):
@@ -46,7 +43,6 @@ class Slots(Generic[LaneOut, LaneIn, Call]):
 
     def poison(self, slot_id: int, reason: str) -> None:
         """Takes a slot out of use for ever and closes its lane; what runs there fails with the reason."""
-        log.error("slot %d is poisoned: %s", slot_id, reason)
         slot = self._by_id[slot_id]
         slot.poison(reason)
         slot.channel.close()

@@ -68,6 +68,11 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         self._setup_timer: Any = None
 
     @property
+    def name(self) -> str:
+        """The name of the worker in sentences of the log."""
+        return "the worker"
+
+    @property
     def pid(self) -> int | None:
         """The process's id; None before it was started."""
         return self._link.pid if self._link.is_started else None
@@ -161,6 +166,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     def _poison(self, slot_id: int, reason: str) -> None:
         """Takes a slot out of use; ends the worker if it was the last."""
         assert self._slots is not None
+        log.error("slot %d of %s is poisoned: %s", slot_id, self.name, reason)
         self._slots.poison(slot_id, reason)
         if self._slots.is_any_usable:
             self._notify()
@@ -170,7 +176,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     def _on_abort(self, reason: str) -> None:
         """Gives a worker that ends itself the time to do so."""
         self._last_words = reason
-        log.error("the worker is about to abort: %s", reason)
+        log.error("%s is about to abort: %s", self.name, reason)
         gevent.spawn(self._link.end_within, ABORT)
 
     # The end.
@@ -218,7 +224,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         self._unlimit_setup()
         if not NEXT[state]:
             self._on_over(reason)
-        log.info("the worker is %s%s", state.value, reason and f": {reason}")
+        log.info("%s is %s%s", self.name, state.value, reason and f": {reason}")
         self._notify()
 
     def _on_over(self, reason: str) -> None:
