@@ -67,7 +67,7 @@ class ScriptedApp:
         self.has_news = threading.Condition()
         self.beats = True
         self.stops = True
-        self.lanes_wanted = True
+        self.survives_server = False
         self.pool = ""
         self.worker_id = ""
 
@@ -90,6 +90,8 @@ class ScriptedApp:
                     self.control.send(m.WorkerLog("stdout", f"on_stop has {message.grace_ms:g} ms\n"))
                     self.control.send(m.WorkerStopped())
                     os._exit(0)
+        if self.survives_server:
+            pause()
         os._exit(0)
 
     def load(self, pools: list[m.PoolCard] | None = None) -> None:
@@ -455,6 +457,7 @@ def close_lane(call: ScriptedCall) -> None:
 
 @call
 def close_control(call: ScriptedCall) -> None:
+    call.app.survives_server = True
     call.app.control.close()
     threading.Event().wait()
 
