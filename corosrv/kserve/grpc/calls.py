@@ -1,0 +1,123 @@
+"""One call of a model or a capability: its ask, and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from corosrv.errors import FrameTooLarge, HandlerFailed, NotFound, Refused
+from corosrv.kserve.grpc import protocol, requests, responses, statuses
+from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
+from corosrv.kserve.grpc.metadata import CallMetadata
+from corosrv.kserve.grpc.requests import GrpcCall
+from corosrv.kserve.terms import call_terms
+from corosrv.wire.calls import Ask, AskEnd, WireRequest, WireTensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONG_MESSAGE = 1 << 20  # bytes whose conversion is left to a thread, so that other calls go on meanwhile
+
+
+async def convert(n_bytes: int, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+    """Calls a function that reads or writes so many bytes."""
+    if n_bytes < LONG_MESSAGE:
+        return function(*arguments, **keywords)
+    return await asyncio.to_thread(function, *arguments, **keywords)
+
+
+def parse(kind: Any, data: bytes) -> Any:
+    """Returns the message. Raises Refused for bytes that are none."""
+    try:
+        return kind.FromString(data)
+    except protocol.DecodeError:
+        raise Refused(f"the message is no {kind.DESCRIPTOR.name}", None, "invalid_message") from None
+
+
+async def read_call(data: bytes) -> GrpcCall:
+    """Reads a ModelInferRequest. Raises Refused and NotOffered."""
+    return await convert(len(data), lambda: requests.read(parse(protocol.ModelInferRequest, data)))
+
+
+@asynccontextmanager
+async def running(
+    asker: Asker, call: GrpcCall, metadata: CallMetadata, remaining: float | None, *, is_stream: bool
+) -> AsyncIterator[RunningAsk]:
+    """Asks for a call; leaving the `with` block cancels it unless it has ended.
+
+    `remaining`: the seconds until the deadline of gRPC. Raises Refused, and what Asker.begin raises.
+    """
+    make_ask = functools.partial(_ask, call, metadata, remaining, is_stream)
+    try:
+        ask = await asker.begin(call.inputs, make_ask)
+    except FrameTooLarge:
+        raise Refused("the names, shapes and parameters of the request are too large together") from None
+    try:
+        yield ask
+    finally:
+        ask.cancel()
+
+
+def _ask(
+    call: GrpcCall,
+    metadata: CallMetadata,
+    remaining: float | None,
+    is_stream: bool,
+    number: int,
+    inputs: list[WireTensor],
+) -> Ask:
+    if bool(call.model) == bool(metadata.capability):
+        if call.model:
+            raise Refused("both model_name and a capability (metadata x-capability-KEY) are there; send one of them")
+        raise NotFound("model_name is empty, and no capability (metadata x-capability-KEY) is asked for", "model_name")
+    now = time.monotonic()
+    terms = call_terms(
+        metadata.header,
+        call.front,
+        now,
+        caller=metadata.caller,
+        request_id=metadata.request_id,
+        session=call.parameters.get("sequence_id", ""),
+    )
+    limits = [remaining, None if terms.deadline is None else terms.deadline - now]
+    budget = min((limit for limit in limits if limit is not None), default=None)
+    return Ask(
+        number=number,
+        request=WireRequest(inputs, call.id, dict(call.parameters), call.outputs),
+        model=call.model,
+        version=call.version,
+        capability=metadata.capability or None,
+        stream=is_stream,
+        budget_us=None if budget is None else max(0, round(budget * 1e6)),
+        priority=terms.priority,
+        request_id=terms.request_id,
+        session=terms.session,
+        caller=terms.caller,
+    )
+
+
+async def answer_once(ask: RunningAsk, call: GrpcCall) -> bytes:
+    """Returns the ModelInferResponse of a unary call, serialized. Raises StatusError if the call fails."""
+    answer: Outputs | None = None
+    while not isinstance(item := await ask.receive(), AskEnd):
+        answer = item
+        ask.pass_on()
+    if item.status:
+        raise statuses.StatusError(statuses.of_end(item))
+    if answer is None:
+        raise HandlerFailed("the handler gave no answer")
+    return await convert(n_bytes(answer), _serialized, call, answer)
+
+
+def n_bytes(answer: Outputs) -> int:
+    return sum(tensor.n_bytes for tensor in answer.tensors)
+
+
+def _serialized(call: GrpcCall, answer: Outputs) -> bytes:
+    message = responses.response(call.id, answer.message, answer.tensors, is_raw=call.is_raw)
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,113 @@
+"""The gRPC process: it takes its settings and its lane, serves, and ends with the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from typing import Any, NoReturn
+
+import grpc
+import msgspec
+
+from corosrv.errors import ChannelClosed
+from corosrv.http.keys import KeyRing
+from corosrv.kserve.grpc.asking import Asker
+from corosrv.kserve.grpc.messages import (
+    HEARTBEAT,
+    ControlFromGrpc,
+    ControlToGrpc,
+    GrpcHeartbeat,
+    GrpcServing,
+    GrpcStartFailed,
+    InitGrpc,
+    StopGrpc,
+)
+from corosrv.kserve.grpc.service import InferenceService
+from corosrv.wire.aio_channel import AioChannel
+from corosrv.wire.codec import StructCodec
+
+log = logging.getLogger("corosrv.grpc")
+
+KEEPALIVE = 60_000  # ms between pings to a client that says nothing, so that one whose machine is gone is noticed
+CLIENT_PINGS = 10_000  # ms at least between pings of an idle client; common clients' settings are refused by default
+
+
+class GrpcProcess:
+    """Everything that the process does, in the order of its life."""
+
+    def __init__(self, control_fd: int) -> None:
+        codec: StructCodec[ControlFromGrpc, ControlToGrpc] = StructCodec(ControlToGrpc, msgspec.msgpack)
+        self._control: AioChannel[ControlFromGrpc, ControlToGrpc] = AioChannel(
+            socket.socket(fileno=control_fd), codec, self._on_control, lambda reason: die()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: Any = None
+        self._is_over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns when the server has stopped this process."""
+        await self._is_over.wait()
+
+    def _on_control(self, message: ControlToGrpc, fds: tuple[int, ...]) -> None:
+        if isinstance(message, InitGrpc):
+            self._spawn(self._serve(message, socket.socket(fileno=fds[0])))
+        else:
+            self._spawn(self._stop(message))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop keeps a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, settings: InitGrpc, lane: socket.socket) -> None:
+        asker = Asker(lane, lambda reason: die())
+        options = [
+            ("grpc.max_receive_message_length", settings.max_message),
+            ("grpc.max_send_message_length", settings.max_message),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", KEEPALIVE),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", CLIENT_PINGS),
+        ]
+        try:
+            server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
+            server.add_generic_rpc_handlers((InferenceService(asker, KeyRing(settings.key_digests)).handler(),))
+            port = server.add_insecure_port(_target(settings.address, settings.port))
+            await server.start()
+        except (RuntimeError, OSError) as error:
+            problem = f"gRPC cannot listen on {_target(settings.address, settings.port)}: {error}"
+            self._control.send(GrpcStartFailed(problem))
+            self._is_over.set()
+            return
+        self._server = server
+        self._control.send(GrpcServing(port))
+        while True:
+            self._control.send(GrpcHeartbeat(asker.n_running))
+            await asyncio.sleep(HEARTBEAT)
+
+    async def _stop(self, message: StopGrpc) -> None:
+        if self._server is not None:
+            await self._server.stop(message.grace)
+        self._is_over.set()
+
+
+def _target(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def die() -> NoReturn:
+    """Ends the process at once: without the server it can do nothing for anybody."""
+    os._exit(1)
+
+
+def run(control_fd: int) -> None:
+    """Runs the process to its end."""
+
+    async def live() -> None:
+        with contextlib.suppress(ChannelClosed):
+            await GrpcProcess(control_fd).run()
+
+    asyncio.run(live())
+    os._exit(0)  # what still runs in threads is nobody's any more

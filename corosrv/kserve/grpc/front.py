@@ -1,0 +1,133 @@
+"""The gRPC front as the server has it: a process that is replaced when it dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import gevent
+
+from corosrv.dispatch.backoff import Backoff
+from corosrv.errors import SettingsError
+from corosrv.jobs.infer import InferWorker
+from corosrv.jobs.worker_state import WorkerState
+from corosrv.kserve.grpc.info import ServerInfo
+from corosrv.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink
+
+log = logging.getLogger("corosrv.grpc")
+
+FIRST_PAUSE = 0.5  # seconds before a process follows one that died; doubled as long as none lives long
+LONGEST_PAUSE = 30.0
+LONG_LIFE = 60.0  # seconds after which a death counts as the first again
+
+
+def check_grpcio() -> None:
+    """Raises SettingsError where grpcio is not installed."""
+    for package in ("grpc", "google.protobuf"):
+        try:
+            is_there = importlib.util.find_spec(package) is not None
+        except ModuleNotFoundError:
+            is_there = False
+        if not is_there:
+            raise SettingsError(
+                "gRPC needs the extra `grpc`: pip install 'corosrv[grpc]', or serve without --grpc-port"
+            )
+
+
+class GrpcFront:
+    """Serves KServe's v2 protocol over gRPC. Belongs to the thread of one hub.
+
+    A first process that cannot listen is not replaced: it would fail again. All others are.
+    """
+
+    def __init__(self, config: GrpcConfig, worker: InferWorker, check_ready: Callable[[], None]) -> None:
+        """Takes what runs the calls. `check_ready` raises the Unavailable that calls would meet now.
+
+        Raises SettingsError where grpcio is not installed.
+        """
+        check_grpcio()
+        self._config = config
+        self._worker = worker
+        self._inform = ServerInfo(worker, check_ready)
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, LONG_LIFE)
+        self._is_wanted = True
+        self._listeners: list[Callable[[], None]] = []
+        self._restart: gevent.Greenlet | None = None
+        self.n_restarts = 0
+        self._process = self._make()
+
+    def _make(self) -> GrpcProcessLink:
+        return GrpcProcessLink(self._config, self._worker, self._inform, self._on_change)
+
+    @property
+    def state(self) -> WorkerState:
+        """The state of the process at hand; STARTING while one is awaited."""
+        return self._process.state
+
+    @property
+    def reason(self) -> str:
+        return self._process.reason
+
+    @property
+    def port(self) -> int:
+        """The port, once it was READY; the same for all processes."""
+        return self._process.port
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def n_running(self) -> int:
+        """The number of calls that run for its clients."""
+        return self._process.n_running
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after each change of state; it must not wait."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Starts the process. Never waits for it."""
+        self._process.start()
+
+    def stop(self, grace: float) -> None:
+        """Refuses new calls, lets running ones end within `grace` seconds, and ends the process for good. Waits."""
+        self._give_up()
+        self._process.stop(grace)
+
+    def kill(self) -> None:
+        """Ends the process now, for good. Does not wait for it."""
+        self._give_up()
+        self._process.kill()
+
+    def _give_up(self) -> None:
+        self._is_wanted = False
+        if self._restart is not None:
+            self._restart.kill(block=False)
+
+    def _on_change(self, process: GrpcProcessLink) -> None:
+        log.info("the gRPC process is %s%s", process.state.value, process.reason and f": {process.reason}")
+        if process.state is WorkerState.READY:
+            self._backoff.succeed(time.monotonic())
+            self._config = replace(self._config, port=process.port)
+        self._notify()
+        is_dead = process.state in (WorkerState.SETUP_FAILED, WorkerState.DEFUNCT)
+        if is_dead and self._is_wanted and (self.n_restarts or not process.refused_to_start):
+            self._restart = gevent.spawn(self._follow, process)
+
+    def _follow(self, dead: GrpcProcessLink) -> None:
+        pause = self._backoff.fail(time.monotonic())
+        log.warning("the gRPC process is started again in %g s", pause)
+        gevent.sleep(pause)
+        dead.kill()  # nothing of it is left, then
+        self.n_restarts += 1
+        self._process = self._make()
+        self._notify()
+        self._process.start()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()

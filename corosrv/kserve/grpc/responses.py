@@ -1,0 +1,50 @@
+"""Answers of calls as ModelInferResponse and ModelStreamInferResponse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from corosrv.kserve.grpc import contents, parameters, protocol
+from corosrv.tensors import Tensor
+from corosrv.wire.calls import AskEnd, AskOutputs
+
+FINAL = "triton_final_response"
+
+
+def response(call_id: str, answer: AskOutputs, tensors: Sequence[Tensor], *, is_raw: bool) -> Any:
+    """Makes a ModelInferResponse. It is raw as well if one of its datatypes has no typed field.
+
+    Raises HandlerFailed for parameters that cannot be sent.
+    """
+    message = protocol.ModelInferResponse(model_name=answer.model, model_version=answer.version, id=call_id)
+    parameters.write(message.parameters, answer.parameters)
+    is_raw = is_raw or any(tensor.datatype not in contents.FIELDS for tensor in tensors)
+    for tensor in tensors:
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        parameters.write(output.parameters, tensor.parameters)
+        if is_raw:
+            message.raw_output_contents.append(bytes(tensor.raw))
+        else:
+            contents.add_typed(output.contents, tensor)
+    return message
+
+
+def empty_response(call_id: str, end: AskEnd) -> Any:
+    """Makes a ModelInferResponse without outputs, for a call that has ended."""
+    return protocol.ModelInferResponse(model_name=end.model, model_version=end.version, id=call_id)
+
+
+def stream_response(message: Any, *, is_final: bool) -> Any:
+    """Makes the message of a stream for one answer."""
+    message.parameters[FINAL].bool_param = is_final
+    return protocol.ModelStreamInferResponse(infer_response=message)
+
+
+def stream_error(text: str, call_id: str, model: str) -> Any:
+    """Makes the message of a stream for a request that failed."""
+    message = protocol.ModelStreamInferResponse(error_message=text or "the request failed")
+    message.infer_response.id = call_id
+    message.infer_response.model_name = model
+    message.infer_response.parameters[FINAL].bool_param = True
+    return message

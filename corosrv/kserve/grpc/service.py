@@ -1,0 +1,136 @@
+"""The service: its methods, and what every call of them goes through."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from corosrv.errors import CorosrvError
+from corosrv.http.keys import KeyRing
+from corosrv.kserve.grpc import metadata, protocol, statuses
+from corosrv.kserve.grpc.asking import Asker
+from corosrv.kserve.grpc.calls import answer_once, parse, read_call, running
+from corosrv.kserve.grpc.streaming import InferStream
+from corosrv.wire.calls import AskEnd
+
+log = logging.getLogger("corosrv.grpc")
+
+_FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's log says why")
+
+
+class InferenceService:
+    """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
+
+    def __init__(self, asker: Asker, keys: KeyRing) -> None:
+        self._asker = asker
+        self._keys = keys
+
+    def handler(self) -> Any:
+        """Returns what a server of grpcio takes."""
+        answers: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
+            "ServerLive": (protocol.ServerLiveRequest, self._server_live),
+            "ServerReady": (protocol.ServerReadyRequest, self._server_ready),
+            "ModelReady": (protocol.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": (protocol.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": (protocol.ModelMetadataRequest, self._model_metadata),
+            "RepositoryIndex": (protocol.RepositoryIndexRequest, self._repository_index),
+        }
+        methods = {
+            name: self._unary(_reading(kind, answer), is_open=name in ("ServerLive", "ServerReady"))
+            for name, (kind, answer) in answers.items()
+        }
+        methods["ModelInfer"] = self._unary(self._model_infer)
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._guarded(self._model_stream_infer))
+        return grpc.method_handlers_generic_handler(protocol.SERVICE, methods)
+
+    # What every call goes through.
+
+    def _unary(self, answer: Callable[[bytes, Any, str], Awaitable[bytes]], is_open: bool = False) -> Any:
+        async def handle(data: bytes, context: Any) -> bytes:
+            guarded = self._guarded(lambda context, caller: answer(data, context, caller), is_open)
+            result: bytes = await guarded(None, context)
+            return result
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _guarded(
+        self, answer: Callable[[Any, str], Awaitable[Any]], is_open: bool = False
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Checks the key of a call, unless the method is open to all, and turns what it raises into a status."""
+
+        async def handle(_requests: Any, context: Any) -> Any:
+            try:
+                caller = "" if is_open else metadata.check_key(_pairs(context), self._keys)
+                return await answer(context, caller)
+            except statuses.StatusError as error:
+                status = error.status
+            except CorosrvError as error:
+                status = statuses.of_error(error)
+            except Exception:
+                log.exception("a call could not be answered")
+                status = _FAILED
+            await context.abort(status.code, status.text, status.trailing)
+
+        return handle
+
+    # Calls.
+
+    async def _model_infer(self, data: bytes, context: Any, caller: str) -> bytes:
+        own = metadata.read(_pairs(context), caller)
+        call = await read_call(data)
+        async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
+            return await answer_once(ask, call)
+
+    async def _model_stream_infer(self, context: Any, caller: str) -> None:
+        await InferStream(context, self._asker, metadata.read(_pairs(context), caller)).serve()
+
+    # Questions.
+
+    async def _info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any]:
+        answer = await self._asker.info(subject, model, version)
+        if isinstance(answer, AskEnd):
+            raise statuses.StatusError(statuses.of_end(answer))
+        return answer
+
+    async def _server_live(self, request: Any) -> Any:
+        await self._info("live")
+        return protocol.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: Any) -> Any:
+        return protocol.ServerReadyResponse(ready=(await self._info("ready"))["ready"])
+
+    async def _model_ready(self, request: Any) -> Any:
+        return protocol.ModelReadyResponse(
+            ready=(await self._info("model_ready", request.name, request.version))["ready"]
+        )
+
+    async def _server_metadata(self, request: Any) -> Any:
+        return protocol.ServerMetadataResponse(**await self._info("server"))
+
+    async def _model_metadata(self, request: Any) -> Any:
+        return protocol.ModelMetadataResponse(**await self._info("model", request.name, request.version))
+
+    async def _repository_index(self, request: Any) -> Any:
+        rows = (await self._info("index"))["models"]
+        if request.ready:
+            rows = [row for row in rows if row["state"] == "READY"]
+        return protocol.RepositoryIndexResponse(models=rows)
+
+
+def _reading(kind: Any, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[bytes, Any, str], Awaitable[bytes]]:
+    """Returns what takes and gives the bytes of messages."""
+
+    async def handle(data: bytes, context: Any, caller: str) -> bytes:
+        message = await answer(parse(kind, data))
+        serialized: bytes = message.SerializeToString()
+        return serialized
+
+    return handle
+
+
+def _pairs(context: Any) -> metadata.Pairs:
+    pairs: metadata.Pairs = context.invocation_metadata()
+    return pairs

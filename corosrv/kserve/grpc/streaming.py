@@ -1,0 +1,99 @@
+"""ModelStreamInfer: requests on one stream, each with its own answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import grpc
+
+from corosrv.errors import CorosrvError
+from corosrv.kserve.grpc import responses, statuses
+from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
+from corosrv.kserve.grpc.calls import convert, n_bytes, read_call, running
+from corosrv.kserve.grpc.metadata import CallMetadata
+from corosrv.kserve.grpc.requests import GrpcCall
+from corosrv.wire.calls import AskEnd
+
+log = logging.getLogger("corosrv.grpc")
+
+MAX_IN_FLIGHT = 64  # requests of one stream; no more are read until one of them has ended
+
+
+class InferStream:
+    """Serves one stream: reads requests, runs them side by side, and writes their answers as they come."""
+
+    def __init__(self, context: Any, asker: Asker, metadata: CallMetadata) -> None:
+        self._context = context
+        self._asker = asker
+        self._metadata = metadata
+        self._writing = asyncio.Lock()  # one message at a time can be written
+
+    async def serve(self) -> None:
+        """Returns when the client has closed its side and every request has ended; cancelled, it cancels them."""
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        tasks: set[asyncio.Task[None]] = set()
+
+        def end(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            room.release()
+
+        try:
+            while True:
+                await room.acquire()
+                data = await self._context.read()
+                if data is grpc.aio.EOF:
+                    break
+                task = asyncio.create_task(self._serve_request(data))
+                tasks.add(task)
+                task.add_done_callback(end)
+            while tasks:
+                await asyncio.wait(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _serve_request(self, data: bytes) -> None:
+        call: GrpcCall | None = None
+        try:
+            call = await read_call(data)
+            remaining = self._context.time_remaining()
+            async with running(self._asker, call, self._metadata, remaining, is_stream=True) as ask:
+                await self._pass_on(call, ask)
+        except statuses.StatusError as error:
+            await self._fail(call, error.status.text)
+        except CorosrvError as error:
+            await self._fail(call, str(error))
+        except Exception:
+            log.exception("a request on a stream could not be answered")
+            await self._fail(call, "the request failed; the server's log says why")
+
+    async def _pass_on(self, call: GrpcCall, ask: RunningAsk) -> None:
+        has_final = False
+        while not isinstance(item := await ask.receive(), AskEnd):
+            has_final = has_final or item.message.is_final
+            await self._write(await convert(n_bytes(item), _serialized, call, item))
+            ask.pass_on()
+        if item.status:
+            raise statuses.StatusError(statuses.of_end(item))
+        if call.front.wants_empty_final and not has_final:
+            empty = responses.empty_response(call.id, item)
+            await self._write(responses.stream_response(empty, is_final=True).SerializeToString())
+
+    async def _fail(self, call: GrpcCall | None, text: str) -> None:
+        call_id, model = ("", "") if call is None else (call.id, call.model)
+        with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # the client has gone
+            await self._write(responses.stream_error(text, call_id, model).SerializeToString())
+
+    async def _write(self, data: bytes) -> None:
+        """Waits while the client does not read."""
+        async with self._writing:
+            await self._context.write(data)
+
+
+def _serialized(call: GrpcCall, answer: Outputs) -> bytes:
+    message = responses.response(call.id, answer.message, answer.tensors, is_raw=call.is_raw)
+    data: bytes = responses.stream_response(message, is_final=answer.message.is_final).SerializeToString()
+    return data
