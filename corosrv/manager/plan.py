@@ -113,8 +113,7 @@ class _Planning:
             word = "crashlooping: " if pool.is_crashlooping else ""
             return f"{word}the next start is in {pool.retry_at - self._now:.1f} s, because workers have crashed"
         if not pool.claim.fits(self._budget):
-            needed, limit = _words(pool.claim, pool.claim), _words(pool.claim, self._budget)
-            return f"a worker needs {needed}, and the host may give {limit}"
+            return shortage(pool.claim, self._budget)
         if not pool.claim.fits(self._room):
             return self._make_room(pool)
         if pool.has_crashed and (pool.starting or self._starts_of(pool)):
@@ -133,13 +132,13 @@ class _Planning:
             return "a worker ends before its replacement starts, because there is no room for both"
         victims = self._victims(pool)
         if victims is None:
-            return f"a worker needs {_words(pool.claim, pool.claim)}, and {_words(pool.claim, self._room)} are free"
+            return f"a worker needs {pool.claim.words(pool.claim)}, and {self._room.words(pool.claim)} are free"
         for victim_pool, victim in victims:
             self._drain(victim_pool, victim, f"it makes room for the pool {pool.name}", pool.name)
         # What comes is this pool's; what is free already stays for it as well.
         self._room -= pool.claim
         self._coming -= pool.claim
-        return f"room is being made for {_words(pool.claim, pool.claim)}"
+        return f"room is being made for {pool.claim.words(pool.claim)}"
 
     def _victims(self, pool: PoolSnapshot) -> list[tuple[PoolSnapshot, WorkerSnapshot]] | None:
         """Returns workers whose end makes enough room, the fewest that do; None if there are not enough."""
@@ -170,6 +169,11 @@ class _Planning:
         return [(pool, worker) for _, pool, worker in spare]
 
 
+def shortage(claim: Claim, budget: Claim) -> str:
+    """Words why a worker with this claim can never start on a host with this budget."""
+    return f"a worker needs {claim.words(claim)}, and the host may give {budget.words(claim)}"
+
+
 def _lacks(pool: PoolSnapshot) -> int:
     """Returns how many workers a pool should start; one more than its target where one is to be replaced."""
     is_replacing = _outgoing(pool) is not None and pool.target > 0
@@ -189,11 +193,3 @@ def _most_idle(pool: PoolSnapshot) -> WorkerSnapshot:
 
 def _sum(claims: Iterable[Claim]) -> Claim:
     return sum(claims, Claim())
-
-
-def _words(claim: Claim, room: Claim) -> str:
-    """Words the room for what a claim has, as `1 GPU and 512 MB`."""
-    parts = [f"{max(room.gpus, 0):g} GPU"] if claim.gpus else []
-    if claim.memory:
-        parts.append(f"{max(room.memory, 0) / 1e6:.0f} MB")
-    return " and ".join(parts)

@@ -30,6 +30,13 @@ class Claim:
         """Tells whether the room is enough; fractions of a GPU that add up to one are one."""
         return self.gpus <= room.gpus + 1e-9 and self.memory <= room.memory
 
+    def words(self, claim: Claim) -> str:
+        """Words as much of this as a claim is about, as `1 GPU and 512 MB`."""
+        parts = [f"{max(self.gpus, 0):g} GPU"] if claim.gpus else []
+        if claim.memory:
+            parts.append(f"{max(self.memory, 0) / 1e6:.0f} MB")
+        return " and ".join(parts)
+
 
 UNLIMITED = Claim(math.inf, math.inf)
 

@@ -1,0 +1,34 @@
+"""Names what the manager needs of others: a dispatcher, and somebody who makes worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from corosrv.dispatch.host import HandlerHost
+from corosrv.dispatch.stats import DispatchStats
+from corosrv.jobs.infer import HandlerCard
+from corosrv.worker.parent.app_worker import AppWorker
+
+# Makes a process for a pool (None: it imports the application, and waits), a place in it, and an incarnation.
+MakeWorker = Callable[[str | None, str, int], AppWorker]
+
+
+class HostDispatcher(Protocol):
+    """The dispatcher as the manager sees it; see corosrv.dispatch.dispatcher."""
+
+    def add_host(self, host: HandlerHost) -> bool: ...
+
+    def remove_host(self, host: HandlerHost) -> bool: ...
+
+    def expect(self, pool: str, cards: Iterable[HandlerCard], *, can_start: bool = True, reason: str = "") -> None: ...
+
+    def on_need(self, listener: Callable[[str], None]) -> None: ...
+
+    def stats(self) -> DispatchStats: ...
+
+    def shut_down(self) -> None: ...
+
+    def drain(self, timeout: float | None = None) -> bool: ...
+
+    def close(self) -> None: ...
