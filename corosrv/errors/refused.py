@@ -18,14 +18,14 @@ class Refused(CorosrvError):
 
 
 class BodyTooLarge(Refused):
-    """The request body is over the limit."""
+    """The request body is over the limit. `is_read`: all that was sent is read, so the connection can be used on."""
 
     status = 413
     kind = ErrorKind.TOO_LARGE
-    ends_connection = True
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, is_read: bool = False) -> None:
         super().__init__(f"the request body is larger than the {limit} bytes allowed", None, "body_too_large")
+        self.ends_connection = not is_read
 
 
 class BodyTooSlow(Refused):

@@ -8,7 +8,9 @@ from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from corosrv.errors import BodyIncomplete, BodyTooLarge, BodyTooSlow, CorosrvError, Refused, UnsupportedMedia
+from corosrv.http import compression
 from corosrv.http.body_budget import BodyBudget, BodyShare
+from corosrv.processor import Turns
 from corosrv.waits import own_hub
 
 # In the WSGI environment: the server looks after the pace of the body itself, and does so better.
@@ -29,10 +31,35 @@ class BodyReader:
         """Reads the whole body; waits for it.
 
         Raises BodyTooLarge, before reading where the body says that it is; TooManyBodies; BodyTooSlow; Refused for one
-        that is not whole.
+        that is not whole, and UnsupportedMedia for one that is compressed.
         """
-        if request.environ.get("HTTP_CONTENT_ENCODING", "").lower() not in ("", "identity"):
+        if _encoding(request):
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
+        return self._read(request, limit)
+
+    def read_inflated(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body, which may be compressed, as `read` does; `limit` also holds for what it inflates to.
+
+        Gives way to other greenlets. Raises what `read` does, and Refused for data that are not of their encoding.
+        """
+        encoding = _encoding(request)
+        if encoding and encoding not in compression.ENCODINGS:
+            raise UnsupportedMedia("the body may be compressed with gzip or deflate, and with nothing else")
+        body = self._read(request, limit)
+        return self._inflate(request, body, encoding, limit) if encoding else body
+
+    def _inflate(self, request: Request, body: bytes, encoding: str, limit: int) -> bytes:
+        share: BodyShare = request.environ[_SHARE]
+        pieces, n_bytes = [], 0
+        for piece in Turns().among(compression.inflate(body, encoding)):
+            n_bytes += len(piece)
+            if n_bytes > limit:
+                raise BodyTooLarge(limit, is_read=True)
+            share.grow(len(piece))
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _read(self, request: Request, limit: int) -> bytes:
         length = request.content_length
         if (length or 0) > limit:
             raise BodyTooLarge(limit)
@@ -76,6 +103,11 @@ class BodyReader:
         share: BodyShare | None = request.environ.pop(_SHARE, None)
         if share is not None:
             share.close()
+
+
+def _encoding(request: Request) -> str:
+    encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    return "" if encoding == "identity" else encoding
 
 
 def _unequal(request: Request, n_bytes: int, length: int) -> CorosrvError:

@@ -53,7 +53,7 @@ class EventStream(Generic[Item]):
     """
 
     __slots__ = (
-        "_encoder", "_first", "_is_closed", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
+        "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
         "_timeout_before", "_watch", "_write_timeout"
     )  # fmt: skip
 
@@ -66,7 +66,9 @@ class EventStream(Generic[Item]):
         ping_interval: float,
         write_timeout: float,
         stats: HttpStats,
+        ping: bytes = PING,
     ) -> None:
+        self._ping = ping
         self._reader = reader
         self._first = first
         self._encoder = encoder
@@ -92,7 +94,7 @@ class EventStream(Generic[Item]):
             try:
                 yield self._encoder.encode(self._reader.take(self._ping_interval))
             except ReadTimeout:
-                yield PING
+                yield self._ping
             except CorosrvError as error:
                 yield self._end_in(error)
                 return
@@ -117,7 +119,7 @@ class EventStream(Generic[Item]):
                 self._reader.pump(self._pass_on, self._ping_interval)
                 self._sender.flush()
             except ReadTimeout:
-                write(PING)
+                write(self._ping)
             except CorosrvError as error:
                 write(self._end_in(error))
                 return

@@ -22,6 +22,8 @@ _ADD = {
     ]
 }
 
+_TEXT = {"text_input": "Once upon a time", "parameters": {"max_tokens": 32}}
+
 server = _operation(
     "Describe the server", "Its version, and the extensions that it offers.", answer=metadata.ServerMetadata
 )
@@ -43,6 +45,36 @@ infer = _operation(
     statuses=_CALLS,
     parameters=_PARAMETERS,
     examples={"Two inputs": _ADD},
+)
+generate = _operation(
+    "Generate text with a model",
+    "Members beside those named here are inputs of that name where the model has one, and parameters elsewhere.",
+    body=schema.GenerateBody,
+    answer=infer_types.GenerateAnswer,
+    statuses=_CALLS,
+    parameters=_PARAMETERS,
+    examples={"A text": _TEXT},
+)
+generate_stream = _operation(
+    "Stream a model's text",
+    "Each event has a piece of the text; the last one says `done: true`, or is an error. The status waits for the "
+    "first piece. Lines that begin with a colon say that there will be more.",
+    body=schema.GenerateBody,
+    answer=infer_types.GenerateEvent,
+    media_type="text/event-stream",
+    statuses=_CALLS,
+    parameters=_PARAMETERS,
+    examples={"A text": _TEXT},
+)
+infer_capability = _operation(
+    "Call whatever has a capability",
+    "`capability` says what each attribute must be: a value, a list of values of which any will do, or an object with "
+    "`gt`, `gte`, `lt`, `lte`, `ne`, `prefix`, `glob` or `exists`. Headers `X-Capability-NAME` say the same. The "
+    "answer's parameter `capability` has all attributes of the handler that was chosen.",
+    body=schema.CapabilityBody,
+    answer=infer_types.InferAnswer,
+    statuses=(*_CALLS, 409),
+    examples={"A small embedder": {"capability": {"type": "embed", "ctx": {"gte": 4096}}, "inputs": []}},
 )
 index = _operation(
     "List every version of every model",

@@ -9,39 +9,59 @@ from typing import Any
 import msgspec
 from flask import Request, Response, g, request
 
-from corosrv.errors import ClientGone, HandlerFailed
+from corosrv.errors import ClientGone, HandlerFailed, ReadTimeout
+from corosrv.http import sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import caller
 from corosrv.http.client import ClientWatch
+from corosrv.http.compression import chosen_encoding, compress
 from corosrv.http.lean_flask import current
+from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import whole_response
 from corosrv.jobs.infer import InferJob, InferOutputs, InferReader, InferRequest, InferWorker, Target
 from corosrv.jobs.terms import Terms
 from corosrv.kserve.binary_tail import LENGTH_HEADER
-from corosrv.kserve.infer_answer import encode_answer
+from corosrv.kserve.generate_answer import TextAnswer, TextEvents
+from corosrv.kserve.generate_request import decode_generate
+from corosrv.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.kserve.infer_request import Body, DecodedRequest, decode_request
 from corosrv.kserve.parameters import FrontParameters
 from corosrv.kserve.terms import call_terms
 from corosrv.tensors import check_inputs
 
 _BINARY = "application/octet-stream"
+_PING = b": wait\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointLimits:
+    """Limits of reading requests and answering them.
+
+    `max_body_bytes`: of a body, and of what it inflates to. `ping_interval`: seconds of silence before a comment line
+    in a stream; `write_timeout`: seconds in which its client may accept nothing.
+    """
+
+    max_body_bytes: int = 64 << 20
+    ping_interval: float = 15.0
+    write_timeout: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class InferEndpoint:
-    """Makes calls of a worker for clients over REST. `max_body_bytes`: of a body, and of what it inflates to."""
+    """Makes calls of a worker for clients over REST."""
 
     worker: InferWorker
     bodies: BodyReader
-    max_body_bytes: int
+    stats: HttpStats
+    limits: EndpointLimits
 
     def read(self, limit: int) -> bytes:
         """Reads the current request's body. Waits; raises Refused."""
-        return self.bodies.read(current(request), limit)
+        return self.bodies.read_inflated(current(request), limit)
 
     def decode(self, decoder: msgspec.json.Decoder[Body]) -> DecodedRequest[Body]:
         """Reads and decodes the current request's body. Waits; raises Refused."""
-        return decode_request(self.read(self.max_body_bytes), request.headers.get(LENGTH_HEADER), decoder)
+        return decode_request(self.read(self.limits.max_body_bytes), request.headers.get(LENGTH_HEADER), decoder)
 
     def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
         """Makes one call and answers it. Waits; a client that leaves has its call cancelled.
@@ -50,12 +70,58 @@ class InferEndpoint:
         """
         incoming = current(request)
         reader = self.submit(target, decoded.request, decoded.front)
-        answer = wait_for_answer(incoming, reader)
+        *_, answer = wait_for_answers(incoming, reader)
         encoded = encode_answer(reader.card, decoded.id, answer, decoded.is_binary)
-        response = whole_response(encoded.pieces, _BINARY if encoded.is_binary else "application/json")
-        if encoded.is_binary:
-            response.headers[LENGTH_HEADER] = str(len(encoded.pieces[0]))
-        return response
+        return _response(encoded, _accepted_encodings(incoming))
+
+    def generate(self, target: Target) -> Response:
+        """Makes one call for text, and answers with all of it. Waits, and raises as `infer` does."""
+        incoming = current(request)
+        reader, answer = self._submit_text(target)
+        whole_answer = answer.joined(wait_for_answers(incoming, reader))
+        return _response(EncodedAnswer([msgspec.json.encode(whole_answer)], False), _accepted_encodings(incoming))
+
+    def generate_stream(self, target: Target) -> Response:
+        """Makes one call for text, and answers with events. Waits for the first of them, or as long as may be silent.
+
+        Raises as `infer` does, also what the call ends in if it gives no text before.
+        """
+        environ = current(request).environ
+        reader, answer = self._submit_text(target, is_stream=True)
+        events = TextEvents(answer)
+        try:
+            first = self._first_events(environ, reader, events)
+        except BaseException:
+            reader.close()
+            raise
+        limits = self.limits
+        return sse.response(
+            sse.EventStream(
+                environ, reader, first, events, limits.ping_interval, limits.write_timeout, self.stats, ping=_PING
+            )
+        )
+
+    def _first_events(self, environ: dict[str, Any], reader: InferReader, events: TextEvents) -> bytes:
+        watch = ClientWatch(environ, reader.cancel)
+        try:
+            items = reader.take(self.limits.ping_interval)
+        except ReadTimeout:
+            return _PING
+        finally:
+            watch.close()
+        if watch.is_gone:
+            raise ClientGone("the client left before its answer began")
+        first = events.encode(items)
+        if events.failure is not None and not isinstance(items[0], InferOutputs):
+            raise events.failure
+        return first
+
+    def _submit_text(self, target: Target, is_stream: bool = False) -> tuple[InferReader, TextAnswer]:
+        """Submits the current request's call for text, all answers of which are taken where the model gives several."""
+        card = self.worker.find(target)
+        decoded = decode_generate(self.read(self.limits.max_body_bytes), card)
+        reader = self.submit(target, decoded.request, decoded.front, is_stream=is_stream or card.is_stream)
+        return reader, TextAnswer(reader.card, decoded.id)
 
     def submit(
         self, target: Target, call: InferRequest, front: FrontParameters, *, is_stream: bool = False
@@ -76,22 +142,42 @@ class InferEndpoint:
         )
 
 
-def wait_for_answer(incoming: Request, reader: InferReader) -> InferOutputs:
-    """Waits for the one answer of a call, and closes the reader. Raises the call's error, and ClientGone."""
+def _response(encoded: EncodedAnswer, accept_encoding: str) -> Response:
+    """Makes the answer's response, compressed if that was asked for."""
+    encoding = chosen_encoding(accept_encoding)
+    pieces = encoded.pieces if encoding is None else compress(encoded.pieces, encoding)
+    response = whole_response(pieces, _BINARY if encoded.is_binary else "application/json")
+    if encoded.is_binary:
+        response.headers[LENGTH_HEADER] = str(len(encoded.pieces[0]))
+    if encoding is not None:
+        response.headers["Content-Encoding"] = encoding
+        response.headers["Vary"] = "Accept-Encoding"
+    return response
+
+
+def _accepted_encodings(incoming: Request) -> str:
+    return str(incoming.environ.get("HTTP_ACCEPT_ENCODING", ""))
+
+
+def wait_for_answers(incoming: Request, reader: InferReader) -> list[InferOutputs]:
+    """Waits for the end of a call, and closes the reader. Returns its answers, at least one.
+
+    Raises the call's error, and ClientGone where the client left, whose call is cancelled.
+    """
     watch = ClientWatch(incoming.environ, reader.cancel)
-    answer: InferOutputs | None = None
+    answers: list[InferOutputs] = []
     try:
         with reader:
             while items := reader.take():
                 for item in items:
                     if isinstance(item, InferOutputs):
-                        answer = item
+                        answers.append(item)
                     elif watch.is_gone:  # whose call was cancelled, which is no failure of its own
                         raise ClientGone("the client left before its answer was ready")
                     elif item.error is not None:
                         raise item.error
     finally:
         watch.close()
-    if answer is None:
+    if not answers:
         raise HandlerFailed("the model ended without an answer")
-    return answer
+    return answers

@@ -27,3 +27,21 @@ class InferAnswer(msgspec.Struct, omit_defaults=True):
     model_version: str = ""
     id: str = ""
     parameters: dict[str, Parameter] = {}
+
+
+class GenerateAnswer(msgspec.Struct, omit_defaults=True):
+    """Generated text. Language models also say why it ended, and how many tokens there were."""
+
+    model_name: str
+    text_output: str
+    model_version: str = ""
+    id: str = ""
+    finish_reason: str = ""
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class GenerateEvent(GenerateAnswer, omit_defaults=True, kw_only=True):
+    """A piece of generated text; `done` is true in the last one."""
+
+    done: bool

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from corosrv.errors import InvalidTensor
+from corosrv.errors import InvalidTensor, Refused
 from corosrv.kserve.long_data import LongData
-from corosrv.tensors import Tensor, elements
+from corosrv.tensors import Tensor, elements, shapes
 
 BINARY_ONLY = ("FP16", "BF16")  # JSON has no elements for them
 
@@ -55,6 +55,15 @@ def _pack(empty_tensor: Tensor, pieces: Iterable[tuple[list[Any], int]]) -> byte
             name, f"has {n_found} elements, where the shape {list(shape)} needs {empty_tensor.n_elements}"
         )
     return packed[0] if len(packed) == 1 else b"".join(packed)
+
+
+def flat(data: list[Any]) -> list[Any]:
+    """Returns the elements of lists that may be nested. Raises Refused where they are nested too deep."""
+    for _ in range(shapes.MAX_DIMENSIONS):
+        if not any(isinstance(member, list) for member in data):
+            return data
+        data = [element for member in data for element in (member if isinstance(member, list) else [member])]
+    raise Refused(f"data are nested deeper than {shapes.MAX_DIMENSIONS} levels")
 
 
 class _Rows:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
 from corosrv.bodies.body import decode_unscanned
+from corosrv.dispatch.capability import header_query
 from corosrv.errors import CorosrvError
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
 from corosrv.http.reply import json_response
-from corosrv.jobs.infer import InferWorker, ModelTarget
+from corosrv.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.kserve import api_docs, errors, health, metadata
-from corosrv.kserve.endpoint import InferEndpoint
-from corosrv.kserve.infer_request import INFER_DECODER
+from corosrv.kserve.endpoint import EndpointLimits, InferEndpoint
+from corosrv.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
 from corosrv.kserve.schema import IndexBody
 
 _MODEL = "/v2/models/<name>"
@@ -27,13 +29,14 @@ _INDEX_DECODER = msgspec.json.Decoder(IndexBody)
 def blueprint(
     worker: InferWorker,
     bodies: BodyReader,
+    stats: HttpStats,
+    limits: EndpointLimits,
     *,
-    max_body_bytes: int,
     check_ready: Callable[[], None],
 ) -> Blueprint:
     """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now."""
     routes = Blueprint("kserve", __name__)
-    endpoint = InferEndpoint(worker, bodies, max_body_bytes)
+    endpoint = InferEndpoint(worker, bodies, stats, limits)
 
     @routes.get("/v2")
     @routes.get("/v2/", endpoint="server_slash")
@@ -87,6 +90,26 @@ def blueprint(
     @api_docs.infer
     def infer(name: str, version: str = "") -> Response:
         return endpoint.infer(ModelTarget(name, version), endpoint.decode(INFER_DECODER))
+
+    @routes.post(f"{_MODEL}/generate")
+    @routes.post(f"{_VERSION}/generate", endpoint="generate_version")
+    @api_docs.generate
+    def generate(name: str, version: str = "") -> Response:
+        return endpoint.generate(ModelTarget(name, version))
+
+    @routes.post(f"{_MODEL}/generate_stream")
+    @routes.post(f"{_VERSION}/generate_stream", endpoint="generate_stream_version")
+    @api_docs.generate_stream
+    def generate_stream(name: str, version: str = "") -> Response:
+        return endpoint.generate_stream(ModelTarget(name, version))
+
+    @routes.post("/v2/capabilities/infer")
+    @api_docs.infer_capability
+    def infer_capability() -> Response:
+        decoded = endpoint.decode(CAPABILITY_DECODER)
+        body = decoded.body
+        query = header_query(request.headers) | body.capability
+        return endpoint.infer(CapabilityTarget(query, body.prefer, body.fuzzy), decoded)
 
     errors.register_errors(routes)
     return routes

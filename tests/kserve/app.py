@@ -12,7 +12,9 @@ from corosrv.app import _words
 from corosrv.errors import HttpError
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.lean_flask import LeanFlask
+from corosrv.http.metrics import HttpStats
 from corosrv.kserve import errors, routes
+from corosrv.kserve.endpoint import EndpointLimits
 from tests.kserve.function_worker import FunctionWorker
 
 MAX_BODY = 1 << 20
@@ -21,9 +23,8 @@ MAX_BODY = 1 << 20
 def make_app(worker: FunctionWorker, check_ready: Callable[[], None] = lambda: None, **options: Any) -> Flask:
     app = LeanFlask("kserve")
     bodies = BodyReader()
-    app.register_blueprint(
-        routes.blueprint(worker, bodies, check_ready=check_ready, **{"max_body_bytes": MAX_BODY, **options})
-    )
+    limits = EndpointLimits(**{"max_body_bytes": MAX_BODY, **options})
+    app.register_blueprint(routes.blueprint(worker, bodies, HttpStats(), limits, check_ready=check_ready))
 
     def http_error(error: HTTPException) -> Response:
         assert errors.has_path(request.path)
