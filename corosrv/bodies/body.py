@@ -34,6 +34,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def decode_unscanned(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes JSON that is too short to need a scan of its limits, or has had one. Raises Refused and InvalidJson."""
     try:
+        text = text.removeprefix(_BYTE_ORDER_MARK)
         text.decode("utf-8")
         if len(text) <= _LARGE:
             return decoder.decode(text)

@@ -60,8 +60,9 @@ class _Cutter:
     def _pass_string(self, begin: int) -> int:
         """Returns the place behind the quote that ends a string."""
         end = string_end(self._text, begin, begin + MAX_REST)
+        if end < 0 and begin + MAX_REST < len(self._text):
+            raise _too_long()
         if end < 0:
-            self._check_rest(begin, begin + MAX_REST)
             raise InvalidJson("a string has no end")
         return end + 1
 
@@ -77,4 +78,8 @@ class _Cutter:
 
     def _check_rest(self, begin: int, end: int) -> None:
         if self._n_rest + min(end, len(self._text)) - begin > MAX_REST:
-            raise Refused(f"the body has more than {MAX_REST} bytes beside the data of its tensors", None, "too_long")
+            raise _too_long()
+
+
+def _too_long() -> Refused:
+    return Refused(f"the body has more than {MAX_REST} bytes beside the data of its tensors", None, "too_long")
