@@ -21,7 +21,7 @@ from corosrv.http.reply import whole_response
 from corosrv.jobs.infer import InferJob, InferOutputs, InferReader, InferRequest, InferWorker, Target
 from corosrv.jobs.terms import Terms
 from corosrv.kserve.binary_tail import LENGTH_HEADER
-from corosrv.kserve.generate_answer import TextAnswer, TextEvents
+from corosrv.kserve.generate_answer import GeneratedText, TextEvents
 from corosrv.kserve.generate_request import decode_generate
 from corosrv.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.kserve.infer_request import Body, DecodedRequest, decode_request
@@ -116,12 +116,12 @@ class InferEndpoint:
             raise events.failure
         return first
 
-    def _submit_text(self, target: Target, is_stream: bool = False) -> tuple[InferReader, TextAnswer]:
+    def _submit_text(self, target: Target, is_stream: bool = False) -> tuple[InferReader, GeneratedText]:
         """Submits the current request's call for text, all answers of which are taken where the model gives several."""
         card = self.worker.find(target)
         decoded = decode_generate(self.read(self.limits.max_body_bytes), card)
         reader = self.submit(target, decoded.request, decoded.front, is_stream=is_stream or card.is_stream)
-        return reader, TextAnswer(reader.card, decoded.id)
+        return reader, GeneratedText(reader.card, decoded.id)
 
     def submit(
         self, target: Target, call: InferRequest, front: FrontParameters, *, is_stream: bool = False

@@ -18,7 +18,7 @@ _FINISH = "finish_reason"
 _COUNTS = ("num_input_tokens", "num_output_tokens")
 
 
-class TextAnswer:
+class GeneratedText:
     """Makes objects of a call's answers; characters that an answer ends within are held back for the next one."""
 
     def __init__(self, card: HandlerCard, call_id: str | None) -> None:
@@ -66,7 +66,7 @@ class TextAnswer:
 class TextEvents:
     """Makes a stream's events of a call's answers; see corosrv.http.sse.Encoder."""
 
-    def __init__(self, answer: TextAnswer) -> None:
+    def __init__(self, answer: GeneratedText) -> None:
         self.failure: CorosrvError | None = None
         self._answer = answer
         self._is_done = False
