@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -14,29 +13,21 @@ import msgspec
 from corosrv.dispatch.host import CallListener, HandedCall, LaneGroup, RunningCall
 from corosrv.dispatch.permits import Permit
 from corosrv.errors import (
-    CallCancelled,
-    CallRefused,
     CorosrvError,
-    FrameTooLarge,
     Misuse,
     ProtocolError,
-    Unavailable,
 )
 from corosrv.jobs.answers import LogLine
 from corosrv.jobs.infer import HandlerCard
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.waits.elsewhere import call_in_thread
 from corosrv.wire import calls
 from corosrv.wire.codec import StructCodec
-from corosrv.wire.tensors import TensorPacking
 from corosrv.worker.parent.app_call import AppCall
 from corosrv.worker.parent.app_worker import AppWorkerConfig
-from corosrv.worker.parent.asks import LONG_COPY
 from corosrv.worker.parent.call_asks import HandlerServices
+from corosrv.worker.parent.handover import AppSlot, AppSlots, Handover
 from corosrv.worker.parent.output_log import LineBudget, OutputLog
 from corosrv.worker.parent.registration import fault_of_load, fault_of_registration, lane_groups
-from corosrv.worker.parent.slot import Slot
-from corosrv.worker.parent.slots import Slots
 from corosrv.worker.parent.watchdog import Watchdog
 from corosrv.worker.parent.worker_process import WorkerProcess
 
@@ -45,8 +36,6 @@ log = logging.getLogger("corosrv.worker")
 UNSTARTED_PATIENCE = 2.0  # seconds that a worker has to end by itself which is not READY
 STOP_MARGIN = 2.0  # seconds that a worker may take to end besides its on_stop
 POISONED_GRACE = 60.0  # seconds that calls without a deadline have, once their worker has a poisoned slot
-
-_Slot = Slot[calls.LaneToAppWorker, calls.LaneFromAppWorker, AppCall]
 
 
 class AppProcess(
@@ -89,7 +78,7 @@ class AppProcess(
         self.last_heartbeat: float | None = None
         self.served = 0
         self.failed = 0
-        self._call_ids = itertools.count(1)
+        self._handover: Handover | None = None  # once it has registered
         self._output = OutputLog(LineBudget(now))
         self._watchdog = Watchdog(config.lease_s, config.hang_grace_s, now)
         self._watching: Any = None  # its timer, from READY on
@@ -171,7 +160,8 @@ class AppProcess(
         if not self._succeed_setup(len(permits), calls.AddLanes()):
             return
         lanes = enumerate(zip(self._link.lanes, permits, strict=True))
-        self._slots = Slots([_Slot(slot_id, lane, pool_of_slot) for slot_id, (lane, pool_of_slot) in lanes])
+        self._slots = AppSlots([AppSlot(slot_id, lane, pool_of_slot) for slot_id, (lane, pool_of_slot) in lanes])
+        self._handover = Handover(self._slots, self, self._after_end)
         self.handlers, self.groups = tuple(message.handlers), groups
         self._watch()
         self._enter(WorkerState.READY)
@@ -180,58 +170,8 @@ class AppProcess(
 
     def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
         """Hands a call over on the permit's slot, and owns the permit from then on. Never raises, never waits."""
-        slot = None if self._slots is None else self._slots[permit.slot]
-        assert slot is not None, "a permit is of a worker that has registered"
-        running = AppCall(next(self._call_ids), call, permit, listener, slot.channel, self)
-        if self.is_draining or not permit.is_held:
-            self._refuse_later(running, Unavailable("the worker takes no more calls"))
-            return running
-        slot.begin(running)
-        self._hand_over(slot, running)
-        return running
-
-    def _hand_over(self, slot: _Slot, call: AppCall) -> None:
-        try:
-            with TensorPacking() as packing:
-                message = call.message(packing, time.monotonic())
-                if packing.n_attached < LONG_COPY:
-                    slot.send(message, packing.fds())
-                    return
-        except Exception as error:
-            self._refuse_later(call, _error_of_sending(error))
-            return
-        gevent.spawn(self._hand_over_later, slot, call)
-
-    def _hand_over_later(self, slot: _Slot, call: AppCall) -> None:
-        """Copies large tensors in a thread before it hands the call over. Waits."""
-        try:
-            with TensorPacking() as packing:
-                message = call.message(packing, time.monotonic())
-                fds = call_in_thread(packing.fds)
-                if slot.call is not call:
-                    return  # it was lost meanwhile, with its worker
-                if call.is_cancelled:
-                    self._refuse(call, CallCancelled("the call was cancelled"))
-                    return
-                slot.send(msgspec.structs.replace(message, budget_us=call.budgets_us(time.monotonic())), fds)
-        except Exception as error:
-            self._refuse(call, _error_of_sending(error))
-
-    def _refuse_later(self, call: AppCall, error: CorosrvError) -> None:
-        """Ends a call that was not handed over, in the hub's next turn: whoever starts it does not know it yet."""
-        gevent.get_hub().loop.run_callback(self._refuse, call, error)
-
-    def _refuse(self, call: AppCall, error: CorosrvError) -> None:
-        assert self._slots is not None
-        slot = self._slots[call.permit.slot]
-        if slot.call is call:
-            slot.call = None
-        elif call.has_ended:
-            return  # lost meanwhile
-        if call.permit.is_held:
-            call.permit.release()
-        call.refuse(error)
-        self._after_end()
+        assert self._handover is not None, "a permit is of a worker that has registered"
+        return self._handover.start(permit, call, listener, not self.is_draining)
 
     def _after_end(self) -> None:
         """Goes on once a slot is idle, or lost."""
@@ -327,16 +267,18 @@ class AppProcess(
     def _poison(self, slot_id: int, reason: str) -> None:
         """Takes a slot out of use. What else runs may end, until its deadline; then the process is killed."""
         assert self._slots is not None
-        if (call := self._slots[slot_id].call) is not None:
-            self.send_cancel(call, -1, is_deadline=False)
         log.error("slot %d of %s is poisoned: %s", slot_id, self.name, reason)
-        self._slots.poison(slot_id, reason)
+        lost = self._slots[slot_id].call
         if not self._flaw:
             self._flaw = reason
             longest = time.monotonic() + POISONED_GRACE
-            self._flawed_until = max((call.deadline or longest for call in self._slots.calls), default=0.0)
+            others = (call.deadline or longest for call in self._slots.calls if call is not lost)
+            self._flawed_until = max(others, default=0.0)
         if self.state is WorkerState.READY:
-            self._stop_taking(reason)
+            self._stop_taking(reason)  # before the end of a call makes room for another
+        if lost is not None:
+            self.send_cancel(lost, -1, is_deadline=False)
+        self._slots.poison(slot_id, reason)
         self._after_end()
 
     # The end.
@@ -397,11 +339,3 @@ class AppProcess(
         if self._watching is not None:
             self._watching.close()
             self._watching = None
-
-
-def _error_of_sending(error: Exception) -> CorosrvError:
-    """Returns why a call could not be handed over."""
-    if isinstance(error, FrameTooLarge):
-        return CallRefused("the parameters of the call are too large for its worker", "parameters")
-    log.error("a call could not be handed over", exc_info=error)
-    return Unavailable("the call could not be handed to its worker")
