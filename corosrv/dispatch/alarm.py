@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from corosrv.errors import Misuse
-from corosrv.waits import own_hub
+from gevent import get_hub
 
 
 class Alarm(Protocol):
@@ -32,12 +31,9 @@ class HubAlarm:
     def ring_by(self, at: float) -> None:
         if at >= self._at:
             return
-        hub = own_hub()
-        if hub is None:
-            raise Misuse("a dispatcher is used from a greenlet of the hub's thread, and this thread has no hub")
         self._stop()
         self._at = at
-        self._timer = hub.loop.timer(max(at - time.monotonic(), 0.0))
+        self._timer = get_hub().loop.timer(max(at - time.monotonic(), 0.0))
         self._timer.start(self._ring)
 
     def close(self) -> None:

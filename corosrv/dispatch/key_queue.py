@@ -36,7 +36,8 @@ class KeyQueue:
 
     def __len__(self) -> int:
         """Returns the number of calls here, without those of local queues."""
-        return len(self._singles) + sum(map(len, self._gatherings.values()))
+        n_single = len(self._singles)
+        return n_single + sum(map(len, self._gatherings.values())) if self._gatherings else n_single
 
     def __iter__(self) -> Iterator[QueuedCall]:
         yield from self._singles

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from corosrv.dispatch.key_queue import KeyQueue
@@ -35,8 +34,8 @@ class KeyStats:
     n_admitted: int
     n_dispatched: int
     n_left: int
-    outcomes: Mapping[str, int]
-    retries: Mapping[str, int]
+    outcomes: dict[str, int]
+    retries: dict[str, int]
     waits: Buckets
     services: Buckets
     batch_sizes: Buckets
