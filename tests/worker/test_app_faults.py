@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from corosrv.dispatch.host import HandedCall
-from corosrv.errors import CallCancelled, DeadlinePassed, HandlerFailed, Unavailable, WorkerLost
+from corosrv.errors import CallCancelled, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.app_process import AppProcess
 from tests.worker.app_handling import (
@@ -139,7 +139,7 @@ def test_a_call_that_is_started_on_a_dead_worker_is_refused_and_not_lost() -> No
         worker.start_call(permit, HandedCall(0, [item()]), recorder)
 
         assert not recorder.ends, "a call must not end before its caller knows it"
-        assert type(recorder.wait_until_over()[0]) is Unavailable
+        assert type(recorder.wait_until_over()[0]) is NotHandedOver
         assert counters(worker)[1] == 0
 
 
@@ -405,7 +405,7 @@ def test_a_drain_lets_running_calls_end_and_takes_no_new_ones() -> None:
         refused = Recorder()
         refused.permit = permit
         worker.start_call(permit, HandedCall(1, [item()]), refused)
-        assert type(refused.wait_until_over()[0]) is Unavailable
+        assert type(refused.wait_until_over()[0]) is NotHandedOver
         assert not running.ends
         running.call.cancel()
         assert isinstance(running.wait_until_over()[0], CallCancelled)

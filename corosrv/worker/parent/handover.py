@@ -12,7 +12,7 @@ import msgspec
 
 from corosrv.dispatch.host import CallListener, HandedCall
 from corosrv.dispatch.permits import Permit
-from corosrv.errors import CallCancelled, CallRefused, CorosrvError, FrameTooLarge, Unavailable
+from corosrv.errors import CallCancelled, CallRefused, CorosrvError, FrameTooLarge, NotHandedOver
 from corosrv.waits.elsewhere import call_in_thread
 from corosrv.wire.calls import LaneFromAppWorker, LaneToAppWorker
 from corosrv.wire.tensors import TensorPacking
@@ -45,7 +45,7 @@ class Handover:
             slot.begin(running)
             self._send(slot, running)
         else:
-            self._refuse_later(running, Unavailable("the worker takes no more calls"))
+            self._refuse_later(running, NotHandedOver("the worker takes no more calls"))
         return running
 
     def _send(self, slot: AppSlot, call: AppCall) -> None:
@@ -96,4 +96,4 @@ def _error_of(error: Exception) -> CorosrvError:
     if isinstance(error, FrameTooLarge):
         return CallRefused("the parameters of the call are too large for its worker", "parameters")
     log.error("a call could not be handed over", exc_info=error)
-    return Unavailable("the call could not be handed to its worker")
+    return NotHandedOver("the call could not be handed to its worker")
