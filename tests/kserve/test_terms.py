@@ -1,0 +1,57 @@
+"""The terms of a call, from headers and parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from corosrv.errors import Refused
+from corosrv.kserve.parameters import FrontParameters
+from corosrv.kserve.terms import call_terms
+
+NOW = 1000.0
+
+
+def terms(headers: dict[str, str] | None = None, session: object = "", **front):
+    return call_terms((headers or {}).get, FrontParameters(**front), NOW, session=session)
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "header", "deadline"),
+    [
+        (None, None, None),
+        (None, "0", None),
+        (2_000_000, None, 1002.0),
+        (None, "1500", 1001.5),
+        (2_000_000, "1500", 1001.5),
+        (1_000_000, "1500", 1001.0),
+    ],
+)
+def test_the_earlier_limit_holds(timeout_us: int | None, header: str | None, deadline: float | None):
+    headers = {} if header is None else {"X-Request-Timeout-Ms": header}
+
+    assert terms(headers, timeout_us=timeout_us).deadline == deadline
+
+
+@pytest.mark.parametrize(
+    ("parameter", "header", "priority"),
+    [(0, None, 5), (0, "0", 5), (3, None, 3), (0, "2", 2), (3, "2", 3), (9, "", 9)],
+)
+def test_a_parameters_priority_goes_before_a_headers(parameter: int, header: str | None, priority: int):
+    headers = {} if header is None else {"X-Priority": header}
+
+    assert terms(headers, priority=parameter).priority == priority
+
+
+@pytest.mark.parametrize(
+    ("header", "sequence_id", "session"), [(None, "", ""), (None, 7, "7"), ("s", 7, "s"), ("x" * 999, "", "x" * 200)]
+)
+def test_a_session_comes_from_the_header_or_the_sequence(header: str | None, sequence_id: object, session: str):
+    headers = {} if header is None else {"X-Session-Id": header}
+
+    assert terms(headers, session=sequence_id).session == session
+
+
+@pytest.mark.parametrize("value", ["-1", "1.0", "x", "1" * 16, "²"])
+def test_a_header_that_is_no_number_is_refused(value: str):
+    with pytest.raises(Refused, match="X-Request-Timeout-Ms"):
+        terms({"X-Request-Timeout-Ms": value})
