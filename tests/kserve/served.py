@@ -1,0 +1,21 @@
+"""The endpoints over functions in a real server: `gunicorn -k gevent tests.kserve.served:application`."""
+
+from __future__ import annotations
+
+from flask import Response
+
+from corosrv.http import front
+from corosrv.http.connection import ClientLimits
+from corosrv.http.reply import json_response
+from tests.kserve.app import make_app
+from tests.kserve.models import make_worker
+
+front.adopt(ClientLimits())
+_worker = make_worker()
+application = make_app(_worker, max_body_bytes=64 << 20, ping_interval=0.3)
+
+
+@application.get("/counts")
+def counts() -> Response:
+    """Tells how many calls run, and how many were cancelled."""
+    return json_response({"running": _worker.n_running, "cancelled": _worker.n_cancelled})
