@@ -48,12 +48,15 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
-    flag = "--" + field.name.replace("_", "-")
+    flags = ["--" + field.name.replace("_", "-"), *_SHORT.get(field.name, ())]
     text = f"{field.metadata['help']} [{sources.PREFIX}{field.name.upper()}; {field.default!r}]"
     more: dict[str, Any] = {"multiple": True, "callback": _joined} if field.name == "model" else {}
     if kind is bool:  # a flag alone is true, as if 1 stood behind it
         more = {"is_flag": False, "flag_value": True}
-    return click.option(flag, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
+    return click.option(*flags, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
+
+
+_SHORT = {"workers": ("-w",)}  # short flags of settings
 
 
 def _joined(context: click.Context, option: click.Parameter, models: tuple[str, ...]) -> str | None:
@@ -62,20 +65,13 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
 
 
 @main.command()
+@click.argument("app", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on, or several with commas")
 @click.option(
     "--port",
     "-p",
     type=click.IntRange(0, 65535),
     help=f"[{PORT}; of a predictor alone $PORT, else {PREDICTOR_PORT}]",
-)
-@click.option(
-    "--workers",
-    "-w",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="processes, each with its own copy of the model",
 )
 @click.option(
     "--connections",
@@ -87,15 +83,30 @@ def _joined(context: click.Context, option: click.Parameter, models: tuple[str, 
 @click.option("--open", "is_open", is_flag=True, help="allow other machines to connect without an API key")
 @setting_options(*PARTS)
 def serve(
-    host: str, port: int | None, workers: int, connections: int, is_open: bool, config: Path | None, **overrides: Any
+    app: str | None,
+    host: str,
+    port: int | None,
+    connections: int,
+    is_open: bool,
+    config: Path | None,
+    **overrides: Any,
 ) -> None:
-    """Serve a model, a predictor or both: gunicorn with the gevent worker and good defaults."""
+    """Serve models, a predictor, an application, or several of them: gunicorn with the gevent worker and good defaults.
+
+    APP is an application, as MODULE:NAME or FILE.py:NAME; --worker-app is the same.
+    """
+    if app is not None:
+        overrides["worker_app"] = app
+    hosts = [name.strip() for name in host.split(",")]
     chosen = _load(config, overrides)
     for model in chosen.models:
         _check_files(model)
-    hosts = [name.strip() for name in host.split(",")]
-    if not is_open and not chosen.server.keys and not all(map(_is_loopback, hosts)):
+    if chosen.kserve.grpc_port is not None and not chosen.kserve.grpc_host:
+        overrides["grpc_host"] = hosts[0]
+    listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
+    if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
+    workers = chosen.processes
     if chosen.predictor is not None and workers > 1:
         _fail("predictions run in one process: --workers must be 1 with --predictor")
     raise_descriptor_limit(connections)
@@ -103,7 +114,7 @@ def serve(
     if workers > 1:
         click.echo(f"corosrv: {workers} worker processes, each of which loads its own copy of the model", err=True)
     if port is None:
-        port = PORT if chosen.models else _predictor_port()
+        port = PORT if chosen.models or chosen.app is not None else _predictor_port()
     from corosrv.gunicorn_app import options, run
 
     run(

@@ -1,5 +1,6 @@
-"""The settings of a server, its models and its predictor: read once at the start, checked and frozen."""
+"""The settings of a server and of what it serves: read once at the start, checked and frozen."""
 
+from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.loading import PARTS, Settings, load, load_predictor, unknown_variables
 from corosrv.settings.model import ModelSettings
 from corosrv.settings.predictor import PredictionSettings
@@ -7,6 +8,8 @@ from corosrv.settings.server import ServerSettings
 
 __all__ = [
     "PARTS",
+    "AppSettings",
+    "KserveSettings",
     "ModelSettings",
     "PredictionSettings",
     "ServerSettings",

@@ -8,23 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.settings import model_list, sources
+from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.model import ModelSettings, models_of
 from corosrv.settings.predictor import PredictionSettings
 from corosrv.settings.server import ServerSettings
 from corosrv.settings.sources import PREFIX
 
 # The one table of all settings: each field of these is a flag, a variable and a line of the settings file.
-PARTS: tuple[type, ...] = (ModelSettings, ServerSettings, PredictionSettings)
+PARTS: tuple[type, ...] = (ModelSettings, ServerSettings, PredictionSettings, AppSettings, KserveSettings)
 _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of one process, by part. A server has models, a predictor, or both."""
+    """All settings of one process, by part. A server has models, a predictor, an application, or several of them."""
 
     server: ServerSettings = field(default_factory=ServerSettings)
     models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
     predictor: PredictionSettings | None = None
+    app: AppSettings | None = None
+    kserve: KserveSettings = field(default_factory=KserveSettings)
+    processes: int = 1  # of corosrv serve; one where an application is served, whose workers are processes
 
 
 def load(
@@ -34,15 +38,23 @@ def load(
 ) -> Settings:
     """Reads the settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
 
-    Where no model is named it is the packaged one, unless a predictor is to be served. Raises SettingsError, which
-    names the variable and the source.
+    Where no model is named it is the packaged one, unless a predictor or an application is to be served. Raises
+    SettingsError, which names the variable and the source.
     """
     raw = sources.read(overrides, environ, file, PARTS)
     predictor = _predictor(raw)
     values = raw.values(ModelSettings)
-    if not values.get("model") and predictor is None:
+    app = AppSettings(**raw.values(AppSettings))
+    if not values.get("model") and predictor is None and not app.worker_app:
         values["model"] = model_list.packaged_model()
-    return Settings(server=ServerSettings(**raw.values(ServerSettings)), models=models_of(values), predictor=predictor)
+    return Settings(
+        server=ServerSettings(**raw.values(ServerSettings)),
+        models=models_of(values),
+        predictor=predictor,
+        app=app if app.worker_app else None,
+        kserve=KserveSettings(**raw.values(KserveSettings)),
+        processes=1 if app.worker_app else app.workers or 1,
+    )
 
 
 def load_predictor(
