@@ -1,8 +1,8 @@
 """Functions as models: corosrv serve deploy/app/basic.py:app
 
-    curl http://127.0.0.1:8080/v2/models/add/infer -d '{"inputs": [
-      {"name": "a", "datatype": "INT32", "shape": [3], "data": [1, 2, 3]},
-      {"name": "b", "datatype": "INT32", "shape": [3], "data": [10, 20, 30]}]}'
+curl http://127.0.0.1:8080/v2/models/add/infer -d '{"inputs": [
+  {"name": "a", "datatype": "INT32", "shape": [3], "data": [1, 2, 3]},
+  {"name": "b", "datatype": "INT32", "shape": [3], "data": [10, 20, 30]}]}'
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ VECTORS = TensorSpec("vectors", "FP32", [-1, -1])
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@app.capability(type="embed", unit="letters", inputs=[TEXTS], outputs=[VECTORS], batch={"max_size": 8, "max_delay_ms": 2})
+@app.capability(
+    type="embed", unit="letters", inputs=[TEXTS], outputs=[VECTORS], batch={"max_size": 8, "max_delay_ms": 2}
+)
 def embed(requests: list[ModelInferRequest]) -> list[dict[str, Any]]:
     """Turns each text into how often it has each letter. Calls that come together are one batch."""
     return [{"vectors": _vectors(request["texts"].data)} for request in requests]

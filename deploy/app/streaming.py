@@ -1,6 +1,6 @@
 """Handlers that answer piece by piece: corosrv serve deploy/app/streaming.py:app
 
-    curl -N http://127.0.0.1:8080/v2/models/spell/generate_stream -d '{"text_input": "one word at a time"}'
+curl -N http://127.0.0.1:8080/v2/models/spell/generate_stream -d '{"text_input": "one word at a time"}'
 """
 
 from __future__ import annotations
