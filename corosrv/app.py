@@ -5,6 +5,7 @@ Importing this module starts nothing; asking it for `application` does.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -22,12 +23,13 @@ from corosrv.errors import CorosrvError, HttpError, SettingsError
 from corosrv.http import front, reply
 from corosrv.http.connection import ClientLimits
 from corosrv.http.lean_flask import LeanFlask
+from corosrv.http.stops import NEVER_STARTS
 from corosrv.serving.server import Server
 from corosrv.settings import PredictionSettings, Settings
 
 log = logging.getLogger("corosrv")
 
-_NEVER_STARTS = 4  # gunicorn's own status of an app that cannot be loaded: with any other it would try for ever
+_PARTS_OF_APP = 2  # of a server that serves an application alone: itself, and KServe's protocol
 
 
 def blueprint(**overrides: Any) -> Blueprint:
@@ -106,25 +108,43 @@ def _make_application() -> Flask:
         logging.getLogger("corosrv").setLevel(server.log_level.upper())
         limits = ClientLimits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         worker = front.adopt(limits)
-        if predictor is not None and worker is not None and worker.cfg.workers > 1:
-            raise SettingsError("predictions run in one process: start gunicorn with one worker (-w 1)")
+        if worker is not None and worker.cfg.workers > 1:
+            _check_is_alone(settings)
         app = create_app(settings)
-        if predictor is not None and worker is not None:
+        if worker is not None:
             _end_with(worker, app.extensions["corosrv"], predictor)
         return app
     except CorosrvError as error:
         print(f"corosrv cannot start: {error}", file=sys.stderr)
-        sys.exit(_NEVER_STARTS)
+        sys.exit(NEVER_STARTS)
 
 
-def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings) -> None:
-    """Lets gunicorn wait for the predictor to end, and POST /shutdown end gunicorn."""
-    assert server.predictor is not None
-    worker.endings.append(server.predictor)
+def _check_is_alone(settings: Settings) -> None:
+    """Raises SettingsError for what several processes of one server cannot serve."""
+    for name, part in (("predictions run", settings.predictor), ("an application's calls queue", settings.app)):
+        if part is not None:
+            raise SettingsError(f"{name} in one process: start gunicorn with one worker (-w 1)")
+
+
+def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings | None) -> None:
+    """Lets gunicorn wait for worker processes to end, and POST /shutdown end gunicorn."""
+    worker.endings += [part for part in (server.predictor, server.app) if part is not None]
+    if server.app is not None and len(server.parts) <= _PARTS_OF_APP:
+        server.on_unstartable = functools.partial(_give_up, server)
+    if predictor is None:
+        return
     # A terminal interrupts everybody; the master passes on what this process is to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number = signal.SIGINT if predictor.await_explicit_shutdown else signal.SIGTERM
     server.on_shutdown = lambda: os.kill(worker.ppid, number)
+
+
+def _give_up(server: Server, reason: str) -> None:
+    """Ends this process and gunicorn with it: nothing that it is to serve can be started."""
+    print(f"corosrv cannot start: no worker of the application could be started: {reason}", file=sys.stderr, flush=True)
+    for part in server.parts:
+        part.close()
+    os._exit(NEVER_STARTS)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,13 @@ from gunicorn.util import parse_address
 from corosrv import settings as settings_module
 from corosrv.errors import SettingsError
 from corosrv.http import address
-from corosrv.http.stops import STOPS, let_stops_through
+from corosrv.http.stops import NEVER_STARTS, STOPS, let_stops_through
 from corosrv.http.worker_watch import WorkerWatch
 from corosrv.settings import Settings
 
 # gunicorn's own limit only has to come after ours, which ends streams with an event and fails predictions in words.
 _MARGIN = 5  # seconds
+_ON_STOP = 10  # seconds that an application's workers have to clean up
 
 
 # Set by systemd, or by the process that this one takes over from, for a socket that listens already.
@@ -103,8 +104,12 @@ OPTIONS: dict[str, Any] = {
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """Returns OPTIONS with enough time for running answers and predictions to end."""
-    drain_s = max(settings.server.drain_s, settings.predictor.drain_timeout if settings.predictor else 0.0)
+    """Returns OPTIONS with enough time for running answers, predictions and calls to end."""
+    drain_s = max(
+        settings.server.drain_s,
+        settings.predictor.drain_timeout if settings.predictor else 0.0,
+        settings.app.shutdown_grace + _ON_STOP if settings.app else 0.0,
+    )
     return {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
 
 
@@ -117,4 +122,7 @@ def run(options: Mapping[str, Any]) -> None:
         for bind in options["bind"]:
             if (fault := address.fault(*parse_address(bind))) is not None:
                 raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")
-    _Gunicorn(options).run()
+    try:
+        _Gunicorn(options).run()
+    except SystemExit as end:
+        raise SystemExit(1 if end.code == NEVER_STARTS else end.code) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+NEVER_STARTS = 4  # gunicorn's own exit status of an app that cannot be loaded: with any other it tries for ever
 STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGQUIT))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,7 @@ from corosrv import errors, waits
 from corosrv.models.loadable import Loadable
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
-from corosrv.models.state import ModelState
+from corosrv.models.state import HOLDING, ModelState
 from corosrv.models.wakeup import Wakeup
 from corosrv.settings import ModelSettings, Settings
 
@@ -22,6 +23,9 @@ log = logging.getLogger("corosrv.models")
 _RLock = gevent.monkey.get_original("_thread", "RLock")
 
 
+_OTHERS_PAUSE = 1.0  # seconds between two looks at whether others have let go of memory
+
+
 class Keeper:
     """A greenlet of the thread that calls `start`, or a thread where there is no hub. Owns the models and their lock.
 
@@ -29,7 +33,14 @@ class Keeper:
     next model has been idle for long enough.
     """
 
-    def __init__(self, settings: Settings, make: Callable[[ModelSettings], Loadable]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        make: Callable[[ModelSettings], Loadable],
+        memory_elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`memory_elsewhere`: the bytes of the budget that worker processes claim."""
+        self._memory_elsewhere = memory_elsewhere
         self.lock = _RLock()
         self._wakeup = Wakeup()
         self._make = make
@@ -66,12 +77,20 @@ class Keeper:
         by_name = {model.name: model for model in self.models}
         with self.lock:
             standings = [model.standing for model in self.models]
-            decided = plan(standings, self._limit, self._idle_s, time.monotonic())
+            now, elsewhere = time.monotonic(), self._memory_elsewhere()
+            decided = plan(standings, self._limit, self._idle_s, now, elsewhere)
             for name in decided.unload:
                 self.begin_unload(by_name[name])
             for name in decided.load:
                 self._begin_load(by_name[name])
-            return decided.next_at
+            waits_for_others = elsewhere > 0 and len(decided.load) < sum(model.can_load for model in standings)
+            return min(decided.next_at or math.inf, now + _OTHERS_PAUSE) if waits_for_others else decided.next_at
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the models take which are loaded, or are being loaded or unloaded."""
+        with self.lock:
+            return sum(model.bytes for model in self.models if model.state in HOLDING)
 
     def _begin_load(self, model: ServedModel) -> None:
         engine = self._make(model.settings)

@@ -37,8 +37,10 @@ class LoadPlan:
     next_at: float | None = None
 
 
-def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> LoadPlan:
+def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float, elsewhere: int = 0) -> LoadPlan:
     """Loads what is wanted, first come, first served, as far as `limit` bytes go (0: no limit).
+
+    `elsewhere`: bytes of the limit that others hold, such as worker processes.
 
     Idle models make room, the least recently used first, and only if that is enough; they go by themselves after
     `idle_s` seconds (0: never). While the first in line waits for room, nobody passes it, so that it is not starved.
@@ -47,7 +49,7 @@ def plan(models: Iterable[Standing], limit: int, idle_s: float, now: float) -> L
     idle = sorted((model for model in models if model.is_idle), key=lambda model: model.idle_since)
     expired = [model for model in idle if idle_s and now - model.idle_since >= idle_s]
     spare = idle[len(expired) :]
-    room = _Room(models, limit)
+    room = _Room(models, limit, elsewhere)
     room.unload(expired)
     load: list[str] = []
     for model in sorted((model for model in models if model.can_load), key=_wanted_since):
@@ -69,9 +71,9 @@ def _wanted_since(model: Standing) -> float:
 class _Room:
     """The bytes that are free, and those that will be."""
 
-    def __init__(self, models: Iterable[Standing], limit: int) -> None:
+    def __init__(self, models: Iterable[Standing], limit: int, elsewhere: int) -> None:
         self._limit = limit
-        self._free = limit - sum(model.bytes for model in models if model.state in HOLDING)
+        self._free = limit - elsewhere - sum(model.bytes for model in models if model.state in HOLDING)
         self._coming = sum(model.bytes for model in models if model.state is ModelState.UNLOADING)
         self.unloaded: list[str] = []
 

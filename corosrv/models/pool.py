@@ -63,13 +63,14 @@ class ModelPool:
         settings: Settings,
         make: Callable[[ModelSettings], Loadable],
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _NoWatch(),
+        memory_elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
         `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
-        call a function if the caller's client leaves.
+        call a function if the caller's client leaves. `memory_elsewhere`: the bytes of the budget that others hold.
         """
-        self._keeper = Keeper(settings, make)
+        self._keeper = Keeper(settings, make, memory_elsewhere)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._by_name = {name: model for model in self._models for name in model.names}
@@ -79,6 +80,11 @@ class ModelPool:
         self._pid = os.getpid()
         self._is_draining = False
         self._is_closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the models take which are loaded, or are being loaded or unloaded."""
+        return self._keeper.held_bytes
 
     def start(self) -> None:
         """Begins to load the first model; returns at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint
@@ -13,9 +13,8 @@ from corosrv.http.body_reader import BodyReader
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferWorker
 from corosrv.kserve import errors, object_routes, routes
-from corosrv.kserve.several import SeveralWorkers
 from corosrv.objects.store import ObjectStore
-from corosrv.settings import KserveSettings
+from corosrv.settings import KserveSettings, ServerSettings
 
 
 class KservePart:
@@ -24,17 +23,19 @@ class KservePart:
     def __init__(
         self,
         settings: KserveSettings,
-        workers: Sequence[InferWorker],
+        server: ServerSettings,
+        worker: InferWorker,
         objects: ObjectStore | None,
         bodies: BodyReader,
         check_ready: Callable[[], None],
     ) -> None:
-        """`workers`: asked in their order who knows a name. `check_ready`: raises the Unavailable of other parts."""
+        """`worker`: runs the calls. `check_ready`: raises the Unavailable of other parts."""
         self._settings = settings
+        self._server = server
+        self._worker = worker
         self._objects = objects
         self._bodies = bodies
         self._check_ready = check_ready
-        self.worker = SeveralWorkers(workers)
 
     @property
     def state(self) -> State:
@@ -59,15 +60,15 @@ class KservePart:
         """Returns None: each route describes itself."""
 
     def has_path(self, path: str) -> bool:
-        return path == "/v2" or path.startswith("/v2/")
+        return errors.has_path(path)
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
-        return errors.body(error)
+        return errors.error_body(error)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         blueprints = [
             routes.blueprint(
-                self.worker,
+                self._worker,
                 self._bodies,
                 max_body_bytes=self._settings.v2_max_body_bytes,
                 check_ready=self._check_ready,

@@ -42,14 +42,23 @@ log = logging.getLogger("corosrv")
 class ModelPart:
     """Serves models in every dialect; the first model begins to load when the part is started."""
 
-    def __init__(self, settings: Settings, stats: metrics.HttpStats, bodies: BodyReader) -> None:
-        """Raises SettingsError for a chat template that is none."""
+    def __init__(
+        self,
+        settings: Settings,
+        stats: metrics.HttpStats,
+        bodies: BodyReader,
+        memory_elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`memory_elsewhere`: bytes of the common budget that worker processes claim.
+
+        Raises SettingsError for a chat template that is none.
+        """
         for model in settings.models:
             _check_template(model)
         self._settings = settings.server
         self._stats = stats
         self._bodies = bodies
-        self.pool = ModelPool(settings, Engine, watch=_watch)
+        self.pool = ModelPool(settings, Engine, watch=_watch, memory_elsewhere=memory_elsewhere)
 
     def json_scanner(self) -> json_limits.Scanner:
         """Returns the native scanner of JSON texts, which runs without the GIL."""

@@ -21,8 +21,12 @@ from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.lean_flask import current
 from corosrv.http.reply import register_errors
+from corosrv.jobs.infer import InferWorker
+from corosrv.kserve.several import SeveralWorkers
 from corosrv.llamacpp.metrics import with_token_counter
 from corosrv.openai import answer_types
+from corosrv.serving.apps import AppPart
+from corosrv.serving.kserve import KservePart
 from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
@@ -35,16 +39,19 @@ log = logging.getLogger("corosrv")
 
 
 class Server:
-    """The server of one process: its models, its predictor, and the blueprints in front of them."""
+    """The server of one process: its models, predictor and application, and the blueprints in front of them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
         self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
+        self.on_unstartable: Callable[[str], None] = lambda reason: None  # if the application cannot be started
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
-        self.parts: list[Part] = [part for part in (self.models, self.predictor) if part is not None]
+        self.app = self._app(settings)
+        parts = (self.models, self.predictor, self.app, self._kserve(settings))
+        self.parts: list[Part] = [part for part in parts if part is not None]
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
         json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
@@ -60,7 +67,7 @@ class Server:
         # Loads libllama, which a server of predictions alone does without.
         from corosrv.serving.models import ModelPart
 
-        return ModelPart(settings, self._stats, self._bodies)
+        return ModelPart(settings, self._stats, self._bodies, lambda: self.app.manager.held_memory if self.app else 0)
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
         if settings.predictor is None:
@@ -71,8 +78,35 @@ class Server:
             self._stats,
             self._bodies,
             stop_server=lambda: self.on_shutdown(),
-            is_alone=not settings.models,
+            is_alone=not settings.models and settings.app is None,
         )
+
+    def _app(self, settings: Settings) -> AppPart | None:
+        if settings.app is None:
+            return None
+        return AppPart(
+            settings.app,
+            settings.server,
+            submit=lambda job: self.calls.submit(job),
+            memory_elsewhere=lambda: self.models.pool.held_bytes if self.models else 0,
+            on_unstartable=lambda reason: self.on_unstartable(reason),
+        )
+
+    def _kserve(self, settings: Settings) -> KservePart | None:
+        workers: list[InferWorker] = []
+        if self.app is not None:
+            workers.append(self.app.dispatcher)
+        if self.models is not None:
+            workers.append(self.models.calls())
+        self.calls = SeveralWorkers(workers)
+        if not workers or not settings.kserve.v2:
+            return None
+        objects = self.app.objects if self.app is not None else None
+        return KservePart(settings.kserve, settings.server, self.calls, objects, self._bodies, self._check)
+
+    def _check(self) -> None:
+        """Raises the Unavailable that calls would meet now."""
+        Readiness(self.parts).check()
 
     def part_of(self, path: str) -> Part:
         """Returns the part whose form of errors a client expects at this path."""
@@ -133,7 +167,7 @@ class Server:
         yield docs.page()
         for part in self.parts:
             yield from part.blueprints()
-        if self.models is not None:  # a predictor alone has the document as Cog's server does
+        if self.models is not None or self.app is not None:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
 

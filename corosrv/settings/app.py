@@ -43,6 +43,9 @@ class AppSettings:
     )
     max_queue: int = setting(4096, "calls that may wait in all queues of handlers", check=between(0, 1_000_000))
     queue_bytes: int = setting(268_435_456, "bytes that the tensors of waiting calls may take", check=of_bytes(1024))
+    gpus: float = setting(
+        0.0, "graphics cards that the application's workers may claim together", check=between(0, 1024)
+    )
     run_dir: str = setting(
         "",
         "folder for the management socket, which nobody else may enter; made if missing; empty: one of this user's",

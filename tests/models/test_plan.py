@@ -15,8 +15,8 @@ def ready(name: str, idle_since: float = 0.0, size: int = 10, is_used: bool = Fa
     return Standing(name, READY, size, is_used=is_used, idle_since=idle_since)
 
 
-def decide(*models: Standing, limit: int = 0, idle_s: float = 0.0, now: float = 100.0) -> LoadPlan:
-    return plan(models, limit, idle_s, now)
+def decide(*models: Standing, limit: int = 0, idle_s: float = 0.0, now: float = 100.0, elsewhere: int = 0) -> LoadPlan:
+    return plan(models, limit, idle_s, now, elsewhere)
 
 
 def test_nothing_wanted_and_nothing_idle_is_nothing_to_do():
@@ -40,6 +40,12 @@ def test_models_that_load_and_unload_take_room_too():
 
     assert decide(loading, unloading, wanted("c"), limit=29) == LoadPlan()
     assert decide(loading, unloading, wanted("c"), limit=30) == LoadPlan(load=("c",))
+
+
+def test_memory_that_others_hold_is_no_room():
+    assert decide(wanted("a", size=20), limit=30, elsewhere=11) == LoadPlan()
+    assert decide(wanted("a", size=20), limit=30, elsewhere=10) == LoadPlan(load=("a",))
+    assert decide(ready("a"), wanted("b", size=20), limit=30, elsewhere=10) == LoadPlan(unload=("a",))
 
 
 def test_the_least_recently_used_makes_room():

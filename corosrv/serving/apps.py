@@ -1,0 +1,153 @@
+"""The part of a server that serves an application: its workers, the dispatcher in front of them, and their objects."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+from flask import Blueprint
+from gevent import monkey
+from prometheus_client.registry import Collector
+
+from corosrv.dispatch.collector import DispatchCollector
+from corosrv.dispatch.dispatcher import Dispatcher
+from corosrv.dispatch.settings import DispatchSettings
+from corosrv.errors import CorosrvError, ModelFailed
+from corosrv.jobs import State
+from corosrv.jobs.infer import InferJob, InferReader
+from corosrv.kserve import errors
+from corosrv.manager.manager import Manager, ManagerSettings
+from corosrv.manager.snapshot import Claim
+from corosrv.objects.store import ObjectStore
+from corosrv.settings import AppSettings, ServerSettings
+from corosrv.worker.parent.app_process import AppProcess
+from corosrv.worker.parent.app_worker import AppWorkerConfig
+from corosrv.worker.parent.call_asks import HandlerServices
+
+log = logging.getLogger("corosrv")
+
+_SWEEP = 10.0  # seconds between two looks for objects whose time is over
+
+
+class AppPart:
+    """Serves the handlers of an application, which worker processes run once the part is started."""
+
+    def __init__(
+        self,
+        app: AppSettings,
+        settings: ServerSettings,
+        *,
+        submit: Callable[[InferJob], InferReader],
+        memory_elsewhere: Callable[[], int],
+        on_unstartable: Callable[[str], None],
+    ) -> None:
+        """`submit`: runs what handlers call. `memory_elsewhere`: bytes that loaded models take of the common budget.
+
+        `on_unstartable`: called with the reason if no worker has started in time.
+        """
+        self._failure = ""  # why no worker has started
+        self._on_unstartable = on_unstartable
+        self._sweeper: gevent.Greenlet | None = None
+        self.objects = ObjectStore()
+        self.dispatcher = Dispatcher(
+            DispatchSettings(
+                max_calls=app.max_queue, max_bytes=app.queue_bytes, logs_json=settings.log_format == "json"
+            )
+        )
+        self.manager = Manager(
+            ManagerSettings(
+                workers=app.workers or 1,
+                start_timeout=app.start_timeout,
+                shutdown_grace=app.shutdown_grace,
+                budget=Claim(gpus=app.gpus, memory=settings.model_bytes or math.inf),
+            ),
+            _maker(app, HandlerServices(submit, self.objects)),
+            self.dispatcher,
+            memory_elsewhere=memory_elsewhere,
+            on_unstartable=self._on_failure,
+        )
+
+    def _on_failure(self, reason: str) -> None:
+        self._failure = reason
+        self._on_unstartable(reason)
+
+    def start(self) -> None:
+        if not monkey.is_module_patched("socket"):  # each request has a thread and a hub of its own, or none
+            self._failure = "handlers need a server that waits through gevent: gunicorn -k gevent"
+            return
+        self.manager.start()
+        self._sweeper = gevent.spawn(self._sweep)
+
+    def _sweep(self) -> None:
+        while True:
+            gevent.sleep(_SWEEP)
+            self.objects.sweep(time.time())
+
+    @property
+    def state(self) -> State:
+        state = self.manager.state
+        return State.FAILED if self._failure and state is State.STARTING else state
+
+    def check(self) -> None:
+        """Raises the Unavailable that says which pool has no worker that is ready, and why."""
+        if self.state is State.FAILED:
+            raise ModelFailed(f"the application could not be started: {self._failure}", retry_after=5)
+        self.manager.check()
+
+    def stats(self) -> None:
+        """Returns None: an application has no decode loop."""
+
+    def stop(self) -> None:
+        """Refuses new calls, and lets those that were taken end in their time; a second call ends them at once."""
+        self.manager.stop()
+
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether stop() was called and something still runs."""
+        return self.manager.is_ending
+
+    def hurry(self) -> None:
+        """Ends what still runs. Returns at once."""
+        self.manager.hurry()
+
+    def close(self) -> None:
+        self.manager.close()
+        if self._sweeper is not None:
+            self._sweeper.kill(block=False)
+        self.objects.close()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return (DispatchCollector(self.dispatcher),)
+
+    def document(self) -> None:
+        """Returns None: the part has no routes of its own."""
+
+    def has_path(self, path: str) -> bool:
+        return False
+
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        return errors.error_body(error)
+
+    def blueprints(self) -> tuple[Blueprint, ...]:
+        """Returns nothing: handlers are called through KServe's routes."""
+        return ()
+
+
+def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None, str, int], AppProcess]:
+    """Returns what makes a worker process for a pool, a place in it, and an incarnation."""
+    config = AppWorkerConfig(
+        app_ref=app.worker_app,
+        app_dir=app.app_dir,
+        is_factory=app.factory,
+        start_timeout_s=app.start_timeout,
+        hang_grace_s=app.hang_grace,
+        env=dict(os.environ),
+        cwd=str(Path.cwd()),
+    )
+    return lambda pool, place, incarnation: AppProcess(config, pool, place, incarnation, services)
