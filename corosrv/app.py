@@ -128,7 +128,7 @@ def _check_is_alone(settings: Settings) -> None:
 
 def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings | None) -> None:
     """Lets gunicorn wait for worker processes to end, and POST /shutdown end gunicorn."""
-    worker.endings += [part for part in (server.predictor, server.app) if part is not None]
+    worker.endings += [part for part in (server.predictor, server.app, server.kserve) if part is not None]
     if server.app is not None and len(server.parts) <= _PARTS_OF_APP:
         server.on_unstartable = functools.partial(_give_up, server)
     if predictor is None:

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gevent
 from flask import Blueprint
 from prometheus_client.registry import Collector
 
-from corosrv.errors import CorosrvError
+from corosrv.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
 from corosrv.http.body_reader import BodyReader
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferWorker
+from corosrv.jobs.worker_state import WorkerState
 from corosrv.kserve import errors, object_routes, routes
+from corosrv.kserve.grpc.front import GrpcFront
+from corosrv.kserve.grpc.server_side import GrpcConfig
 from corosrv.objects.store import ObjectStore
 from corosrv.settings import KserveSettings, ServerSettings
+
+_STATES = {
+    WorkerState.STARTING: State.STARTING,
+    WorkerState.READY: State.READY,
+    WorkerState.DRAINING: State.DRAINING,
+    WorkerState.SETUP_FAILED: State.FAILED,
+    WorkerState.DEFUNCT: State.STARTING,  # another one follows
+    WorkerState.STOPPED: State.DRAINING,
+}
 
 
 class KservePart:
@@ -29,29 +42,73 @@ class KservePart:
         bodies: BodyReader,
         check_ready: Callable[[], None],
     ) -> None:
-        """`worker`: runs the calls. `check_ready`: raises the Unavailable of other parts."""
+        """`worker`: runs the calls. `check_ready`: raises the Unavailable that calls would meet now.
+
+        Raises SettingsError where gRPC is asked for and grpcio is not installed.
+        """
         self._settings = settings
-        self._server = server
+        self._drain_s = server.drain_s
         self._worker = worker
         self._objects = objects
         self._bodies = bodies
         self._check_ready = check_ready
+        self._ending: gevent.Greenlet | None = None
+        self.grpc = self._grpc(server)
+
+    def _grpc(self, server: ServerSettings) -> GrpcFront | None:
+        settings = self._settings
+        if settings.grpc_port is None:
+            return None
+        config = GrpcConfig(
+            address=settings.grpc_host or "127.0.0.1",
+            port=settings.grpc_port,
+            keys=server.keys,
+            max_message=settings.v2_max_body_bytes,
+        )
+        return GrpcFront(config, self._worker, self._check_ready)
+
+    def start(self) -> None:
+        if self.grpc is not None:
+            self.grpc.start()
 
     @property
     def state(self) -> State:
-        return State.READY
+        return State.READY if self.grpc is None else _STATES[self.grpc.state]
 
     def check(self) -> None:
-        """Does nothing: whether calls are taken is for the parts to say that run them."""
+        """Raises the Unavailable of the gRPC process; whether calls are taken is for the parts to say that run them."""
+        state, reason = self.state, "" if self.grpc is None else self.grpc.reason
+        if state is State.STARTING:
+            raise Starting(f"the gRPC process is starting{reason and ': '}{reason}")
+        if state is State.FAILED:
+            raise ModelFailed(f"the gRPC process could not be started: {reason}")
+        if state is State.DRAINING:
+            raise ShuttingDown("the server is shutting down")
 
     def stats(self) -> None:
         """Returns None: nothing is decoded here."""
 
-    def start(self) -> None: ...
+    def stop(self) -> None:
+        """Lets calls over gRPC end in their time, then ends its process; a second call ends it at once."""
+        if self.grpc is None:
+            return
+        if self._ending is None:
+            self._ending = gevent.spawn(self.grpc.stop, self._drain_s)
+        else:
+            self.hurry()
 
-    def stop(self) -> None: ...
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether stop() was called and the gRPC process still runs."""
+        return self._ending is not None and not self._ending.ready()
 
-    def close(self) -> None: ...
+    def hurry(self) -> None:
+        """Ends the gRPC process now. Returns at once."""
+        self.close()
+
+    def close(self) -> None:
+        if self.grpc is not None:
+            self.grpc.kill()
 
     def collectors(self) -> tuple[Collector, ...]:
         return ()

@@ -50,7 +50,8 @@ class Server:
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
-        parts = (self.models, self.predictor, self.app, self._kserve(settings))
+        self.kserve = self._kserve(settings)
+        parts = (self.models, self.predictor, self.app, self.kserve)
         self.parts: list[Part] = [part for part in parts if part is not None]
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
         json_limits.use_scanner(body.scan_in_thread(scanner))
