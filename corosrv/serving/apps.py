@@ -15,7 +15,6 @@ from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
 
-from corosrv.dispatch.collector import DispatchCollector
 from corosrv.dispatch.dispatcher import Dispatcher
 from corosrv.dispatch.settings import DispatchSettings
 from corosrv.errors import CorosrvError, ModelFailed
@@ -123,7 +122,7 @@ class AppPart:
         self.objects.close()
 
     def collectors(self) -> tuple[Collector, ...]:
-        return (DispatchCollector(self.dispatcher),)
+        return ()
 
     def document(self) -> None:
         """Returns None: the part has no routes of its own."""

@@ -97,8 +97,6 @@ class Server:
         workers: list[InferWorker] = []
         if self.app is not None:
             workers.append(self.app.dispatcher)
-        if self.models is not None:
-            workers.append(self.models.calls())
         self.calls = SeveralWorkers(workers)
         if not workers or not settings.kserve.v2:
             return None

@@ -1,33 +1,41 @@
-"""Loads the application that MODULE:ATTRIBUTE names."""
+"""Loads the application that MODULE:NAME or FILE.py:NAME names."""
 
 from __future__ import annotations
 
+import os
+from types import ModuleType
 from typing import Any
 
 from corosrv.errors import AppError, LoadError
 from corosrv.wire.calls import InitApp
 from corosrv.worker.app.app import App
 from corosrv.worker.app.pools import Pool
-from corosrv.worker.child.modules import module_from_name
+from corosrv.worker.child.modules import module_from_file, module_from_name
 
-_ADVICE = "an application is named as MODULE:ATTRIBUTE, and looked for in --app-dir"
+_ADVICE = "an application is named as MODULE:NAME, looked for in --app-dir, or as FILE.py:NAME"
 
 
 def load_app(init: InitApp) -> App:
     """Imports the application. Raises LoadError, AppError, and what the author's code raises."""
-    module_name, _, attribute = init.app_ref.partition(":")
-    attribute = attribute or "app"
-    module = module_from_name(module_name, _ADVICE, init.app_dir)
+    place, _, name = init.app_ref.rpartition(":") if ":" in init.app_ref else (init.app_ref, "", "app")
+    module = _module(place, init.app_dir)
     try:
-        target = getattr(module, attribute)
+        target = getattr(module, name)
     except AttributeError:
-        raise LoadError(f"{module_name} has no {attribute!r}: name the App, as {module_name}:NAME") from None
+        raise LoadError(f"{place} has no {name!r}: name the App, as {place}:NAME") from None
     app = _made_by(target, init.app_ref) if init.is_factory else target
     if not isinstance(app, App):
         raise LoadError(_no_app(init, app))
     if not app.pools():
         raise AppError(f"{init.app_ref} has no handlers: register some with @app.model, @app.capability or @app.worker")
     return app
+
+
+def _module(place: str, app_dir: str) -> ModuleType:
+    """Imports a module, or a file with its neighbours. Raises LoadError, and what the author's code raises."""
+    if place.endswith(".py"):
+        return module_from_file(os.path.join(app_dir, place))
+    return module_from_name(place, _ADVICE, app_dir)
 
 
 def _made_by(factory: Any, app_ref: str) -> Any:
