@@ -23,12 +23,12 @@ class SeveralWorkers(InferWorker):
         return tuple(by_key.values())
 
     def find(self, target: Target) -> HandlerCard:
-        return self._of(target)[1]
+        return self._worker_of(target)[1]
 
     def submit(self, job: InferJob) -> InferReader:
-        return self._of(job.target)[0].submit(job)
+        return self._worker_of(job.target)[0].submit(job)
 
-    def _of(self, target: Target) -> tuple[InferWorker, HandlerCard]:
+    def _worker_of(self, target: Target) -> tuple[InferWorker, HandlerCard]:
         """Returns the worker that knows a target. Raises what the first one raises where none does."""
         failure: NotFound | None = None
         for worker in self._workers:

@@ -11,10 +11,12 @@ from prometheus_client.registry import Collector
 
 from corosrv.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.metrics import HttpStats
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferWorker
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.kserve import errors, object_routes, routes
+from corosrv.kserve.endpoint import EndpointLimits
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.server_side import GrpcConfig
 from corosrv.objects.store import ObjectStore
@@ -39,6 +41,7 @@ class KservePart:
         server: ServerSettings,
         worker: InferWorker,
         objects: ObjectStore | None,
+        stats: HttpStats,
         bodies: BodyReader,
         check_ready: Callable[[], None],
     ) -> None:
@@ -51,6 +54,8 @@ class KservePart:
         self._worker = worker
         self._objects = objects
         self._bodies = bodies
+        self._stats = stats
+        self._limits = EndpointLimits(settings.v2_max_body_bytes, server.sse_ping_interval, server.write_timeout_s)
         self._check_ready = check_ready
         self._ending: gevent.Greenlet | None = None
         self.grpc = self._grpc(server)
@@ -127,7 +132,8 @@ class KservePart:
             routes.blueprint(
                 self._worker,
                 self._bodies,
-                max_body_bytes=self._settings.v2_max_body_bytes,
+                self._stats,
+                self._limits,
                 check_ready=self._check_ready,
             )
         ]

@@ -101,7 +101,7 @@ class Server:
         if not workers or not settings.kserve.v2:
             return None
         objects = self.app.objects if self.app is not None else None
-        return KservePart(settings.kserve, settings.server, self.calls, objects, self._bodies, self._check)
+        return KservePart(settings.kserve, settings.server, self.calls, objects, self._stats, self._bodies, self._check)
 
     def _check(self) -> None:
         """Raises the Unavailable that calls would meet now."""
