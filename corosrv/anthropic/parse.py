@@ -10,6 +10,7 @@ from corosrv.anthropic.answers import MessageAnswer
 from corosrv.chat import turns
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
 from corosrv.chat.prepare import prepare
+from corosrv.chat.tools import check_count
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.call import Call
@@ -46,6 +47,7 @@ def _prompt(body: schema.PromptBody) -> Messages:
     is_begun = history[-1]["role"] == "assistant"
     if is_begun and "tool_calls" in history[-1]:
         raise Refused("messages: a tool_use at the end needs its tool_result in a user message", "messages")
+    check_count(body.tools or ())
     tools = tuple(_tool(tool, i) for i, tool in enumerate(body.tools or ()))
     return Messages(history, tools=tools, add_generation_prompt=not is_begun, continue_final=is_begun)
 

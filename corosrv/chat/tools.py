@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from corosrv.chat.conversation import ToolPlaces
@@ -17,10 +17,15 @@ NO_ARGUMENTS = {"type": "object", "properties": {}}
 Tool = dict[str, Any]
 
 
+def check_count(tools: Sized, param: str = "tools") -> None:
+    """Raises Refused for too many tools. To be called before any of them is looked at: there may be 100,000."""
+    if len(tools) > MAX_TOOLS:
+        raise Refused(f"{param}: at most {MAX_TOOLS}, not {len(tools)}", param)
+
+
 def checked(tools: Sequence[Tool], places: ToolPlaces) -> tuple[Tool, ...]:
     """Returns the tools with every member filled in. Raises Refused for too many, bad names, and duplicates."""
-    if len(tools) > MAX_TOOLS:
-        raise Refused(f"tools: at most {MAX_TOOLS}, not {len(tools)}", "tools")
+    check_count(tools)
     names: set[str] = set()
     for number, tool in enumerate(tools):
         name, param = name_of(tool), places.name.format(number)

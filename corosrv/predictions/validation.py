@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from corosrv.errors import InvalidInput
@@ -14,7 +15,7 @@ from corosrv.worker.types import STARS
 
 log = logging.getLogger("corosrv.predictions")
 
-_LARGE = 1 << 20  # bytes of a request; beyond them a check is worth a thread
+_LARGE = 1 << 15  # bytes of a request; beyond them a check is worth a thread: it takes a microsecond for four bytes
 
 
 class InputSchema:
@@ -26,6 +27,7 @@ class InputSchema:
         self._components: dict[str, Any] = document["components"]["schemas"]
         self._schema = self._components["Input"]
         self._properties: dict[str, Any] = self._schema["properties"]
+        self._secrets = {name: schema for name, schema in self._properties.items() if _has_secret(schema)}
         self._values = Values(self._components, Patterns())
 
     @property
@@ -36,8 +38,8 @@ class InputSchema:
     def check(self, input: object, n_bytes: int = 0) -> dict[str, Any]:
         """Returns the input for the worker: unknown fields dropped, numbers converted, defaults and nulls filled in.
 
-        Raises InvalidInput with all faults. Waits only for a request of more than 1 MiB, if `n_bytes` says so, and for
-        a pattern that might take long; other greenlets may run meanwhile.
+        Raises InvalidInput with all faults. Waits only for a request of more than 32 KiB, if `n_bytes` says so, and
+        for a pattern that might take long; other greenlets may run meanwhile.
         """
         if not isinstance(input, dict):
             raise InvalidInput([{"loc": ["body", "input"], "msg": "must be an object", "type": "value_error"}])
@@ -52,7 +54,8 @@ class InputSchema:
 
     def mask(self, input: dict[str, Any]) -> dict[str, Any]:
         """Returns the input with stars for secrets: the only form of it that clients get back."""
-        return {name: _masked(self._properties.get(name, {}), value) for name, value in input.items()}
+        secrets = self._secrets
+        return {name: _masked(secrets[name], value) if name in secrets else value for name, value in input.items()}
 
     def _fields(self, input: dict[str, Any], faults: Faults) -> dict[str, Any]:
         if unknown := [name for name in input if name not in self._properties]:
@@ -80,14 +83,33 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(member, str) for member in value))
 
 
+def _has_secret(schema: dict[str, Any]) -> bool:
+    """Returns whether a value of this schema is a secret, or has one in it."""
+    inner = (*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties"))
+    return _is_secret(schema) or any(_has_secret(part) for part in inner if isinstance(part, dict))
+
+
+def _is_secret(schema: dict[str, Any]) -> bool:
+    return any(member.get("x-cog-secret") for member in (schema, *schema.get("anyOf", ())))
+
+
 def _masked(schema: dict[str, Any], value: Any) -> Any:
     """Under a secret's schema everything but null is masked, whether it fits or not."""
-    if value is None or not schema:
-        return value
-    if any(member.get("x-cog-secret") for member in (schema, *schema.get("anyOf", ()))):
+    if value is None:
+        return None
+    if _is_secret(schema):
         return STARS
-    if isinstance(value, list) and "items" in schema:
-        return [_masked(schema["items"], member) for member in value]
-    if isinstance(value, dict) and "additionalProperties" in schema:
-        return {key: _masked(schema["additionalProperties"], member) for key, member in value.items()}
+    for member in (schema, *schema.get("anyOf", ())):
+        inner = member.get("items" if isinstance(value, list) else "additionalProperties")
+        if isinstance(inner, dict) and _has_secret(inner):
+            if isinstance(value, list):
+                return _all_masked(inner, value)
+            if isinstance(value, dict):
+                return dict(zip(value, _all_masked(inner, value.values()), strict=True))
     return value
+
+
+def _all_masked(schema: dict[str, Any], values: Collection[Any]) -> list[Any]:
+    if _is_secret(schema):  # as nearly always: there may be 100,000 of them
+        return [None if value is None else STARS for value in values]
+    return [_masked(schema, value) for value in values]

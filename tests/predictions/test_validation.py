@@ -170,6 +170,14 @@ def test_secrets_are_masked_wherever_they_are_and_nothing_else_is():
     assert given["a"] == "k1"
 
 
+def test_secrets_in_an_optional_list_are_masked():
+    def run(a: Optional[list[Secret]], b: Optional[list[str]]): ...
+
+    masked = InputSchema(document(read(run))).mask({"a": ["hunter2", None], "b": ["open"]})
+
+    assert masked == {"a": [STARS, None], "b": ["open"]}
+
+
 def test_no_message_holds_a_secret():
     def run(a: Secret, b: list[Secret]): ...
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from corosrv.chat import turns
 from corosrv.chat.conversation import CallMode, CallPolicy, JsonFormat
+from corosrv.chat.tools import check_count
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.chat import schema
 
@@ -13,7 +14,8 @@ _POLICIES = {mode.value: CallPolicy(mode) for mode in CallMode}
 
 
 def tools(body: schema.ChatBody) -> tuple[dict[str, Any], ...]:
-    """Returns the tools that the model may call."""
+    """Returns the tools that the model may call. Raises Refused for too many."""
+    check_count(body.tools or ())
     functions = (tool.function for tool in body.tools or ())
     return tuple(turns.tool(function.name, function.description, function.parameters) for function in functions)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corosrv.chat import turns
+from corosrv.chat.tools import check_count
 from corosrv.errors import NotSupported, Refused
 from corosrv.openai.responses import schema
 
@@ -29,6 +30,7 @@ class FunctionTools:
 
 def read_tools(tools: list[schema.Tool]) -> FunctionTools:
     """Makes the functions that a request's tools stand for. Raises Refused, which names the place."""
+    check_count(tools)
     placed_tools = [(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
     if any(tool.type in ("function", "namespace") for tool in tools):
         placed_tools = [(param, tool) for param, tool in placed_tools if tool.type not in _ADDED_UNASKED]
@@ -51,6 +53,7 @@ def called(namespace: str | None, name: str) -> str:
 
 def _functions(space: schema.Tool, namespace: str, param: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each function with the name that it has in its namespace."""
+    check_count(space.tools or (), f"{param}.tools")
     for i, tool in enumerate(space.tools or ()):
         function = _function(tool, f"{param}.tools[{i}]", namespace)
         yield str(tool.name), function

@@ -174,9 +174,10 @@ def check(document: Any, param: str, limits: SchemaLimits, look: Callable[[], ob
     _check_size(document, param, limits, look)
     visited: set[int] = set()
     todo: list[tuple[Any, str, int]] = [(document, "#", 0)]
-    n_properties = 0
+    n_properties = n_seen = 0
     while todo:
-        if len(visited) % _LOOK_EVERY == 0:
+        n_seen += 1
+        if n_seen % _LOOK_EVERY == 0:
             look()
         schema, place, depth = todo.pop()
         if isinstance(schema, bool) or id(schema) in visited:
@@ -189,7 +190,10 @@ def check(document: Any, param: str, limits: SchemaLimits, look: Callable[[], ob
         n_properties += len(schema.get("properties") or ())
         if n_properties > limits.properties:
             raise InvalidSchema(place, f"there are more than {limits.properties} properties", param)
-        todo += ((inner, at, depth + 1) for inner, at in _checked(schema, place, param, limits))
+        for inner, at in _checked(schema, place, param, limits):
+            todo.append((inner, at, depth + 1))
+            if len(todo) % _LOOK_EVERY == 0:
+                look()
         if "$ref" in schema:
             todo.append((*resolve(document, schema["$ref"], place, param), 0))
 
@@ -219,9 +223,8 @@ def _check_size(document: Any, param: str, limits: SchemaLimits, look: Callable[
             raise InvalidSchema("#", f"its texts have more than {limits.chars} characters", param)
 
 
-def _checked(schema: dict[str, Any], place: str, param: str, limits: SchemaLimits) -> list[tuple[Any, str]]:
-    """Checks one schema. Returns its subschemas with their places, unchecked."""
-    subschemas = []
+def _checked(schema: dict[str, Any], place: str, param: str, limits: SchemaLimits) -> Iterator[tuple[Any, str]]:
+    """Checks one schema. Yields its subschemas with their places, unchecked."""
     for keyword, value in schema.items():
         at = step(place, keyword)
         if keyword in REFUSED:
@@ -232,13 +235,12 @@ def _checked(schema: dict[str, Any], place: str, param: str, limits: SchemaLimit
             raise InvalidSchema(at, "'$id' is not supported inside a schema", param)
         try:
             for steps, inner in KEYWORDS.get(keyword, _anything)(value, limits):
-                subschemas.append((inner, step(at, *steps)))
+                yield inner, step(at, *steps)
         except ValueError as error:
             raise InvalidSchema(at, f"'{keyword}' {error}", param) from None
     for least, most in _PAIRS:
         if least in schema and most in schema and _is_above(schema, least, most):
             raise InvalidSchema(step(place, least), f"'{least}' is above '{most}', and no value can be both", param)
-    return subschemas
 
 
 def _is_above(schema: Mapping[str, Any], least: str, most: str) -> bool:

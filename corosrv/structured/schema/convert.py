@@ -127,11 +127,11 @@ class _Converter:
         if keyword == "allOf":
             return self._merged(schema, place)
         base = {word: value for word, value in schema.items() if word != keyword}
-        branches = [(branch, step(place, keyword, str(i))) for i, branch in enumerate(schema[keyword])]
         if keyword == "oneOf":
-            self._check_disjoint(branches, place)
+            self._check_disjoint(schema[keyword], place)
         alternatives, reasons = [], []
-        for branch, at in branches:
+        for i, branch in enumerate(schema[keyword]):
+            at = step(place, keyword, str(i))
             try:
                 alternatives.append(self._value({"allOf": [base, branch]} if base else branch, at))
             except Impossible as impossible:
@@ -140,11 +140,12 @@ class _Converter:
             raise Impossible(f"none of {keyword} is possible: {'; '.join(reasons[:3])}")
         return either(alternatives)
 
-    def _check_disjoint(self, branches: list[tuple[Any, str]], place: str) -> None:
+    def _check_disjoint(self, branches: list[Any], place: str) -> None:
         at = step(place, "oneOf")
         if len(branches) > _MOST_BRANCHES:
             raise self._refusal(at, f"has more than {_MOST_BRANCHES} schemas; use anyOf")
-        pair = overlap([self._flat_or_none(*branch) for branch in branches], self._flattener.flat, self._check)
+        flat = [self._flat_or_none(branch, step(at, str(i))) for i, branch in enumerate(branches)]
+        pair = overlap(flat, self._flattener.flat, self._check)
         if pair is not None:
             raise self._refusal(
                 at,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from corosrv.structured.schema.conversion import Conversion
@@ -34,13 +36,15 @@ class Flattener:
     def _flat(self, schema: Schema, place: str, visited: frozenset[int]) -> Schema:
         self._check()
         flat: Schema = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "allOf")}
-        parts = [(part, step(place, "allOf", str(i))) for i, part in enumerate(schema.get("allOf", ()))]
+        parts: Iterator[tuple[Any, str]] = (
+            (part, step(place, "allOf", str(i))) for i, part in enumerate(schema.get("allOf", ()))
+        )
         if "$ref" in schema:
             target, reached = self.resolve(schema["$ref"], place)
             if id(target) in visited or len(visited) > self._most_references:
                 raise self._refusal(place, f"'$ref' {schema['$ref']!r} leads back to itself without a value in between")
             visited |= {id(target)}
-            parts.insert(0, (target, reached))
+            parts = chain([(target, reached)], parts)
         for part, at in parts:
             if part is False:
                 raise Impossible("the schema is false")
