@@ -103,30 +103,31 @@ class Load:
                 break
 
 
+def work(chance: random.Random) -> int:
+    """Loads one worker until it breaks or is ended; returns the number of calls, each of which has ended once."""
+    worker = new_worker("well", hang_grace_s=2.0)
+    worker.start()
+    wait_for(worker, WorkerState.READY)
+    load = Load(worker, chance)
+    load.run(300)
+    if worker.state is WorkerState.READY and chance.random() < 0.5:
+        worker.kill()
+    else:
+        for recorder in load.recorders:
+            recorder.call.cancel()
+    worker.stop(TIMEOUT)
+    for recorder in load.recorders:
+        recorder.wait_until_over()
+    assert worker.in_flight == 0
+    assert counters(worker)[1] == counters(worker)[3] == 0
+    return len(load.recorders)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_of_many_calls_ends_once_and_the_counts_return_to_zero(seed: int) -> None:
     chance = random.Random(seed)
-    n_calls = 0
     before = n_descriptors()
-    for _ in range(4):
-        worker = new_worker("well", hang_grace_s=2.0)
-        worker.start()
-        wait_for(worker, WorkerState.READY)
-        load = Load(worker, chance)
 
-        load.run(300)
-        if worker.state is WorkerState.READY and chance.random() < 0.5:
-            worker.kill()
-        else:
-            for recorder in load.recorders:
-                recorder.call.cancel()
-        worker.stop(TIMEOUT)
+    assert sum(work(chance) for _ in range(4)) > 50
 
-        for recorder in load.recorders:
-            recorder.wait_until_over()
-        assert worker.in_flight == 0
-        assert counters(worker)[1] == counters(worker)[3] == 0
-        n_calls += len(load.recorders)
-        del load, worker
-    assert n_calls > 50
     wait_until(lambda: n_descriptors() <= before)
