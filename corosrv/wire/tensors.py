@@ -93,7 +93,7 @@ def unpack(
     side is ours, and has looked at the contents already.
     """
     groups = list(groups)
-    return make_tensors(groups, map_attached(groups, fds))
+    return make_tensors(groups, map_attached(groups, fds), are_checked=are_checked)
 
 
 def map_attached(groups: Sequence[Sequence[WireTensor]], fds: Sequence[int]) -> memoryview:

@@ -388,3 +388,114 @@ async def cancel_all(request: Any) -> Any:
     for task in asyncio.all_tasks():
         task.cancel()
     await asyncio.sleep(60)
+
+
+def kind_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error} ({getattr(error, 'status', None)})"
+
+
+def outcome(response: Any) -> Any:
+    """Says what a handler's own call has answered."""
+    seen = f"{response.model_name} {response.model_version} {response.parameters} {response.final}"
+    return ModelInferResponse(response.outputs, {"seen": seen})
+
+
+@app.model("ask")
+def ask(request: Any, context: Context) -> Any:
+    """Makes the call that the parameters describe, with its own inputs; answers with its answer or error."""
+    try:
+        return outcome(context.call(inputs={tensor.name: tensor for tensor in request.inputs}, **arguments(request)))
+    except Exception as error:
+        return ModelInferResponse(parameters={"error": kind_of(error)})
+
+
+@app.model("ask_async")
+async def ask_async(request: Any, context: AsyncContext) -> Any:
+    inputs = {tensor.name: tensor for tensor in request.inputs}
+    try:
+        return outcome(await context.call(inputs=inputs, **arguments(request)))
+    except Exception as error:
+        return ModelInferResponse(parameters={"error": kind_of(error)})
+
+
+def arguments(request: Any) -> dict[str, Any]:
+    parameters = dict(request.parameters)
+    if "type" in parameters:
+        parameters["capability"] = {"type": parameters.pop("type")}
+    return parameters or {"model": "other"}
+
+
+@app.model("ask_all")
+def ask_all(request: Any, context: Context) -> Any:
+    """Makes n calls at once, from threads; answers with their sum."""
+    answers: list[int] = []
+
+    def work(number: int) -> None:
+        answers.append(context.call(model="other", inputs={"n": [number]}).get_output("n").data[0])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(value(request))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"n": Tensor("n", "INT64", [1], data=[sum(answers)])}
+
+
+@app.model("ask_all_async")
+async def ask_all_async(request: Any, context: AsyncContext) -> Any:
+    calls = [context.call(model="other", inputs={"n": [number]}) for number in range(value(request))]
+    answers = [answer.get_output("n").data[0] for answer in await asyncio.gather(*calls)]
+    return {"n": Tensor("n", "INT64", [1], data=[sum(answers)])}
+
+
+@app.model("ask_stream", outputs=[TensorSpec("n", "INT64", [1])])
+def ask_stream(request: Any, context: Context) -> Iterator[Any]:
+    """Passes on the answers of a call, the first n of them."""
+    answers = context.call(model="other", stream=True)
+    for number, answer in enumerate(answers, 1):
+        yield answer
+        if number == value(request):
+            break
+    answers.close()
+    print("closed", flush=True)
+    time.sleep(0.01)
+
+
+@app.model("ask_stream_async", outputs=[TensorSpec("n", "INT64", [1])])
+async def ask_stream_async(request: Any, context: AsyncContext) -> AsyncIterator[Any]:
+    answers = await context.call(model="other", stream=True)
+    number = 0
+    async for answer in answers:
+        number += 1
+        yield answer
+        if number == value(request):
+            break
+    await answers.aclose()
+    print("closed", flush=True)
+    await asyncio.sleep(0.01)
+
+
+@app.model("ask_uncaught")
+def ask_uncaught(request: Any, context: Context) -> Any:
+    return context.call(model="other")
+
+
+@app.model("ask_uncaught_async")
+async def ask_uncaught_async(request: Any, context: AsyncContext) -> Any:
+    return await context.call(model="other")
+
+
+@app.model("ask_later", outputs=N)
+def ask_later(request: Any, context: Context) -> Any:
+    """Leaves a thread behind that waits for the answer of one call, and then makes another."""
+
+    def work() -> None:
+        for _ in range(2):
+            try:
+                context.call(model="other")
+            except Exception as error:
+                print(kind_of(error), flush=True)
+
+    threading.Thread(target=work).start()
+    time.sleep(0.05)
+    return {"n": [1]}

@@ -23,6 +23,8 @@ from corosrv.jobs.infer import HandlerCard
 from corosrv.tensors import Tensor
 from corosrv.wire.calls import (
     AddLanes,
+    AskCancel,
+    AskTaken,
     CallEnd,
     CallFailure,
     CallOutputs,
@@ -235,13 +237,15 @@ class AppChildProcess:
         assert message is not None, "the lane has ended"
         return message
 
-    def hear(self, slot: int = 0, n_items: int = 1) -> list[Answer]:
+    def hear(self, slot: int = 0, n_items: int = 1, *, is_asking: bool = False) -> list[Answer]:
         """Everything to the ends of all items of a call."""
         answers = [Answer() for _ in range(n_items)]
         while any(answer.end is None for answer in answers):
             message = self.hear_message(slot)
             if isinstance(message, LogLine):
                 answers[0].logs += message.data
+                continue
+            if is_asking and isinstance(message, AskTaken | AskCancel):
                 continue
             assert isinstance(message, CallOutputs | CallEnd | CallFailure), message
             answer = answers[message.item]
@@ -254,6 +258,10 @@ class AppChildProcess:
             else:
                 answer.end = message
         return answers
+
+    def hear_rest(self, slot: int = 0) -> Answer:
+        """Hears a call to its end, whatever it still says of its own calls."""
+        return self.hear(slot, is_asking=True)[0]
 
     def call(self, name: str, *inputs: Tensor, slot: int | None = None, **options: Any) -> Answer:
         """Runs a call to its end."""

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
+from corosrv.errors import HandlerFailed, NotOffered
+from corosrv.worker.app.asking import AsyncCaller, Caller, make_call
+from corosrv.worker.app.messages import ModelInferResponse
 from corosrv.worker.app.signal import EndSignal
 
+AnyCaller = TypeVar("AnyCaller")
 
-class _CallContext:
+
+class _CallContext(Generic[AnyCaller]):
     """Describes one running request."""
 
-    def __init__(self, signal: EndSignal, *, request_id: str = "", worker_id: str = "", attempt: int = 1) -> None:
+    def __init__(
+        self,
+        signal: EndSignal,
+        *,
+        request_id: str = "",
+        worker_id: str = "",
+        attempt: int = 1,
+        caller: AnyCaller | None = None,
+    ) -> None:
         self._signal = signal
+        self._caller = caller
         self.request_id = request_id
         self.worker_id = worker_id
         self.attempt = attempt  # 1, and more where the call was lost with another worker before
@@ -37,21 +51,51 @@ class _CallContext:
         """Raises Cancelled or DeadlineExceeded if the request must end."""
         self._signal.check()
 
+    def _caller_or_error(self) -> AnyCaller:
+        if self._caller is None:
+            raise NotOffered("nothing here makes calls for handlers")
+        return self._caller
+
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose lines have the request's id, and go where its printed text goes."""
         return _RequestLog(_logger(), {"request_id": self.request_id})
 
 
-class Context(_CallContext):
+class Context(_CallContext[Caller]):
     """The context of plain functions, generators and functions with a stream."""
 
     def sleep(self, seconds: float) -> None:
         """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""
         self._signal.wait(seconds)
 
+    def call(
+        self,
+        *,
+        model: str | None = None,
+        capability: Mapping[str, object] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        timeout_ms: float | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Calls another model, or a capability, through the server, and waits for its answer.
 
-class AsyncContext(_CallContext):
+        `inputs`: tensors, arrays or flat lists by their names. `stream`: returns an iterator of the answers as they
+        come, which cancels the call when it is closed. `options`: version, prefer, fuzzy, parameters, outputs and
+        priority. The call ends at the deadline of the request, if not before, and when the request does.
+
+        Raises InvalidInput, NotFound, Unavailable, Conflict (a circle of calls), DeadlineExceeded, Cancelled,
+        WorkerLost and HandlerFailed. One that a handler does not catch is its own.
+        """
+        call = make_call(
+            model=model, capability=capability, inputs=inputs, timeout_ms=timeout_ms, stream=stream, **options
+        )
+        answers = self._caller_or_error().call(call)
+        return answers if stream else _only(answers)
+
+
+class AsyncContext(_CallContext[AsyncCaller]):
     """The context of coroutine functions and async generators, where what waits is awaited.
 
     A cancel is raised there as asyncio.CancelledError, at the `await` that the handler waits at.
@@ -65,6 +109,38 @@ class AsyncContext(_CallContext):
         remaining = self.remaining()
         await asyncio.sleep(seconds if remaining is None else min(seconds, remaining))
         self.check()
+
+    async def call(
+        self,
+        *,
+        model: str | None = None,
+        capability: Mapping[str, object] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        timeout_ms: float | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Calls another model, or a capability, as Context.call does; with `stream` it returns an async iterator."""
+        call = make_call(
+            model=model, capability=capability, inputs=inputs, timeout_ms=timeout_ms, stream=stream, **options
+        )
+        answers = self._caller_or_error().call(call)
+        return answers if stream else await _only_async(answers)
+
+
+def _only(answers: Iterator[ModelInferResponse]) -> ModelInferResponse:
+    """Returns the one answer of a call that does not stream, and reads to its end. Raises why it failed."""
+    return _last(list(answers))
+
+
+async def _only_async(answers: AsyncIterator[ModelInferResponse]) -> ModelInferResponse:
+    return _last([answer async for answer in answers])
+
+
+def _last(answers: list[ModelInferResponse]) -> ModelInferResponse:
+    if not answers:
+        raise HandlerFailed("the call ended without an answer")
+    return answers[-1]
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):

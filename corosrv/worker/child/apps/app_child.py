@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import signal
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec.msgpack
 
 from corosrv.errors import BadFrame, LoadError
 from corosrv.wire.calls import (
@@ -20,8 +21,6 @@ from corosrv.wire.calls import (
     ControlToAppWorker,
     Heartbeat,
     InitApp,
-    LaneFromAppWorker,
-    LaneToAppWorker,
     Loaded,
     LogsDropped,
     Registered,
@@ -35,20 +34,18 @@ from corosrv.wire.calls import (
 )
 from corosrv.wire.codec import StructCodec
 from corosrv.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
+from corosrv.worker.child.apps import survived_signals
+from corosrv.worker.child.apps.app_lane import AppLane, make_lane
 from corosrv.worker.child.apps.call_lifecycle import CallLifecycle
-from corosrv.worker.child.apps.handler_call import AppLane
 from corosrv.worker.child.apps.load_app import find_pool, load_app
 from corosrv.worker.child.apps.thread_runner import ThreadRunner
 from corosrv.worker.child.control import ControlWords
 from corosrv.worker.child.runtime import WorkerRuntime
-from corosrv.worker.child.slot_end import SlotEnd
 from corosrv.worker.child.tracebacks import describe, trace
 
 if TYPE_CHECKING:
     from corosrv.worker.app.base_worker import BaseWorker
     from corosrv.worker.child.apps.loop_runner import LoopRunner, LoopThread
-
-import msgspec.msgpack
 
 HEARTBEAT = 2.0  # seconds between two
 _WORDS: ControlWords[ControlFromAppWorker] = ControlWords(WorkerLog, LogsDropped, WorkerAborts)
@@ -80,7 +77,7 @@ class AppChild:
         """Imports the application, starts the pool that the server names, serves calls and ends the process."""
         try:
             self._runtime.install(self._let_go)
-            _survive_signals()
+            survived_signals.install()
             self._control.start(self._on_message, self._beat, HEARTBEAT)
             self._start(self._starts.get())
         except BaseException as error:  # also sys.exit() of user code
@@ -101,7 +98,7 @@ class AppChild:
         assert isinstance(start, StartPool), "the server sends one Init"
         pool = find_pool(app, start.pool)
         handlers = self._start_pool(pool)
-        self._serve(pool, handlers, init.worker_id)
+        self._serve(pool, handlers, start.worker_id or init.worker_id)
 
     def _start_pool(self, pool: Pool) -> list[BoundHandler]:
         if pool.worker_class is not None:
@@ -175,10 +172,7 @@ class AppChild:
         for fd in fds:
             if len(self._lanes) >= len(self._slot_groups):
                 raise BadFrame(f"more lanes than the {len(self._slot_groups)} slots of the pool")
-            codec: StructCodec[LaneFromAppWorker, LaneToAppWorker] = StructCodec(LaneToAppWorker, msgspec.msgpack)
-            lane: AppLane = SlotEnd(
-                len(self._lanes), fd, codec, self._runtime.ferry, self._control.drops, takes_fds=True
-            )
+            lane = make_lane(len(self._lanes), fd, self._runtime.ferry, self._control.drops)
             self._lanes.append(lane)
             self._start_lane(lane)
 
@@ -211,28 +205,6 @@ class AppChild:
             lane.let_go()
         if self._loop_thread is not None:
             self._loop_thread.let_go(self._fork)
-
-
-def _survive_signals() -> None:
-    """Lets the server alone end the worker: a terminal sends its signals to all processes at once.
-
-    Copies that a handler forks can be ended as any process.
-    """
-    pid = os.getpid()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def survive(number: int, _: object) -> None:
-        if os.getpid() != pid:  # a copy gets it so soon that nothing was restored yet
-            restore()
-            os.kill(os.getpid(), number)
-
-    for number in before:
-        signal.signal(number, survive)
-    os.register_at_fork(after_in_child=restore)
 
 
 def _resident_bytes() -> int:

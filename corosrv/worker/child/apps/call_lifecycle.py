@@ -9,8 +9,9 @@ from corosrv.jobs.answers import LogLine
 from corosrv.wire.calls import RunCall
 from corosrv.wire.tensors import unpack
 from corosrv.worker.app.pools import BoundHandler
+from corosrv.worker.child.apps.app_slot import AppSlot
 from corosrv.worker.child.apps.call_cancels import CallCancels
-from corosrv.worker.child.apps.handler_call import AppLane, HandlerCall, Result
+from corosrv.worker.child.apps.handler_call import HandlerCall, Result
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.printing.capture import Capture
 from corosrv.worker.printing.printed import Printed, place
@@ -29,8 +30,8 @@ class CallLifecycle:
         self.fork = fork
         self.cancels = CallCancels()
 
-    def begin(self, message: RunCall, lane: AppLane) -> HandlerCall:
-        """Begins a call that was received last on its lane. Raises BadFrame for one that no server sends."""
+    def begin(self, message: RunCall, fds: Sequence[int], slot: AppSlot) -> HandlerCall:
+        """Begins a call that was received with these descriptors. Raises BadFrame for one that no server sends."""
         if not 0 <= message.handler < len(self._handlers):
             raise BadFrame(f"a call of handler {message.handler}, where {len(self._handlers)} are registered")
         handler = self._handlers[message.handler]
@@ -39,13 +40,16 @@ class CallLifecycle:
         if not 1 <= n_items <= n_allowed or {len(message.budget_us), len(message.request_ids)} != {n_items}:
             raise BadFrame(f"a call of {handler.card.name} with {n_items} requests")
         try:
-            inputs = unpack([request.inputs for request in message.requests], lane.take_fds())
+            inputs = unpack([request.inputs for request in message.requests], fds, are_checked=True)
         except (ProtocolError, InvalidTensor) as error:
             raise BadFrame(str(error)) from error
-        printed = Printed(lambda source, text: lane.outbox.post_log(LogLine(source, text)), successor=self._server_log)
-        call = HandlerCall(message, inputs, lane, handler, printed, self._worker_id)
+        printed = Printed(
+            lambda source, text: slot.lane.outbox.post_log(LogLine(source, text)), successor=self._server_log
+        )
+        call = HandlerCall(message, inputs, slot, handler, printed, self._worker_id)
+        slot.asks.begin()
         self._capture.begin(printed)
-        self.cancels.begin(lane.id, call)
+        self.cancels.begin(slot.id, call)
         return call
 
     def enter(self, call: HandlerCall) -> None:
@@ -55,6 +59,7 @@ class CallLifecycle:
     def end(self, call: HandlerCall, results: Sequence[Result]) -> None:
         """Sends the rest of the printed text, then the ends: by then the slot is free."""
         self._capture.end(call.printed)
-        self.cancels.end(call.lane.id)
+        self.cancels.end(call.slot.id)
+        call.slot.asks.end()
         call.printed.close()
         call.end(results)

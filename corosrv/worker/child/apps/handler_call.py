@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from corosrv.errors import OutputFailed
 from corosrv.tensors import Tensor
-from corosrv.wire.calls import CallEnd, CallFailure, CallOutputs, LaneFromAppWorker, LaneToAppWorker, RunCall
+from corosrv.wire.calls import CallEnd, CallFailure, CallOutputs, RunCall
 from corosrv.wire.tensors import TensorPacking
 from corosrv.worker.app.context import AsyncContext, Context
 from corosrv.worker.app.errors import failure_kind
 from corosrv.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.worker.app.pools import BoundHandler
 from corosrv.worker.app.signal import EndSignal
-from corosrv.worker.child.slot_end import SlotEnd
+from corosrv.worker.child.apps.app_slot import AppSlot
 from corosrv.worker.child.tracebacks import describe, message_of, trace_frames
 from corosrv.worker.printing.printed import Printed
 
-AppLane = SlotEnd[LaneFromAppWorker, LaneToAppWorker]
 Result = ModelInferResponse | BaseException | None  # of one item; None: all its answers were sent
 
 
@@ -29,13 +29,14 @@ class HandlerCall:
         self,
         message: RunCall,
         inputs: Sequence[tuple[Tensor, ...]],
-        lane: AppLane,
+        slot: AppSlot,
         handler: BoundHandler,
         printed: Printed,
         worker_id: str,
     ) -> None:
         self.id = message.id
-        self.lane = lane
+        self.slot = slot
+        self._outbox = slot.lane.outbox
         self.handler = handler
         self.printed = printed
         self.interrupt: Callable[[], object] = lambda: None  # called once, when no item is wanted any more
@@ -54,9 +55,15 @@ class HandlerCall:
             )
             for request, tensors in zip(message.requests, inputs, strict=True)
         ]
-        make_context = AsyncContext if handler.signature.kind.is_async else Context
+        make_context: Any = AsyncContext if handler.signature.kind.is_async else Context
         self.contexts = [
-            make_context(signal, request_id=request_id, worker_id=worker_id, attempt=message.attempt)
+            make_context(
+                signal,
+                request_id=request_id,
+                worker_id=worker_id,
+                attempt=message.attempt,
+                caller=slot.make_caller(signal, request_id),
+            )
             for signal, request_id in zip(self.signals, message.request_ids, strict=True)
         ]
 
@@ -77,7 +84,8 @@ class HandlerCall:
             signal.set(is_deadline=is_deadline)
         if self.is_over:
             self.interrupt()
-            self.lane.outbox.nudge()
+            self.slot.asks.cancel()
+            self._outbox.nudge()
 
     def post_answer(self, response: ModelInferResponse, item: int = 0) -> None:
         """Sends one of several answers. Does not wait for the server. Raises OutputFailed if it cannot be sent."""
@@ -97,7 +105,7 @@ class HandlerCall:
                 elif isinstance(result, ModelInferResponse):
                     self._post(result, item, CallEnd(self.id, item))
                 else:
-                    self.lane.outbox.post(CallEnd(self.id, item))
+                    self._outbox.post(CallEnd(self.id, item))
             except Exception as unsendable:  # an item must have an end
                 self._fail(item, _unsendable(unsendable))
 
@@ -107,11 +115,11 @@ class HandlerCall:
             message = CallOutputs(self.id, tensors, response.parameters, bool(response.final), item)
             fds = packing.fds()
             if fds:
-                self.lane.outbox.post(message, fds=fds)
+                self._outbox.post(message, fds=fds)
                 for end in following:
-                    self.lane.outbox.post(end)
+                    self._outbox.post(end)
             else:
-                self.lane.outbox.post(message, *following)
+                self._outbox.post(message, *following)
 
     def _fail(self, item: int, error: BaseException) -> None:
         kind = failure_kind(error)
@@ -119,7 +127,7 @@ class HandlerCall:
             text = message_of(error) or kind.replace("_", " ")
         else:
             text = describe(error) if isinstance(error, OutputFailed) else trace_frames(error)
-        self.lane.outbox.post(CallFailure(self.id, kind, text, item))
+        self._outbox.post(CallFailure(self.id, kind, text, item))
 
 
 def _unsendable(error: Exception) -> OutputFailed:

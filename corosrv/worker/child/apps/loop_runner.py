@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Coroutine
@@ -13,8 +14,12 @@ from corosrv.errors import BadFrame
 from corosrv.wire.calls import RunCall
 from corosrv.worker.app.invoke import invoke_async, invoke_batch_async
 from corosrv.worker.app.messages import ModelInferResponse
+from corosrv.worker.child.apps.app_lane import AppLane
+from corosrv.worker.child.apps.app_slot import AppSlot
 from corosrv.worker.child.apps.call_lifecycle import CallLifecycle
-from corosrv.worker.child.apps.handler_call import AppLane, HandlerCall, Result
+from corosrv.worker.child.apps.handler_call import HandlerCall, Result
+from corosrv.worker.child.apps.lane_asks import LaneAsks
+from corosrv.worker.child.apps.loop_callers import LoopCaller, LoopExchange
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.slot_end import Poison
 
@@ -52,18 +57,23 @@ class LoopRunner:
         self._loop = thread.loop
         self._desk = desk
         self._poison = poison
-        self._tasks: dict[AppLane, asyncio.Task[list[Result]]] = {}
+        self._tasks: dict[int, asyncio.Task[list[Result]]] = {}
 
     def start(self, lane: AppLane) -> None:
         """Begins to serve a lane. Any thread."""
-        self._loop.call_soon_threadsafe(self._loop.add_reader, lane.fileno(), self._receive, lane)
+        asks = LaneAsks(lane)
+        slot = AppSlot(lane, asks, functools.partial(LoopCaller, LoopExchange(asks)))
+        self._loop.call_soon_threadsafe(self._loop.add_reader, lane.fileno(), self._receive, slot)
 
-    def _receive(self, lane: AppLane) -> None:
+    def _receive(self, slot: AppSlot) -> None:
+        lane = slot.lane
         try:
             with contextlib.suppress(BlockingIOError):
                 while (message := lane.receive_nowait()) is not None:
                     if isinstance(message, RunCall):
-                        self._begin(message, lane)
+                        self._begin(message, slot)
+                    else:
+                        slot.asks.deliver(message, lane.take_fds())
                 self._loop.remove_reader(lane.fileno())
         except BaseException as error:  # ours, or what a handler has done to the process
             if not isinstance(error, BadFrame):
@@ -72,16 +82,16 @@ class LoopRunner:
             self._poison(lane.id, str(error) or type(error).__name__)
             lane.close()
 
-    def _begin(self, message: RunCall, lane: AppLane) -> None:
-        if lane in self._tasks:
+    def _begin(self, message: RunCall, slot: AppSlot) -> None:
+        if slot.id in self._tasks:
             raise BadFrame("a call came before the one before it had ended")
-        call = self._desk.begin(message, lane)
-        self._tasks[lane] = task = self._loop.create_task(self._results(call))
+        call = self._desk.begin(message, slot.lane.take_fds(), slot)
+        self._tasks[slot.id] = task = self._loop.create_task(self._results(call))
         call.interrupt = lambda: self._loop.call_soon_threadsafe(task.cancel)
         task.add_done_callback(lambda task: self._end(call, task))
 
     def _end(self, call: HandlerCall, task: asyncio.Task[list[Result]]) -> None:
-        del self._tasks[call.lane]
+        del self._tasks[call.slot.id]
         # User code that cancels all tasks there are may hit this one before it begins.
         self._desk.end(call, [asyncio.CancelledError()] * len(call.requests) if task.cancelled() else task.result())
 
@@ -117,7 +127,7 @@ class LoopRunner:
         """Sends an answer before the next is made. Waits while the server does not read."""
         call.signals[0].check()
         call.post_answer(answer)
-        outbox = call.lane.outbox
+        outbox = call.slot.lane.outbox
         has_news = asyncio.Event()
         while not outbox.is_empty and not call.is_over:
             has_news.clear()

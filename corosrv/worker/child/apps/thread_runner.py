@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from contextvars import copy_context
 
 from corosrv.errors import BadFrame
-from corosrv.wire.calls import RunCall
 from corosrv.worker.app.invoke import invoke, invoke_batch
 from corosrv.worker.app.messages import ModelInferResponse
+from corosrv.worker.child.apps.app_lane import AppLane
+from corosrv.worker.child.apps.app_slot import AppSlot
 from corosrv.worker.child.apps.call_lifecycle import CallLifecycle
-from corosrv.worker.child.apps.handler_call import AppLane, HandlerCall, Result
+from corosrv.worker.child.apps.callers import ThreadCaller, ThreadExchange
+from corosrv.worker.child.apps.handler_call import HandlerCall, Result
+from corosrv.worker.child.apps.lane_asks import LaneAsks
+from corosrv.worker.child.apps.lane_mail import LaneMail
 from corosrv.worker.child.slot_end import Poison
 
 log = logging.getLogger("corosrv.worker")
@@ -30,9 +35,11 @@ class ThreadRunner:
 
     def _serve(self, lane: AppLane) -> None:
         try:
-            while (message := lane.receive()) is not None:
-                if isinstance(message, RunCall):
-                    self._run(self._desk.begin(message, lane))
+            asks = LaneAsks(lane)
+            mail = LaneMail(lane, asks)
+            slot = AppSlot(lane, asks, functools.partial(ThreadCaller, ThreadExchange(asks, mail)))
+            while (arrival := mail.next_call()) is not None:
+                self._run(self._desk.begin(*arrival, slot))
         except BaseException as error:  # ours, or what a handler has done to the process
             if not isinstance(error, BadFrame):
                 log.exception("slot %d ends", lane.id)
@@ -71,4 +78,4 @@ class ThreadRunner:
         self._desk.fork.leave()
         call.signals[0].check()
         call.post_answer(answer)
-        call.lane.outbox.flush(unless=lambda: call.is_over)
+        call.slot.lane.outbox.flush(unless=lambda: call.is_over)
