@@ -79,4 +79,5 @@ class UnaryAnswer:
             outputs = dataclasses.replace(outputs, outputs=(text, *kept))
         elif self._last is None:
             raise HandlerFailed("the handler ended without an answer")
-        return dataclasses.replace(choose(self._card, outputs, names, False), is_final=True)
+        chosen = choose(self._card, outputs, names, False)
+        return InferOutputs(chosen.outputs, chosen.parameters, is_final=True)

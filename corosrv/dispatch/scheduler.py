@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from corosrv.dispatch.affinity import SessionTable, session_of
 from corosrv.dispatch.call import CallState, QueuedCall
@@ -53,15 +53,17 @@ class Scheduler:
         queue = self._waiting.queue_of(call.entry)
         if len(queue):
             return None
-        may_wait = call.job.terms.waits and self._waiting.has_room(call)
-        if may_wait and queue.gathers:
+        if queue.gathers and self._may_wait(call):
             return None
         group = self._session_group(call)
         if group is not None and group.has_free:
             return group
-        if group is not None and may_wait and self._waiting.has_local_room(group.host.id):
+        if group is not None and self._waiting.has_local_room(group.host.id) and self._may_wait(call):
             return None
-        return _least_loaded(group for group in call.entry.groups if group.has_free)
+        return _least_loaded([group for group in call.entry.groups if group.has_free])
+
+    def _may_wait(self, call: QueuedCall) -> bool:
+        return call.job.terms.waits and self._waiting.has_room(call)
 
     def enter(self, call: QueuedCall, group: HostGroup | None) -> None:
         """Takes a new call: hands it to the group that `free_group` returned, or lets it wait."""
@@ -129,6 +131,8 @@ class Scheduler:
 
     def serve(self, groups: Iterable[HostGroup]) -> None:
         """Hands calls over while these groups have free permits."""
+        if not self._waiting.bounds.n_calls:
+            return
         self._changed.update(dict.fromkeys(sorted(groups, key=_idleness)))
         if self._is_serving:
             return
@@ -199,5 +203,7 @@ def _idleness(group: HostGroup) -> tuple[float, int]:
     return group.load, group.turn
 
 
-def _least_loaded(groups: Iterable[HostGroup]) -> HostGroup | None:
+def _least_loaded(groups: Sequence[HostGroup]) -> HostGroup | None:
+    if len(groups) < 2:
+        return groups[0] if groups else None
     return min(groups, key=_idleness, default=None)
