@@ -15,6 +15,7 @@ from corosrv.dispatch.call import QueuedCall
 from corosrv.dispatch.chains import check_depth, check_wait
 from corosrv.dispatch.entries import HandlerEntry, PoolStanding
 from corosrv.dispatch.host import HandlerHost
+from corosrv.dispatch.idempotency import KeyOwner, digest_of
 from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import check_ready, look_up, name_of
 from corosrv.dispatch.reader import HandlerReader
@@ -24,7 +25,7 @@ from corosrv.dispatch.settings import DispatchSettings
 from corosrv.dispatch.stats import DispatchStats, key_stats
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
-from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, ShuttingDown, Unavailable
+from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, Refused, ShuttingDown, Unavailable
 from corosrv.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
 
 
@@ -124,11 +125,38 @@ class Dispatcher(InferWorker):
 
         Raises what `find` raises, Unavailable, QueueFull, NoCapacity for a call that must not wait, NotOffered and
         Refused for a form of answer that the handler does not have, Conflict for a call that would wait for itself, and
-        DeadlinePassed.
+        DeadlinePassed; for a call with an idempotency key KeyReused, and Conflict while the first one runs.
         """
         if self._is_shutting_down:
             raise ShuttingDown("the server is shutting down")
         now = self._clock()
+        if (reader := self._replay(job, now)) is not None:
+            return reader
+        try:
+            return self._submit(job, now)
+        except CorosrvError:
+            if (owner := _key_owner(job)) is not None:
+                self._lives.records.drop(owner)
+            raise
+
+    def _replay(self, job: InferJob, now: float) -> HandlerReader | None:
+        """Returns the reader of an answer that is known already; None for a call that has to run."""
+        if (owner := _key_owner(job)) is None:
+            return None
+        if job.stream:
+            raise Refused("an Idempotency-Key is for calls with one answer", "Idempotency-Key")
+        record = self._lives.records.begin(owner, digest_of(job), now)
+        if record is None:
+            return None
+        assert record.card is not None
+        assert record.end is not None
+        reader = HandlerReader(record.card, lambda: None, is_replayed=True)
+        if record.outputs is not None:
+            reader.add(record.outputs, 0)
+        reader.end(record.end.error)
+        return reader
+
+    def _submit(self, job: InferJob, now: float) -> HandlerReader:
         entry = self._entry_of(job)
         queue = self._waiting.queue_of(entry)
         queue.count_arrival(now)
@@ -142,6 +170,7 @@ class Dispatcher(InferWorker):
         except CorosrvError as error:
             queue.traffic.count_end(error)
             raise
+        call.key_owner = _key_owner(job)
         call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
         self._scheduler.enter(call, group)
         return call.reader
@@ -207,3 +236,8 @@ class Dispatcher(InferWorker):
         self.shut_down()
         self._lives.stop_all(ShuttingDown("the server is shutting down"))
         self._timetable.close()
+
+
+def _key_owner(job: InferJob) -> KeyOwner | None:
+    key = job.terms.idempotency_key
+    return (job.terms.caller, key) if key else None

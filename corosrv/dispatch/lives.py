@@ -10,11 +10,12 @@ from corosrv.dispatch.answers import choose
 from corosrv.dispatch.call import CallState, QueuedCall
 from corosrv.dispatch.call_log import log_call
 from corosrv.dispatch.handover import HandOver, Outcomes
+from corosrv.dispatch.idempotency import CallRecords, KeyOwner
 from corosrv.dispatch.retries import MAX_REFUSALS, RetryBudget, may_retry, pause
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, WorkerLost
-from corosrv.jobs.infer import InferOutputs
+from corosrv.jobs.infer import InferEnd, InferOutputs
 
 
 class CallLives(Outcomes):
@@ -33,6 +34,7 @@ class CallLives(Outcomes):
         resume: Callable[[QueuedCall], None],
     ) -> None:
         self.budget = RetryBudget()
+        self.records = CallRecords()
         self._clock = clock
         self._timetable = timetable
         self._waiting = waiting
@@ -94,13 +96,15 @@ class CallLives(Outcomes):
             self.stop(call, error)
 
     def complete(self, call: QueuedCall) -> None:
+        outputs = None
         if call.answer is not None:
             try:
-                call.reader.add(call.answer.result(call.job.request.outputs), 0)
+                outputs = call.answer.result(call.job.request.outputs)
             except CorosrvError as error:
                 self._end(call, error)
                 return
-        self._end(call, None)
+            call.reader.add(outputs, 0)
+        self._end(call, None, outputs)
 
     def fail(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> None:
         if isinstance(error, NotHandedOver):
@@ -141,7 +145,7 @@ class CallLives(Outcomes):
         call.appointment = self._timetable.add(resumes_at, self._resume, call)
         return True
 
-    def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
+    def _end(self, call: QueuedCall, error: CorosrvError | None, outputs: InferOutputs | None = None) -> None:
         now = self._clock()
         call.enter(CallState.ENDED)
         self._timetable.cancel(call.expiry)
@@ -149,6 +153,17 @@ class CallLives(Outcomes):
         self._calls.discard(call)
         call.traffic.count_end(error)
         log_call(call, error, now, self._logs_json)
+        if call.key_owner is not None:
+            self._keep_answer(call.key_owner, call, outputs, error)
         call.reader.end(error)
         if not self._calls:
             self._is_idle.set()
+
+    def _keep_answer(
+        self, owner: KeyOwner, call: QueuedCall, outputs: InferOutputs | None, error: CorosrvError | None
+    ) -> None:
+        """Keeps the end of a call under its idempotency key, unless nothing of it has run."""
+        if call.n_attempts:
+            self.records.finish(owner, call.entry.card, outputs, InferEnd(error))
+        else:
+            self.records.drop(owner)

@@ -19,11 +19,12 @@ class HandlerReader(InferReader):
     Belongs to the hub's thread; one greenlet takes. Nothing but memory is held while nobody takes.
     """
 
-    __slots__ = ("_cancel", "_card", "_has_ended", "_is_closed", "_items", "_n_bytes", "_news", "_room")
+    __slots__ = ("_cancel", "_card", "_has_ended", "_is_closed", "_is_replayed", "_items", "_n_bytes", "_news", "_room")
 
-    def __init__(self, card: HandlerCard, cancel: Callable[[], None]) -> None:
+    def __init__(self, card: HandlerCard, cancel: Callable[[], None], is_replayed: bool = False) -> None:
         """`cancel`: ends the call, by calling `end`, unless it has ended."""
         self._card = card
+        self._is_replayed = is_replayed
         self._cancel: Callable[[], None] | None = cancel
         self._items: list[InferItem] = []
         self._n_bytes = 0  # of those
@@ -35,6 +36,10 @@ class HandlerReader(InferReader):
     @property
     def card(self) -> HandlerCard:
         return self._card
+
+    @property
+    def is_replayed(self) -> bool:
+        return self._is_replayed
 
     @property
     def is_finished(self) -> bool:

@@ -33,6 +33,7 @@ CorosrvError
 │   ├── CallRefused          a handler refused its input
 │   ├── ObjectExpired        the object was here, and is no longer
 │   ├── ObjectTooLarge       the object is larger than the store takes
+│   ├── KeyReused            an Idempotency-Key came with another request than before
 │   └── Conflict             two models match alike, or calls would wait for each other
 ├── Unavailable              the server cannot take the request now; a later one may succeed
 │   ├── Starting             the model is loading
@@ -98,6 +99,7 @@ from corosrv.errors.calls import (
     DeadlinePassed,
     HandlerFailed,
     InvalidTensor,
+    KeyReused,
     NotHandedOver,
     WorkerLost,
 )
@@ -178,6 +180,7 @@ __all__ = [
     "JobOverdue",
     "JobPutOff",
     "JobRefused",
+    "KeyReused",
     "LibllamaError",
     "LoadError",
     "Misuse",

@@ -49,6 +49,15 @@ class CallCancelled(CorosrvError):
     code = "cancelled"
 
 
+class KeyReused(Refused):
+    """An Idempotency-Key came a second time, with another request."""
+
+    status = 422
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "Idempotency-Key", "idempotency_key_reused")
+
+
 class HandlerFailed(CorosrvError):
     """The handler raised, or returned what it must not. Its own words are in the log, and never in an answer."""
 

@@ -131,6 +131,11 @@ class InferReader(Reader[InferItem], Protocol):
     def card(self) -> HandlerCard:
         """The handler that was matched, and answers."""
 
+    @property
+    def is_replayed(self) -> bool:
+        """True if these are the answers of an earlier call with the same idempotency key."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ModelStanding:

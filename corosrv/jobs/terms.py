@@ -18,5 +18,6 @@ class Terms:
     priority: int = DEFAULT_PRIORITY  # 1 runs first, 9 last
     deadline: float | None = None  # of time.monotonic(); None: no limit
     waits: bool = True  # False: refused with NoCapacity where it would have to queue
+    idempotency_key: str = ""  # asked twice by one caller, a call runs once and its answer is given again; empty: none
     session: str = ""  # calls of one session prefer the worker that served it last; empty: none
     waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first

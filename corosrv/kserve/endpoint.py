@@ -72,7 +72,10 @@ class InferEndpoint:
         reader = self.submit(target, decoded.request, decoded.front)
         *_, answer = wait_for_answers(incoming, reader)
         encoded = encode_answer(reader.card, decoded.id, answer, decoded.is_binary)
-        return _response(encoded, _accepted_encodings(incoming))
+        response = _response(encoded, _accepted_encodings(incoming))
+        if reader.is_replayed:
+            response.headers["Idempotency-Replayed"] = "true"
+        return response
 
     def generate(self, target: Target) -> Response:
         """Makes one call for text, and answers with all of it. Waits, and raises as `infer` does."""

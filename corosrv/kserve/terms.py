@@ -12,6 +12,7 @@ Header = Callable[[str], str | None]  # looks a header up by its name
 
 _MAX_DIGITS = 15  # of a number in a header
 _MAX_SESSION = 200  # characters
+_MAX_KEY = 200  # characters
 
 
 def call_terms(
@@ -35,8 +36,16 @@ def call_terms(
         request_id=request_id,
         priority=front.priority or _header_priority(header) or DEFAULT_PRIORITY,
         deadline=None if timeout_us is None else now + timeout_us / 1e6,
+        idempotency_key=_idempotency_key(header),
         session=(header("X-Session-Id") or str(session))[:_MAX_SESSION],
     )
+
+
+def _idempotency_key(header: Header) -> str:
+    key = header("Idempotency-Key") or ""
+    if len(key) > _MAX_KEY:
+        raise Refused(f"the header Idempotency-Key has more than {_MAX_KEY} characters", "Idempotency-Key")
+    return key
 
 
 def _header_timeout(header: Header) -> int | None:

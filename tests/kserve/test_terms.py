@@ -55,3 +55,10 @@ def test_a_session_comes_from_the_header_or_the_sequence(header: str | None, seq
 def test_a_header_that_is_no_number_is_refused(value: str):
     with pytest.raises(Refused, match="X-Request-Timeout-Ms"):
         terms({"X-Request-Timeout-Ms": value})
+
+
+def test_an_idempotency_key_comes_from_its_header_and_has_a_limit():
+    assert terms({"Idempotency-Key": "k"}).idempotency_key == "k"
+    assert terms().idempotency_key == ""
+    with pytest.raises(Refused, match="200 characters"):
+        terms({"Idempotency-Key": "k" * 201})

@@ -1,0 +1,166 @@
+"""Calls with an Idempotency-Key."""
+
+from __future__ import annotations
+
+import pytest
+
+from corosrv.dispatch.idempotency import LIFETIME, CallRecords, digest_of
+from corosrv.errors import CallCancelled, Conflict, HandlerFailed, KeyReused, QueueFull, Refused
+from corosrv.jobs.infer import InferEnd, InferOutputs
+from corosrv.tensors import Tensor
+from tests.dispatch.hosts import Front, card, error_of, outputs, read, text, texts
+
+
+@pytest.fixture
+def front() -> Front:
+    return Front.make()
+
+
+def test_the_second_request_with_a_key_gets_the_answer_of_the_first(front: Front):
+    host = front.add("p/0")
+    first = front.call("add", text("a", b"1"), idempotency_key="k")
+    host.calls[0].finish(outputs(text("out", b"2")))
+
+    second = front.call("add", text("a", b"1"), idempotency_key="k", request_id="another")
+
+    assert read(second) == read(first)
+    assert second.is_replayed
+    assert not first.is_replayed
+    assert second.is_finished
+    assert second.card == first.card
+    assert host.n_started == 1
+
+
+def test_a_failure_of_what_may_have_run_is_an_answer_too(front: Front):
+    host = front.add("p/0")
+    front.call(idempotency_key="k")
+    host.calls[0].fail(HandlerFailed("no"))
+
+    assert isinstance(error_of(front.call(idempotency_key="k")), HandlerFailed)
+    assert host.n_started == 1
+
+
+def test_while_the_first_runs_the_second_is_told_to_come_back(front: Front):
+    front.add("p/0")
+    front.call(idempotency_key="k")
+
+    with pytest.raises(Conflict) as refusal:
+        front.call(idempotency_key="k")
+
+    assert refusal.value.retry_after
+
+
+def test_another_request_with_the_same_key_is_refused(front: Front):
+    host = front.add("p/0", card("add"), card("sub"))
+    front.call("add", text("a", b"1"), idempotency_key="k")
+
+    with pytest.raises(KeyReused):
+        front.call("add", text("a", b"2"), idempotency_key="k")
+    host.calls[0].finish()
+    with pytest.raises(KeyReused):
+        front.call("sub", text("a", b"1"), idempotency_key="k")
+
+
+def test_keys_of_different_callers_are_different(front: Front):
+    host = front.add("p/0", n_slots=2)
+    front.call(idempotency_key="k", caller="x")
+    front.call(idempotency_key="k", caller="y")
+
+    assert host.n_started == 2
+
+
+def test_a_call_that_was_refused_leaves_its_key_free(front: Front):
+    host = front.add("p/0", card(max_queue=0))
+    front.call()
+    with pytest.raises(QueueFull):
+        front.call(idempotency_key="k")
+    host.calls[0].finish()
+
+    front.call(idempotency_key="k")
+
+    assert host.n_started == 2
+
+
+def test_a_call_that_was_cancelled_before_it_ran_leaves_its_key_free(front: Front):
+    host = front.add("p/0")
+    front.call()
+    front.call(idempotency_key="k").cancel()
+    host.calls[0].finish()
+
+    front.call(idempotency_key="k")
+
+    assert host.n_started == 2
+
+
+def test_a_call_that_was_cancelled_while_it_ran_is_not_run_again(front: Front):
+    host = front.add("p/0")
+    front.call(idempotency_key="k").cancel()
+
+    assert isinstance(error_of(front.call(idempotency_key="k")), CallCancelled)
+    assert host.n_started == 1
+
+
+def test_streams_have_no_keys(front: Front):
+    front.add("p/0")
+
+    with pytest.raises(Refused, match="one answer"):
+        front.call(stream=True, idempotency_key="k")
+
+
+def ended_record(records: CallRecords, key: str, now: float = 0, n_bytes: int = 0) -> None:
+    assert records.begin(("", key), b"d", now) is None
+    tensor = Tensor("out", "UINT8", [n_bytes], raw=b"x" * n_bytes)
+    records.finish(("", key), card(), InferOutputs((tensor,)), InferEnd())
+
+
+def test_an_answer_is_kept_for_a_day():
+    records = CallRecords()
+    ended_record(records, "k", now=100)
+
+    assert records.begin(("", "k"), b"d", 100 + LIFETIME - 1) is not None
+    assert records.begin(("", "k"), b"d", 100 + LIFETIME) is None
+
+
+def test_the_oldest_answers_go_when_there_are_too_many_or_they_are_too_large():
+    many, large = CallRecords(max_records=2), CallRecords(max_bytes=100)
+    for key in ("1", "2", "3"):
+        ended_record(many, key)
+        ended_record(large, key, n_bytes=40)
+    ended_record(large, "huge", n_bytes=101)
+
+    assert len(many) == len(large) == 2
+    assert many.begin(("", "1"), b"d", 0) is None
+    assert large.begin(("", "2"), b"d", 0) is not None
+
+
+def test_calls_that_run_are_not_forgotten():
+    records = CallRecords(max_records=0)
+    records.begin(("", "running"), b"d", 0)
+    ended_record(records, "k")
+
+    with pytest.raises(Conflict):
+        records.begin(("", "running"), b"d", 2 * LIFETIME)
+
+
+def test_the_digest_is_of_all_that_is_asked_for(front: Front):
+    base = front.job("add", text("a", b"1"))
+    others = [
+        front.job("sub", text("a", b"1")),
+        front.job("add", text("a", b"2")),
+        front.job("add", text("b", b"1")),
+        front.job("add", text("a", b"1"), text("b", b"")),
+        front.job("add", text("a", b"1"), names=["out"]),
+        front.job("add", text("a", b"1"), version="2"),
+    ]
+
+    assert digest_of(front.job("add", text("a", b"1"), priority=1, seconds=5)) == digest_of(base)
+    assert len({digest_of(job) for job in [base, *others]}) == len(others) + 1
+
+
+def test_the_answer_can_be_read_again_and_again(front: Front):
+    host = front.add("p/0")
+    front.call(idempotency_key="k")
+    host.calls[0].finish(outputs(text("out", b"2")))
+
+    for _ in range(3):
+        assert texts(read(front.call(idempotency_key="k"))) == [b"2"]

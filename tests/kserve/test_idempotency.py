@@ -1,0 +1,57 @@
+"""Requests with an Idempotency-Key, over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from flask.testing import FlaskClient
+
+from corosrv.dispatch.dispatcher import Dispatcher
+from corosrv.dispatch.host import CallListener, HandedCall
+from corosrv.dispatch.permits import Permit
+from tests.dispatch.hosts import FakeCall, FakeHost, card, outputs, text
+from tests.kserve.app import make_app
+
+
+class CountingHost(FakeHost):
+    """Answers each call at once, with the number of calls so far."""
+
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> FakeCall:
+        running = super().start_call(permit, call, listener)
+        running.finish(outputs(text("count", b"%d" % self.n_started)))
+        return running
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    dispatcher = Dispatcher()
+    dispatcher.add_host(CountingHost("p/0", [card("count")]))
+    return make_app(dispatcher).test_client()
+
+
+def infer(client: FlaskClient, key: str | None = "k", **body: object):
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.post("/v2/models/count/infer", json={"inputs": [], **body}, headers=headers)
+
+
+def test_a_repeated_request_gets_the_answer_of_the_first(client: FlaskClient):
+    first = infer(client)
+
+    second = infer(client)
+
+    assert second.json == first.json
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert "Idempotency-Replayed" not in first.headers
+    assert infer(client, None).json["outputs"][0]["data"] == ["2"]
+
+
+def test_another_request_with_the_same_key_is_unprocessable(client: FlaskClient):
+    infer(client)
+
+    refusal = infer(client, parameters={"a": 1})
+
+    assert refusal.status_code == 422
+    assert "Idempotency-Key" in refusal.json["error"]
+
+
+def test_a_key_that_is_too_long_is_refused(client: FlaskClient):
+    assert infer(client, "k" * 201).status_code == 400
