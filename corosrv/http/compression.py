@@ -68,7 +68,7 @@ def _weight(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-def compress(pieces: Iterable[bytes], encoding: str) -> list[bytes]:
+def compress(pieces: Iterable[bytes | memoryview], encoding: str) -> list[bytes]:
     """Returns the compressed form of a body. Gives way to other greenlets."""
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[encoding])
     parts = (piece[begin : begin + _PIECE] for piece in pieces for begin in range(0, len(piece), _PIECE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ log = logging.getLogger("corosrv.http")
 _unavailable = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")
 
-_TOGETHER = 65_536  # bytes that are copied rather than sent one after the other
+_PORTION = 65_536  # bytes of a body that are copied and sent at once
 
 
 class _WholeResponse(Response):
@@ -35,12 +35,22 @@ def json_response(value: Any, status: int = 200) -> Response:
     return _WholeResponse(msgspec.json.encode(value), status, content_type="application/json")
 
 
-def whole_response(pieces: Sequence[bytes], content_type: str) -> Response:
-    """Makes an answer of a body that was encoded in pieces; short ones are sent together."""
+def whole_response(pieces: Sequence[bytes | memoryview], content_type: str) -> Response:
+    """Makes an answer of a body that was encoded in pieces; short ones are sent together, long ones portion by portion.
+
+    The pieces must not change until they are sent.
+    """
     n_bytes = sum(map(len, pieces))
-    answer = _WholeResponse([b"".join(pieces)] if n_bytes <= _TOGETHER else pieces, content_type=content_type)
+    body = [b"".join(pieces)] if n_bytes <= _PORTION else _portions(pieces)
+    answer = _WholeResponse(body, content_type=content_type)
     answer.headers["Content-Length"] = str(n_bytes)
     return answer
+
+
+def _portions(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes]:
+    for piece in pieces:
+        for begin in range(0, len(piece), _PORTION):
+            yield bytes(piece[begin : begin + _PORTION])
 
 
 def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:

@@ -30,6 +30,7 @@ from corosrv.kserve.terms import call_terms
 from corosrv.tensors import check_inputs
 
 _BINARY = "application/octet-stream"
+_LENGTH = f"HTTP_{LENGTH_HEADER.upper().replace('-', '_')}"  # in WSGI's words
 _PING = b": wait\n\n"
 
 
@@ -61,7 +62,9 @@ class InferEndpoint:
 
     def decode(self, decoder: msgspec.json.Decoder[Body]) -> DecodedRequest[Body]:
         """Reads and decodes the current request's body. Waits; raises Refused."""
-        return decode_request(self.read(self.limits.max_body_bytes), request.headers.get(LENGTH_HEADER), decoder)
+        incoming = current(request)
+        body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
+        return decode_request(body, incoming.environ.get(_LENGTH), decoder)
 
     def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
         """Makes one call and answers it. Waits; a client that leaves has its call cancelled.
@@ -130,19 +133,25 @@ class InferEndpoint:
         self, target: Target, call: InferRequest, front: FrontParameters, *, is_stream: bool = False
     ) -> InferReader:
         """Checks the inputs against the declarations, and submits a job on the current request's terms."""
-        terms = self._terms(call, front)
+        terms = _terms(current(request), call, front)
         check_inputs(self.worker.find(target).inputs, call.inputs)
         return self.worker.submit(InferJob(target, call, is_stream, terms))
 
-    def _terms(self, call: InferRequest, front: FrontParameters) -> Terms:
-        return call_terms(
-            current(request).headers.get,
-            front,
-            time.monotonic(),
-            caller=caller(),
-            request_id=current(g).get("corosrv_request_id", ""),
-            session=call.parameters.get("sequence_id", ""),
-        )
+
+def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Terms:
+    environ = incoming.environ
+
+    def header(name: str) -> str | None:  # half as long as through the request's own headers
+        return environ.get(f"HTTP_{name.upper().replace('-', '_')}")
+
+    return call_terms(
+        header,
+        front,
+        time.monotonic(),
+        caller=caller(),
+        request_id=current(g).get("corosrv_request_id", ""),
+        session=call.parameters.get("sequence_id", ""),
+    )
 
 
 def _response(encoded: EncodedAnswer, accept_encoding: str) -> Response:

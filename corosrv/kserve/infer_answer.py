@@ -25,7 +25,7 @@ _ASK_FOR_BINARY = 'ask for it as binary data ("binary_data": true)'
 class EncodedAnswer:
     """The body of an answer in pieces, the first of which is the JSON."""
 
-    pieces: list[bytes]
+    pieces: list[bytes | memoryview]
     is_binary: bool
 
 
@@ -38,13 +38,14 @@ def encode_answer(
     Gives way to other greenlets where outputs are long. Raises Refused for an output that JSON cannot hold.
     """
     turns = Turns()
-    outputs, tail = [], []
+    outputs: list[dict[str, Any]] = []
+    tail: list[bytes | memoryview] = []
     for tensor in answer.outputs:
         members: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         parameters: Mapping[str, Parameter] = tensor.parameters
         if is_binary(tensor.name):
             parameters = {**parameters, SIZE: tensor.n_bytes}
-            tail.append(bytes(tensor.raw))
+            tail.append(tensor.raw)
         else:
             members["data"] = msgspec.Raw(json_elements(tensor, turns))
         if parameters:

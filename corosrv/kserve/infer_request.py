@@ -29,7 +29,7 @@ _LONG = 65_536  # bytes of JSON, from which on it is decoded in pieces
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest(Generic[Body]):
-    """A request as it was sent, the call that it asks for, and how that is to be made and answered.
+    """A request as it was sent but for its inputs, the call that it asks for, and how to make and answer that.
 
     `binary`: by the name of an output that was asked for, whether it is to come in the binary tail.
     """
@@ -58,6 +58,7 @@ def decode_request(body: bytes, json_length: str | None, decoder: msgspec.json.D
     front, parameters = split_parameters(decoded.parameters)
     inputs = tuple([_input(member, tail) for member in decoded.inputs])
     tail.check_is_used_up()
+    decoded.inputs = []  # their lists take much more memory than the tensors, and the call may wait for long
     names, binary = _outputs(decoded.outputs)
     return DecodedRequest(decoded, InferRequest(inputs, decoded.id or "", parameters, names), front, binary)
 
