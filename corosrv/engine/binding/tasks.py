@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from corosrv.engine.binding.library import ffi, lib
@@ -30,6 +31,7 @@ _TASK = (
     "max_tokens", "share_prefix", "pools", "normalize", "max_ms", "scores_prompt", "owner", "id", "tells_progress",
     "priority", "deadline",
 )  # fmt: skip
+_task_values = attrgetter(*_TASK)
 _TRANSLATED = (
     "seed",
     "logit_bias",
@@ -102,12 +104,11 @@ class BorrowedTasks:
         self.structs = ffi.new("corosrv_task[]", len(tasks))
         turns = Turns()
         for number, task in enumerate(tasks):
+            self.structs[number] = dict(zip(_TASK, _task_values(task), strict=True))
             self._fill(self.structs[number], task)
             turns.give_way()
 
     def _fill(self, struct: Any, task: Task) -> None:
-        for name in _TASK:
-            setattr(struct, name, getattr(task, name))
         struct.tokens = self._array("int32_t[]", task.tokens)
         struct.n_tokens = len(task.tokens)
         if task.stops:
