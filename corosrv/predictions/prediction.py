@@ -71,6 +71,7 @@ class Prediction:
         self.history = history
         self.is_cancel_requested = False
         self.n_bytes = 0  # of memory, about; the run adds what it receives, until the prediction ends
+        self.predict_time: float | None = None  # seconds, once it has ended
         self._shown_input = shown_input
         self._is_list = is_list
         self._outputs: list[Any] = []
@@ -78,7 +79,6 @@ class Prediction:
         self._n_logged = 0  # characters
         self._is_log_cut = False
         self._metrics = RecordedMetrics()
-        self._predict_time: float | None = None
         self._error: str | None = None
         self._times = {"created_at": now}
         self._listeners: list[Listener] = []
@@ -140,7 +140,7 @@ class Prediction:
         self._enter(status)
         self._times["completed_at"] = now
         self._error = error
-        self._predict_time = predict_time
+        self.predict_time = predict_time
         if is_list is not None:
             self._is_list = is_list
         if self.history is not None:
@@ -164,6 +164,21 @@ class Prediction:
 
     # What it shows
 
+    @property
+    def n_outputs(self) -> int:
+        return len(self._outputs)
+
+    @property
+    def error_type(self) -> str:
+        """The name of the exception that it failed with; empty where there is none."""
+        name = (self._error or "").partition(":")[0]
+        return name if name.isidentifier() else ""
+
+    @property
+    def seconds(self) -> float:
+        """The time from its creation to its end; 0 before that."""
+        return (self._times.get("completed_at", self._times["created_at"]) - self._times["created_at"]).total_seconds()
+
     def view(self, with_input: bool = False) -> dict[str, Any]:
         """Returns the prediction object, to be encoded or copied at once: its lists grow while the prediction runs."""
         members: dict[str, Any] = {"id": self.id, "status": self.status.value}
@@ -175,8 +190,8 @@ class Prediction:
             members["error"] = self._error
         members["logs"] = self._whole_logs()
         members["metrics"] = self._metrics.nested()
-        if self._predict_time is not None:
-            members["metrics"]["predict_time"] = self._predict_time
+        if self.predict_time is not None:
+            members["metrics"]["predict_time"] = self.predict_time
         return members | {name: rfc3339(time) for name, time in self._times.items()}
 
     def encoded(self, with_input: bool = False) -> list[bytes]:

@@ -29,6 +29,7 @@ from corosrv.predictions.health import HealthState, PredictorHealth, SlotCounts
 from corosrv.predictions.history import History
 from corosrv.predictions.parse import PredictionCall
 from corosrv.predictions.prediction import Prediction, Status
+from corosrv.predictions.prediction_log import log_prediction
 from corosrv.predictions.run import AnswerReader, Run
 from corosrv.predictions.supervisor import Supervisor
 from corosrv.predictions.times import utc_now
@@ -90,9 +91,11 @@ class PredictionService:
     The worker is started by whoever made it, and stopped by `shutdown`.
     """
 
-    def __init__(self, worker: WorkerLike, settings: PredictionSettings) -> None:
+    def __init__(self, worker: WorkerLike, settings: PredictionSettings, logs_json: bool = False) -> None:
+        """`logs_json`: whether the lines of ended predictions are JSON."""
         self.worker = worker
         self.settings = settings
+        self._logs_json = logs_json
         destinations = Destinations(settings.webhook_destinations)
         self.webhooks = Webhooks(settings.webhook_interval, settings.webhook_token, destinations=destinations)
         self._files = Files(settings.upload_url or None)
@@ -207,6 +210,7 @@ class PredictionService:
         else:
             is_list = terminal.is_stream or (False if isinstance(terminal, Done) else None)  # None: it could not say
             prediction.end(status, utc_now(), error, terminal.predict_time, is_list)
+        log_prediction(prediction, self.settings.predictor, self._logs_json)
         self._drain.remove(run)
 
     def _forget_later(self) -> None:

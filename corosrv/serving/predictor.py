@@ -59,7 +59,7 @@ class PredictorPart:
         self._is_alone = is_alone
         self._ending: gevent.Greenlet | None = None
         self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
-        self.service = PredictionService(self.worker, predictor)
+        self.service = PredictionService(self.worker, predictor, logs_json=settings.log_format == "json")
 
     def start(self) -> None:
         if monkey.is_module_patched("socket"):

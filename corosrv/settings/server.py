@@ -81,7 +81,7 @@ class ServerSettings:
         check=one_of("debug", "info", "warning"),
     )
     log_format: str = setting(
-        "text", "how the lines of ended jobs are written: text, or json", check=one_of("text", "json")
+        "text", "how the lines of ended jobs and predictions are written: text, or json", check=one_of("text", "json")
     )
     metrics: bool = setting(True, "1: GET /metrics answers")
     embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
