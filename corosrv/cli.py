@@ -1,4 +1,4 @@
-"""The command line: serve, bench, doctor, models."""
+"""The command line: serve, bench, doctor, models, ps, drain, scale."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from corosrv import __version__, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import descriptors
+from corosrv.management import commands
 from corosrv.settings import PARTS, ModelSettings, ServerSettings, Settings, model_list, sources
 
 CONNECTIONS = 10_000
@@ -29,7 +30,8 @@ def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
 
 
-main.add_command(bench)
+for command in (bench, commands.ps, commands.drain, commands.scale):
+    main.add_command(command)
 
 
 def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

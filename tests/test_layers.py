@@ -17,7 +17,7 @@ STOREYS = (
     ("worker",),
     ("engine", "manager"),
     ("http",),
-    ("docs", "doctor", "generation"),
+    ("docs", "doctor", "generation", "management"),
     ("chat",),
     ("anthropic", "kserve", "openai", "predictions"),
     ("llamacpp",),  # llama-server's endpoints answer in OpenAI's shapes, and some of them are OpenAI's

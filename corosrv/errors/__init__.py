@@ -7,6 +7,7 @@ CorosrvError
 ├── SettingsError            a setting is wrong; the start stops
 ├── LibllamaError            libllama is missing, or is not the one that the extension was built with
 ├── BenchError               the load generator cannot run as the command line says
+├── ManagementError          a management command cannot be carried out
 ├── HttpError                an unknown path, a wrong method
 ├── Unauthorized             the request has no key, or an unknown one
 ├── Forbidden                a web page without permission, or a host name that is not this server's
@@ -84,6 +85,7 @@ from corosrv.errors.base import (
     ErrorKind,
     IllegalTransition,
     LibllamaError,
+    ManagementError,
     Misuse,
     ReadTimeout,
     SettingsError,
@@ -183,6 +185,7 @@ __all__ = [
     "KeyReused",
     "LibllamaError",
     "LoadError",
+    "ManagementError",
     "Misuse",
     "ModelFailed",
     "ModelNotFound",

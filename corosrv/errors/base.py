@@ -47,6 +47,10 @@ class BenchError(CorosrvError):
     """The load generator cannot run: a wrong address, no server there, or more connections than this machine allows."""
 
 
+class ManagementError(CorosrvError):
+    """A management command cannot be carried out: no server runs here, or it refuses."""
+
+
 class ReadTimeout(CorosrvError):
     """A read timed out: nothing arrived."""
 

@@ -16,7 +16,7 @@ from corosrv.manager.plan import shortage
 from corosrv.manager.pool_memory import PoolMemory, PoolTerms
 from corosrv.manager.snapshot import Claim, PoolSnapshot
 from corosrv.wire.calls import PoolCard
-from corosrv.worker.parent.app_worker import AppWorker
+from corosrv.worker.parent.app_worker import LEASE_EXPIRED, AppWorker
 
 log = logging.getLogger("corosrv.manager")
 
@@ -161,7 +161,7 @@ class WorkerPool:
             log.info("worker %s has ended: %s", place.id, worker.reason)
             self.restarts["replaced"] += place.is_outgoing
             return
-        self.restarts["start_failed" if place.ready_at is None else "lost"] += 1
+        self.restarts[_failure_of(place, worker)] += 1
         pause = self.memory.crashes.add(now, place.ready_at, worker.reason)
         word = " is crashlooping, and" if self.memory.crashes.is_looping else ""
         log.error("worker %s failed: %s; the pool%s starts again in %.1f s", place.id, worker.reason, word, pause)
@@ -183,3 +183,10 @@ class WorkerPool:
         """Sets how many workers the pool may have, from the next look on."""
         self.memory.set_limits(least, most)
         self._tell()
+
+
+def _failure_of(place: Place, worker: AppWorker) -> str:
+    """Returns a word for how a process failed, of which there are few."""
+    if place.ready_at is None:
+        return "start_failed"
+    return "lease_expired" if worker.reason.startswith(LEASE_EXPIRED) else "lost"

@@ -34,7 +34,7 @@ class PredictionCollector(Collector):
         hooks = stats.webhooks
         outcomes = {"delivered": hooks.delivered, "failed": hooks.failed, "retried": hooks.retried}
         yield _counter("corosrv_webhooks", "Webhooks by what became of them", "outcome", outcomes)
-        yield _single("corosrv_worker_restarts", "Workers started in place of one that died", self._n_restarts())
+        yield _single("corosrv_predictor_restarts", "Workers started in place of one that died", self._n_restarts())
 
     def _states(self) -> dict[str, int]:
         current = self._service.health

@@ -43,7 +43,7 @@ def test_a_killed_worker_comes_back(start_predictor: StartPredictor) -> None:
 
     assert server.worker.pid != first.pid
     assert server.predict({"text": "again"}).json["output"] == "again"
-    assert server.process.metric("worker_restarts_total") == 1
+    assert server.process.metric("predictor_restarts_total") == 1
     assert server.process.metric('predictor_state{state="ready"}') == 1
     assert server.process.health() == "ok"
 
@@ -72,7 +72,7 @@ def test_without_it_the_end_is_final(start_predictor: StartPredictor) -> None:
 
     assert server.health()["status"] == "DEFUNCT"
     assert "started again" not in server.process.log
-    assert server.process.metric("worker_restarts_total") == 0
+    assert server.process.metric("predictor_restarts_total") == 0
 
 
 def test_a_first_set_up_that_fails_is_not_tried_again(start_predictor: StartPredictor) -> None:

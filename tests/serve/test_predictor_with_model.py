@@ -80,7 +80,7 @@ def test_metrics_tell_of_both(both: PredictorServer) -> None:
     assert after['corosrv_predictor_state{state="ready"}'] == 1
     assert after['corosrv_prediction_slots{state="free"}'] == 1
     assert after["corosrv_predictions_running"] == 0
-    assert after["corosrv_worker_restarts_total"] == 0
+    assert after["corosrv_predictor_restarts_total"] == 0
 
 
 def test_refusals_are_counted(both: PredictorServer) -> None:

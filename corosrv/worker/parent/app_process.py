@@ -23,7 +23,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire import calls
 from corosrv.wire.codec import StructCodec
 from corosrv.worker.parent.app_call import AppCall
-from corosrv.worker.parent.app_worker import AppWorkerConfig
+from corosrv.worker.parent.app_worker import LEASE_EXPIRED, AppWorkerConfig
 from corosrv.worker.parent.call_asks import HandlerServices
 from corosrv.worker.parent.handover import AppSlot, AppSlots, Handover
 from corosrv.worker.parent.output_log import LineBudget, OutputLog
@@ -251,7 +251,7 @@ class AppProcess(
         now = time.monotonic()
         self._watchdog.tick(now)
         if self._watchdog.is_lost(now):
-            self._lose(f"no heartbeat came for {self._config.lease_s:g} s")
+            self._lose(f"{LEASE_EXPIRED} for {self._config.lease_s:g} s")
             return
         for call in list(self._slots.calls):
             call.cancel_overdue(now)

@@ -12,6 +12,8 @@ from corosrv.jobs.setup import Setup
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire.calls import PoolCard
 
+LEASE_EXPIRED = "no heartbeat came"  # how the reason of a worker begins whose lease has expired
+
 
 @dataclass(frozen=True, kw_only=True)
 class AppWorkerConfig:

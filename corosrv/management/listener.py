@@ -1,0 +1,147 @@
+"""Serves the management API: on a private Unix socket, and over TCP where that was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gevent
+from flask import Flask
+from gevent import socket
+from gevent.pool import Pool
+from gevent.pywsgi import WSGIHandler, WSGIServer
+
+from corosrv.errors import SettingsError
+from corosrv.management.guard import TokenGuard, read_token
+from corosrv.management.routes import HasQueues, make_app
+from corosrv.management.run_dir import default_path, new_socket_path, open_run_dir
+from corosrv.manager.manager import Manager
+
+log = logging.getLogger("corosrv.management")
+
+CONNECTIONS = 32  # at once
+LONGEST_CONNECTION = 60.0  # seconds
+_BACKLOG = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagementSettings:
+    """Settings of the management API."""
+
+    run_dir: str = ""  # the folder of the socket; empty: the user's own
+    port: int | None = None  # for TCP; 0: any free one; None: no TCP
+    host: str = "127.0.0.1"
+    token_file: str = ""  # whose content a request over TCP has to carry
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not self.token_file and not _is_loopback(self.host):
+            raise SettingsError(f"managing this server from other machines, at {self.host}, needs a token: "
+                                "set COROSRV_MGMT_TOKEN_FILE")  # fmt: skip
+
+
+class _Handler(WSGIHandler):  # type: ignore[misc]
+    def handle(self) -> None:
+        """Serves a connection, for a time that is enough for every call of this API."""
+        with gevent.Timeout(LONGEST_CONNECTION, False):
+            super().handle()
+
+
+class ManagementListener:
+    """Owns the sockets of the management API. Belongs to the hub's thread of the process that made it."""
+
+    def __init__(self, settings: ManagementSettings, manager: Manager, queues: HasQueues) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._queues = queues
+        self._servers: list[Any] = []
+        self._pid = os.getpid()
+        self.path = ""  # of the Unix socket, once it is open
+        self.port: int | None = None  # of TCP, once it is open
+
+    def start(self) -> None:
+        """Opens the sockets and serves them in greenlets. Raises SettingsError."""
+        self._pid = os.getpid()
+        try:
+            self._open_socket()
+            if self._settings.port is not None:
+                self._open_port(self._settings.port)
+        except SettingsError:
+            self.close()
+            raise
+
+    def _open_socket(self) -> None:
+        folder = open_run_dir(self._settings.run_dir or default_path())
+        path = new_socket_path(folder)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(path)
+            self.path = path
+            Path(path).chmod(0o600)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise SettingsError(f"the management socket {path} cannot be opened: {error.strerror}") from None
+        self._serve(listener, make_app(self._manager, self._queues))
+        log.info("management on %s", path)
+
+    def _open_port(self, port: int) -> None:
+        settings = self._settings
+        guard = TokenGuard(read_token(settings.token_file) if settings.token_file else "")
+        try:
+            listener = _bind(settings.host, port)
+        except OSError as error:
+            raise SettingsError(f"the management port {settings.host}:{port} cannot be opened: {error}") from None
+        self.port = listener.getsockname()[1]
+        self._serve(listener, make_app(self._manager, self._queues, guard.check))
+        access = "with its token" if settings.token_file else "for every user of this machine (no token file is set)"
+        log.warning("management on http://%s:%d, open %s", settings.host, self.port, access)
+
+    def _serve(self, listener: socket.socket, app: Flask) -> None:
+        server = WSGIServer(
+            listener,
+            app,
+            log=None,
+            error_log=logging.getLogger("corosrv.management.http"),
+            spawn=Pool(CONNECTIONS),
+            handler_class=_Handler,
+            environ={"SERVER_NAME": self._settings.host, "SERVER_PORT": str(self.port or 0)},
+        )
+        server.start()
+        self._servers.append(server)
+
+    def close(self) -> None:
+        """Closes the sockets, and removes the one that this process has made. Never waits. Twice is harmless."""
+        if os.getpid() != self._pid:
+            return  # a fork's: they are its parent's
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        if self.path:
+            with contextlib.suppress(OSError):
+                Path(self.path).unlink()
+            self.path = ""
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,66 @@
+"""A management API over scripted workers, on a real Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import gevent
+from click.testing import CliRunner, Result
+
+from corosrv.cli import main
+from corosrv.management.client import ManagementClient
+from corosrv.management.listener import ManagementListener, ManagementSettings
+from corosrv.manager.manager import Manager
+from corosrv.wire.calls import PoolCard
+from tests.manager.scripted import Script, managed
+
+T = TypeVar("T")
+
+
+def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls something that blocks, while this thread's hub serves it."""
+    with gevent.Timeout(20):
+        return gevent.get_hub().threadpool.apply(function, arguments)
+
+
+@dataclass
+class Management:
+    """A server with its workers, and a client of its socket."""
+
+    manager: Manager
+    script: Script
+    listener: ManagementListener
+    run_dir: str
+
+    def call(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
+        return in_thread(ManagementClient(self.listener.path).call, method, target, body)
+
+    def run(self, *words: str) -> Result:
+        """Runs a command of the command line."""
+        return in_thread(lambda: CliRunner().invoke(main, [*words, "--run-dir", self.run_dir]))
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[str]:
+    """Makes a folder whose path leaves room for a socket's name."""
+    folder = tempfile.mkdtemp(prefix="corosrv-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def listening(*cards: PoolCard, run_dir: str = "", **settings: Any) -> Iterator[Management]:
+    with contextlib.ExitStack() as stack:
+        run_dir = run_dir or stack.enter_context(short_folder())
+        manager, script = stack.enter_context(managed(*cards))
+        listener = ManagementListener(ManagementSettings(run_dir=run_dir, **settings), manager, manager.dispatcher)
+        listener.start()
+        stack.callback(listener.close)
+        yield Management(manager, script, listener, run_dir)
