@@ -1,6 +1,7 @@
 #include "loop/wait_queue.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -27,6 +28,17 @@ bool WaitQueue::Place::operator<(const Place& other) const {
   return std::tie(priority, deadline, arrival) < std::tie(other.priority, other.deadline, other.arrival);
 }
 
+template <typename Change>
+void WaitQueue::change(Lines::iterator line, Change change) {
+  if (!line->second.empty()) heads_.erase({line->second.begin()->first, line});
+  change(line->second);
+  if (line->second.empty()) {
+    lines_.erase(line);
+  } else {
+    heads_.insert({line->second.begin()->first, line});
+  }
+}
+
 void WaitQueue::add(std::unique_ptr<Sequence> sequence) {
   const auto deadline = std::min(sequence->deadline(), sequence->submitted() + kPatience);
   const Place place{sequence->priority(), deadline, n_added_++};
@@ -39,44 +51,47 @@ void WaitQueue::add_first(std::unique_ptr<Sequence> sequence) {
 
 void WaitQueue::insert(const Place& place, std::unique_ptr<Sequence> sequence) {
   const Key key{sequence->sharing_scope().owner, sequence->wanted_slot()};
-  lines_[key].emplace(place, std::move(sequence));
+  change(lines_.try_emplace(key).first, [&](Line& line) { line.emplace(place, std::move(sequence)); });
   ++size_;
 }
 
 void WaitQueue::age(Clock::time_point now) {
   if (now < next_ageing_) return;
   next_ageing_ = now + kAgeingInterval;
-  for (auto& [key, line] : lines_) {
-    for (auto next = line.begin(); next != line.end();) {
-      const auto current = next++;
-      const int32_t risen = class_of(*current->second, now);
-      if (current->first.priority <= risen) continue;
-      auto node = line.extract(current);
-      node.key().priority = risen;
-      line.insert(std::move(node));  // before `next`: nobody is looked at twice
-    }
+  const auto rises = [now](const auto& waiting) { return class_of(*waiting.second, now) < waiting.first.priority; };
+  for (auto line = lines_.begin(); line != lines_.end(); ++line) {
+    if (std::none_of(line->second.begin(), line->second.end(), rises)) continue;
+    change(line, [&](Line& waiting) {
+      for (auto next = waiting.begin(); next != waiting.end();) {
+        const auto current = next++;
+        if (!rises(*current)) continue;
+        auto node = waiting.extract(current);
+        node.key().priority = class_of(*node.mapped(), now);
+        waiting.insert(std::move(node));  // before `next`: nobody is looked at twice
+      }
+    });
   }
 }
 
 std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_slots, const Running& running) {
   auto best = lines_.end();
-  int32_t fewest = 0;
-  for (auto line = lines_.begin(); line != lines_.end(); ++line) {
-    const auto& [owner, wanted] = line->first;
+  int32_t fewest = std::numeric_limits<int32_t>::max();
+  // In order: of those with as few running the first one is taken.
+  for (auto head = heads_.begin(); head != heads_.end() && fewest > 0; ++head) {
+    const auto& [owner, wanted] = head->line->first;
     if (!is_free(wanted, free_slots)) continue;
     const auto known = running.find(owner);
     const int32_t n_running = known == running.end() ? 0 : known->second;
-    const bool is_better = best == lines_.end() || n_running < fewest ||
-                           (n_running == fewest && line->second.begin()->first < best->second.begin()->first);
-    if (!is_better) continue;
-    best = line;
+    if (n_running >= fewest) continue;
+    best = head->line;
     fewest = n_running;
   }
-  if (best == lines_.end()) return nullptr;
-  const auto first = best->second.begin();
-  std::unique_ptr<Sequence> sequence = std::move(first->second);
-  best->second.erase(first);
-  if (best->second.empty()) lines_.erase(best);
+  std::unique_ptr<Sequence> sequence;
+  if (best == lines_.end()) return sequence;
+  change(best, [&](Line& line) {
+    sequence = std::move(line.begin()->second);
+    line.erase(line.begin());
+  });
   --size_;
   return sequence;
 }
@@ -88,17 +103,18 @@ bool WaitQueue::has_next(const std::vector<int32_t>& free_slots) const {
 
 void WaitQueue::sweep(std::vector<std::unique_ptr<Sequence>>& done) {
   if (!std::exchange(was_visited_, false)) return;
+  const size_t n_before = done.size();
   for (auto next = lines_.begin(); next != lines_.end();) {
-    const auto line = next++;
-    for (auto waiting = line->second.begin(); waiting != line->second.end();) {
-      const auto current = waiting++;
-      if (current->second->state() != Sequence::State::kDone) continue;
-      done.push_back(std::move(current->second));
-      line->second.erase(current);
-      --size_;
-    }
-    if (line->second.empty()) lines_.erase(line);
+    change(next++, [&done](Line& line) {
+      for (auto waiting = line.begin(); waiting != line.end();) {
+        const auto current = waiting++;
+        if (current->second->state() != Sequence::State::kDone) continue;
+        done.push_back(std::move(current->second));
+        line.erase(current);
+      }
+    });
   }
+  size_ -= done.size() - n_before;
 }
 
 }  // namespace corosrv

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -17,7 +18,7 @@ namespace corosrv {
 // without a deadline, or with a late one, is ordered as if it had one kPatience after it was submitted: so none waits
 // for ever for those that come later and are in a greater hurry.
 //
-// Adding and taking cost the logarithm of how many wait, and a look at each owner.
+// Adding and taking cost the logarithm of how many wait, and a look at each owner that has some running.
 class WaitQueue {
  public:
   static constexpr auto kClassWait = std::chrono::seconds(10);
@@ -64,9 +65,21 @@ class WaitQueue {
   using Key = std::pair<uint64_t, int32_t>;
   using Line = std::map<Place, std::unique_ptr<Sequence>>;
 
-  void insert(const Place& place, std::unique_ptr<Sequence> sequence);
+  using Lines = std::map<Key, Line>;
+  // The first of a line.
+  struct Head {
+    Place place;
+    Lines::iterator line;
+    bool operator<(const Head& other) const { return place < other.place; }
+  };
 
-  std::map<Key, Line> lines_;
+  void insert(const Place& place, std::unique_ptr<Sequence> sequence);
+  // Lets `change` add to a line, or take from it; forgets it when it is empty.
+  template <typename Change>
+  void change(Lines::iterator line, Change change);
+
+  Lines lines_;
+  std::set<Head> heads_;  // of all lines: no two of them have the same place
   size_t size_ = 0;
   int64_t n_added_ = 0;
   int64_t n_added_first_ = 0;
