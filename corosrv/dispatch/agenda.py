@@ -13,9 +13,9 @@ class Appointment:
 
     __slots__ = ("action", "at", "item")
 
-    def __init__(self, at: float, action: Callable[[Any], None], item: Any) -> None:
+    def __init__(self, at: float, action: Callable[[Any], object], item: Any) -> None:
         self.at = at
-        self.action: Callable[[Any], None] | None = action
+        self.action: Callable[[Any], object] | None = action
         self.item = item
 
     @property
@@ -42,7 +42,7 @@ class Agenda:
             self._n_cancelled -= 1
         return self._heap[0][0] if self._heap else None
 
-    def add(self, at: float, action: Callable[[Any], None], item: Any) -> Appointment:
+    def add(self, at: float, action: Callable[[Any], object], item: Any) -> Appointment:
         appointment = Appointment(at, action, item)
         heapq.heappush(self._heap, (at, next(self._numbers), appointment))
         return appointment
@@ -58,7 +58,7 @@ class Agenda:
             heapq.heapify(self._heap)
             self._n_cancelled = 0
 
-    def take_due(self, now: float) -> tuple[Callable[[Any], None], Any] | None:
+    def take_due(self, now: float) -> tuple[Callable[[Any], object], Any] | None:
         """Removes the next appointment whose time has come, and returns its action and item."""
         next_at = self.next_at
         if next_at is None or next_at > now:

@@ -14,7 +14,7 @@ from corosrv.dispatch.host import HandlerHost
 from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import unavailable
 from corosrv.dispatch.registry import Registry
-from corosrv.dispatch.timetable import Timetable
+from corosrv.dispatch.timetable import AT_ONCE, Timetable
 from corosrv.dispatch.waiting import WaitingCalls
 
 
@@ -180,11 +180,17 @@ class Scheduler:
     # Handlers without a worker.
 
     def refuse_unservable(self, entry: HandlerEntry) -> bool:
-        """Refuses all calls that wait for a handler which no worker serves or may serve soon."""
+        """Refuses all calls that wait for a handler which no worker serves or may serve soon.
+
+        Of thousands some are refused in later turns of the hub; none of them can run meanwhile.
+        """
         if entry.is_callable:
             return False
-        for call in self._waiting.calls_of(entry.key):
+        calls = self._waiting.calls_of(entry.key)
+        for call in calls[:AT_ONCE]:
             self._lives.stop(call, unavailable(entry))
+        if len(calls) > AT_ONCE:
+            self._timetable.add(self._clock(), self.refuse_unservable, entry)
         return True
 
     def _await_start(self, call: QueuedCall, now: float) -> None:

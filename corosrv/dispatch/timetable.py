@@ -22,7 +22,7 @@ class Timetable:
     def __len__(self) -> int:
         return len(self._agenda)
 
-    def add(self, at: float, action: Callable[[Any], None], item: Any) -> Appointment:
+    def add(self, at: float, action: Callable[[Any], object], item: Any) -> Appointment:
         """Calls `action` with `item` at a time, unless it is cancelled before."""
         appointment = self._agenda.add(at, action, item)
         self._alarm.ring_by(at)

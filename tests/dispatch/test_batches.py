@@ -7,7 +7,7 @@ import math
 import pytest
 
 from corosrv.dispatch.batches import MAX_SIGNATURES, ArrivalGaps, ready_at, signature_of
-from corosrv.errors import CallRefused, CorosrvError, DeadlinePassed, HandlerFailed, WorkerLost
+from corosrv.errors import CallRefused, CorosrvError, DeadlinePassed, HandlerFailed, NoCapacity, WorkerLost
 from corosrv.jobs.infer import BatchLimits, HandlerCard, InferRequest
 from corosrv.tensors import Tensor
 from tests.dispatch.hosts import FakeHost, Front, card, ended, error_of, outputs, read, text, texts
@@ -292,6 +292,15 @@ def test_a_call_that_does_not_wait_is_not_gathered(front: Front):
     front.call("add", text("a", b"1"), waits=False)
 
     assert elements(host) == [b"1"]
+
+
+def test_a_call_that_does_not_wait_overtakes_none_that_gathers(front: Front):
+    host = front.add("p/0", batching())
+    quick(front, host)
+    front.call("add", text("a", b"1"))
+
+    with pytest.raises(NoCapacity):
+        front.call("add", text("a", b"2"), waits=False)
 
 
 def test_a_gathering_is_given_up_with_its_last_call(front: Front):

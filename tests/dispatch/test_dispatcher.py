@@ -441,6 +441,20 @@ def test_waiting_calls_are_refused_once_no_worker_will_come(front: Front):
     assert "crashlooping" in str(error_of(reader))
 
 
+def test_thousands_that_nobody_will_serve_are_refused_in_several_turns():
+    front = Front.make()
+    front.dispatcher.expect("p", [card(max_queue=1000)])
+    readers = [front.call() for _ in range(600)]
+
+    front.dispatcher.forget("p")
+    n_refused = sum(map(ended, readers))
+    front.clock.pass_time(0)
+
+    assert 0 < n_refused < 600
+    assert all(map(ended, readers))
+    assert front.dispatcher.stats().n_waiting == 0
+
+
 def test_a_draining_worker_gets_no_more_calls_and_loses_none(front: Front):
     front.dispatcher.expect("p", [card()])
     host = front.add("p/0")
@@ -913,6 +927,18 @@ def test_work_that_waits_for_a_lost_worker_returns_to_its_key_with_its_order(fro
     assert ended(first)
     assert not ended(second)
     assert front.key().depth == 0
+
+
+def test_work_that_waits_for_a_draining_worker_goes_to_another_at_once(front: Front):
+    home = front.add("p/0")
+    front.call(session="s")
+    other = front.add("p/1")
+    front.call(session="s")
+    assert not other.calls
+
+    home.drain()
+
+    assert len(other.calls) == 1
 
 
 def test_sessions_of_different_callers_are_different(front: Front):
