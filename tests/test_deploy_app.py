@@ -100,6 +100,18 @@ def test_pieces_are_joined_for_those_who_want_one_answer(server: Server) -> None
 
 
 @only("multi_stage")
+def test_stages_find_each_other_by_what_they_can_do(server: Server) -> None:
+    answer = infer(
+        server,
+        "search",
+        tensor("query", "BYTES", "cold"),
+        tensor("documents", "BYTES", "ice and snow", "a hot day", "cold rain"),
+    )
+
+    assert outputs(answer)["results"][0] == "cold rain"
+
+
+@only("multi_stage")
 def test_a_stage_can_be_asked_for_by_its_capability(server: Server) -> None:
     body = {"capability": {"type": "embed"}, "inputs": [tensor("texts", "BYTES", "abba")]}
     with server.connect() as connection:
