@@ -9,11 +9,11 @@ from corosrv.http.operation import READS
 from corosrv.kserve import health, infer_types, metadata, schema
 from corosrv.kserve.errors import KserveError
 
-_TAG = "Inference"
+TAG = "Inference"
 _CALLS = (*READS, 404, 429, 500, 502, 503, 504)
 _PARAMETERS = {"name": "the model", "version": "one of its versions, exactly"}
 
-_operation = partial(operations.operation, _TAG, error=KserveError)
+_operation = partial(operations.operation, TAG, error=KserveError)
 
 _ADD = {
     "inputs": [
