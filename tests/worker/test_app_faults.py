@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from corosrv.dispatch.host import HandedCall
-from corosrv.errors import CallCancelled, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
+from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.app_process import AppProcess
 from tests.worker.app_handling import (
@@ -257,6 +257,26 @@ def test_a_handler_that_ignores_its_cancel_poisons_the_worker() -> None:
         other.wait_until_over()
         wait_for(worker, WorkerState.DEFUNCT)
         assert is_gone(worker)
+
+
+def test_a_worker_takes_no_calls_from_the_moment_that_a_slot_is_poisoned() -> None:
+    with ready(hang_grace_s=0.1) as worker:
+
+        class Witness(Recorder):
+            was_draining = False
+
+            def on_end(self, item: int, error: CorosrvError | None) -> None:
+                self.was_draining = worker.is_draining
+                super().on_end(item, error)
+
+        witness = Witness()
+        witness.permit = worker.groups[0].permits.try_acquire()
+        witness.call = worker.start_call(witness.permit, HandedCall(0, [item("hang")]), witness)
+        witness.call.cancel()
+
+        witness.wait_until_over()
+
+        assert witness.was_draining
 
 
 def test_a_handler_that_ignores_its_deadline_poisons_the_worker() -> None:
