@@ -80,13 +80,21 @@ class Dispatcher(InferWorker):
         self._settle()
         return True
 
-    def expect(self, pool: str, cards: Iterable[HandlerCard], *, can_start: bool = True, reason: str = "") -> None:
+    def expect(
+        self,
+        pool: str,
+        cards: Iterable[HandlerCard],
+        *,
+        can_start: bool = True,
+        reason: str = "",
+        patience: float | None = None,
+    ) -> None:
         """Says what the workers of a pool offer. Where none is ready, calls wait if the pool can start one.
 
-        Otherwise they are refused, those that wait as well, with `reason`: words for clients. Replaces what was said
-        of this pool before.
+        They wait for `patience` seconds at most. Otherwise they are refused, those that wait as well, with `reason`:
+        words for clients. Replaces what was said of this pool before.
         """
-        self._registry.expect(pool, cards, PoolStanding(can_start, reason), self._clock())
+        self._registry.expect(pool, cards, PoolStanding(can_start, reason, patience), self._clock())
         self._settle()
 
     def forget(self, pool: str) -> None:

@@ -59,6 +59,7 @@ class PoolStanding:
 
     can_start: bool
     reason: str = ""
+    patience: float | None = None  # seconds that a call waits for its first worker; None: as the dispatcher's settings
 
 
 @dataclass(slots=True, eq=False)

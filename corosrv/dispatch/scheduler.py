@@ -194,11 +194,12 @@ class Scheduler:
         return True
 
     def _await_start(self, call: QueuedCall, now: float) -> None:
-        call.appointment = self._timetable.add(now + self._longest_start, self._give_up_start, call)
-        for pool, standing in list(call.entry.pools.items()):
-            if standing.can_start:
-                for listener in self.need_listeners:
-                    listener(pool)
+        pools = {name: standing for name, standing in call.entry.pools.items() if standing.can_start}
+        patience = max((standing.patience or self._longest_start for standing in pools.values()), default=0.0)
+        call.appointment = self._timetable.add(now + patience, self._give_up_start, call)
+        for pool in pools:
+            for listener in self.need_listeners:
+                listener(pool)
 
     def _give_up_start(self, call: QueuedCall) -> None:
         if call.state is CallState.WAITING and not call.entry.is_ready:

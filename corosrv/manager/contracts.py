@@ -21,7 +21,15 @@ class HostDispatcher(Protocol):
 
     def remove_host(self, host: HandlerHost) -> bool: ...
 
-    def expect(self, pool: str, cards: Iterable[HandlerCard], *, can_start: bool = True, reason: str = "") -> None: ...
+    def expect(
+        self,
+        pool: str,
+        cards: Iterable[HandlerCard],
+        *,
+        can_start: bool = True,
+        reason: str = "",
+        patience: float | None = None,
+    ) -> None: ...
 
     def on_need(self, listener: Callable[[str], None]) -> None: ...
 

@@ -53,11 +53,12 @@ class WorkerPool:
         self.reason = ""  # what the planner says
         self.snapshot: PoolSnapshot | None = None  # of the last look
         self.n_ready_ever = 0
+        self._adopted: AppWorker | None = None
         self._make = make
         self._dispatcher = dispatcher
         self._clock = clock
         self._on_change = on_change
-        self._expected: tuple[bool, str] | None = None
+        self._expected: tuple[str, float] | None = None
         self._fatal = "" if terms.claim.fits(budget) else shortage(terms.claim, budget)
         self._tell()
 
@@ -101,10 +102,12 @@ class WorkerPool:
             reason = f"the pool {self.name} may have no worker"
         elif crashes.is_looping:
             reason = f"the pool {self.name} is crashlooping"
-        expected = (not reason, reason)
-        if expected != self._expected:
-            self._expected = expected
-            self._dispatcher.expect(self.name, self.card.handlers, can_start=expected[0], reason=reason)
+        patience = float(round(self.memory.patience))
+        if self._expected != (reason, patience):
+            self._expected = (reason, patience)
+            self._dispatcher.expect(
+                self.name, self.card.handlers, can_start=not reason, reason=reason, patience=patience
+            )  # fmt: skip
 
     # Starting.
 
@@ -118,6 +121,7 @@ class WorkerPool:
 
     def adopt(self, worker: AppWorker) -> None:
         """Takes over a process that has imported the application, and has no pool yet."""
+        self._adopted = worker
         place = self._free_place()
         self._take(place, worker)
         log.info("worker %s starts, incarnation %d", place.id, place.incarnation)
@@ -149,10 +153,11 @@ class WorkerPool:
         self._on_change()
 
     def _on_ready(self, place: Place, worker: AppWorker, now: float) -> None:
-        self.n_ready_ever += 1
         seconds = now - place.started_at
-        self.memory.note_ready(seconds)
-        log.info("worker %s is ready after %.1f s, pid %s", place.id, seconds, worker.pid)
+        if worker is not self._adopted:  # which had imported the application before
+            self.memory.note_ready(seconds)
+        self.n_ready_ever += 1
+        log.info("worker %s takes calls after %.1f s, as process %s", place.id, seconds, worker.pid)
         self._dispatcher.add_host(worker)
 
     def _on_end(self, place: Place, worker: AppWorker, now: float) -> None:

@@ -21,6 +21,8 @@ from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferJob, InferReader
 from corosrv.kserve import errors
+from corosrv.management.listener import ManagementListener, ManagementSettings
+from corosrv.manager.collector import ManagerCollector
 from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.snapshot import Claim
 from corosrv.objects.store import ObjectStore
@@ -71,6 +73,11 @@ class AppPart:
             memory_elsewhere=memory_elsewhere,
             on_unstartable=self._on_failure,
         )
+        self.management = ManagementListener(
+            ManagementSettings(run_dir=app.run_dir, port=app.mgmt_port, token_file=app.mgmt_token_file),
+            self.manager,
+            self.dispatcher,
+        )
 
     def _on_failure(self, reason: str) -> None:
         self._failure = reason
@@ -80,6 +87,7 @@ class AppPart:
         if not monkey.is_module_patched("socket"):  # each request has a thread and a hub of its own, or none
             self._failure = "handlers need a server that waits through gevent: gunicorn -k gevent"
             return
+        self.management.start()
         self.manager.start()
         self._sweeper = gevent.spawn(self._sweep)
 
@@ -117,12 +125,13 @@ class AppPart:
 
     def close(self) -> None:
         self.manager.close()
+        self.management.close()
         if self._sweeper is not None:
             self._sweeper.kill(block=False)
         self.objects.close()
 
     def collectors(self) -> tuple[Collector, ...]:
-        return ()
+        return (ManagerCollector(self.manager),)
 
     def document(self) -> None:
         """Returns None: the part has no routes of its own."""

@@ -419,6 +419,17 @@ def test_a_call_does_not_wait_for_ever_for_the_first_worker():
     assert isinstance(error_of(reader), Unavailable)
 
 
+def test_a_pool_says_how_long_its_first_worker_may_take():
+    front = Front.make(longest_start=20)
+    front.dispatcher.expect("p", [card()], patience=70)
+    reader = front.call()
+
+    front.clock.pass_time(69)
+    front.add("p/0").calls[0].finish()
+
+    assert error_of(reader) is None
+
+
 def test_without_a_worker_that_may_come_calls_are_unavailable_not_unknown(front: Front):
     host = front.add("p/0")
     front.dispatcher.remove_host(host)

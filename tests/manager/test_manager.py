@@ -318,3 +318,14 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch):
         script.worker("default/0").crash()
 
         ready(script, "default/0")
+
+
+def test_the_start_of_the_first_process_says_nothing_about_later_ones():
+    with managed(pool_card("default", cold_start_ms=7000.0)) as (manager, script):
+        ready(script, "default/0")
+        assert manager.pool("default").memory.cold_start == 7.0
+
+        manager.scale("default", 2, 2)
+        ready(script, "default/0", "default/1")
+
+        assert manager.pool("default").memory.cold_start < 1.0
