@@ -78,7 +78,10 @@ class KservePart:
 
     @property
     def state(self) -> State:
-        return State.READY if self.grpc is None else _STATES[self.grpc.state]
+        """The state of the gRPC process until it serves first. While a later one is replaced, HTTP is ready."""
+        if self.grpc is None or (self.grpc.has_served and self._ending is None):
+            return State.READY
+        return _STATES[self.grpc.state]
 
     def check(self) -> None:
         """Raises the Unavailable of the gRPC process; whether calls are taken is for the parts to say that run them."""

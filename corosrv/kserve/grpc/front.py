@@ -57,6 +57,7 @@ class GrpcFront:
         self._listeners: list[Callable[[], None]] = []
         self._restart: gevent.Greenlet | None = None
         self.n_restarts = 0
+        self.has_served = False  # a process was READY once: the front as such works, and deaths are its own affair
         self._process = self._make()
 
     def _make(self) -> GrpcProcessLink:
@@ -111,6 +112,8 @@ class GrpcFront:
     def _on_change(self, process: GrpcProcessLink) -> None:
         log.info("the gRPC process is %s%s", process.state.value, process.reason and f": {process.reason}")
         if process.state is WorkerState.READY:
+            self.has_served = True
+            log.info("gRPC listens on %s, port %d", self._config.address, process.port)
             self._backoff.succeed(time.monotonic())
             self._config = replace(self._config, port=process.port)
         self._notify()

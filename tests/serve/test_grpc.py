@@ -1,0 +1,82 @@
+"""gRPC beside REST in a real server: one application, two fronts, and what the death of one means for the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from corosrv.kserve.grpc import protocol
+from corosrv.tensors import Tensor
+from tests.kserve.grpc.client import infer_request
+from tests.serve.server import Process, Server, Servers, eventually
+
+APP = str(Path(__file__).parent.parent.parent / "deploy" / "app" / "basic.py") + ":app"
+ADD = infer_request("add", Tensor("a", "INT32", [2], data=[1, 2]), Tensor("b", "INT32", [2], data=[3, 4]), id="q")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Servers(tmp_path_factory.mktemp("grpc"), tmp_path_factory.mktemp("grpc-cache"))
+    try:
+        yield started.start(COROSRV_MODEL="", worker_app=APP, grpc_port=0)
+    finally:
+        started.stop()
+
+
+def grpc_port(server: Server) -> int:
+    return int(eventually(lambda: re.findall(r"gRPC listens on 127\.0\.0\.1, port (\d+)", server.log))[-1])
+
+
+def infer(port: int) -> Any:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(
+            f"/{protocol.SERVICE}/ModelInfer",
+            request_serializer=protocol.ModelInferRequest.SerializeToString,
+            response_deserializer=protocol.ModelInferResponse.FromString,
+        )
+        return call(ADD, timeout=20, wait_for_ready=True)
+
+
+def grpc_process(server: Server) -> Process:
+    pids = [pid for worker in server.workers() for pid in Process(worker).children()]
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+    return Process(next(pid for pid, command in commands.items() if b"corosrv.kserve.grpc" in command))
+
+
+def test_a_handler_answers_over_both_fronts(server: Server) -> None:
+    answer = infer(grpc_port(server))
+
+    assert (answer.id, answer.model_name) == ("q", "add")
+    assert answer.raw_output_contents[0] == (4).to_bytes(8, "little") + (6).to_bytes(8, "little")
+    assert server.get("/v2/models/add/ready")[0] == 200
+
+
+def test_the_death_of_the_grpc_process_leaves_http_as_it_is_and_another_one_follows(server: Server) -> None:
+    port = grpc_port(server)
+    process = grpc_process(server)
+    os.kill(process.pid, signal.SIGSTOP)  # so that nobody is faster than the questions that follow
+    process.kill()
+
+    eventually(lambda: not process.is_alive)
+    assert server.health() == "ok"
+    assert server.get("/v2/health/ready")[0] == 200
+    assert infer(port).model_name == "add"
+    assert grpc_process(server).pid != process.pid
+
+
+def test_the_grpc_process_ends_with_a_front_that_is_killed_and_follows_the_next_one(server: Server) -> None:
+    process = grpc_process(server)
+    (front,) = server.workers()
+    n_starts = server.log.count("gRPC listens on")
+    Process(front).kill()
+
+    eventually(lambda: not process.is_alive, within=5)
+    eventually(lambda: server.log.count("gRPC listens on") > n_starts, within=40)
+    assert infer(grpc_port(server)).model_name == "add"
