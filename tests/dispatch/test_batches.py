@@ -189,6 +189,21 @@ def test_a_batch_that_fails_is_tried_once_more_call_by_call(front: Front, error:
     assert front.key().retries == {"batch_failed": 2}
 
 
+def test_calls_of_a_batch_that_failed_are_in_no_batch_again(front: Front):
+    host = busy_host(front, is_idempotent=True)
+    for number in range(3):
+        front.call("add", text("a", b"%d" % number))
+    host.calls[0].finish()
+    host.calls[0].fail(HandlerFailed("all"))
+    front.call("add", text("other", b"0"))  # takes the slot while they are paused
+    front.clock.pass_time(1)
+    assert front.key().depth == 3
+
+    host.calls[0].finish()
+
+    assert len(host.calls[0].call.items) == 1
+
+
 def test_a_batch_of_a_handler_that_is_not_idempotent_is_not_tried_again(front: Front):
     host = busy_host(front)
     readers = [front.call("add", text("a", b"%d" % number)) for number in range(2)]

@@ -6,6 +6,8 @@ import gevent
 import pytest
 
 from corosrv.dispatch.dispatcher import Dispatcher
+from corosrv.dispatch.host import CallListener, HandedCall
+from corosrv.dispatch.permits import Permit
 from corosrv.errors import (
     CallCancelled,
     Conflict,
@@ -24,7 +26,19 @@ from corosrv.errors import (
 )
 from corosrv.jobs.infer import CapabilityTarget, InferEnd, InferJob, InferOutputs, InferRequest, ModelTarget
 from corosrv.tensors import TensorSpec
-from tests.dispatch.hosts import FakeHost, Front, capability_card, card, ended, error_of, outputs, read, text, texts
+from tests.dispatch.hosts import (
+    FakeCall,
+    FakeHost,
+    Front,
+    capability_card,
+    card,
+    ended,
+    error_of,
+    outputs,
+    read,
+    text,
+    texts,
+)
 
 
 @pytest.fixture
@@ -506,6 +520,25 @@ def test_an_old_incarnation_that_changes_gets_nothing(front: Front):
     assert old.n_started == 1
     assert len(new.calls) == 1
     assert not front.dispatcher.add_host(FakeHost("p/0", [card()], incarnation=1))
+
+
+class HastyHost(FakeHost):
+    """Ends each call while it is handed over."""
+
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> FakeCall:
+        running = super().start_call(permit, call, listener)
+        running.finish()
+        return running
+
+
+def test_a_worker_that_ends_calls_at_once_makes_no_deep_stack(front: Front):
+    n_calls = 2000
+    front.dispatcher.expect("p", [card(max_queue=n_calls)])
+    readers = [front.call() for _ in range(n_calls)]
+
+    front.dispatcher.add_host(HastyHost("p/0", [card(max_queue=n_calls)]))
+
+    assert all(map(ended, readers))
 
 
 def test_a_permit_that_is_added_takes_a_waiting_call(front: Front):
