@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from corosrv.errors import AppError
+    from corosrv.errors import AppError, Conflict, HandlerFailed, WorkerLost
+    from corosrv.jobs.objects import ObjRef
     from corosrv.tensors import Tensor, TensorSpec
     from corosrv.worker.app.app import App
     from corosrv.worker.app.base_worker import Worker
@@ -41,14 +42,17 @@ __all__ = [
     "CancelationException",
     "Cancelled",
     "ConcatenateIterator",
+    "Conflict",
     "Context",
     "DeadlineExceeded",
     "File",
+    "HandlerFailed",
     "Input",
     "InvalidInput",
     "ModelInferRequest",
     "ModelInferResponse",
     "NotFound",
+    "ObjRef",
     "Opaque",
     "Path",
     "Secret",
@@ -56,13 +60,15 @@ __all__ = [
     "TensorSpec",
     "Unavailable",
     "Worker",
+    "WorkerLost",
     "concurrent",
     "current_scope",
     "streaming",
 ]
 
 _MODULES = {
-    "corosrv.errors": ("AppError",),
+    "corosrv.errors": ("AppError", "Conflict", "HandlerFailed", "WorkerLost"),
+    "corosrv.jobs.objects": ("ObjRef",),
     "corosrv.tensors": ("Tensor", "TensorSpec"),
     "corosrv.worker.app.app": ("App",),
     "corosrv.worker.app.base_worker": ("Worker",),

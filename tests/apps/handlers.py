@@ -499,3 +499,96 @@ def ask_later(request: Any, context: Context) -> Any:
     threading.Thread(target=work).start()
     time.sleep(0.05)
     return {"n": [1]}
+
+
+VALUES: dict[int, Any] = {
+    1: b"bytes",
+    2: {"a": [1, 2.5, None, "text"]},
+    3: "text",
+    4: Tensor("t", "INT32", [2, 1], data=[1, 2]),
+    5: Tensor("t", "FP32", [], data=[1.5]),
+    6: Tensor("t", "UINT8", [2 << 20], raw=b"\x07" * (2 << 20)),
+    7: b"\x07" * (2 << 20),
+    8: [],
+    9: Tensor("t", "BYTES", [2], data=["a", b"\xff"]),
+}
+
+
+@app.model("objects")
+def objects(request: Any, context: Context) -> Any:
+    """Stores a value, finds it by its key and by its reference, and deletes it; says whether it was the same."""
+    stored = VALUES[value(request)]
+    ref = context.objects.create(stored, key="k", ttl_s=60)
+    by_key = context.objects.lookup("k")
+    read = context.objects.get(ref)
+    context.objects.delete(ref)
+    try:
+        context.objects.get(ref.id)
+    except Exception as error:
+        gone = kind_of(error)
+    nobody = context.objects.lookup("k")
+    return ModelInferResponse(
+        parameters={
+            "is_same": same(stored, read),
+            "type": ref.content_type,
+            "size": ref.size,
+            "is_found": by_key == ref,
+            "gone": gone,
+            "is_nobody": nobody is None,
+        }
+    )
+
+
+@app.model("objects_async")
+async def objects_async(request: Any, context: AsyncContext) -> Any:
+    stored = VALUES[value(request)]
+    ref = await context.objects.create(stored, key="k", ttl_s=60)
+    by_key = await context.objects.lookup("k")
+    read = await context.objects.get(ref)
+    await context.objects.delete(ref)
+    try:
+        await context.objects.get(ref.id)
+    except Exception as error:
+        gone = kind_of(error)
+    nobody = await context.objects.lookup("k")
+    return ModelInferResponse(
+        parameters={
+            "is_same": same(stored, read),
+            "type": ref.content_type,
+            "size": ref.size,
+            "is_found": by_key == ref,
+            "gone": gone,
+            "is_nobody": nobody is None,
+        }
+    )
+
+
+def same(stored: Any, read: Any) -> bool:
+    if isinstance(stored, Tensor):
+        content = (read.datatype, read.shape, bytes(read.raw))
+        return content == (stored.datatype, stored.shape, bytes(stored.raw))
+    return type(stored) is type(read) and bool(stored == read)
+
+
+@app.model("objects_as_inputs")
+def objects_as_inputs(request: Any, context: Context) -> Any:
+    """Calls another model with an object of bytes and one that is a tensor."""
+    inputs = {"b": context.objects.create(b"bytes"), "t": context.objects.create(VALUES[4])}
+    return context.call(model="other", inputs=inputs)
+
+
+@app.model("objects_as_inputs_async")
+async def objects_as_inputs_async(request: Any, context: AsyncContext) -> Any:
+    inputs = {"b": await context.objects.create(b"bytes"), "t": await context.objects.create(VALUES[4])}
+    return await context.call(model="other", inputs=inputs)
+
+
+@app.model("objects_refused")
+def objects_refused(request: Any, context: Context) -> Any:
+    """Stores what no object can hold."""
+    try:
+        context.objects.create(
+            {1j} if value(request) == 1 else "text", content_type=None if value(request) == 1 else "a"
+        )
+    except Exception as error:
+        return ModelInferResponse(parameters={"error": kind_of(error)})

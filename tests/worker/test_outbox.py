@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import pytest
 
 from corosrv.errors import FrameTooLarge
 from corosrv.jobs.answers import LogLine
+from corosrv.wire import descriptors
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.frame import MAX_FRAME, Frames
 from corosrv.wire.messages import Predict, SlotToServer, SlotToWorker
 from corosrv.worker.child.outbox import LOG_BACKLOG, Drops, Ferry, Outbox
+from tests.support.descriptors import n_descriptors
 
 Pair = tuple["Outbox[SlotToServer]", socket.socket]
 WIDE = "x" * 300_000
@@ -163,3 +166,43 @@ def test_a_listener_is_called_once(pair: Pair) -> None:
     read(theirs, 1)
 
     assert called.wait(10)
+
+
+def test_descriptors_wait_with_their_message_and_are_closed(pair: Pair) -> None:
+    outbox, theirs = pair
+    before = n_descriptors()
+    read_end, write_end = os.pipe()
+    for number in range(4):
+        outbox.post(LogLine("stdout", f"{WIDE}{number:04}"))
+    outbox.post(LogLine("stdout", "beside"), fds=[write_end])
+    os.close(write_end)
+
+    received: list[int] = []
+    frames, messages = Frames(), list[bytes]()
+    while len(messages) < 5:
+        data, fds = descriptors.receive(theirs, 1 << 16)
+        received += fds
+        messages += frames.feed(data)
+
+    assert outbox.flush(10)
+    assert b"beside" in messages[-1]
+    os.write(received[0], b"x")
+    assert os.read(read_end, 1) == b"x"
+    descriptors.close_all([read_end, *received])
+    assert n_descriptors() <= before + 1  # the ferry's epoll
+
+
+def test_descriptors_of_messages_that_are_dropped_are_closed(pair: Pair) -> None:
+    outbox, _ = pair
+    before = n_descriptors()
+    read_end, write_end = os.pipe()
+    for number in range(4):
+        outbox.post(LogLine("stdout", f"{WIDE}{number:04}"))
+    outbox.post(LogLine("stdout", "beside"), fds=[write_end])
+    os.close(write_end)
+
+    outbox.close()
+
+    assert os.read(read_end, 1) == b""  # nobody holds the other end
+    os.close(read_end)
+    assert n_descriptors() <= before + 1

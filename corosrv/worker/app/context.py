@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from corosrv.errors import HandlerFailed, NotOffered
+from corosrv.jobs.objects import ObjRef
 from corosrv.worker.app.asking import AsyncCaller, Caller, make_call
 from corosrv.worker.app.messages import ModelInferResponse
+from corosrv.worker.app.object_values import input_of
+from corosrv.worker.app.objects import AsyncObjects, Objects
 from corosrv.worker.app.signal import EndSignal
 
 AnyCaller = TypeVar("AnyCaller")
@@ -81,18 +84,28 @@ class Context(_CallContext[Caller]):
     ) -> Any:
         """Calls another model, or a capability, through the server, and waits for its answer.
 
-        `inputs`: tensors, arrays or flat lists by their names. `stream`: returns an iterator of the answers as they
-        come, which cancels the call when it is closed. `options`: version, prefer, fuzzy, parameters, outputs and
-        priority. The call ends at the deadline of the request, if not before, and when the request does.
+        `inputs`: tensors, arrays, flat lists or references to objects, by their names. `stream`: returns an iterator of
+        the answers as they come, which cancels the call when it is closed. `options`: version, prefer, fuzzy,
+        parameters, outputs and priority. The call ends at the deadline of the request, if not before, and when the
+        request does.
 
         Raises InvalidInput, NotFound, Unavailable, Conflict (a circle of calls), DeadlineExceeded, Cancelled,
         WorkerLost and HandlerFailed. One that a handler does not catch is its own.
         """
+        values = {name: self._resolve(name, content) for name, content in (inputs or {}).items()}
         call = make_call(
-            model=model, capability=capability, inputs=inputs, timeout_ms=timeout_ms, stream=stream, **options
+            model=model, capability=capability, inputs=values, timeout_ms=timeout_ms, stream=stream, **options
         )
         answers = self._caller_or_error().call(call)
         return answers if stream else _only(answers)
+
+    @property
+    def objects(self) -> Objects:
+        """The objects of the server."""
+        return self._caller_or_error().objects
+
+    def _resolve(self, name: str, content: Any) -> Any:
+        return input_of(name, self.objects.get(content)) if isinstance(content, ObjRef) else content
 
 
 class AsyncContext(_CallContext[AsyncCaller]):
@@ -121,11 +134,20 @@ class AsyncContext(_CallContext[AsyncCaller]):
         **options: Any,
     ) -> Any:
         """Calls another model, or a capability, as Context.call does; with `stream` it returns an async iterator."""
+        values = {name: await self._resolve(name, content) for name, content in (inputs or {}).items()}
         call = make_call(
-            model=model, capability=capability, inputs=inputs, timeout_ms=timeout_ms, stream=stream, **options
+            model=model, capability=capability, inputs=values, timeout_ms=timeout_ms, stream=stream, **options
         )
         answers = self._caller_or_error().call(call)
         return answers if stream else await _only_async(answers)
+
+    @property
+    def objects(self) -> AsyncObjects:
+        """The objects of the server."""
+        return self._caller_or_error().objects
+
+    async def _resolve(self, name: str, content: Any) -> Any:
+        return input_of(name, await self.objects.get(content)) if isinstance(content, ObjRef) else content
 
 
 def _only(answers: Iterator[ModelInferResponse]) -> ModelInferResponse:

@@ -89,7 +89,7 @@ def test_large_tensors_travel_beside_asks_and_their_answers(child: AppChildProce
     ("status", "kind", "error"),
     [
         (400, "invalid request", "CallRefused: m (400)"),
-        (501, "not offered", "CallRefused: m (501)"),
+        (501, "not offered", "NotOffered: m (501)"),
         (404, "not found", "NotFound: m (404)"),
         (503, "unavailable", "Unavailable: m (503)"),
         (429, "rate limited", "Unavailable: m (429)"),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from corosrv.jobs.terms import DEFAULT_PRIORITY
 from corosrv.wire.calls import Ask, AskOutputs, WireRequest
 from corosrv.wire.tensors import TensorPacking
-from corosrv.worker.app.asking import OutgoingCall, error_of
+from corosrv.worker.app.asking import OutgoingCall
+from corosrv.worker.app.call_errors import error_of
 from corosrv.worker.app.messages import ModelInferResponse
 from corosrv.worker.app.signal import EndSignal
 from corosrv.worker.child.apps.lane_asks import AskAnswer, MakeMessage, OpenAsk

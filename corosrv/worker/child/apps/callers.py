@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corosrv.errors import CallCancelled
+from corosrv.wire.calls import ObjectAnswer
 from corosrv.worker.app.asking import OutgoingCall
 from corosrv.worker.app.messages import ModelInferResponse
+from corosrv.worker.app.objects import ObjectReply, Objects
 from corosrv.worker.app.signal import EndSignal
 from corosrv.worker.child.apps.call_messages import open_call, response_of
 from corosrv.worker.child.apps.lane_asks import AskAnswer, LaneAsks, MakeMessage, OpenAsk
@@ -31,6 +33,12 @@ class ThreadExchange:
             raise CallCancelled("the call is over, and what it asked for with it")
         return answer
 
+    def ask(self, make_message: MakeMessage, fds: Sequence[int] = ()) -> ObjectReply:
+        """Asks for an object, and waits for the answer. Raises what open() and next_answer() raise."""
+        message, _, answer_fds = self.next_answer(self.open(make_message, fds))
+        assert isinstance(message, ObjectAnswer), "nothing else answers it"
+        return message, answer_fds
+
     def close(self, ask: OpenAsk) -> None:
         """Gives up the answers that have not come yet. Twice is harmless."""
         self._asks.close(ask)
@@ -43,6 +51,10 @@ class ThreadCaller:
         self._exchange = exchange
         self._signal = signal
         self._request_id = request_id
+
+    @property
+    def objects(self) -> Objects:
+        return Objects(self._exchange.ask)
 
     def call(self, call: OutgoingCall) -> Iterator[ModelInferResponse]:
         ask = open_call(self._exchange.open, call, self._signal, self._request_id)

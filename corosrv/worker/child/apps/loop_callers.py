@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from corosrv.errors import CallCancelled
+from corosrv.wire.calls import ObjectAnswer
 from corosrv.worker.app.asking import OutgoingCall
 from corosrv.worker.app.messages import ModelInferResponse
+from corosrv.worker.app.objects import AsyncObjects, ObjectReply
 from corosrv.worker.app.signal import EndSignal
 from corosrv.worker.child.apps.call_messages import open_call, response_of
 from corosrv.worker.child.apps.lane_asks import AskAnswer, LaneAsks, MakeMessage, OpenAsk
@@ -33,6 +35,16 @@ class LoopExchange:
             await has_news.wait()
         return self._asks.take(ask)
 
+    async def ask(self, make_message: MakeMessage, fds: Sequence[int] = ()) -> ObjectReply:
+        """Asks for an object, and waits for the answer. Raises what open() and next_answer() raise."""
+        ask = self.open(make_message, fds)
+        try:
+            message, _, answer_fds = await self.next_answer(ask)
+        finally:
+            self.close(ask)
+        assert isinstance(message, ObjectAnswer), "nothing else answers it"
+        return message, answer_fds
+
     def close(self, ask: OpenAsk) -> None:
         """Gives up the answers that have not come yet. Twice is harmless."""
         self._asks.close(ask)
@@ -45,6 +57,10 @@ class LoopCaller:
         self._exchange = exchange
         self._signal = signal
         self._request_id = request_id
+
+    @property
+    def objects(self) -> AsyncObjects:
+        return AsyncObjects(self._exchange.ask)
 
     def call(self, call: OutgoingCall) -> AsyncIterator[ModelInferResponse]:
         ask = open_call(self._exchange.open, call, self._signal, self._request_id)
