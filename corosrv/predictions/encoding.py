@@ -46,15 +46,20 @@ def encode_in_turns(value: Mapping[str, Any], n_bytes: int) -> list[bytes]:
     """Encodes an object of about `n_bytes`; waits while others have their turns, if it is large."""
     if n_bytes < TURN:
         return encode(value)
-    return encode({name: _split(member, n_bytes) for name, member in value.items()})
+    return encode({name: split_in_turns(member, n_bytes) for name, member in value.items()})
 
 
-def _split(value: Any, n_bytes: int) -> Any:
-    """The value with its large texts and lists as LargeJson."""
+def split_in_turns(value: Any, n_bytes: int) -> Any:
+    """Returns the value with its large texts and lists as LargeJson. `n_bytes`: its size, about.
+
+    Waits while others have their turns, if it is large.
+    """
+    if n_bytes < TURN:
+        return value
     if isinstance(value, str) and len(value) > TURN:
         return LargeJson(_in_turns(_text(value)))
     if isinstance(value, dict):
-        return {name: _split(member, n_bytes) for name, member in value.items()}
+        return {name: split_in_turns(member, n_bytes) for name, member in value.items()}
     if isinstance(value, list) and value:
         # A copy: it may grow while others have their turns.
         return LargeJson(_in_turns(_list(list(value), max(1, TURN * len(value) // n_bytes))))

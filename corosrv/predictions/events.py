@@ -11,10 +11,12 @@ from gevent.hub import get_hub
 
 from corosrv.errors import CorosrvError, Misuse, ReadTimeout
 from corosrv.jobs import Reader, Sink
-from corosrv.predictions.history import Cursor, Event, Gap, History
+from corosrv.predictions.history import Cursor, Event, EventPiece, Gap, History
 
 MAX_READERS = 1024  # of one prediction
 PING_SECONDS = 15.0
+
+Item = Event | EventPiece
 
 
 class EventEncoder:
@@ -22,7 +24,7 @@ class EventEncoder:
 
     failure: CorosrvError | None = None  # that a prediction failed is an event like others
 
-    def encode(self, events: list[Event]) -> bytes:
+    def encode(self, events: list[Item]) -> bytes:
         return b"".join([event.wire for event in events])
 
     def encode_error(self, error: CorosrvError) -> bytes:
@@ -32,7 +34,7 @@ class EventEncoder:
         """Does nothing."""
 
 
-class EventReader(Reader[Event]):
+class EventReader(Reader[Item]):
     """Gives a prediction's events up to the last one, in a corosrv.http.sse.EventStream. Belongs to the hub's thread.
 
     A reader that falls behind the kept history gets one `error` event and then the stream ends. `on_leave` is called
@@ -45,7 +47,7 @@ class EventReader(Reader[Event]):
         self._on_leave = on_leave
         self._is_lost = False
         self._is_closed = False
-        self._sink: Sink[Event] | None = None  # of whoever waits
+        self._sink: Sink[Item] | None = None  # of whoever waits
         self._greenlet: Any = None
 
     @property
@@ -53,21 +55,21 @@ class EventReader(Reader[Event]):
         """True if no more events will come."""
         return self._is_closed or self._is_lost or self._cursor.is_at_end
 
-    def take(self, timeout: float | None = None) -> list[Event]:
+    def take(self, timeout: float | None = None) -> list[Item]:
         """Returns unread events, at least one; an empty list once the last one was taken. Waits.
 
         Raises ReadTimeout after `timeout` seconds without any.
         """
-        unread: list[Event] = []
+        unread: list[Item] = []
 
-        def keep(events: list[Event]) -> bool:
+        def keep(events: list[Item]) -> bool:
             unread.extend(events)
             return False
 
         self.pump(keep, timeout)
         return unread
 
-    def pump(self, sink: Sink[Event], timeout: float | None = None) -> None:
+    def pump(self, sink: Sink[Item], timeout: float | None = None) -> None:
         """Hands unread events to `sink` whenever there are some, until it returns False or the last one was taken.
 
         Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without events.
@@ -77,14 +79,14 @@ class EventReader(Reader[Event]):
         if self._hand_over(sink):
             self._wait(sink, timeout)
 
-    def _hand_over(self, sink: Sink[Event]) -> bool:
+    def _hand_over(self, sink: Sink[Item]) -> bool:
         """Hands unread events over; returns whether the sink wants more and more may come."""
         while events := self._unread():
             if not sink(events):
                 return False
         return not self.is_finished
 
-    def _unread(self) -> list[Event]:
+    def _unread(self) -> list[Item]:
         if self._is_closed or self._is_lost:
             return []
         try:
@@ -94,7 +96,7 @@ class EventReader(Reader[Event]):
             error = "SSE stream replay truncated: this reader was behind the events that are kept"
             return [Event("error", {"error": error, "skipped": gap.n_skipped})]
 
-    def _wait(self, sink: Sink[Event], timeout: float | None) -> None:
+    def _wait(self, sink: Sink[Item], timeout: float | None) -> None:
         self._sink = sink
         self._greenlet = gevent.getcurrent()
         silence = _Silence(timeout, self._on_silence)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from corosrv.predictions.encoding import encode
+from corosrv.predictions.encoding import TURN, encode
 
 LIVE = 1024  # events kept for those who read right now, where none are for those who come later
 PIECE = 65_536  # bytes, some, that a cursor takes at once
@@ -15,20 +15,35 @@ PIECE = 65_536  # bytes, some, that a cursor takes at once
 class Event:
     """One thing that happened, as a server-sent event; encoded once, whoever reads it."""
 
-    __slots__ = ("_wire", "data", "name", "number")
+    __slots__ = ("_pieces", "data", "name", "number")
 
     def __init__(self, name: str, data: Any, number: int | None = None) -> None:
         self.name = name
         self.data = data
         self.number = number  # None: not of the history, so that nobody goes on after it
-        self._wire: bytes | None = None
+        self._pieces: tuple[bytes, ...] = ()
 
     @property
     def wire(self) -> bytes:
-        if self._wire is None:
+        """The event as it is sent."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The same in pieces, of which an event of ordinary size has one. A large one is never copied as a whole."""
+        if not self._pieces:
             number = b"" if self.number is None else b"id: %d\n" % self.number
-            self._wire = b"".join((number, b"event: ", self.name.encode(), b"\ndata: ", *encode(self.data), b"\n\n"))
-        return self._wire
+            head = b"%bevent: %b\ndata: " % (number, self.name.encode())
+            texts = (head, *encode(self.data), b"\n\n")
+            is_small = sum(map(len, texts)) <= TURN
+            self._pieces = (b"".join(texts),) if is_small else tuple(filter(None, texts))
+        return self._pieces
+
+
+class EventPiece(NamedTuple):
+    """A piece of a large event, as it is sent."""
+
+    wire: bytes
 
 
 class History:
@@ -91,31 +106,40 @@ class Gap(Exception):
 
 
 class Cursor:
-    """One reader's place in a history. Close it, or nobody learns that the reader has left."""
+    """One reader's place in a history. Close it, or nobody learns that the reader has left.
+
+    An event that was begun is read to its end, also if it is kept no longer.
+    """
 
     def __init__(self, history: History, position: int) -> None:
         self._history = history
-        self._position = position  # the number of the last event that was taken
+        self._position = position  # the number of the last event that was taken, or whose first piece was
+        self._rest: deque[bytes] = deque()  # of that event
         self._is_open = True
 
     @property
     def is_at_end(self) -> bool:
         """The last event of all was taken."""
-        return self._history.is_ended and self._position == self._history.n_events
+        return self._history.is_ended and self._position == self._history.n_events and not self._rest
 
-    def take(self) -> list[Event]:
-        """Returns unread events, some 64 KiB at most; an empty list if there are none. Never waits.
+    def take(self) -> list[Event | EventPiece]:
+        """Returns unread events, some 64 KiB at most, or the next piece of a large one; an empty list if there is none.
 
-        Raises Gap if the next one is kept no longer.
+        Never waits. Raises Gap if the next one is kept no longer.
         """
+        if self._rest:
+            return [EventPiece(self._rest.popleft())]
         history = self._history
         if self._position < history.n_lost:
             raise Gap(history.n_lost - self._position)
-        events: list[Event] = []
+        events: list[Event | EventPiece] = []
         n_bytes = 0
-        while self._position < history.n_events and n_bytes < PIECE:
-            events.append(history.event_after(self._position))
-            n_bytes += len(events[-1].wire)
+        while self._position < history.n_events and n_bytes < PIECE and not self._rest:
+            event = history.event_after(self._position)
+            piece, *rest = event.pieces
+            events.append(EventPiece(piece) if rest else event)
+            self._rest.extend(rest)
+            n_bytes += len(piece)
             self._position += 1
         return events
 

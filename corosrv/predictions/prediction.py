@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from corosrv.errors import IllegalTransition
-from corosrv.predictions.encoding import encode_in_turns
+from corosrv.predictions.encoding import encode_in_turns, split_in_turns
 from corosrv.predictions.history import History
 from corosrv.predictions.metrics import RecordedMetrics
 from corosrv.predictions.times import rfc3339
@@ -74,7 +74,8 @@ class Prediction:
         self.predict_time: float | None = None  # seconds, once it has ended
         self._shown_input = shown_input
         self._is_list = is_list
-        self._outputs: list[Any] = []
+        self.n_outputs = 0
+        self._outputs: Any = []  # a list, or its JSON text
         self._logs: list[str] = []
         self._n_logged = 0  # characters
         self._is_log_cut = False
@@ -106,7 +107,8 @@ class Prediction:
 
     def add_output(self, value: Any) -> None:
         self._outputs.append(value)
-        self._record("output", {"chunk": value, "index": len(self._outputs) - 1})
+        self._record("output", {"chunk": value, "index": self.n_outputs})
+        self.n_outputs += 1
         self._tell(Change.OUTPUT)
 
     def add_log(self, source: str, data: str) -> None:
@@ -125,6 +127,17 @@ class Prediction:
     def add_metric(self, name: str, value: Any, mode: str) -> None:
         self._metrics.record(name, value, mode)
         self._record("metric", {"name": name, "value": value, "mode": mode})
+
+    def encode_outputs(self) -> None:
+        """Turns large outputs into JSON text, so that whoever is shown the prediction encodes little.
+
+        Waits while others have their turns. Nothing may be added afterwards.
+        """
+        outputs = self._outputs
+        if self.n_outputs == 1:
+            outputs[0] = split_in_turns(outputs[0], self.n_bytes)
+        else:
+            self._outputs = split_in_turns(outputs, self.n_bytes)
 
     def end(
         self,
@@ -165,10 +178,6 @@ class Prediction:
     # What it shows
 
     @property
-    def n_outputs(self) -> int:
-        return len(self._outputs)
-
-    @property
     def error_type(self) -> str:
         """The name of the exception that it failed with; empty where there is none."""
         name = (self._error or "").partition(":")[0]
@@ -184,7 +193,7 @@ class Prediction:
         members: dict[str, Any] = {"id": self.id, "status": self.status.value}
         if with_input:
             members["input"] = self._shown_input
-        if self._outputs or self.status is Status.SUCCEEDED:
+        if self.n_outputs or self.status is Status.SUCCEEDED:
             members["output"] = self._output()
         if self._error is not None:
             members["error"] = self._error
@@ -199,9 +208,9 @@ class Prediction:
         return encode_in_turns(self.view(with_input), self.n_bytes)
 
     def _output(self) -> Any:
-        if self._is_list or len(self._outputs) > 1:
+        if self._is_list or self.n_outputs > 1:
             return self._outputs
-        return self._outputs[0] if self._outputs else None
+        return self._outputs[0] if self.n_outputs else None
 
     def _whole_logs(self) -> str:
         if len(self._logs) > 1:

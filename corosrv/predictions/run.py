@@ -83,6 +83,7 @@ class Run:
                 if not self.prediction.is_cancel_requested:
                     self.prediction.begin(utc_now())
                 terminal, error = self._read(), None
+                self.prediction.encode_outputs()
         except Exception as raised:  # whatever it is, the prediction has to end
             log.exception("prediction %s could not be run", self.prediction.id)
             error = f"{type(raised).__name__}: {raised}"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from corosrv.predictions.history import LIVE, PIECE, Event, Gap, History
+from corosrv.predictions.encoding import TURN, LargeJson
+from corosrv.predictions.history import LIVE, PIECE, Event, EventPiece, Gap, History
 
 
 def filled(capacity: int, n: int) -> History:
@@ -44,6 +45,47 @@ def test_cursors_read_all_once_and_do_not_know_each_other():
 @pytest.mark.parametrize(("after", "read"), [(0, [1, 2, 3]), (1, [2, 3]), (3, []), (99, [])])
 def test_a_cursor_starts_behind_the_event_that_its_reader_has(after, read):
     assert numbers(filled(10, 3).cursor(after).take()) == read
+
+
+def large_event(history: History) -> bytes:
+    """Appends an event whose data is encoded already, in two pieces; returns what is to be read of it."""
+    halves = b'"' + b"a" * TURN, b"a" * TURN + b'"'
+    history.append("output", {"chunk": LargeJson(halves)})
+    return b'event: output\ndata: {"chunk":' + b"".join(halves) + b"}\n\n"
+
+
+def test_a_large_event_is_read_in_its_pieces():
+    history = filled(10, 1)
+    cursor = history.cursor(1)
+    wire = large_event(history)
+    history.append("completed", {}, is_last=True)
+
+    pieces = []
+    while isinstance((piece := cursor.take()[0]), EventPiece):
+        pieces.append(piece.wire)
+        assert not cursor.is_at_end
+
+    assert b"".join(pieces) == b"id: 2\n" + wire
+    assert max(map(len, pieces)) < 2 * TURN
+    assert piece.name == "completed"
+    assert cursor.is_at_end
+
+
+def test_an_event_that_was_begun_is_read_to_its_end_though_it_is_kept_no_longer():
+    history = filled(2, 1)
+    cursor = history.cursor(1)
+    wire = large_event(history)
+    beginning = cursor.take()[0].wire
+
+    for _ in range(3):
+        history.append("output", {})
+    rest = b""
+    while not rest.endswith(b"\n\n"):
+        rest += cursor.take()[0].wire
+
+    assert beginning + rest == b"id: 2\n" + wire
+    with pytest.raises(Gap):
+        cursor.take()
 
 
 def test_a_cursor_that_is_ahead_of_all_reads_what_comes():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import msgspec
 import pytest
 
 from corosrv.errors import (
@@ -534,6 +535,22 @@ def test_a_result_is_as_large_as_its_messages_and_what_came_in_files(
 
 
 # Following
+
+
+def test_what_ends_a_stream_with_large_outputs_comes_in_pieces(followed: PredictionService, speaker: HandWorker):
+    prediction = start(followed, id="p")
+    reader = followed.follow(prediction, None)
+    assert reader is not None
+    speaker.running[0].reader.add(OutputChunk("a" * 2**20, 0), 2**20)
+    speaker.running[0].reader.add(OutputChunk("b" * 2**20, 1), 2**20)
+    speaker.running[0].done()
+
+    wait(prediction)
+    pieces = [item.wire for item in reader]
+
+    completed = b"".join(pieces).partition(b"event: completed\ndata: ")[2]
+    assert msgspec.json.decode(completed)["output"] == ["a" * 2**20, "b" * 2**20]
+    assert max(map(len, pieces)) < 2**20 + 1000  # no piece has two outputs
 
 
 def test_the_last_reader_of_a_stream_takes_its_prediction_along(followed: PredictionService, speaker: HandWorker):
