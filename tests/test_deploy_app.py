@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,17 @@ def test_a_worker_keeps_what_it_has(server: Server) -> None:
     first, second = (outputs(infer(server, "counter"))["n_calls"][0] for _ in range(2))
 
     assert second == first + 1
+
+
+@only("basic")
+def test_a_stored_value_stands_for_an_inputs_data(server: Server) -> None:
+    with server.connect() as connection:
+        stored = connection.post(struct.pack("<2i", 7, 8), "/v2/objects").json
+    a = {"name": "a", "datatype": "INT32", "shape": [2], "parameters": {"object_ref": stored["id"]}}
+
+    answers = [infer(server, "add", a, tensor("b", "INT32", 1, 1)) for _ in range(2)]
+
+    assert [outputs(answer) for answer in answers] == [{"sum": [8, 9]}] * 2
 
 
 @only("streaming")

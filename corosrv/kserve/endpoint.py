@@ -25,6 +25,7 @@ from corosrv.kserve.generate_answer import GeneratedText, TextEvents
 from corosrv.kserve.generate_request import decode_generate
 from corosrv.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.kserve.infer_request import Body, DecodedRequest, decode_request
+from corosrv.kserve.object_inputs import FindObject, no_objects
 from corosrv.kserve.parameters import FrontParameters
 from corosrv.kserve.terms import call_terms
 from corosrv.tensors import check_inputs
@@ -55,6 +56,7 @@ class InferEndpoint:
     bodies: BodyReader
     stats: HttpStats
     limits: EndpointLimits
+    find_object: FindObject = no_objects
 
     def read(self, limit: int) -> bytes:
         """Reads the current request's body. Waits; raises Refused."""
@@ -64,7 +66,7 @@ class InferEndpoint:
         """Reads and decodes the current request's body. Waits; raises Refused."""
         incoming = current(request)
         body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
-        return decode_request(body, incoming.environ.get(_LENGTH), decoder)
+        return decode_request(body, incoming.environ.get(_LENGTH), decoder, self.find_object)
 
     def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
         """Makes one call and answers it. Waits; a client that leaves has its call cancelled.

@@ -15,6 +15,7 @@ from corosrv.jobs.infer import InferRequest
 from corosrv.kserve import json_data
 from corosrv.kserve.binary_tail import SIZE, BinaryTail, split_body
 from corosrv.kserve.long_body import cut_data
+from corosrv.kserve.object_inputs import OBJECT_REF, FindObject, no_objects, object_id
 from corosrv.kserve.parameters import FrontParameters, split_parameters
 from corosrv.kserve.schema import CapabilityBody, InferBody, InputBody, OutputBody
 from corosrv.tensors import Tensor
@@ -48,15 +49,22 @@ class DecodedRequest(Generic[Body]):
         return self.binary.get(output, self.front.is_binary)
 
 
-def decode_request(body: bytes, json_length: str | None, decoder: msgspec.json.Decoder[Body]) -> DecodedRequest[Body]:
+def decode_request(
+    body: bytes,
+    json_length: str | None,
+    decoder: msgspec.json.Decoder[Body],
+    find_object: FindObject = no_objects,
+) -> DecodedRequest[Body]:
     """Decodes a body. `json_length`: the header Inference-Header-Content-Length, None if it is not there.
+
+    `find_object`: finds the content of an input that refers to an object.
 
     Gives way to other greenlets where the body is long. Raises Refused, which names the field or the tensor at fault.
     """
     text, tail = split_body(body, json_length)
     decoded = _decode(text, decoder)
     front, parameters = split_parameters(decoded.parameters)
-    inputs = tuple([_input(member, tail) for member in decoded.inputs])
+    inputs = tuple([_input(member, tail, find_object) for member in decoded.inputs])
     tail.check_is_used_up()
     decoded.inputs = []  # their lists take much more memory than the tensors, and the call may wait for long
     names, binary = _outputs(decoded.outputs)
@@ -75,8 +83,14 @@ def _decode(text: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     return decoded
 
 
-def _input(member: InputBody, tail: BinaryTail) -> Tensor:
+def _input(member: InputBody, tail: BinaryTail, find_object: FindObject) -> Tensor:
     name, parameters = member.name, member.parameters
+    if OBJECT_REF in parameters:
+        if member.data is not msgspec.UNSET or SIZE in parameters:
+            raise InvalidTensor(name, f"has both data and {OBJECT_REF}")
+        raw = find_object(object_id(name, parameters[OBJECT_REF]))
+        others = {key: value for key, value in parameters.items() if key != OBJECT_REF}
+        return Tensor(name, member.datatype, member.shape, raw=raw, parameters=others)
     if SIZE in parameters:
         if member.data is not msgspec.UNSET:
             raise InvalidTensor(name, f"has both data and {SIZE}")
@@ -84,7 +98,7 @@ def _input(member: InputBody, tail: BinaryTail) -> Tensor:
         others = {key: value for key, value in parameters.items() if key != SIZE}
         return Tensor(name, member.datatype, member.shape, raw=raw, parameters=others)
     if member.data is msgspec.UNSET:
-        raise InvalidTensor(name, f"has neither data nor {SIZE}")
+        raise InvalidTensor(name, f"has neither data nor {SIZE} nor {OBJECT_REF}")
     return json_data.tensor(name, member.datatype, member.shape, member.data, parameters)
 
 

@@ -18,6 +18,7 @@ from corosrv.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.kserve import api_docs, errors, health, metadata
 from corosrv.kserve.endpoint import EndpointLimits, InferEndpoint
 from corosrv.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
+from corosrv.kserve.object_inputs import FindObject, no_objects
 from corosrv.kserve.schema import IndexBody
 
 _MODEL = "/v2/models/<name>"
@@ -33,10 +34,11 @@ def blueprint(
     limits: EndpointLimits,
     *,
     check_ready: Callable[[], None],
+    find_object: FindObject = no_objects,
 ) -> Blueprint:
     """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now."""
     routes = Blueprint("kserve", __name__)
-    endpoint = InferEndpoint(worker, bodies, stats, limits)
+    endpoint = InferEndpoint(worker, bodies, stats, limits, find_object)
 
     @routes.get("/v2")
     @routes.get("/v2/", endpoint="server_slash")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.errors import CorosrvError, ModelFailed, ShuttingDown, Starting
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.callers import caller
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferWorker
@@ -19,6 +21,7 @@ from corosrv.kserve import errors, object_routes, routes
 from corosrv.kserve.endpoint import EndpointLimits
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.server_side import GrpcConfig
+from corosrv.kserve.object_inputs import no_objects
 from corosrv.objects.store import ObjectStore
 from corosrv.settings import KserveSettings, ServerSettings
 
@@ -138,8 +141,14 @@ class KservePart:
                 self._stats,
                 self._limits,
                 check_ready=self._check_ready,
+                find_object=no_objects if self._objects is None else self._find_object,
             )
         ]
         if self._objects is not None:
             blueprints.append(object_routes.blueprint(self._objects, self._bodies))
         return tuple(blueprints)
+
+    def _find_object(self, object_id: str) -> memoryview:
+        """Returns the content of an object of the current request's caller. Raises ObjectNotFound and ObjectExpired."""
+        assert self._objects is not None
+        return self._objects.get(object_id, time.time(), caller()).content.view()
