@@ -19,6 +19,8 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.tensors import Tensor
 from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
+from corosrv.worker.parent.call_asks import HandlerServices
+from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.worker.app_handling import TIMEOUT, Recorder, counters, hand, item, ready, started, wait_for, wait_until
 from tests.worker.predicting import is_alive, wait_for_death
 
@@ -80,6 +82,10 @@ APP = """
     @app.model("exits", inputs=X, outputs=X)
     def exits(request):
         os._exit(7)
+
+    @app.model("asks", inputs=X, outputs=X)
+    def asks(request, context):
+        return {"x": context.call(model="five", inputs={}).outputs[0].data}
 
     @app.worker(models=["state"], min=1, max=2)
     class State(Worker):
@@ -205,6 +211,22 @@ def test_real_heartbeats_come(worker: AppProcess) -> None:
     wait_until(lambda: worker.last_heartbeat)
 
     assert worker.rss > 1 << 20
+
+
+def test_handlers_ask_through_the_server(app_dir: Path) -> None:
+    models = FunctionWorker()
+
+    def five(call: FunctionCall) -> None:
+        call.send(vector(5))
+
+    models.add(five, "five")
+    with serving(app_dir, services=HandlerServices(models.submit)) as worker:
+        asks = run(worker, "asks", 1, request_id="r6")
+
+        assert asks.wait_until_over() == [None]
+
+        assert numbers_of(asks) == [[5]]
+        assert models.calls[0].job.terms.request_id == "r6"
 
 
 def test_a_handler_that_ends_the_process_loses_its_calls(app_dir: Path) -> None:

@@ -24,7 +24,7 @@ def test_a_flood_is_cut_and_the_log_says_so(caplog: pytest.LogCaptureFixture) ->
     output = OutputLog(LineBudget(0.0, rate=2.0, burst=3.0))
 
     output.write("w", "stdout", "x\n" * 1000, 0.0)
-    output.write("w", "stdout", "y\n", 0.1)
+    output.write("w", "stdout", "y\n", 0.9)
     output.write("w", "stdout", "z\n", 1.0)
 
     assert caplog.messages == ["w stdout: x"] * 3 + ["w printed too fast: 998 lines were left out", "w stdout: z"]
@@ -35,6 +35,17 @@ def test_a_quiet_worker_may_print_a_burst_again() -> None:
     assert budget.take(20, 0.0) == 10
 
     assert budget.take(20, 100.0) == 10
+
+
+def test_a_steady_flood_is_told_of_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    output = OutputLog(LineBudget(0.0, rate=10.0, burst=20.0))
+
+    for tenth in range(100):
+        output.write("w", "stdout", "x\n" * 50, tenth / 10)
+
+    notices = [message for message in caplog.messages if "too fast" in message]
+    assert len(notices) == 9
+    assert len(caplog.messages) - len(notices) == 20 + 9 * 10
 
 
 def test_a_line_without_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:

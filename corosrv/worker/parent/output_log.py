@@ -12,20 +12,24 @@ MAX_LINE = 16 << 10  # characters; the rest of a longer line is left out
 
 
 class LineBudget:
-    """Limits lines over time. The caller passes the current time in."""
+    """Limits lines over time; once it is spent, it stays so for a second. The caller passes the current time in."""
 
     def __init__(self, now: float, rate: float = LINES_PER_SECOND, burst: float = BURST) -> None:
         self._rate = rate
         self._burst = burst
         self._room = burst
         self._filled = now
+        self._is_spent = False
 
     def take(self, n_lines: int, now: float) -> int:
         """Returns how many of these lines may be written."""
         self._room = min(self._burst, self._room + (now - self._filled) * self._rate)
         self._filled = now
+        if self._is_spent and self._room < min(self._rate, self._burst):
+            return 0
         n_allowed = min(n_lines, int(self._room))
         self._room -= n_allowed
+        self._is_spent = n_allowed < n_lines
         return n_allowed
 
 
