@@ -22,6 +22,7 @@ from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
 from corosrv.jobs import State
 from corosrv.jobs.stats import DecodeStats
+from corosrv.kserve.language import LanguageModels
 from corosrv.llamacpp import loading
 from corosrv.llamacpp import routes as llamacpp_routes
 from corosrv.llamacpp.metrics import LlamaCollector
@@ -128,12 +129,7 @@ class ModelPart:
         settings = self._settings
         return RequestFlow(
             worker=self.pool,
-            defaults=Defaults(
-                max_tokens=None if settings.n_predict == -1 else settings.n_predict,
-                temperature=settings.temp,
-                seed=None if settings.seed == -1 else settings.seed,
-                context_shift=settings.context_shift,
-            ),
+            defaults=self._defaults(),
             limits=Limits(
                 bodies=self._bodies,
                 max_body_bytes=settings.max_body_bytes,
@@ -143,6 +139,19 @@ class ModelPart:
             stats=self._stats,
             logs_json=settings.log_format == "json",
         )
+
+    def _defaults(self) -> Defaults:
+        settings = self._settings
+        return Defaults(
+            max_tokens=None if settings.n_predict == -1 else settings.n_predict,
+            temperature=settings.temp,
+            seed=None if settings.seed == -1 else settings.seed,
+            context_shift=settings.context_shift,
+        )
+
+    def language_models(self) -> LanguageModels:
+        """Makes what answers inference calls for the models that generate text."""
+        return LanguageModels(self.pool, self._defaults(), self._settings.log_format == "json")
 
 
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:

@@ -97,6 +97,8 @@ class Server:
         workers: list[InferWorker] = []
         if self.app is not None:
             workers.append(self.app.dispatcher)
+        if self.models is not None:
+            workers.append(self.models.language_models())  # last: while a model loads it knows no name, and says so
         self.calls = SeveralWorkers(workers)
         if not workers or not settings.kserve.v2:
             return None
