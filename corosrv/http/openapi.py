@@ -151,7 +151,8 @@ def _operation(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
 
 def _id(route: Route) -> str:
     words = re.findall(r"[A-Za-z0-9]+", _PARAMETER.sub(r"\g<name>", route.path))
-    return "_".join([route.method.lower(), *words])
+    slash = ["slash"] if words and route.path.endswith("/") else []
+    return "_".join([route.method.lower(), *words, *slash])
 
 
 def _body(operation: Operation, ref: Ref) -> dict[str, Any]:

@@ -60,7 +60,7 @@ generate_stream = _operation(
     "Each event has a piece of the text; the last one says `done: true`, or is an error. The status waits for the "
     "first piece. Lines that begin with a colon say that there will be more.",
     body=schema.GenerateBody,
-    answer=infer_types.GenerateEvent,
+    events=infer_types.GenerateEvent,
     media_type="text/event-stream",
     statuses=_CALLS,
     parameters=_PARAMETERS,
