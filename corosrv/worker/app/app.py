@@ -148,7 +148,8 @@ class App:
 
         Returns the answer, or the list of those of a handler that streams; for a list of requests to a handler of
         batches, a list with the answer or the error of each. Raises what the handler raises, and OutputFailed for a
-        wrong answer. A worker class is made and started at its first call, and stays for later ones.
+        wrong answer. A worker class is made and started at its first call, and stays for later ones. `context.call`
+        runs the other handlers of the application.
         """
         from corosrv.worker.app.testing import LocalRun  # no worker needs it
 

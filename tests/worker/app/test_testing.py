@@ -55,6 +55,19 @@ def app() -> App:
     def batch(requests: Any) -> Any:
         return [InvalidInput("no") if request.id == "bad" else {"n": [len(requests)]} for request in requests]
 
+    @app.model("chain", outputs=N)
+    def chain(request: Any, context: Any) -> Any:
+        return context.call(model="double", version="2", inputs={"n": request.get_input("n")})
+
+    @app.model("chain_async", outputs=N)
+    async def chain_async(request: Any, context: Any) -> Any:
+        answers = await context.call(capability={"type": "count"}, inputs={"n": request.get_input("n")}, stream=True)
+        return {"n": [answer.get_output("n").data[0] async for answer in answers]}
+
+    @app.model("chain_to_nobody")
+    def chain_to_nobody(request: Any, context: Any) -> Any:
+        return context.call(capability={"type": "other"})
+
     @app.model("broken")
     def broken(request: Any) -> Any:
         return 3
@@ -102,6 +115,13 @@ def test_a_batch_gives_answers_and_errors(app: App) -> None:
 
 def test_a_class_is_started_once_and_keeps_what_it_has(app: App) -> None:
     assert numbers([app.test_call("counter", REQUEST) for _ in range(3)]) == [1, 2, 3]  # type: ignore[list-item]
+
+
+def test_handlers_call_each_other(app: App) -> None:
+    assert numbers([app.test_call("chain", REQUEST)]) == [12]  # type: ignore[list-item]
+    assert app.test_call("chain_async", REQUEST).outputs[0].data == [0, 1, 2]  # type: ignore[union-attr]
+    with pytest.raises(NotFound, match="no capability of the application has"):
+        app.test_call("chain_to_nobody", REQUEST)
 
 
 def test_wrong_answers_and_names_are_errors(app: App) -> None:
