@@ -15,7 +15,7 @@ from corosrv.dispatch.idempotency import KeyOwner
 from corosrv.dispatch.queue import CallQueue, Order, QueuePlace, level_at
 from corosrv.dispatch.reader import HandlerReader
 from corosrv.dispatch.traffic import KeyTraffic
-from corosrv.errors import IllegalTransition
+from corosrv.errors import CorosrvError, IllegalTransition
 from corosrv.jobs.infer import InferJob
 from corosrv.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 
@@ -51,10 +51,10 @@ class QueuedCall:
     """Holds what the dispatcher knows of a call from `submit` to its end. Belongs to the hub's thread."""
 
     __slots__ = (
-        "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry", "has_sent",
-        "is_single", "item", "job", "key_owner", "line", "local_host", "n_attempts", "n_bytes", "n_refusals", "number",
-        "place", "priority", "reader", "signature", "started_at", "state", "stealable_at", "traffic", "waited",
-        "waits_since", "worker"
+        "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry",
+        "failure", "has_sent", "is_single", "item", "job", "key_owner", "line", "local_host", "n_attempts",
+        "n_bytes", "n_refusals", "number", "place", "priority", "reader", "signature", "started_at", "state",
+        "stealable_at", "traffic", "waited", "waits_since", "worker"
     )  # fmt: skip
 
     def __init__(self, job: InferJob, entry: HandlerEntry, traffic: KeyTraffic, number: int, now: float) -> None:
@@ -73,6 +73,7 @@ class QueuedCall:
         self.due = min(self.deadline, now + card.slo_ms / 1000)  # the effective deadline, by which calls are ordered
         self.n_bytes = job.request.n_bytes
         self.key_owner: KeyOwner | None = None  # the caller and its idempotency key
+        self.failure: CorosrvError | None = None  # of an attempt after which it waits for another
         self.expiry: Appointment | None = None  # at its deadline
         self.appointment: Appointment | None = None  # for what is to change before it can run
         # While it waits.

@@ -14,7 +14,7 @@ from corosrv.dispatch.idempotency import CallRecords, KeyOwner
 from corosrv.dispatch.retries import MAX_REFUSALS, RetryBudget, may_retry, pause
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
-from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, WorkerLost
+from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, Unavailable, WorkerLost
 from corosrv.jobs.infer import InferEnd, InferOutputs
 
 
@@ -71,7 +71,12 @@ class CallLives(Outcomes):
         self.stop(call, DeadlinePassed(f"the call's time was over {place}"))
 
     def stop(self, call: QueuedCall, error: CorosrvError) -> None:
-        """Ends a call wherever it is: it leaves its queue, and a worker that has it is told."""
+        """Ends a call wherever it is: it leaves its queue, and a worker that has it is told.
+
+        Unavailable promises that nothing has run. A call that may have run ends as its last attempt did instead.
+        """
+        if call.failure is not None and isinstance(error, Unavailable):
+            error = call.failure
         if call.state is CallState.WAITING:
             self._waiting.leave(call)
             call.waited += self._clock() - call.waits_since
@@ -82,9 +87,11 @@ class CallLives(Outcomes):
             return
         self._end(call, error)
 
-    def stop_all(self, error: CorosrvError) -> None:
+    def stop_all(self, error: Unavailable) -> None:
+        """Ends all calls; those that a worker has as lost, because they may have run."""
         for call in list(self._calls):
-            self.stop(call, error)
+            is_running = call.state is CallState.RUNNING
+            self.stop(call, WorkerLost(f"{error}, and the call may have run") if is_running else error)
 
     # From workers.
 
@@ -124,7 +131,7 @@ class CallLives(Outcomes):
         call.n_attempts -= 1
         call.n_refusals += 1
         if call.n_refusals > MAX_REFUSALS:
-            self._end(call, error)
+            self._end(call, call.failure or error)
             return
         call.traffic.retries["not_handed_over"] += 1
         call.avoided = call.worker
@@ -141,6 +148,7 @@ class CallLives(Outcomes):
         call.traffic.retries["batch_failed" if is_batch else "worker_lost"] += 1
         call.is_single = call.is_single or is_batch
         call.avoided = call.worker
+        call.failure = error
         call.enter(CallState.PAUSED)
         call.appointment = self._timetable.add(resumes_at, self._resume, call)
         return True

@@ -85,6 +85,9 @@ class Scheduler:
 
     def resume(self, call: QueuedCall) -> None:
         """Lets a call wait once more, for another worker than the last if there is one."""
+        if not call.entry.is_callable:
+            self._lives.stop(call, unavailable(call.entry))
+            return
         now = self._clock()
         call.wait_again(now)
         groups = [group for group in call.entry.groups if group.n_permits and group.host is not call.avoided]
@@ -93,8 +96,7 @@ class Scheduler:
             self._wait_for(call, best, now)
         else:
             self._waiting.add(call, now)
-        if not self.refuse_unservable(call.entry):
-            self.serve(call.entry.groups)
+        self.serve(call.entry.groups)
 
     def _wait_for(self, call: QueuedCall, group: HostGroup, now: float) -> None:
         """Lets a call wait for one worker, until another may steal it."""

@@ -318,6 +318,19 @@ def test_a_call_that_does_not_wait_overtakes_none_that_gathers(front: Front):
         front.call("add", text("a", b"2"), waits=False)
 
 
+def test_what_gathers_does_not_go_to_a_worker_that_was_removed(front: Front):
+    host = front.add("p/0", batching())
+    front.dispatcher.expect("p", [batching()])
+    quick(front, host)
+    front.call("add", text("a", b"1"))
+
+    front.dispatcher.remove_host(host)
+    front.clock.pass_time(1)
+
+    assert not host.calls
+    assert front.key().depth == 1
+
+
 def test_a_gathering_is_given_up_with_its_last_call(front: Front):
     host = front.add("p/0", batching())
     quick(front, host)

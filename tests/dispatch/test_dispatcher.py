@@ -649,6 +649,23 @@ def test_no_attempt_begins_after_the_deadline(front: Front):
     assert spare.n_started == 0
 
 
+@pytest.mark.parametrize("when", ["paused", "waiting"])
+def test_a_call_that_may_have_run_is_never_called_unavailable(front: Front, when: str):
+    front.dispatcher.expect("p", [card(is_idempotent=True)])
+    host = front.add("p/0", card(is_idempotent=True))
+    reader = front.call()
+    host.die()
+    front.dispatcher.remove_host(host)
+    if when == "waiting":
+        front.clock.pass_time(1)
+        assert front.key().depth == 1
+
+    front.dispatcher.expect("p", [card(is_idempotent=True)], can_start=False, reason="crashlooping")
+    front.clock.pass_time(1)
+
+    assert isinstance(error_of(reader), WorkerLost)
+
+
 def test_a_paused_call_can_be_cancelled(front: Front):
     lost, spare = (front.add(f"p/{i}", card(is_idempotent=True)) for i in range(2))
     reader = front.call()
@@ -915,6 +932,21 @@ def test_a_call_of_a_session_waits_a_little_for_its_worker_and_then_takes_anothe
     assert home.n_started == 1
 
 
+def test_a_call_of_a_session_is_not_stolen_before_its_time(front: Front):
+    front.add("p/0")
+    front.call(session="s")
+    other = front.add("p/1")
+    front.call()  # on the other one
+    front.call(session="s")
+    front.clock.pass_time(0.1)
+
+    other.calls[0].finish()
+
+    assert not other.calls
+    front.clock.pass_time(0.11)
+    assert len(other.calls) == 1
+
+
 def test_a_worker_that_frees_up_in_time_serves_its_session(front: Front):
     home = front.add("p/0")
     front.call(session="s")
@@ -1021,7 +1053,7 @@ def test_what_has_not_ended_in_time_is_cancelled(front: Front):
     assert not front.dispatcher.drain(0.001)
     front.dispatcher.close()
 
-    assert isinstance(error_of(running), ShuttingDown)
+    assert isinstance(error_of(running), WorkerLost)  # it may have run, which Unavailable denies
     assert isinstance(error_of(waiting), ShuttingDown)
     assert host.calls[0].cancels
     assert front.dispatcher.drain(0)
