@@ -331,7 +331,7 @@ def test_others_on_a_poisoned_worker_have_until_their_deadlines_and_no_longer() 
 
 
 def test_others_without_a_deadline_do_not_keep_a_poisoned_worker_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corosrv.worker.parent.app_process.POISONED_GRACE", 0.3)
+    monkeypatch.setattr("corosrv.worker.parent.app_watch.POISONED_GRACE", 0.3)
     with ready(hang_grace_s=0.1) as worker:
         hanging, other = call(worker, "hang"), call(worker, "wait_for_cancel")
         hanging.wait_for_outputs()

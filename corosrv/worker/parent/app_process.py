@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import gevent
 import msgspec
@@ -23,19 +22,18 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.wire import calls
 from corosrv.wire.codec import StructCodec
 from corosrv.worker.parent.app_call import AppCall
-from corosrv.worker.parent.app_worker import LEASE_EXPIRED, AppWorkerConfig
+from corosrv.worker.parent.app_watch import AppWatch
+from corosrv.worker.parent.app_worker import AppWorkerConfig
 from corosrv.worker.parent.call_asks import HandlerServices
 from corosrv.worker.parent.handover import AppSlot, AppSlots, Handover
 from corosrv.worker.parent.output_log import LineBudget, OutputLog
 from corosrv.worker.parent.registration import fault_of_load, fault_of_registration, lane_groups
-from corosrv.worker.parent.watchdog import Watchdog
 from corosrv.worker.parent.worker_process import WorkerProcess
 
 log = logging.getLogger("corosrv.worker")
 
 UNSTARTED_PATIENCE = 2.0  # seconds that a worker has to end by itself which is not READY
 STOP_MARGIN = 2.0  # seconds that a worker may take to end besides its on_stop
-POISONED_GRACE = 60.0  # seconds that calls without a deadline have, once their worker has a poisoned slot
 
 
 class AppProcess(
@@ -65,7 +63,6 @@ class AppProcess(
             StructCodec(calls.LaneFromAppWorker, format),
             takes_fds=True,
         )
-        now = time.monotonic()
         self._config = config
         self.pool = pool
         self._place = place
@@ -79,11 +76,8 @@ class AppProcess(
         self.served = 0
         self.failed = 0
         self._handover: Handover | None = None  # once it has registered
-        self._output = OutputLog(LineBudget(now))
-        self._watchdog = Watchdog(config.lease_s, config.hang_grace_s, now)
-        self._watching: Any = None  # its timer, from READY on
-        self._flaw = ""  # why a slot was poisoned, after which the process must end
-        self._flawed_until = 0.0  # of time.monotonic(): when it ends at the latest
+        self._watch: AppWatch | None = None  # once it has registered
+        self._output = OutputLog(LineBudget(time.monotonic()))
 
     @property
     def id(self) -> str:
@@ -163,7 +157,10 @@ class AppProcess(
         self._slots = AppSlots([AppSlot(slot_id, lane, pool_of_slot) for slot_id, (lane, pool_of_slot) in lanes])
         self._handover = Handover(self._slots, self, self._after_end)
         self.handlers, self.groups = tuple(message.handlers), groups
-        self._watch()
+        config = self._config
+        self._watch = AppWatch(
+            config.lease_s, config.hang_grace_s, self._slots, self.handlers, self._lose, self._poison
+        )  # fmt: skip
         self._enter(WorkerState.READY)
 
     # Calls.
@@ -223,7 +220,8 @@ class AppProcess(
     def _on_heartbeat(self, message: calls.Heartbeat) -> None:
         self.rss = message.rss
         self.last_heartbeat = time.monotonic()
-        self._watchdog.heartbeat(self.last_heartbeat)
+        if self._watch is not None:
+            self._watch.heartbeat(self.last_heartbeat)
 
     def on_lane(self, lane: int, message: calls.LaneFromAppWorker, n_bytes: int) -> None:
         assert self._slots is not None
@@ -237,47 +235,16 @@ class AppProcess(
         if slot.call is not call:
             self._after_end()
 
-    # Watching.
-
-    def _watch(self) -> None:
-        now = time.monotonic()
-        self._watchdog = Watchdog(self._config.lease_s, self._config.hang_grace_s, now)
-        period = self._watchdog.period
-        self._watching = gevent.get_hub().loop.timer(period, repeat=period)
-        self._watching.start(self._tick)
-
-    def _tick(self) -> None:
-        assert self._slots is not None
-        now = time.monotonic()
-        self._watchdog.tick(now)
-        if self._watchdog.is_lost(now):
-            self._lose(f"{LEASE_EXPIRED} for {self._config.lease_s:g} s")
-            return
-        for call in list(self._slots.calls):
-            call.cancel_overdue(now)
-            if self._watchdog.hangs(call.should_end_at, now):
-                name = self.handlers[call.handler].name
-                self._poison(
-                    call.permit.slot,
-                    f"handler {name!r} went on for {self._config.hang_grace_s:g} s after its cancel or its deadline",
-                )
-        if self._flaw and now >= self._flawed_until:
-            self._lose(self._flaw)
-
     def _poison(self, slot_id: int, reason: str) -> None:
         """Takes a slot out of use. What else runs may end, until its deadline; then the process is killed."""
         assert self._slots is not None
+        assert self._watch is not None
         log.error("slot %d of %s is poisoned: %s", slot_id, self.name, reason)
-        lost = self._slots[slot_id].call
-        if not self._flaw:
-            self._flaw = reason
-            longest = time.monotonic() + POISONED_GRACE
-            others = (call.deadline or longest for call in self._slots.calls if call is not lost)
-            self._flawed_until = max(others, default=0.0)
+        self._watch.add_flaw(slot_id, reason)
         if self.state is WorkerState.READY:
             self._stop_taking(reason)  # before the end of a call makes room for another
-        if lost is not None:
-            self.send_cancel(lost, -1, is_deadline=False)
+        if (call := self._slots[slot_id].call) is not None:
+            self.send_cancel(call, -1, is_deadline=False)
         self._slots.poison(slot_id, reason)
         self._after_end()
 
@@ -306,8 +273,8 @@ class AppProcess(
 
     def _end_if_idle(self) -> None:
         if self.state is WorkerState.DRAINING and self.in_flight == 0 and not self._is_stopping:
-            if self._flaw:
-                self._lose(self._flaw)
+            if self._watch is not None and self._watch.flaw:
+                self._lose(self._watch.flaw)
             else:
                 self._stop_worker(self._config.stop_grace_s + STOP_MARGIN)
 
@@ -336,6 +303,5 @@ class AppProcess(
         super()._on_over(reason)
 
     def _unwatch(self) -> None:
-        if self._watching is not None:
-            self._watching.close()
-            self._watching = None
+        if self._watch is not None:
+            self._watch.close()
