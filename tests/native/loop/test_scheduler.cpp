@@ -19,15 +19,18 @@ class Driven {
  public:
   Driven(int32_t slots, int32_t rows) : scheduler(slots, rows) {}
 
-  Sequence* add(size_t n_prompt, int32_t max_tokens = -1, uint64_t owner = 0) {
+  Sequence* add(size_t n_prompt, int32_t max_tokens = -1, uint64_t owner = 0, int32_t priority = 5) {
     Task task = make_task('p', n_prompt, max_tokens);
     task.sharing_scope.owner = owner;
+    task.priority = priority;
     auto sequence = std::make_unique<Sequence>(Submission{std::move(task), make_reader(), now_}, vocabulary_, 100000,
                                                signals_, stats_);
     Sequence* added = sequence.get();
     scheduler.add(std::move(sequence));
     return added;
   }
+
+  void pass(Clock::duration duration) { now_ += duration; }
 
   // Those who start begin from nothing.
   size_t admit() {
@@ -318,6 +321,22 @@ TEST("of several owners, whoever has the fewest running is next, and each owner'
   driven.admit();
   CHECK(modest[1]->slot() >= 0);
   CHECK_EQ(greedy[2]->slot(), -1);
+}
+
+TEST("whoever waits for long is admitted before those of its class that come later") {
+  Driven driven(1, 8);
+  Sequence* running = driven.add(1);
+  driven.admit();
+  const Sequence* earlier = driven.add(1, -1, 0, 6);
+  driven.pass(std::chrono::seconds(10));
+  const Sequence* later = driven.add(1, -1, 0, 5);
+  running->finish(Finish::kCancelled);
+  driven.sweep();
+
+  driven.admit();
+
+  CHECK_EQ(earlier->slot(), 0);
+  CHECK_EQ(later->slot(), -1);
 }
 
 TEST("sweep lets go of what is done, waiting and running, and tells them apart") {
