@@ -202,11 +202,14 @@ with serving(make_worker()) as front:
 """
 
 
-def test_the_process_ends_with_its_server_however_that_ends() -> None:
+@pytest.mark.parametrize("does_hang", [False, True])
+def test_the_process_ends_with_its_server_also_if_it_hangs(does_hang: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         pid = int(server.stdout.readline())
         assert is_alive(pid)
+        if does_hang:
+            os.kill(pid, signal.SIGSTOP)
 
         server.kill()
         server.wait()

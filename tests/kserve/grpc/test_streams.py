@@ -248,6 +248,23 @@ def test_a_client_that_does_not_read_stops_its_handler_and_no_other(front: GrpcF
     wait_until_idle(worker)
 
 
+def test_answers_that_are_written_at_once_all_arrive_in_the_order_of_their_requests(
+    front: GrpcFront, worker: FunctionWorker
+) -> None:
+    def pour(call: FunctionCall) -> None:
+        for place in range(30):
+            call.send(Tensor("x", "UINT8", [1 << 15], raw=bytes([place]) * (1 << 15)))
+
+    worker.add(pour, "pour", is_stream=True)
+
+    answers = exchange(front, *(infer_request("pour", id=str(n)) for n in range(20)))
+
+    places: dict[str, list[int]] = {}
+    for answer in answers:
+        places.setdefault(answer.infer_response.id, []).append(answer.infer_response.raw_output_contents[0][0])
+    assert places == {str(n): list(range(30)) for n in range(20)}
+
+
 def test_two_hundred_streams_run_at_once_on_few_threads(front: GrpcFront) -> None:
     async def scenario(stub: Stub) -> tuple[list[list[int]], int]:
         streams = [stub.stream() for _ in range(200)]
