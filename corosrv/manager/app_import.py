@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 
-from corosrv.jobs.worker_state import NEXT
+from corosrv.jobs.worker_state import NEXT, WorkerState
 from corosrv.manager.contracts import MakeWorker
 from corosrv.manager.crashes import CrashRecord
 from corosrv.worker.parent.app_worker import AppWorker
@@ -56,6 +56,8 @@ class AppImport:
         if worker.pools:
             self.is_over = True
             self._on_import(worker)
+        elif worker.state is WorkerState.STOPPED:  # as somebody wanted
+            self.worker = None
         elif not NEXT[worker.state]:
             self.worker = None
             pause = self._crashes.add(self._clock(), reason=worker.reason)

@@ -10,8 +10,8 @@ from corosrv.manager.size_history import LONGEST_HOLD, SizeHistory
 from corosrv.manager.snapshot import GroupSnapshot, PoolSnapshot
 
 PRESSED_TICKS = 2  # in a row, before a forecast counts
-LOW = 0.3  # of a pool's slots in use, on average: fewer would do
-FULL = 0.7  # of the slots that would be left: as many as they should carry
+# Of a pool's slots in use, on average: fewer would do. From two workers on, one fewer has less than 70 % in use then.
+LOW = 0.3
 START_PAUSE = 5.0  # seconds after a stop without a start
 MOST_SLOTS = 10_000  # that a backlog asks for; keeps the numbers finite, whatever a handler's times are
 
@@ -137,7 +137,7 @@ class Scaler:
             return False
         if target == 1:  # the last one goes when nothing was asked of it
             return mean == 0 and group.in_use == 0
-        return mean < LOW * target * group.slots and mean < FULL * (target - 1) * group.slots
+        return mean < LOW * target * group.slots
 
     def _means(self, pool: PoolSnapshot, seconds: float) -> list[float]:
         """Returns the average number of slots in use of each group; that of now where there is no average yet."""

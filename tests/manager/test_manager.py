@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import gevent
 import pytest
 from gevent.event import AsyncResult
@@ -255,7 +257,7 @@ def test_stopping_lets_calls_that_wait_and_run_end_first():
 def test_a_second_stop_skips_the_grace():
     with managed(pool_card(), shutdown_grace=3600.0) as (manager, script):
         ready(script, "default/0")
-        reader = call(manager)
+        reader = call(manager, timeout=600)
 
         manager.stop()
         gevent.idle()
@@ -270,7 +272,7 @@ def test_a_second_stop_skips_the_grace():
 def test_the_grace_ends():
     with managed(pool_card(), shutdown_grace=0.05) as (manager, script):
         ready(script, "default/0")
-        reader = call(manager)
+        reader = call(manager, timeout=600)
 
         manager.stop()
         eventually(lambda: not manager.is_ending)
@@ -329,3 +331,56 @@ def test_the_start_of_the_first_process_says_nothing_about_later_ones():
         ready(script, "default/0", "default/1")
 
         assert manager.pool("default").memory.cold_start < 1.0
+
+
+def test_a_worker_that_has_ended_is_not_offered_any_more():
+    with managed(pool_card()) as (manager, script):
+        ready(script, "default/0")
+        old = script.worker("default/0")
+
+        manager.scale("default", 0, 0)
+        eventually(lambda: old.state is STOPPED)
+
+        assert not manager.dispatcher.remove_host(old)
+
+
+def test_a_worker_that_makes_room_is_not_started_again_when_the_room_is_free():
+    now = [0.0]
+    cards = [
+        pool_card("low", gpus=1.0, min_workers=0, max_workers=1, priority=7),
+        pool_card("high", gpus=1.0, min_workers=0, max_workers=1),
+    ]
+    with managed(*cards, budget=Claim(1, 0), clock=lambda: now[0] + time.monotonic()) as (manager, script):
+        eventually(lambda: manager.pools)
+        readers = [call(manager, "low")]
+        ready(script, "low/0")
+        script.worker("low/0").finish()
+        eventually(lambda: manager.pool("low").snapshot.workers[0].idle_since)
+
+        now[0] += 61.0  # idle for its time, but its load has to be watched for longer
+        manager.pool("low").memory.note_start(now[0] + time.monotonic())
+        readers.append(call(manager, "high"))
+        ready(script, "high/0")
+        script.worker("high/0").finish()
+        manager.scale("high", 0, 0)
+        eventually(lambda: not script.ids())
+        manager._wakeup()
+        gevent.idle()
+
+        assert [end_of(reader).error for reader in readers] == [None, None]
+        assert manager.pool("low").memory.target == 0
+        assert script.ids(WorkerState.STARTING, READY) == []
+
+
+def test_a_start_that_fails_while_it_is_given_up_is_no_crash():
+    script = Script([pool_card()], starts=False)
+    with managed(script=script) as (manager, _):
+        eventually(lambda: script.workers)
+        script.workers[0].load()
+        place = eventually(lambda: manager.pools and manager.place("default/0"))
+        place._enter(PlaceState.STOPPING)  # it was told to end, and fails before it has heard of that
+
+        script.workers[0].fail("on_start raised ValueError")
+
+        assert place.state is PlaceState.GONE
+        assert not manager.pool("default").memory.crashes.has_crashed
