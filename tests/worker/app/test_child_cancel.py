@@ -78,6 +78,21 @@ def test_a_cancel_of_another_call_changes_nothing(child: AppChildProcess, name: 
     assert isinstance(answer.end, CallEnd)
 
 
+@pytest.mark.parametrize("name", ["wait", "wait_async"])
+@pytest.mark.parametrize("distance", [-1, 1])
+def test_a_call_that_runs_is_not_cancelled_by_anothers_id(child: AppChildProcess, name: str, distance: int) -> None:
+    slot = child.slot(name)
+    id = child.send(name, [number("n", 1)])
+    child.await_log("waits", slot)
+
+    child.cancel(id + distance, slot)
+    child.next_beat()
+
+    assert child.next_beat().in_flight == 1
+    child.cancel(id, slot)
+    assert child.hear(slot)[0].failure.kind == "cancelled"
+
+
 @pytest.mark.parametrize("name", ["burn", "burn_loop"])
 def test_a_handler_that_keeps_the_interpreter_stops_no_heartbeat(child: AppChildProcess, name: str) -> None:
     slot = child.slot(name)
