@@ -15,6 +15,7 @@ from flask import Blueprint
 from gevent import monkey
 from prometheus_client.registry import Collector
 
+from corosrv.dispatch.collector import DispatchCollector
 from corosrv.dispatch.dispatcher import Dispatcher
 from corosrv.dispatch.settings import DispatchSettings
 from corosrv.errors import CorosrvError, ModelFailed
@@ -25,6 +26,7 @@ from corosrv.management.listener import ManagementListener, ManagementSettings
 from corosrv.manager.collector import ManagerCollector
 from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.snapshot import Claim
+from corosrv.objects.collector import ObjectCollector
 from corosrv.objects.store import ObjectStore
 from corosrv.settings import AppSettings, ServerSettings
 from corosrv.worker.parent.app_process import AppProcess
@@ -131,7 +133,11 @@ class AppPart:
         self.objects.close()
 
     def collectors(self) -> tuple[Collector, ...]:
-        return (ManagerCollector(self.manager),)
+        return (
+            DispatchCollector(self.dispatcher.stats),
+            ManagerCollector(self.manager),
+            ObjectCollector(self.objects),
+        )
 
     def document(self) -> None:
         """Returns None: the part has no routes of its own."""
