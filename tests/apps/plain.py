@@ -24,7 +24,10 @@ async def aecho(request: ModelInferRequest) -> ModelInferResponse:
 
 
 @app.model(
-    "sleep", inputs=[TensorSpec("seconds", "FP64", [1])], outputs=[TensorSpec("pid", "INT64", [1])], max_queue=100_000
+    "sleep",
+    inputs=[TensorSpec("seconds", "FP64", [1]), TensorSpec("data", "UINT8", [-1], optional=True)],
+    outputs=[TensorSpec("pid", "INT64", [1])],
+    max_queue=100_000,
 )
 def sleep(request: ModelInferRequest, context: Context) -> dict[str, Any]:
     """Waits, and says in which process it did."""
