@@ -157,6 +157,20 @@ def test_an_item_whose_time_is_over_ends_alone(front: Front):
     assert error_of(readers[1]) is None
 
 
+def test_an_overdue_call_is_in_no_batch_even_if_the_timer_is_late(front: Front):
+    host = busy_host(front)
+    front.call("add", text("a", b"1"), priority=1)
+    overdue = front.call("add", text("a", b"2"), seconds=3)
+    front.clock.now += 10  # and the alarm has not rung
+
+    host.calls[0].finish()
+    assert elements(host) == [b"1"]
+    host.calls[0].finish()
+
+    assert isinstance(error_of(overdue), DeadlinePassed)
+    assert host.n_started == 2
+
+
 def test_one_bad_item_fails_alone(front: Front):
     host = busy_host(front, is_idempotent=True)
     readers = [front.call("add", text("a", b"%d" % number)) for number in range(2)]
