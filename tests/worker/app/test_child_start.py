@@ -121,6 +121,17 @@ def test_a_factory_makes_the_application(tmp_path: Path) -> None:
         assert [card.name for card in child.start().handlers] == ["m"]
 
 
+def test_an_application_may_be_a_file(tmp_path: Path) -> None:
+    write_app(tmp_path, "app.model('m')(lambda request: {})")
+    with AppChildProcess(f"{tmp_path / 'the_app.py'}:app", tmp_path) as child:
+        assert [card.name for card in child.start().handlers] == ["m"]
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with AppChildProcess(f"{tmp_path / 'missing.py'}:app", tmp_path) as child:
+        assert child.hear_failure().startswith(f"LoadError: there is no file {tmp_path / 'missing.py'}")
+
+
 def test_neighbours_of_the_application_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("NAME = 'm'")
     reference = write_app(tmp_path, "import neighbour\napp.model(neighbour.NAME)(lambda request: {})")
@@ -163,7 +174,7 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
     with AppChildProcess("missing:app", tmp_path) as child:
         assert child.hear_failure() == (
             "LoadError: there is no module 'missing': "
-            "an application is named as MODULE:ATTRIBUTE, and looked for in --app-dir"
+            "an application is named as MODULE:NAME, looked for in --app-dir, or as FILE.py:NAME"
         )
 
 
