@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from corosrv.errors import BadFrame, ChannelClosed
+from corosrv.errors import ChannelClosed, WireError
 from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
 from corosrv.wire.descriptors import Attachments
@@ -32,7 +32,8 @@ class AioChannel(Generic[Out, In]):
     ) -> None:
         """Calls `on_message` with each message and the descriptors that came with it, which it owns from then on.
 
-        Calls `on_end` once, when the other side has closed or what it sends cannot be understood, with the reason.
+        It may raise WireError for a message that is not allowed. Calls `on_end` once, with the reason, when the other
+        side has closed, or what it sends cannot be understood or is not allowed.
         """
         sock.setblocking(False)
         self._socket = sock
@@ -117,7 +118,7 @@ class AioChannel(Generic[Out, In]):
             self._feed(data, fds)
         except BlockingIOError:
             return
-        except BadFrame as fault:
+        except WireError as fault:
             self._end(str(fault))
         except OSError as error:  # reset
             self._end(str(error))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from corosrv.errors import ChannelClosed, FrameTooLarge
+from corosrv.errors import ChannelClosed, FrameTooLarge, ProtocolError
 from corosrv.jobs.answers import LogLine
 from corosrv.wire import attached, descriptors
 from corosrv.wire.aio_channel import AioChannel
@@ -126,6 +126,23 @@ def test_what_is_no_message_ends_the_channel_once(data: bytes) -> None:
         assert await ends.ended
         with pytest.raises(ChannelClosed):
             ends.channel.send(LogLine("a", "b"))
+
+    run(scenario)
+
+
+def test_a_message_that_its_handler_does_not_allow_ends_the_channel() -> None:
+    async def scenario(ends: Ends) -> None:
+        def refuse(message: LogLine, fds: tuple[int, ...]) -> None:
+            raise ProtocolError("not now")
+
+        ours, theirs = socket.socketpair()
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        channel: AioChannel[LogLine, LogLine] = AioChannel(ours, CODEC, refuse, ended.set_result)
+        theirs.sendall(encode(CODEC.encode(LogLine("a", "b"))) * 2)
+
+        assert await ended == "not now"
+        assert channel.is_closed
+        theirs.close()
 
     run(scenario)
 
