@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from flask import Response
 
 from corosrv.http import front
@@ -12,7 +14,7 @@ from tests.kserve.models import make_worker
 
 front.adopt(ClientLimits())
 _worker = make_worker()
-application = make_app(_worker, max_body_bytes=64 << 20, ping_interval=0.3)
+application = make_app(_worker, max_body_bytes=64 << 20, ping_interval=float(os.environ.get("PING_SECONDS", "0.3")))
 
 
 @application.get("/counts")

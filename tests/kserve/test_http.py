@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +16,14 @@ from tests.kserve.bodies import binary_body
 from tests.serve.server import GUNICORN, Server, eventually
 from tests.serve.wire import Connection, request
 
+COMMAND = (*GUNICORN, "-b", "127.0.0.1:0", "tests.kserve.served:application")
 GENERATE = "/v2/models/words/generate_stream"
 ECHO = "/v2/models/echo/infer"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    command = (*GUNICORN, "-b", "127.0.0.1:0", "tests.kserve.served:application")
-    server = Server(command, {}, tmp_path_factory.mktemp("kserve") / "log")
+    server = Server(COMMAND, {}, tmp_path_factory.mktemp("kserve") / "log")
     try:
         yield server
     finally:
@@ -123,18 +124,29 @@ def test_a_client_that_leaves_cancels_its_call(server: Server):
     assert counts(server)["running"] == 0
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_a_client_that_leaves_a_stream_cancels_its_call(server: Server, has_begun: bool):
+def test_a_client_that_leaves_a_stream_cancels_its_call(server: Server):
+    check_leaving(server, 0.1, has_begun=True)
+
+
+def test_a_client_that_leaves_before_its_stream_begins_cancels_its_call(tmp_path: Path):
+    patient = Server(COMMAND, {"PING_SECONDS": "60"}, tmp_path / "log")
+    try:
+        check_leaving(patient, 30, has_begun=False)
+    finally:
+        patient.stop()
+
+
+def check_leaving(server: Server, pause: float, *, has_begun: bool) -> None:
     before = counts(server)["cancelled"]
     connection = Connection(server.port)
-    connection.send(generate(0.1 if has_begun else 30))
+    connection.send(generate(pause))
     if has_begun:
         assert connection.head().status == 200
     eventually(lambda: counts(server)["running"] == 1)
 
     connection.leave()
 
-    eventually(lambda: counts(server)["cancelled"] == before + 1, within=1)
+    eventually(lambda: counts(server)["cancelled"] == before + 1, within=2)
     assert counts(server)["running"] == 0
 
 

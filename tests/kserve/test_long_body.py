@@ -24,11 +24,6 @@ LEAVES = TEXTS | st.integers() | st.booleans() | st.none()
 ARRAYS = st.lists(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=6), max_leaves=60), max_size=12)
 
 
-def pad(members: dict[str, Any]) -> bytes:
-    """Returns a body that is long enough to be cut."""
-    return json.dumps(members | {"padding": "x" * 70_000}).encode()
-
-
 def join(data: long_data.LongData) -> list[Any]:
     """Puts the pieces of an array together again."""
     whole: list[Any] = []
@@ -139,7 +134,8 @@ def test_only_the_data_of_inputs_are_cut():
 
 
 def test_a_client_cannot_name_an_array_that_was_cut():
-    body = pad({"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "data": "0:0"}]})
+    tensor = {"name": "a", "datatype": "INT32", "shape": [1], "data": [5]}
+    body = json.dumps({"inputs": [{**tensor, "x": "x" * 70_000}, {**tensor, "name": "b", "data": "0:0"}]}).encode()
 
     with pytest.raises(Refused, match="no array"):
         decode_request(body, None, INFER_DECODER)
@@ -166,6 +162,13 @@ def test_much_beside_the_data_is_refused(body):
 def test_deep_or_endless_text_is_refused(text):
     with pytest.raises(Refused):
         decode_request(text, None, INFER_DECODER)
+
+
+def test_data_that_are_nested_too_deep_are_refused_before_they_are_decoded():
+    data = b"[1," * 40_000 + b"1" + b"]" * 40_000
+
+    with pytest.raises(Refused, match="nested deeper than 64 levels"):
+        long_data.LongDataScanner(data, 0).scan(Turns())
 
 
 def test_others_run_while_millions_of_numbers_are_decoded():
