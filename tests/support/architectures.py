@@ -67,8 +67,15 @@ def _feed_forward(width: int, inner: int) -> dict[str, Shape]:
     return {"ffn_norm": (width,), "ffn_gate": (width, inner), "ffn_up": (width, inner), "ffn_down": (inner, width)}
 
 
-def _write(path: Path, metadata: dict[str, Any], width: int, layers: Sequence[dict[str, Shape]], **ends: Shape) -> Path:
-    """Names without an ending are weights."""
+def _write(
+    path: Path,
+    metadata: dict[str, Any],
+    width: int,
+    layers: Sequence[dict[str, Shape]],
+    decay: float = -1.0,
+    **ends: Shape,
+) -> Path:
+    """Names without an ending are weights. `decay`: a factor of what a recurrent state decays by, if it is below 0."""
     shapes: dict[str, Shape] = {"token_embd.weight": (width, VOCABULARY)}
     shapes |= {f"{name}.weight": shape for name, shape in (ends or {"output_norm": (width,)}).items()}
     for number, layer in enumerate(layers):
@@ -77,7 +84,7 @@ def _write(path: Path, metadata: dict[str, Any], width: int, layers: Sequence[di
             shapes[f"blk.{number}.{name}{'.weight' if is_plain else ''}"] = shape
     tensors = random_tensors(shapes)
     # A recurrent state decays where these are below zero, and grows without end where they are above.
-    decays = {name: (shape, [-abs(x) for x in xs]) for name, (shape, xs) in tensors.items() if name.endswith("ssm_a")}
+    decays = {name: (shape, [decay * abs(x) for x in xs]) for name, (shape, xs) in tensors.items() if name.endswith("ssm_a")}
     return write(path, metadata, tensors | decays)
 
 
@@ -118,7 +125,7 @@ def write_gemma2(path: Path) -> Path:
     return _write(path, _metadata("gemma2", width, **keys), width, [layer] * LAYERS)
 
 
-def write_mamba(path: Path) -> Path:
+def write_mamba(path: Path, decay: float = -1.0) -> Path:
     """A recurrent model without attention."""
     width, state, rank, taps = 64, 16, 32, 4
     inner = 2 * width
@@ -142,7 +149,7 @@ def write_mamba(path: Path) -> Path:
         "ssm_d": (inner,),
         "ssm_out": (inner, width),
     }
-    return _write(path, _metadata("mamba", width, **keys), width, [layer] * LAYERS)
+    return _write(path, _metadata("mamba", width, **keys), width, [layer] * LAYERS, decay)
 
 
 def write_lfm2(path: Path) -> Path:
