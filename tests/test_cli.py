@@ -24,7 +24,7 @@ def _bare_environment(monkeypatch):
 
 @pytest.fixture
 def served(monkeypatch) -> list[dict]:
-    """What gunicorn is started with, instead of starting it."""
+    """Returns the options that gunicorn would be started with, and starts nothing."""
     options: list[dict] = []
     monkeypatch.setattr("corosrv.gunicorn_app.run", options.append)
     monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)

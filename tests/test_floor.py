@@ -1,4 +1,4 @@
-"""What computes without I/O: its modules load no web framework, no hub and no native core."""
+"""Parts that compute without I/O load no web framework, no hub and no native core."""
 
 import subprocess
 import sys

@@ -92,7 +92,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def port(environ: dict[str, str]) -> Iterator[int]:
-    """Where the first command's server listens; it serves the snippets."""
+    """Serves the snippets; returns where the first command's server listens."""
     port = free_port()
     with running(f"corosrv serve --port {port}", port, environ):
         yield port

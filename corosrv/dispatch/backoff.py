@@ -17,11 +17,6 @@ class Backoff:
         self._pause = first
         self._well_since: float | None = None
 
-    @property
-    def is_repeated(self) -> bool:
-        """True if the next pause is longer than the first: several tries in a row have failed."""
-        return self._pause > self._first
-
     def succeed(self, now: float) -> None:
         """Records that the current try goes well. Only the first call for a try counts."""
         if self._well_since is None:

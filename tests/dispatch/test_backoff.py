@@ -30,12 +30,3 @@ def test_a_try_that_never_went_well_is_no_recovery():
     backoff.fail(10)
 
     assert backoff.fail(1000) == 2
-
-
-def test_failures_in_a_row_are_repeated():
-    backoff = Backoff(1.0, 60.0)
-    assert not backoff.is_repeated
-
-    backoff.fail(0)
-
-    assert backoff.is_repeated

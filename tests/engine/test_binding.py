@@ -159,7 +159,7 @@ def test_a_closed_engine_says_so():
 
 
 class Newer(Options):
-    """What Python code hands over that was updated without the extension."""
+    """Returns what Python code hands over that was updated without the extension."""
 
     later: int = 1
 

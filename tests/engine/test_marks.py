@@ -1,4 +1,4 @@
-"""What a client wrote stays text, whatever it looks like."""
+"""Texts of a client stay text, whatever they look like."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def test_half_a_model_is_refused_in_one_sentence(tmp_path, size):
 
 
 def failure(path: Path) -> str:
-    """What an engine says that was opened with a bad model, to whoever opened it and to every job."""
+    """Returns what an engine with a bad model says, to whoever opened it and to every job."""
     engine = Engine(ModelSettings(model=str(path)))
     with pytest.raises(errors.ModelFailed) as failed:
         engine.open()

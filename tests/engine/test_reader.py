@@ -290,7 +290,7 @@ SCARCE = """
 
 
 def scarce(test: str, before: str = "read_all(engine.submit(job(max_tokens=1)))") -> str:
-    """What a process prints that has no descriptor left when it runs `test`."""
+    """Returns what a process prints that has no descriptor left when it runs `test`."""
     return children.output(SCARCE.format(before=before, test=test.replace("\n", "\n" + " " * 8)))
 
 

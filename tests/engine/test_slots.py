@@ -1,4 +1,4 @@
-"""What an engine's slots show, and jobs that want a certain one."""
+"""An engine's slots show their tasks, and jobs get the one that they want."""
 
 import pytest
 

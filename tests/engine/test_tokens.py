@@ -1,4 +1,4 @@
-"""What chunks tell of tokens, of prompts, and of why an answer ended."""
+"""Chunks tell of tokens, of prompts, and of why an answer ended."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who is served first of those that connect in the same instant."""
+"""The order in which clients that connect in the same instant are served."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from corosrv.http.full_collections import FullCollections, unfreeze
 
 @pytest.fixture
 def full() -> Iterator[FullCollections]:
-    """In place of Python's own way, which comes back."""
+    """Takes the place of Python's own way, which comes back."""
     thresholds = gc.get_threshold()
     full = FullCollections()
     full.take_over()

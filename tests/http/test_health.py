@@ -1,4 +1,4 @@
-"""Where the server stands, as probes see it."""
+"""The server's state, as probes see it."""
 
 import pytest
 from flask import Flask

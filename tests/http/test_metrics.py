@@ -43,7 +43,7 @@ def stats() -> HttpStats:
 
 @pytest.fixture
 def served(engine, stats) -> dict[str, list]:
-    """What is exposed after two jobs."""
+    """Returns the exposition after two jobs."""
     stats.registry.register(EngineCollector(Worker(engine)))
     for _ in range(2):
         answer(engine, job("Hello"))

@@ -21,7 +21,7 @@ class OtherError(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    """What is asked."""
+    """The body of the example's request."""
 
     n: Annotated[int, Meta(ge=1, le=5)]
     text: str | None = None

@@ -15,7 +15,7 @@ from corosrv.http.pace import MAX_HEAD_BYTES, Pace, PacedUnreader, TooSlow
 
 @pytest.fixture
 def ends():
-    """What the unreader reads from, and the client's end."""
+    """Returns the unreader's end of a connection, and the client's."""
     left, right = socket.socketpair()
     reading = gevent_socket.socket(fileno=left.detach())
     with reading, right:

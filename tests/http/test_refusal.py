@@ -1,4 +1,4 @@
-"""What is told to those who never made a request."""
+"""Clients that never made a request are told why they are refused."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a load."""
+    """The outcome of a load."""
 
     n_done: int = 0
     n_failed: int = 0

@@ -1,4 +1,4 @@
-"""What COROSRV_DETERMINISTIC=1 costs, by weight format: `python -m tests.load.determinism [--formats Q8_0 Q4_K_M]`.
+"""Measures the cost of COROSRV_DETERMINISTIC=1 by format: `python -m tests.load.determinism [--formats Q8_0 Q4_K_M]`.
 
 The packaged model is written in each format. An engine with one compute thread and the setting, and one without it, in
 turn read a long prompt and decode for one client and for twelve; the ratio is that of their processor time, which

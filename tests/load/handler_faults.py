@@ -49,7 +49,7 @@ STATUSES = {200, 400, 404, 429, 500, 502, 503, 504}
 
 @dataclass
 class Tally:
-    """What became of all calls. Any thread."""
+    """The outcomes of all calls. Any thread."""
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     n_left: int = 0

@@ -48,7 +48,7 @@ LEAVE = {"leave", "leave stream", "cancel"}
 
 @dataclass
 class Tally:
-    """What became of all predictions. Any thread."""
+    """The outcomes of all predictions. Any thread."""
 
     ends: Counter[str] = field(default_factory=Counter)
     refusals: Counter[int] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ def run(folder: Path, count: int, seed: int = 0) -> Tally:
 
 
 def warm_up(server: PredictorServer) -> None:
-    """What is opened once, and kept."""
+    """Descriptors that are opened once, and kept."""
     for do in ("echo", "huge", "file"):
         assert server.predict({"do": do}).json["status"] == "succeeded"
 

@@ -1,4 +1,4 @@
-"""What a JSON schema costs: `python -m tests.load.schemas`.
+"""Measures what a JSON schema costs: `python -m tests.load.schemas`.
 
 As many streams as there are slots, all at once, with a schema and without one, in turn. The schema asks for more than
 fits, so that both write the same number of tokens.

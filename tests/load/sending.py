@@ -1,4 +1,4 @@
-"""What the system takes for the sending alone, which no server can go below."""
+"""Measures what the system takes for the sending alone, which no server can go below."""
 
 from __future__ import annotations
 

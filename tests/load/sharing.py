@@ -1,4 +1,4 @@
-"""What sharing a prompt's beginning saves, and whether it changes texts: `python -m tests.load.sharing`.
+"""Measures what sharing a prompt's beginning saves, and whether it changes texts: `python -m tests.load.sharing`.
 
 As many greedy requests as there are slots, all at once, with one long system prompt: first each computes all of it,
 then they share. The same texts are then compared, request by request, with and without COROSRV_DETERMINISTIC.

@@ -22,7 +22,7 @@ PATIENCE = 120.0  # seconds for all clients to be stalled, and for all to comple
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What those who read got in one window, and what it cost."""
+    """The chunks that readers got in one window, and their cost."""
 
     events_per_s: float
     front_us: float

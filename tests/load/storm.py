@@ -31,7 +31,7 @@ CHAT = request(
 
 @dataclass(slots=True)
 class Storm:
-    """What became of the clients: how many had which status or error, and how long each waited for its answer."""
+    """The outcomes of the clients: how many had which status or error, and how long each waited for its answer."""
 
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: list[float] = field(default_factory=list)

@@ -61,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the server did in one window, and the processor time it took for each event, in microseconds."""
+    """Measures of one window: what the server did, and the processor time it took for each event, in microseconds."""
 
     n_events: float
     seconds: float
@@ -71,7 +71,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one load cost."""
+    """The cost of one load."""
 
     n_open: int
     n_done: int

@@ -1,4 +1,4 @@
-"""What the garbage collector took is known afterwards."""
+"""The time that the garbage collector took is known afterwards."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ StartPredictor = Callable[..., PredictorServer]
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the verdict of libllama's probe is kept, so that it runs once."""
+    """Returns a folder that keeps the verdict of libllama's probe, so that it runs once."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -35,7 +35,7 @@ _direct = build_opener(ProxyHandler({}))
 
 
 def eventually(look: Callable[[], T], within: float = 5.0, what: str = "") -> T:
-    """What `look` returns as soon as it is true; fails after `within` seconds."""
+    """Returns what `look` returns as soon as it is true; fails after `within` seconds."""
     deadline = time.monotonic() + within
     while not (seen := look()):
         assert time.monotonic() < deadline, f"not within {within:g} s: {what or 'what was waited for'}"
@@ -180,7 +180,7 @@ class Server:
 
 
 class Process:
-    """What the system knows about one process."""
+    """The system's figures of one process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

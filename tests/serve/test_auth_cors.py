@@ -1,4 +1,4 @@
-"""Who may ask, and from which page."""
+"""Keys decide who may ask, and origins from which page."""
 
 from __future__ import annotations
 

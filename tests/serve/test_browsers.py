@@ -1,4 +1,4 @@
-"""What pages of other web sites can do, in a real browser."""
+"""Pages of other web sites in a real browser can do what the server allows, and no more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def fetched(page: Page, url: str, script: str = "answer.status", **options: object) -> object:
-    """What `script` makes of the `answer` to a page's fetch; "blocked" where its browser does not give it one."""
+    """Returns what `script` makes of the `answer` to a page's fetch; "blocked" where its browser gives it none."""
     return page.run(
         f"fetch({json.dumps(url)}, {json.dumps(options)}).then(async (answer) => {script}).catch(() => 'blocked')"
     )

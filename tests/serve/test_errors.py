@@ -1,4 +1,4 @@
-"""What cannot be served is refused in words, by name, and by the right status."""
+"""Requests that cannot be served are refused in words, by name, and by the right status."""
 
 from __future__ import annotations
 

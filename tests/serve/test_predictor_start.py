@@ -21,7 +21,7 @@ def greet(name: str, times: int = 1) -> str:
 
 
 def refusal(*command: str, **environ: str) -> str:
-    """What a server says that does not start."""
+    """Returns the words of a server that does not start."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COROSRV_", "COG_"))}
     program = [str(BIN / command[0]), *command[1:]]
     ended = subprocess.run(

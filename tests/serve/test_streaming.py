@@ -1,4 +1,4 @@
-"""What a stream looks like on the wire, byte by byte."""
+"""Streams on the wire, byte by byte."""
 
 from __future__ import annotations
 

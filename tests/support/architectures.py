@@ -84,7 +84,9 @@ def _write(
             shapes[f"blk.{number}.{name}{'.weight' if is_plain else ''}"] = shape
     tensors = random_tensors(shapes)
     # A recurrent state decays where these are below zero, and grows without end where they are above.
-    decays = {name: (shape, [decay * abs(x) for x in xs]) for name, (shape, xs) in tensors.items() if name.endswith("ssm_a")}
+    decays = {
+        name: (shape, [decay * abs(x) for x in xs]) for name, (shape, xs) in tensors.items() if name.endswith("ssm_a")
+    }
     return write(path, metadata, tensors | decays)
 
 
