@@ -57,7 +57,7 @@ def test_the_mean_is_that_of_all_tokens_vectors(smollm):
 
 @pytest.mark.model
 def test_vectors_and_texts_of_one_time_are_those_of_each_alone(smollm):
-    story = job("Once upon a time", max_tokens=24)
+    story = job("Once upon a time", max_tokens=8)  # few: without COROSRV_DETERMINISTIC texts part some day
     text_alone, (vector_alone,) = answer(smollm, story), embed(smollm, INPUTS[3])
 
     telling = [gevent.spawn(answer, smollm, story) for _ in range(2)]

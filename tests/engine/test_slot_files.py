@@ -1,4 +1,4 @@
-"""The contents of slots in files: read back by another engine of the real model, refused when they are anything else."""
+"""The contents of slots in files: read back by another engine of the real model, and refused if they are not that."""
 
 from __future__ import annotations
 

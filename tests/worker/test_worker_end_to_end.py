@@ -206,7 +206,7 @@ def test_a_set_up_that_hangs_times_out_with_its_children(tmp_path: Path) -> None
     file = tmp_path / "predict.py"
     sleep = "subprocess.Popen(['sleep', '60'])"
     file.write_text(f"import subprocess\nchild = {sleep}\nprint(child.pid, flush=True)\nchild.wait()")
-    with started(f"{file}:Predictor", command=REAL, setup_timeout=1.0) as worker:
+    with started(f"{file}:Predictor", command=REAL, setup_timeout=4.0) as worker:
         wait_for(worker, WorkerState.SETUP_FAILED)
 
         assert "timed out" in worker.reason
