@@ -11,6 +11,7 @@ from corosrv.dispatch.versions import default_card, natural_order
 from corosrv.errors import Conflict, NotFound, Unavailable
 from corosrv.jobs.infer import CapabilityTarget, ModelTarget, Target
 
+UNVERSIONED = "1"  # under which the repository's index lists a model that has no versions
 RETRY_AFTER = 2  # seconds; about what a worker needs to start
 
 
@@ -50,6 +51,8 @@ def _find_model(registry: Registry, target: ModelTarget) -> HandlerEntry:
         raise NotFound(f"the model '{target.name[:120]}' does not exist here", "model_name", "model_not_found")
     if target.version:
         entry = versions.get(target.version)
+        if entry is None and target.version == UNVERSIONED:
+            entry = versions.get("")
         if entry is None:
             raise NotFound(
                 f"the model '{target.name[:120]}' has no version '{target.version[:40]}'; {_list(versions)}",

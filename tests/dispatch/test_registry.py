@@ -95,6 +95,14 @@ def test_a_version_matches_exactly_and_none_gets_the_default(registry: Registry)
     assert model(registry, "add").card.version == "v10"
 
 
+def test_a_model_without_versions_is_found_by_the_version_that_the_index_lists_it_under(registry: Registry):
+    registry.add(FakeHost("p/0", [card("add")]), 0)
+
+    assert model(registry, "add", "1").card.version == ""
+    with pytest.raises(NotFound):
+        model(registry, "add", "2")
+
+
 def test_the_default_is_a_version_that_is_still_offered(registry: Registry):
     newer = FakeHost("q/0", [card("add", "2")])
     registry.add(FakeHost("p/0", [card("add", "1")]), 0)
