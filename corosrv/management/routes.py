@@ -1,4 +1,4 @@
-"""The management API over HTTP: what workers, pools and queues there are, and what an operator may do to them."""
+"""The management API over HTTP: what workers, pools, queues and objects there are, and what an operator may do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from corosrv.dispatch.stats import DispatchStats
 from corosrv.errors import CorosrvError, Forbidden, NotFound, Refused
 from corosrv.management.views import pool_view, queue_view, worker_view
 from corosrv.manager.manager import Manager
+from corosrv.objects.store import ObjectStore
 
 MAX_BODY = 65_536  # bytes
+MAX_LISTED = 1000  # objects, those read last
 
 Body = TypeVar("Body")
 
@@ -37,7 +39,9 @@ class HasQueues(Protocol):
     def abort(self, key: str) -> int: ...
 
 
-def make_app(manager: Manager, queues: HasQueues, check: Callable[[], None] = lambda: None) -> Flask:
+def make_app(
+    manager: Manager, queues: HasQueues, objects: ObjectStore, check: Callable[[], None] = lambda: None
+) -> Flask:
     """Makes the API. `check` raises for a request that may not pass."""
     app = Flask("corosrv.management", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
@@ -55,6 +59,7 @@ def make_app(manager: Manager, queues: HasQueues, check: Callable[[], None] = la
     _add_workers(app, manager)
     _add_pools(app, manager, queues)
     _add_queues(app, queues)
+    _add_objects(app, objects)
     return app
 
 
@@ -117,6 +122,13 @@ def _add_queues(app: Flask, queues: HasQueues) -> None:
         if all(queue.key != key for queue in queues.stats().keys):
             raise NotFound(f"there is no queue {key[:120]!r}", "key")
         return {"aborted": queues.abort(key)}
+
+
+def _add_objects(app: Flask, objects: ObjectStore) -> None:
+    @app.get("/v1/objects")
+    def all_objects() -> dict[str, Any]:
+        refs = [msgspec.to_builtins(ref) for ref in objects.refs()[-MAX_LISTED:]]
+        return {"objects": refs, "stats": msgspec.to_builtins(objects.stats)}
 
 
 def _body(kind: type[Body]) -> Body:

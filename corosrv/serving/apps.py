@@ -68,7 +68,7 @@ class AppPart:
                 workers=app.workers or 1,
                 start_timeout=app.start_timeout,
                 shutdown_grace=app.shutdown_grace,
-                budget=Claim(gpus=app.gpus, memory=settings.model_bytes or math.inf),
+                budget=Claim(gpus=_n_gpus() if app.gpus == -1 else app.gpus, memory=settings.model_bytes or math.inf),
             ),
             _maker(app, HandlerServices(submit, self.objects)),
             self.dispatcher,
@@ -79,6 +79,7 @@ class AppPart:
             ManagementSettings(run_dir=app.run_dir, port=app.mgmt_port, token_file=app.mgmt_token_file),
             self.manager,
             self.dispatcher,
+            self.objects,
         )
 
     def _on_failure(self, reason: str) -> None:
@@ -151,6 +152,11 @@ class AppPart:
     def blueprints(self) -> tuple[Blueprint, ...]:
         """Returns nothing: handlers are called through KServe's routes."""
         return ()
+
+
+def _n_gpus() -> int:
+    """Counts the graphics cards that this machine shows to its processes."""
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
 
 
 def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None, str, int], AppProcess]:

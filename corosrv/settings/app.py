@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corosrv.settings import sources
-from corosrv.settings.checks import DAY, FOLDER, Check, at_least, between, empty_or, none_or, of_bytes
+from corosrv.settings.checks import DAY, FOLDER, Check, at_least, between, empty_or, none_or, of_bytes, or_else
 from corosrv.settings.sources import setting
 
 MOST_WORKERS = 256  # processes of one pool
@@ -44,7 +44,9 @@ class AppSettings:
     max_queue: int = setting(4096, "calls that may wait in all queues of handlers", check=between(0, 1_000_000))
     queue_bytes: int = setting(268_435_456, "bytes that the tensors of waiting calls may take", check=of_bytes(1024))
     gpus: float = setting(
-        0.0, "graphics cards that the application's workers may claim together", check=between(0, 1024)
+        -1.0,
+        "graphics cards that the application's workers may claim together; -1: all of this machine",
+        check=or_else(-1, between(0, 1024)),
     )
     run_dir: str = setting(
         "",

@@ -16,6 +16,7 @@ from corosrv.cli import main
 from corosrv.management.client import ManagementClient
 from corosrv.management.listener import ManagementListener, ManagementSettings
 from corosrv.manager.manager import Manager
+from corosrv.objects.store import ObjectStore
 from corosrv.wire.calls import PoolCard
 from tests.manager.scripted import Script, managed
 
@@ -36,6 +37,7 @@ class Management:
     script: Script
     listener: ManagementListener
     run_dir: str
+    objects: ObjectStore
 
     def call(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
         return in_thread(ManagementClient(self.listener.path).call, method, target, body)
@@ -60,7 +62,10 @@ def listening(*cards: PoolCard, run_dir: str = "", **settings: Any) -> Iterator[
     with contextlib.ExitStack() as stack:
         run_dir = run_dir or stack.enter_context(short_folder())
         manager, script = stack.enter_context(managed(*cards))
-        listener = ManagementListener(ManagementSettings(run_dir=run_dir, **settings), manager, manager.dispatcher)
+        objects = ObjectStore()
+        stack.callback(objects.close)
+        options = ManagementSettings(run_dir=run_dir, **settings)
+        listener = ManagementListener(options, manager, manager.dispatcher, objects)
         listener.start()
         stack.callback(listener.close)
-        yield Management(manager, script, listener, run_dir)
+        yield Management(manager, script, listener, run_dir, objects)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ import pytest
 
 from corosrv.errors import ManagementError, Unavailable
 from corosrv.manager.place_state import PlaceState
+from corosrv.objects.content import ObjectContent
 from tests.management.serving import Management, listening
 from tests.manager.scripted import call, end_of, eventually, pool_card
 
@@ -145,3 +147,13 @@ def test_wrong_bodies_are_refused_and_change_nothing(server: Management, body, w
 )
 def test_what_is_not_there_is_named(server: Management, method: str, target: str, words: str):
     assert words in refused(server, method, target)
+
+
+def test_objects_are_shown_without_their_contents(server: Management):
+    ref = server.objects.create(ObjectContent(b"secret"), "0" * 64, time.time(), key="k")
+
+    answer = server.call("GET", "/v1/objects")
+
+    assert [shown["id"] for shown in answer["objects"]] == [ref.id]
+    assert (answer["stats"]["n_objects"], answer["stats"]["n_bytes"]) == (1, 6)
+    assert "secret" not in str(answer)
