@@ -495,6 +495,16 @@ def test_a_draining_worker_gets_no_more_calls_and_loses_none(front: Front):
     assert error_of(waiting) is None
 
 
+def test_calls_that_wait_for_a_draining_worker_without_a_successor_are_refused(front: Front):
+    host = front.add("p/0")
+    running, waiting = front.call(), front.call()
+
+    host.drain()
+
+    assert isinstance(error_of(waiting), Unavailable)
+    assert not ended(running)
+
+
 def test_a_host_that_was_removed_gets_nothing_more(front: Front):
     front.dispatcher.expect("p", [card()])
     host = front.add("p/0")
