@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from corosrv.dispatch.versions import default_card
 from corosrv.errors import NotFound, NotOffered
 from corosrv.worker.app.asking import OutgoingCall
 from corosrv.worker.app.base_worker import BaseWorker
@@ -98,12 +99,13 @@ class LocalRun:
         return invoke_batch(handler, requests, contexts)
 
     def _find(self, name: str, version: str) -> BoundHandler:
-        for pool in self._pools:
-            for card in pool.cards():
-                if (card.name, card.version) == (name, version):
-                    handlers = pool.bind(self._worker_of(pool))
-                    return next(handler for handler in handlers if handler.card == card)
-        raise NotFound(f"the application has no handler {name!r}" + (f" version {version!r}" if version else ""))
+        """Finds a handler; without a version, the one that a server would choose. Raises NotFound."""
+        pools = {card.key: (pool, card) for pool in self._pools for card in pool.cards() if card.name == name}
+        card = default_card(card for _, card in pools.values() if version in ("", card.version))
+        if card is None:
+            raise NotFound(f"the application has no handler {name!r}" + (f" version {version!r}" if version else ""))
+        pool, _ = pools[card.key]
+        return next(handler for handler in pool.bind(self._worker_of(pool)) if handler.card == card)
 
     def _worker_of(self, pool: Pool) -> BaseWorker | None:
         """Returns the started object of a worker class, or None for plain functions."""

@@ -99,6 +99,23 @@ def test_a_unary_handler_gives_its_answer(app: App, version: str, n: int) -> Non
     assert answer.get_output("m") is None
 
 
+def test_a_handler_without_a_version_is_the_one_that_a_server_would_choose() -> None:
+    app = App("versions")
+
+    @app.model("m", version="v9", outputs=N)
+    def nine(request: Any) -> Any:
+        return {"n": [9]}
+
+    @app.model("m", version="v10", outputs=N)
+    def ten(request: Any) -> Any:
+        return {"n": [10]}
+
+    answer = app.test_call("m", ModelInferRequest())
+
+    assert isinstance(answer, ModelInferResponse)
+    assert answer["n"].data == [10]
+
+
 @pytest.mark.parametrize(("name", "n"), [("count", [0, 1, 2]), ("count_async", [0, 1, 2]), ("stream", [0])])
 def test_a_handler_that_streams_gives_a_list(app: App, name: str, n: list[int]) -> None:
     assert numbers(app.test_call(name, REQUEST)) == n  # type: ignore[arg-type]
