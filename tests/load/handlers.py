@@ -82,6 +82,7 @@ def main() -> None:
         for _ in range(arguments.rounds):
             with profile(server.worker_pid, seconds) if arguments.profile else contextlib.nullcontext():
                 many(server, "1 kB", small, seconds)
+            many(server, "GET /health", HEALTH, seconds / 2)
             many(server, "1 kB as JSON", as_json, seconds / 2)
             outcome = many(server, "1 MiB", large, seconds)
             n_bytes = 2 * len(outcome.times) * (1 << 20)
