@@ -16,7 +16,7 @@ from corosrv.waits import own_hub
 # In the WSGI environment: the server looks after the pace of the body itself, and does so better.
 PACED = "corosrv.body_is_paced"
 _SHARE = "corosrv.body_share"
-_PIECE = 65_536
+_PIECE = 128 << 10  # bytes
 
 
 class BodyReader:

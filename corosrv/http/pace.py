@@ -53,6 +53,9 @@ class Pace:
 class PacedUnreader(SocketUnreader):  # type: ignore[misc]
     """gunicorn's reading end of one connection, with a pace to keep and turns to take. Belongs to one greenlet."""
 
+    # gunicorn would receive a mebibyte at once, and copy what is left of it for each piece that is taken.
+    max_body_chunk = 128 << 10  # bytes
+
     def __init__(self, source: Any, write_timeout: float | None = None) -> None:
         """`write_timeout`: what the socket has while nobody reads."""
         super().__init__(source)

@@ -18,23 +18,27 @@ class Caller:
     socket: socket.socket
     request: bytes
     sent: float = 0.0
-    answer: bytes = b""
+    answer: bytearray = field(default_factory=bytearray)
+    size: int | None = None  # of the whole answer, once its head is there
 
     def send(self) -> None:
-        self.answer = b""
+        self.answer, self.size = bytearray(), None
         self.sent = time.perf_counter()
         self.socket.sendall(self.request)
 
     def take(self) -> bool:
         """Reads what has come; True where the answer is whole."""
-        self.answer += self.socket.recv(65536)
-        head, end, body = self.answer.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0) if end else 1
-        return bool(end) and len(body) >= length
+        self.answer += self.socket.recv(262_144)
+        if self.size is None:
+            head, end, _ = self.answer.partition(b"\r\n\r\n")
+            if not end:
+                return False
+            self.size = len(head) + 4 + int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        return len(self.answer) >= self.size
 
     @property
     def is_good(self) -> bool:
-        return self.answer.startswith(b"HTTP/1.1 200 ") and b'"status":"failed"' not in self.answer
+        return self.answer.startswith(b"HTTP/1.1 200 ") and b'"status":"failed"' not in self.answer[:4096]
 
 
 @dataclass(slots=True)
@@ -47,7 +51,7 @@ class Outcome:
     def take(self, caller: Caller) -> None:
         self.times.append(time.perf_counter() - caller.sent)
         if not caller.is_good:
-            self.refusals.append(caller.answer)
+            self.refusals.append(bytes(caller.answer))
 
     def percentile(self, percent: int) -> float:
         """In milliseconds."""
