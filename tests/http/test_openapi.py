@@ -70,7 +70,7 @@ def test_bodies_and_answers_are_the_schemas_of_the_types_that_validate():
     assert asked == {"$ref": "#/components/schemas/Body"}
     assert done["components"]["schemas"]["Body"] == {
         "title": "Body",
-        "description": "What is asked.",
+        "description": "The body of the example's request.",
         "type": "object",
         "properties": {
             "n": {"type": "integer", "minimum": 1, "maximum": 5},
