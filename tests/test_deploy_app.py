@@ -83,6 +83,16 @@ def test_a_worker_keeps_what_it_has(server: Server) -> None:
 
 
 @only("basic")
+def test_the_api_document_shows_each_model_with_a_request_to_try(server: Server) -> None:
+    status, document = server.get("/openapi.json")
+
+    assert status == 200
+    content = document["paths"]["/v2/models/add/infer"]["post"]["requestBody"]["content"]["application/json"]
+    example = content["examples"]["An example"]["value"]
+    assert [member["name"] for member in infer(server, "add", *example["inputs"])["outputs"]] == ["sum"]
+
+
+@only("basic")
 def test_a_stored_value_stands_for_an_inputs_data(server: Server) -> None:
     with server.connect() as connection:
         stored = connection.post(struct.pack("<2i", 7, 8), "/v2/objects").json

@@ -136,8 +136,9 @@ class InferEndpoint:
     ) -> InferReader:
         """Checks the inputs against the declarations, and submits a job on the current request's terms."""
         terms = _terms(current(request), call, front)
-        check_inputs(self.worker.find(target).inputs, call.inputs)
-        return self.worker.submit(InferJob(target, call, is_stream, terms))
+        card = self.worker.find(target)
+        check_inputs(card.inputs, call.inputs)
+        return self.worker.submit(InferJob(target, call, is_stream, terms, card))
 
 
 def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Terms:

@@ -17,7 +17,7 @@ from corosrv.http.metrics import HttpStats
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferWorker
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.kserve import errors, object_routes, routes
+from corosrv.kserve import errors, model_docs, object_routes, routes
 from corosrv.kserve.endpoint import EndpointLimits
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.server_side import GrpcConfig
@@ -124,8 +124,9 @@ class KservePart:
     def collectors(self) -> tuple[Collector, ...]:
         return ()
 
-    def document(self) -> None:
-        """Returns None: each route describes itself."""
+    def document(self) -> dict[str, Any]:
+        """Returns a document of the models that declare their inputs; the routes describe themselves."""
+        return model_docs.document(self._worker.standings)
 
     def has_path(self, path: str) -> bool:
         return errors.has_path(path)

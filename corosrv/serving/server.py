@@ -31,6 +31,7 @@ from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
 from corosrv.settings import Settings
+from corosrv.worker.parent.asks import submit_to
 
 if TYPE_CHECKING:
     from corosrv.serving.models import ModelPart
@@ -88,7 +89,7 @@ class Server:
         return AppPart(
             settings.app,
             settings.server,
-            submit=lambda job: self.calls.submit(job),
+            submit=lambda job: submit_to(self.calls)(job),
             memory_elsewhere=lambda: self.models.pool.held_bytes if self.models else 0,
             on_unstartable=lambda reason: self.on_unstartable(reason),
         )

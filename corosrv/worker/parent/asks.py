@@ -53,8 +53,9 @@ def submit_to(worker: InferWorker) -> Submit:
     """Returns what submits a job to the worker, after a check of its inputs against the declarations."""
 
     def submit(job: InferJob) -> InferReader:
-        check_inputs(worker.find(job.target).inputs, job.request.inputs)
-        return worker.submit(job)
+        card = worker.find(job.target)
+        check_inputs(card.inputs, job.request.inputs)
+        return worker.submit(replace(job, card=card))
 
     return submit
 

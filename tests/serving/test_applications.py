@@ -1,0 +1,39 @@
+"""A server with an application: its parts, its document, and calls that its handlers make."""
+
+from __future__ import annotations
+
+from corosrv import settings
+from corosrv.errors import HttpError
+from corosrv.serving.server import Server
+
+APP = "tests/apps/plain.py:app"
+
+
+def server(**chosen: object) -> Server:
+    return Server(settings.load({"worker_app": APP} | chosen, environ={}))
+
+
+def test_an_application_is_served_beside_a_model_and_a_predictor():
+    one = server(model="synthetic:", predictor="deploy/predictor/predict.py:Predictor")
+
+    assert [type(part).__name__ for part in one.parts] == ["ModelPart", "PredictorPart", "AppPart", "KservePart"]
+
+
+def test_errors_below_v2_have_the_protocols_shape():
+    one = server(model="synthetic:")
+
+    assert type(one.part_of("/v2/nowhere").error_body(HttpError(404, "words"), "/v2/nowhere")).__name__ == "KserveError"
+    assert type(one.part_of("/v1/nowhere")).__name__ == "ModelPart"
+
+
+def test_an_application_alone_answers_every_unknown_path_in_the_protocols_shape():
+    one = server()
+
+    assert type(one.part_of("/nowhere").error_body(HttpError(404, "words"), "/nowhere")).__name__ == "KserveError"
+
+
+def test_without_v2_its_paths_are_not_there():
+    one = server(v2=False)
+
+    assert one.kserve is None
+    assert not [blueprint for part in one.parts for blueprint in part.blueprints()]
