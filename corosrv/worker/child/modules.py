@@ -41,7 +41,11 @@ def module_from_name(name: str, advice: str, directory: str = "") -> ModuleType:
         sys.path.insert(0, directory)
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # of the package around it
+    except ImportError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # the package is there, and lacks something itself
+            raise
+        spec = None
+    except ValueError:
         spec = None
     if spec is None:
         raise LoadError(f"there is no module {name!r}: {advice}")

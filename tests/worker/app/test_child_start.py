@@ -132,6 +132,13 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         assert child.hear_failure().startswith(f"LoadError: there is no file {tmp_path / 'missing.py'}")
 
 
+def test_what_the_package_around_the_application_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import nowhere_to_be_found")
+    with AppChildProcess("package.module:app", tmp_path) as child:
+        assert child.hear_failure() == "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+
+
 def test_neighbours_of_the_application_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("NAME = 'm'")
     reference = write_app(tmp_path, "import neighbour\napp.model(neighbour.NAME)(lambda request: {})")
