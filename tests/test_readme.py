@@ -26,6 +26,7 @@ SERVERS = [
     "corosrv serve --model path/to/model.gguf --ctx 8192 --slots 16",
     "corosrv serve --model small=small.gguf --model 'big=big.gguf?ctx=8192&slots=4'",
     "corosrv serve --predictor deploy/predictor/predict.py:Predictor",
+    "corosrv serve deploy/app/basic.py:app --workers 2",
     "gunicorn -k gevent corosrv.app",
 ]
 DEADLINE = 60.0  # seconds
@@ -126,7 +127,7 @@ def test_a_command_serves(command: str, environ: dict[str, str]) -> None:
 def test_the_curl_command_streams(port: int) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    command = block("sh", "curl").replace(":8080", f":{port}")
+    command = block("sh", "chat/completions").replace(":8080", f":{port}")
 
     answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE, check=True)
 

@@ -67,13 +67,13 @@ def blueprint(store: ObjectStore, bodies: BodyReader) -> Blueprint:
         key = request.args.get("key", "")
         if not key:
             raise Refused("name the key: GET /v2/objects?key=NAME", "key")
-        ref = store.lookup(key, time.time(), caller())
+        ref = store.lookup(key, time.monotonic(), caller())
         return json_response(ObjectList([ref] if ref is not None else []))
 
     @routes.get("/v2/objects/<object_id>")
     @operation("Objects", "Read a value", media_type=_BINARY, error=KserveError, statuses=(404, 410))
     def read(object_id: str) -> Response:
-        stored = store.get(object_id, time.time(), caller())
+        stored = store.get(object_id, time.monotonic(), caller())
         body: Any = b"" if request.method == "HEAD" else _pieces(stored.content.view())
         answer = Response(body, content_type=stored.ref.content_type, direct_passthrough=True)
         answer.content_length = stored.ref.size
@@ -85,7 +85,7 @@ def blueprint(store: ObjectStore, bodies: BodyReader) -> Blueprint:
     @routes.delete("/v2/objects/<object_id>")
     @operation("Objects", "Delete a value", error=KserveError, statuses=(404, 410))
     def delete(object_id: str) -> Response:
-        store.delete(object_id, time.time(), caller())
+        store.delete(object_id, time.monotonic(), caller())
         return json_response({})
 
     register_errors(routes)
@@ -101,7 +101,7 @@ def _store(store: ObjectStore, bodies: BodyReader, key: str) -> ObjRef:
     return store.create(
         content,
         digest,
-        time.time(),
+        time.monotonic(),
         caller=caller(),
         key=key,
         ttl_s=ttl_s,

@@ -49,11 +49,11 @@ def make_app(
     app.before_request(check)
     app.register_error_handler(CorosrvError, _render)
     app.register_error_handler(HTTPException, _render_http)
-    started_at = time.time()
+    started_at = time.monotonic()
 
     @app.get("/v1/server")
     def server() -> dict[str, Any]:
-        uptime_ms = round((time.time() - started_at) * 1000)
+        uptime_ms = round((time.monotonic() - started_at) * 1000)
         return {"pid": os.getpid(), "version": __version__, "state": manager.state.value, "uptime_ms": uptime_ms}
 
     _add_workers(app, manager)

@@ -7,6 +7,7 @@ behind by a server that was killed, and no name can be guessed.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class StoreStats:
 
 
 class ObjectStore:
-    """Keeps objects. Times are Unix times in seconds, passed in by the caller; nothing waits.
+    """Keeps objects. Times are of time.monotonic(), passed in by the caller; nothing waits.
 
     Needs no lock on one hub: no step switches.
     """
@@ -83,7 +84,8 @@ class ObjectStore:
             raise
         object_id = secrets.token_hex(16)
         expires = now + ttl_s
-        ref = ObjRef(object_id, content.size, sha256, content_type, int(expires * 1000), key)
+        expires_ms = (int(time.time()) + round(ttl_s)) * 1000
+        ref = ObjRef(object_id, content.size, sha256, content_type, expires_ms, key)
         self._objects[object_id] = StoredObject(ref, caller, content, expires)
         self._n_bytes += content.size
         if key:

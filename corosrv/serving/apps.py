@@ -97,7 +97,7 @@ class AppPart:
     def _sweep(self) -> None:
         while True:
             gevent.sleep(_SWEEP)
-            self.objects.sweep(time.time())
+            self.objects.sweep(time.monotonic())
 
     @property
     def state(self) -> State:

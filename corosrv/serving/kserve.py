@@ -152,4 +152,4 @@ class KservePart:
     def _find_object(self, object_id: str) -> memoryview:
         """Returns the content of an object of the current request's caller. Raises ObjectNotFound and ObjectExpired."""
         assert self._objects is not None
-        return self._objects.get(object_id, time.time(), caller()).content.view()
+        return self._objects.get(object_id, time.monotonic(), caller()).content.view()

@@ -21,6 +21,7 @@ TYPES = {
     500: "api_error",
     501: "invalid_request_error",
     503: "overloaded_error",
+    504: "api_error",
 }
 
 

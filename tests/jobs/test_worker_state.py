@@ -11,6 +11,9 @@ ALLOWED = {
     ("starting", "stopped"),
     ("ready", "defunct"),
     ("ready", "stopped"),
+    ("ready", "draining"),
+    ("draining", "defunct"),
+    ("draining", "stopped"),
 }
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import gevent
 import msgspec
 import pytest
 
@@ -39,7 +40,7 @@ from corosrv.models.pool import ModelPool
 from corosrv.tensors import Tensor, check_inputs
 from tests.kserve.app import make_app
 from tests.serve.server import eventually
-from tests.support.engines import packaged_model
+from tests.support.engines import packaged_model, wait_until
 
 TIMEOUT = 30.0
 DEFAULTS = Defaults(max_tokens=16, temperature=0.8, seed=None)
@@ -47,9 +48,10 @@ DEFAULTS = Defaults(max_tokens=16, temperature=0.8, seed=None)
 
 def open_pool(**chosen: Any) -> ModelPool:
     values = {"model": "synthetic:?tokens_per_s=0", "model_alias": "poet,bard", "ctx": 512, "slots": 1, **chosen}
+    gevent.get_hub()  # so that the pool's keeper is a greenlet, as in a server
     pool = ModelPool(settings.load(values, environ={}), Engine)
     pool.start()
-    eventually(lambda: pool.state is State.READY, TIMEOUT, "the model is loaded")
+    wait_until(lambda: pool.state is State.READY)
     return pool
 
 

@@ -150,7 +150,7 @@ def test_what_is_not_there_is_named(server: Management, method: str, target: str
 
 
 def test_objects_are_shown_without_their_contents(server: Management):
-    ref = server.objects.create(ObjectContent(b"secret"), "0" * 64, time.time(), key="k")
+    ref = server.objects.create(ObjectContent(b"secret"), "0" * 64, time.monotonic(), key="k")
 
     answer = server.call("GET", "/v1/objects")
 

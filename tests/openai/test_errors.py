@@ -98,7 +98,7 @@ ELSEWHERE = {
     errors.RedirectRefused, errors.DestinationRefused,
     errors.InvalidTensor, errors.CallRefused, errors.Conflict, errors.DeadlinePassed, errors.CallCancelled,
     errors.HandlerFailed, errors.WorkerLost, errors.ObjectExpired, errors.ObjectNotFound, errors.ObjectTooLarge,
-    errors.StoreFull,
+    errors.StoreFull, errors.ManagementError, errors.AppError, errors.KeyReused, errors.NotHandedOver,
     errors.IllegalTransition, *classes(errors.WireError),
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ class ObjectAsks:
             self._send(answer, answer_fds)
 
     def _answer(self, message: ObjectAsk, content: ObjectContent) -> tuple[ObjectAnswer, tuple[int, ...]]:
-        now = time.time()
+        now = time.monotonic()
         match message:
             case ObjectCreate():
                 ref = self._store.create(
