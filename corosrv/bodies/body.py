@@ -28,13 +28,16 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """
     text = body.removeprefix(_BYTE_ORDER_MARK)
     json_limits.check(text)
-    return decode_unscanned(text, decoder)
+    return _decode(text, decoder)
 
 
 def decode_unscanned(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes JSON that is too short to need a scan of its limits, or has had one. Raises Refused and InvalidJson."""
+    return _decode(text.removeprefix(_BYTE_ORDER_MARK), decoder)
+
+
+def _decode(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        text = text.removeprefix(_BYTE_ORDER_MARK)
         text.decode("utf-8")
         if len(text) <= _LARGE:
             return decoder.decode(text)
