@@ -22,6 +22,8 @@ else:
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 300.0  # seconds; the extension is compiled
 
+pytestmark = pytest.mark.timeout(660)  # the fixture compiles the core, beside other tests
+
 
 def run(*command: str, cwd: Path, **environ: str) -> str:
     """What a command prints; fails with its words when it does not end well."""
