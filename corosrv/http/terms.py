@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from flask import g, request
@@ -50,9 +50,9 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
     gives the request; the earlier end counts. Raises Refused, which names the header.
     """
     notes, environ = current(g), current(request).environ
-    deadline = None if timeout_s is None else _began(notes) + timeout_s
+    deadline = None if timeout_s is None else arrival() + timeout_s
     if (text := environ.get("HTTP_X_REQUEST_TIMEOUT_MS")) is not None:
-        end = _began(notes) + _number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
+        end = arrival() + _number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
         deadline = end if deadline is None else min(deadline, end)
     if not priority and (text := environ.get("HTTP_X_PRIORITY")) is not None:
         priority = _number(PRIORITY, text, 0, LAST_PRIORITY)
@@ -64,9 +64,9 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
     )
 
 
-def _began(notes: Any) -> float:
-    """Returns when the request arrived, of time.monotonic()."""
-    return float(notes.get("corosrv_began") or monotonic())
+def arrival() -> float:
+    """Returns when the request at hand arrived, of time.monotonic(): its deadline counts from there."""
+    return float(current(g).get("corosrv_began") or monotonic())
 
 
 def _number(header: str, text: str, least: int, most: int) -> int:

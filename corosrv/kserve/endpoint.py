@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from corosrv.http.compression import chosen_encoding, compress
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import whole_response
+from corosrv.http.terms import arrival
 from corosrv.jobs.infer import InferJob, InferOutputs, InferReader, InferRequest, InferWorker, Target
 from corosrv.jobs.terms import Terms
 from corosrv.kserve.binary_tail import LENGTH_HEADER
@@ -150,7 +150,7 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
     return call_terms(
         header,
         front,
-        time.monotonic(),
+        arrival(),
         caller=caller(),
         request_id=current(g).get("corosrv_request_id", ""),
         session=call.parameters.get("sequence_id", ""),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from flask import g
 from flask.testing import FlaskClient
 
 from corosrv import errors
@@ -143,3 +146,16 @@ def test_a_bug_is_an_error_without_details(worker: FunctionWorker):
 
     assert answer.status_code == 500
     assert "NoneType" not in answer.json["error"]
+
+
+def test_a_time_limit_counts_from_the_arrival_of_the_request(worker: FunctionWorker) -> None:
+    app = make_app(worker)
+    arrived = time.monotonic() - 100
+
+    @app.before_request
+    def note_arrival() -> None:
+        g.corosrv_began = arrived
+
+    app.test_client().post(ECHO, json=EMPTY, headers={"X-Request-Timeout-Ms": "5000"})
+
+    assert [job.terms.deadline for job in worker.jobs] == [arrived + 5]
