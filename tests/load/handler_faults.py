@@ -24,6 +24,7 @@ from typing import Any
 from tests.serve.server import REPOSITORY, Server, Servers, eventually, servers
 
 N_CLIENTS = 12
+N_WORKERS = 3
 PATIENCE = 60.0  # seconds that any answer may take
 
 # What calls do, and how often.
@@ -151,10 +152,10 @@ def run(folder: Path, started: Servers, count: int, seed: str = "0") -> tuple[Ta
     app = f"{REPOSITORY}/tests/apps/faulty.py:app"
     server = started.start(
         "corosrv", "serve", app, "--port", "0",
-        model="", workers=3, hang_grace=0.5, run_dir=folder / "run", MARKS=str(marks),
+        model="", workers=N_WORKERS, hang_grace=0.5, run_dir=folder / "run", MARKS=str(marks),
     )  # fmt: skip
-    front = server.worker
-    n_descriptors = front.n_descriptors()
+    eventually(lambda: n_ready(server) == N_WORKERS, PATIENCE, "all workers are ready")
+    n_descriptors = server.worker.n_descriptors()
     tally, killer = Tally(), Killer(server, seed)
     clients = [Client(server.port, tally, count // N_CLIENTS, f"{seed}-{number}") for number in range(N_CLIENTS)]
     killer.start()
@@ -178,9 +179,16 @@ def check_begun(marks: Path, tally: Tally) -> None:
     assert all(name.startswith("again-") for name in twice), f"begun twice: {sorted(twice)[:5]}"
 
 
+def n_ready(server: Server) -> int:
+    """Returns how many of its workers take calls."""
+    names = server.metrics()
+    return sum(name.startswith("corosrv_worker_state") and 'state="ready"' in name for name in names)
+
+
 def check_nothing_is_left(server: Server, n_descriptors: int) -> None:
     front = server.worker
-    eventually(lambda: server.health() == "ok", PATIENCE, "all pools are ready again")
+    eventually(lambda: n_ready(server) == N_WORKERS, PATIENCE, "all workers are ready again")
+    assert server.health() == "ok"
     samples = server.metrics()
     in_queues = sum(value for name, value in samples.items() if name.startswith("corosrv_queue_depth"))
     in_flight = sum(value for name, value in samples.items() if name.startswith("corosrv_queue_in_flight"))

@@ -35,7 +35,7 @@ STOPS = pytest.mark.parametrize(
 def run(server: PredictorServer, receiver: Receiver, gate: object, **input: object) -> None:
     """A prediction that nobody waits for, which its receiver has heard begin."""
     server.put("p", {"gate": str(gate), **input}, ASYNC, webhook=receiver.url)
-    eventually(lambda: "processing" in receiver.statuses, what="it runs")
+    eventually(lambda: "processing" in receiver.statuses and receiver.n_answered, what="it runs")
 
 
 def check_gone(server: PredictorServer, worker: Process, within: float) -> None:

@@ -31,6 +31,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.got: list[Got] = []
+        self.n_answered = 0
         self._says: deque[tuple[int, dict[str, str]]] = deque()
         self._news = threading.Condition()
         self._held = threading.Event()
@@ -73,6 +74,7 @@ class Receiver:
                 for name, value in {"Content-Length": "0", **fields}.items():
                     self.send_header(name, value)
                 self.end_headers()
+                receiver.n_answered += 1
 
             do_GET = do_PUT = do_POST
 
