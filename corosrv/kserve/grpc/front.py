@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
-
-import gevent
 
 from corosrv.dispatch.backoff import Backoff
 from corosrv.errors import SettingsError
@@ -16,6 +13,7 @@ from corosrv.jobs.infer import InferWorker
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.kserve.grpc.info import ServerInfo
 from corosrv.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink
+from corosrv.worker.parent.restarts import Restarts
 
 log = logging.getLogger("corosrv.grpc")
 
@@ -52,11 +50,9 @@ class GrpcFront:
         self._config = config
         self._worker = worker
         self._inform = ServerInfo(worker, check_ready)
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, LONG_LIFE)
-        self._is_wanted = True
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, LONG_LIFE)
+        self._restarts = Restarts(self._start_next, backoff, log, "the gRPC process")
         self._listeners: list[Callable[[], None]] = []
-        self._restart: gevent.Greenlet | None = None
-        self.n_restarts = 0
         self.has_served = False  # a process was READY once: the front as such works, and deaths are its own affair
         self._process = self._make()
 
@@ -82,6 +78,10 @@ class GrpcFront:
         return self._process.pid
 
     @property
+    def n_restarts(self) -> int:
+        return self._restarts.count
+
+    @property
     def n_running(self) -> int:
         """The number of calls that run for its clients."""
         return self._process.n_running
@@ -96,37 +96,28 @@ class GrpcFront:
 
     def stop(self, grace: float) -> None:
         """Refuses new calls, lets running ones end within `grace` seconds, and ends the process for good. Waits."""
-        self._give_up()
+        self._restarts.give_up()
         self._process.stop(grace)
 
     def kill(self) -> None:
         """Ends the process now, for good. Does not wait for it."""
-        self._give_up()
+        self._restarts.give_up()
         self._process.kill()
-
-    def _give_up(self) -> None:
-        self._is_wanted = False
-        if self._restart is not None:
-            self._restart.kill(block=False)
 
     def _on_change(self, process: GrpcProcessLink) -> None:
         log.info("the gRPC process is %s%s", process.state.value, process.reason and f": {process.reason}")
         if process.state is WorkerState.READY:
             self.has_served = True
             log.info("gRPC listens on %s, port %d", self._config.address, process.port)
-            self._backoff.succeed(time.monotonic())
+            self._restarts.note_ready()
             self._config = replace(self._config, port=process.port)
         self._notify()
         is_dead = process.state in (WorkerState.SETUP_FAILED, WorkerState.DEFUNCT)
-        if is_dead and self._is_wanted and (self.n_restarts or not process.refused_to_start):
-            self._restart = gevent.spawn(self._follow, process)
+        if is_dead and (self.n_restarts or not process.refused_to_start):
+            self._restarts.note_death()
 
-    def _follow(self, dead: GrpcProcessLink) -> None:
-        pause = self._backoff.fail(time.monotonic())
-        log.warning("the gRPC process is started again in %g s", pause)
-        gevent.sleep(pause)
-        dead.kill()  # nothing of it is left, then
-        self.n_restarts += 1
+    def _start_next(self) -> None:
+        self._process.kill()  # nothing of it is left, then
         self._process = self._make()
         self._notify()
         self._process.start()

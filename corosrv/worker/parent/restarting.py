@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
-
-import gevent
 
 from corosrv.dispatch.backoff import Backoff
 from corosrv.dispatch.permits import PermitPool
@@ -16,6 +13,7 @@ from corosrv.jobs.setup import Setup
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.predictor_process import PredictorProcess
+from corosrv.worker.parent.restarts import Restarts
 
 log = logging.getLogger("corosrv.worker")
 
@@ -33,11 +31,9 @@ class RestartingWorker:
     def __init__(self, make: Callable[[], PredictorProcess], is_wanted: bool, first_pause: float = FIRST_PAUSE) -> None:
         """Makes the first process; without `is_wanted` it is never replaced."""
         self._make = make
-        self._is_wanted = is_wanted
-        self._backoff = Backoff(first_pause, MOST_PAUSE, LONG_LIFE)
+        backoff = Backoff(first_pause, MOST_PAUSE, LONG_LIFE)
+        self._restarts = Restarts(self._start_next, backoff, log, "the worker", is_wanted=is_wanted)
         self._listeners: list[Callable[[], None]] = []
-        self._restart: gevent.Greenlet | None = None
-        self.n_restarts = 0
         self._process = self._make_process()
 
     def _make_process(self) -> PredictorProcess:
@@ -79,6 +75,10 @@ class RestartingWorker:
 
     # Its life, and the next one's.
 
+    @property
+    def n_restarts(self) -> int:
+        return self._restarts.count
+
     def start(self) -> None:
         self._process.start()
 
@@ -92,35 +92,27 @@ class RestartingWorker:
 
     def stop(self, timeout: float) -> None:
         """Ends the process for good. Waits."""
-        self._give_up()
+        self._restarts.give_up()
         self._process.stop(timeout)
 
     def kill(self) -> None:
-        self._give_up()
+        self._restarts.give_up()
         self._process.kill()
-
-    def _give_up(self) -> None:
-        self._is_wanted = False
-        if self._restart is not None:
-            self._restart.kill(block=False)
 
     def _on_change(self) -> None:
         state = self._process.state
         if state is WorkerState.READY:
-            self._backoff.succeed(time.monotonic())
-        for listener in self._listeners:
-            listener()
-        is_dead = state is WorkerState.DEFUNCT or (state is WorkerState.SETUP_FAILED and self.n_restarts > 0)
-        if is_dead and self._is_wanted:
-            self._restart = gevent.spawn(self._follow, self._process)
+            self._restarts.note_ready()
+        self._notify()
+        if state is WorkerState.DEFUNCT or (state is WorkerState.SETUP_FAILED and self.n_restarts > 0):
+            self._restarts.note_death()
 
-    def _follow(self, dead: PredictorProcess) -> None:
-        pause = self._backoff.fail(time.monotonic())
-        log.warning("the worker is started again in %g s", pause)
-        gevent.sleep(pause)
-        dead.stop(0.0)  # nothing of it is left, then
-        self.n_restarts += 1
+    def _start_next(self) -> None:
+        self._process.stop(0.0)  # nothing of it is left, then
         self._process = self._make_process()
+        self._notify()
+        self._process.start()
+
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
-        self._process.start()
