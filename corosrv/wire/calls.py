@@ -227,7 +227,7 @@ class Ask(_Message, frozen=True, tag="ask"):
     is_fuzzy: bool = False
     stream: bool = False
     budget_us: int | None = None
-    priority: int = 5
+    priority: int = 0  # 0: that of the call which asks
     request_id: str = ""
     session: str = ""
     caller: str = ""  # believed from the gRPC front alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import gevent
 import pytest
@@ -352,6 +353,18 @@ def test_a_handler_may_call_others() -> None:
         assert asked.job.terms.request_id == "r3"
         assert asked.job.terms.deadline is not None
         assert 0 < asked.job.terms.deadline - time.monotonic() <= 30
+
+
+def test_what_a_batch_asks_for_is_as_urgent_as_its_most_urgent_request() -> None:
+    models = FunctionWorker()
+    models.add(lambda call: call.send(vector(5)), "five")
+    with ready(services=HandlerServices(models.submit)) as worker:
+        items = [replace(item("ask", model="five"), priority=priority) for priority in (4, 2, 7)]
+        asking = hand(worker, *items)
+
+        assert asking.wait_until_over() == [None, None, None]
+
+        assert models.calls[0].job.terms.priority == 2
 
 
 def test_what_a_call_asked_for_is_cancelled_when_it_ends() -> None:

@@ -87,7 +87,9 @@ def lane() -> Lane:
 
 @pytest.fixture
 def asks(worker: FunctionWorker, lane: Lane) -> Iterator[Asks]:
-    asks = Asks(submit_to(worker), lane.send, Terms("anna", "r1", deadline=time.monotonic() + 50, waiting_keys=("k",)))
+    asks = Asks(
+        submit_to(worker), lane.send, Terms("anna", "r1", 3, deadline=time.monotonic() + 50, waiting_keys=("k",))
+    )
     with gevent.Timeout(20):
         yield asks
     asks.close()
@@ -131,6 +133,13 @@ def test_an_ask_has_the_terms_of_the_call_that_makes_it(asks: Asks, lane: Lane, 
     assert job.terms.priority == 2
     assert job.terms.deadline is not None
     assert 40 < job.terms.deadline - time.monotonic() <= 50  # not the longer one that it asked for
+
+
+def test_an_ask_is_as_urgent_as_the_call_that_makes_it(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:
+    asks.on_message(ask(1))
+    lane.all()
+
+    assert worker.calls[0].job.terms.priority == 3
 
 
 def test_an_ask_may_be_given_less_time_than_its_call(asks: Asks, lane: Lane, worker: FunctionWorker) -> None:

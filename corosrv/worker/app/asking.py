@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from corosrv.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.tensors import Parameter, Tensor
 from corosrv.worker.app.inputs import tensor_of
 from corosrv.worker.app.messages import ModelInferResponse
@@ -25,7 +26,7 @@ class OutgoingCall:
     parameters: Mapping[str, Parameter] | None = None
     outputs: Sequence[str] | None = None
     timeout_ms: float | None = None
-    priority: int | None = None
+    priority: int | None = None  # None: that of the call that makes it
     stream: bool = False
 
 
@@ -65,9 +66,11 @@ def make_call(
     priority: int | None = None,
     stream: bool = False,
 ) -> OutgoingCall:
-    """Returns the call of these arguments. Raises TypeError for wrong ones, and InvalidTensor."""
+    """Returns the call of these arguments. Raises TypeError and ValueError for wrong ones, and InvalidTensor."""
     if (model is None) == (capability is None):
         raise TypeError("context.call needs either a `model` or a `capability`, and not both")
+    if priority is not None and (type(priority) is not int or not FIRST_PRIORITY <= priority <= LAST_PRIORITY):
+        raise ValueError(f"`priority` must be from {FIRST_PRIORITY} (first) to {LAST_PRIORITY}, not {priority!r}")
     return OutgoingCall(
         [tensor_of(name, content) for name, content in (inputs or {}).items()],
         model or "",

@@ -86,8 +86,8 @@ class Context(_CallContext[Caller]):
 
         `inputs`: tensors, arrays, flat lists or references to objects, by their names. `stream`: returns an iterator of
         the answers as they come, which cancels the call when it is closed. `options`: version, prefer, fuzzy,
-        parameters, outputs and priority. The call ends at the deadline of the request, if not before, and when the
-        request does.
+        parameters, outputs and priority, which is that of the request if it is not given. The call ends at the deadline
+        of the request, if not before, and when the request does.
 
         Raises InvalidInput, NotFound, Unavailable, Conflict (a circle of calls), DeadlineExceeded, Cancelled,
         WorkerLost and HandlerFailed. One that a handler does not catch is its own.

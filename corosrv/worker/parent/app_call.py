@@ -238,7 +238,7 @@ class AppCall:
         return Terms(
             caller=first.caller,
             request_id=first.request_id,
-            priority=first.priority,
+            priority=min(item.priority for item in self._call.items),
             deadline=self.deadline,
             waiting_keys=self._call.waiting_keys,
         )

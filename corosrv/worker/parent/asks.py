@@ -77,8 +77,9 @@ class Asks:
     ) -> None:
         """Takes what runs a call (see submit_to), and what sends a message over the lane.
 
-        `terms`: those of the call that asks; its asks end at its deadline and belong to its caller. `limit`: how many
-        asks may run at once. `is_trusted`: the asking side is ours: it has checked the tensors, and says who calls.
+        `terms`: those of the call that asks; its asks end at its deadline, belong to its caller, and are as urgent as
+        it is unless they say otherwise. `limit`: how many asks may run at once. `is_trusted`: the asking side is ours:
+        it has checked the tensors, and says who calls.
         """
         self._submit = submit
         self._send = send
@@ -135,7 +136,7 @@ class Asks:
         return replace(
             self._terms,
             deadline=deadline,
-            priority=ask.priority,
+            priority=ask.priority or self._terms.priority,
             request_id=ask.request_id or self._terms.request_id,
             session=ask.session or self._terms.session,
             caller=ask.caller if self._is_trusted else self._terms.caller,

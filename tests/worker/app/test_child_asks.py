@@ -65,6 +65,7 @@ def test_a_capability_is_asked_for_by_its_attributes(child: AppChildProcess, nam
     end(child, slot, ask)
 
     assert (ask.model, ask.capability) == ("", {"type": "embed"})
+    assert ask.priority == 0  # that of the call which makes it
     assert ask.budget_us is not None
     assert 9e6 < ask.budget_us < 10e6
     error = child.hear(slot)[0].parameters[0]["error"]
@@ -132,6 +133,8 @@ def test_an_error_that_nobody_catches_is_the_handlers(
         ({"model": "a", "type": "b"}, "TypeError: context.call needs either a `model` or a `capability`, and not both"),
         ({"version": "a"}, "TypeError: context.call needs either a `model` or a `capability`, and not both"),
         ({"model": "a", "modle": "b"}, "TypeError: make_call() got an unexpected keyword argument 'modle'"),
+        ({"model": "a", "priority": 0}, "ValueError: `priority` must be from 1 (first) to 9, not 0"),
+        ({"model": "a", "priority": "1"}, "ValueError: `priority` must be from 1 (first) to 9, not '1'"),
     ],
 )
 def test_a_wrong_call_asks_for_nothing(child: AppChildProcess, name: str, parameters: Any, error: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from corosrv.jobs.terms import DEFAULT_PRIORITY
 from corosrv.wire.calls import Ask, AskOutputs, WireRequest
 from corosrv.wire.tensors import TensorPacking
 from corosrv.worker.app.asking import OutgoingCall
@@ -35,7 +34,7 @@ def open_call(
                 call.is_fuzzy,
                 call.stream,
                 _budget_us(call, signal),
-                DEFAULT_PRIORITY if call.priority is None else call.priority,
+                call.priority or 0,
                 request_id,
             )
 
