@@ -9,7 +9,19 @@ from tests.test_layers import MODULES
 
 # Modules of the dialects that are for HTTP, describe its routes, or wait for a job.
 WITH_IO = ("api_docs", "exchange", "loading", "metrics", "routes", "slots")
-ROOMS = ("anthropic", "bodies", "chat", "errors", "generation", "jobs", "llamacpp", "openai", "processor", "structured")
+ROOMS = (
+    "anthropic",
+    "bodies",
+    "chat",
+    "errors",
+    "generation",
+    "idempotency",
+    "jobs",
+    "llamacpp",
+    "openai",
+    "processor",
+    "structured",
+)
 
 PROGRAM = """
 import importlib, sys

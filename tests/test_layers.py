@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 STOREYS = (
     ("errors", "processor"),
     ("outgoing", "tensors"),
-    ("bodies", "jobs", "settings", "structured", "waits"),
+    ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
     ("dispatch", "wire"),
     ("models", "objects"),
     ("worker",),

@@ -15,7 +15,7 @@ from corosrv.dispatch.call import QueuedCall
 from corosrv.dispatch.chains import check_depth, check_wait
 from corosrv.dispatch.entries import HandlerEntry, PoolStanding
 from corosrv.dispatch.host import HandlerHost
-from corosrv.dispatch.idempotency import KeyOwner, digest_of
+from corosrv.dispatch.idempotency import CallAnswer, CallClaim, CallRecords, digest_of
 from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import check_ready, look_up, name_of
 from corosrv.dispatch.reader import HandlerReader
@@ -49,7 +49,13 @@ class Dispatcher(InferWorker):
         self._waiting = WaitingCalls(QueueBounds(settings.max_calls, settings.max_bytes))
         self._timetable = Timetable(clock, make_alarm)
         self._lives = CallLives(
-            clock, self._timetable, self._waiting, jitter, settings.logs_json, lambda call: self._scheduler.resume(call)
+            clock,
+            self._timetable,
+            self._waiting,
+            jitter,
+            settings.logs_json,
+            lambda call: self._scheduler.resume(call),
+            CallRecords(settings.idempotency_bytes, settings.idempotency_s, settings.n_callers),
         )
         self._scheduler = Scheduler(
             clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start
@@ -138,33 +144,25 @@ class Dispatcher(InferWorker):
         if self._is_shutting_down:
             raise ShuttingDown("the server is shutting down")
         now = self._clock()
-        if (reader := self._replay(job, now)) is not None:
-            return reader
+        if not job.terms.idempotency_key or not self._lives.records.is_on:
+            return self._submit(job, now, None)
+        begun = self._begin_keyed(job, now)
+        if isinstance(begun, CallAnswer):
+            return _replay(begun)
         try:
-            return self._submit(job, now)
-        except CorosrvError:
-            if (owner := _key_owner(job)) is not None:
-                self._lives.records.drop(owner)
+            return self._submit(job, now, begun)
+        except BaseException:
+            begun.drop()
             raise
 
-    def _replay(self, job: InferJob, now: float) -> HandlerReader | None:
-        """Returns the reader of an answer that is known already; None for a call that has to run."""
-        if (owner := _key_owner(job)) is None:
-            return None
+    def _begin_keyed(self, job: InferJob, now: float) -> CallAnswer | CallClaim:
+        """Returns the answer that is known already, or the claim of a call that has to run."""
         if job.stream:
             raise Refused("an Idempotency-Key is for calls with one answer", "Idempotency-Key")
-        record = self._lives.records.begin(owner, digest_of(job), now)
-        if record is None:
-            return None
-        assert record.card is not None
-        assert record.end is not None
-        reader = HandlerReader(record.card, lambda: None, is_replayed=True)
-        if record.outputs is not None:
-            reader.add(record.outputs, 0)
-        reader.end(record.end.error)
-        return reader
+        terms = job.terms
+        return self._lives.records.begin(terms.caller, terms.idempotency_key, digest_of(job), now)
 
-    def _submit(self, job: InferJob, now: float) -> HandlerReader:
+    def _submit(self, job: InferJob, now: float, claim: CallClaim | None) -> HandlerReader:
         entry = self._entry_of(job)
         queue = self._waiting.queue_of(entry)
         queue.count_arrival(now)
@@ -178,7 +176,7 @@ class Dispatcher(InferWorker):
         except CorosrvError as error:
             queue.traffic.count_end(error)
             raise
-        call.key_owner = _key_owner(job)
+        call.key_claim = claim
         call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
         self._scheduler.enter(call, group)
         return call.reader
@@ -246,6 +244,10 @@ class Dispatcher(InferWorker):
         self._timetable.close()
 
 
-def _key_owner(job: InferJob) -> KeyOwner | None:
-    key = job.terms.idempotency_key
-    return (job.terms.caller, key) if key else None
+def _replay(answer: CallAnswer) -> HandlerReader:
+    """Returns a reader of an answer that was given before."""
+    reader = HandlerReader(answer.card, lambda: None, is_replayed=True)
+    if answer.outputs is not None:
+        reader.add(answer.outputs, 0)
+    reader.end(answer.end.error)
+    return reader

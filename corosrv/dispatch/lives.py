@@ -10,7 +10,7 @@ from corosrv.dispatch.answers import choose
 from corosrv.dispatch.call import CallState, QueuedCall
 from corosrv.dispatch.call_log import log_call
 from corosrv.dispatch.handover import HandOver, Outcomes
-from corosrv.dispatch.idempotency import CallRecords, KeyOwner
+from corosrv.dispatch.idempotency import CallAnswer, CallClaim, CallRecords
 from corosrv.dispatch.retries import MAX_REFUSALS, RetryBudget, may_retry, pause
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
@@ -32,9 +32,10 @@ class CallLives(Outcomes):
         jitter: Callable[[], float],
         logs_json: bool,
         resume: Callable[[QueuedCall], None],
+        records: CallRecords,
     ) -> None:
         self.budget = RetryBudget()
-        self.records = CallRecords()
+        self.records = records
         self._clock = clock
         self._timetable = timetable
         self._waiting = waiting
@@ -161,17 +162,16 @@ class CallLives(Outcomes):
         self._calls.discard(call)
         call.traffic.count_end(error)
         log_call(call, error, now, self._logs_json)
-        if call.key_owner is not None:
-            self._keep_answer(call.key_owner, call, outputs, error)
+        if call.key_claim is not None:
+            _keep_answer(call.key_claim, call, CallAnswer(call.entry.card, outputs, InferEnd(error)), now)
         call.reader.end(error)
         if not self._calls:
             self._is_idle.set()
 
-    def _keep_answer(
-        self, owner: KeyOwner, call: QueuedCall, outputs: InferOutputs | None, error: CorosrvError | None
-    ) -> None:
-        """Keeps the end of a call under its idempotency key, unless nothing of it has run."""
-        if call.n_attempts:
-            self.records.finish(owner, call.entry.card, outputs, InferEnd(error))
-        else:
-            self.records.drop(owner)
+
+def _keep_answer(claim: CallClaim, call: QueuedCall, answer: CallAnswer, now: float) -> None:
+    """Keeps the end of a call under its idempotency key, unless nothing of it has run, or it is too large."""
+    if call.n_attempts and claim.grow(answer.n_bytes):
+        claim.finish(answer, now)
+    else:
+        claim.drop()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from corosrv.errors import Refused
 from corosrv.http.term_headers import PRIORITY, TIMEOUT, parse_priority, parse_timeout
+from corosrv.idempotency.keys import HEADER as KEY_HEADER
+from corosrv.idempotency.keys import parse_key
 from corosrv.jobs.terms import DEFAULT_PRIORITY, Terms
 from corosrv.kserve.parameters import FrontParameters
 
 Header = Callable[[str], str | None]  # looks a header up by its name
 
 _MAX_SESSION = 200  # characters
-_MAX_KEY = 200  # characters
 
 
 def call_terms(
@@ -42,7 +42,5 @@ def call_terms(
 
 
 def _idempotency_key(header: Header) -> str:
-    key = header("Idempotency-Key") or ""
-    if len(key) > _MAX_KEY:
-        raise Refused(f"the header Idempotency-Key has more than {_MAX_KEY} characters", "Idempotency-Key")
-    return key
+    field = header(KEY_HEADER)
+    return "" if field is None else parse_key(field)

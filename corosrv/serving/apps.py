@@ -60,7 +60,12 @@ class AppPart:
         self.objects = ObjectStore()
         self.dispatcher = Dispatcher(
             DispatchSettings(
-                max_calls=app.max_queue, max_bytes=app.queue_bytes, logs_json=settings.log_format == "json"
+                max_calls=app.max_queue,
+                max_bytes=app.queue_bytes,
+                idempotency_bytes=settings.idempotency_bytes,
+                idempotency_s=settings.idempotency_s,
+                n_callers=len(settings.keys),
+                logs_json=settings.log_format == "json",
             )
         )
         self.manager = Manager(

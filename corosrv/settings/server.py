@@ -61,6 +61,15 @@ class ServerSettings:
         "bytes of stored answers of the Responses API, an equal part for each API key; 0: none are stored",
         check=of_bytes(0),
     )
+    idempotency_bytes: int = setting(
+        67_108_864,
+        "bytes of answers kept for requests that are repeated with their Idempotency-Key, an equal part for each API "
+        "key, and the same again for handlers; 0: the header is ignored",
+        check=of_bytes(0),
+    )
+    idempotency_s: float = setting(
+        86_400.0, "seconds for which such an answer is kept, unless newer ones need the room", check=between(1, 7 * DAY)
+    )
     api_keys: str = setting(
         "", "comma-separated API keys, one of which each request must carry; empty: no key is needed"
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.dispatch.idempotency import LIFETIME, CallRecords, digest_of
+from corosrv.dispatch.idempotency import digest_of
 from corosrv.errors import CallCancelled, Conflict, HandlerFailed, KeyReused, QueueFull, Refused
-from corosrv.jobs.infer import InferEnd, InferOutputs
-from corosrv.tensors import Tensor
 from tests.dispatch.hosts import Front, card, error_of, outputs, read, text, texts
 
 
@@ -107,39 +105,25 @@ def test_streams_have_no_keys(front: Front):
         front.call(stream=True, idempotency_key="k")
 
 
-def ended_record(records: CallRecords, key: str, now: float = 0, n_bytes: int = 0) -> None:
-    assert records.begin(("", key), b"d", now) is None
-    tensor = Tensor("out", "UINT8", [n_bytes], raw=b"x" * n_bytes)
-    records.finish(("", key), card(), InferOutputs((tensor,)), InferEnd())
+def test_an_answer_that_is_too_large_is_not_kept():
+    front = Front.make(idempotency_bytes=2000)
+    host = front.add("p/0")
+    front.call(idempotency_key="k")
+    host.calls[0].finish(outputs(text("out", b"x" * 2000)))
+
+    front.call(idempotency_key="k")
+
+    assert host.n_started == 2
 
 
-def test_an_answer_is_kept_for_a_day():
-    records = CallRecords()
-    ended_record(records, "k", now=100)
+def test_without_room_for_answers_keys_are_ignored():
+    front = Front.make(idempotency_bytes=0)
+    host = front.add("p/0", n_slots=2)
+    front.call(idempotency_key="k")
 
-    assert records.begin(("", "k"), b"d", 100 + LIFETIME - 1) is not None
-    assert records.begin(("", "k"), b"d", 100 + LIFETIME) is None
+    front.call(idempotency_key="k")
 
-
-def test_the_oldest_answers_go_when_there_are_too_many_or_they_are_too_large():
-    many, large = CallRecords(max_records=2), CallRecords(max_bytes=100)
-    for key in ("1", "2", "3"):
-        ended_record(many, key)
-        ended_record(large, key, n_bytes=40)
-    ended_record(large, "huge", n_bytes=101)
-
-    assert len(many) == len(large) == 2
-    assert many.begin(("", "1"), b"d", 0) is None
-    assert large.begin(("", "2"), b"d", 0) is not None
-
-
-def test_calls_that_run_are_not_forgotten():
-    records = CallRecords(max_records=0)
-    records.begin(("", "running"), b"d", 0)
-    ended_record(records, "k")
-
-    with pytest.raises(Conflict):
-        records.begin(("", "running"), b"d", 2 * LIFETIME)
+    assert host.n_started == 2
 
 
 def test_the_digest_is_of_all_that_is_asked_for(front: Front):

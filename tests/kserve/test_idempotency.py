@@ -54,4 +54,4 @@ def test_another_request_with_the_same_key_is_unprocessable(client: FlaskClient)
 
 
 def test_a_key_that_is_too_long_is_refused(client: FlaskClient):
-    assert infer(client, "k" * 201).status_code == 400
+    assert infer(client, "k" * 256).status_code == 400
