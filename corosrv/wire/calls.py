@@ -17,6 +17,7 @@ from corosrv.jobs.answers import LogLine
 from corosrv.jobs.infer import HandlerCard
 from corosrv.jobs.objects import ObjRef
 from corosrv.tensors import Parameter
+from corosrv.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
 
 PROTOCOL = 1  # of these messages; a worker that speaks another one is refused
 
@@ -81,10 +82,6 @@ class StartPool(_Message, frozen=True, tag="start_pool"):
     worker_id: str = ""
 
 
-class AddLanes(_Message, frozen=True, tag="add_lanes"):
-    """Brings the ends of the slots' lanes as descriptors, in the order of the slots; repeated for many slots."""
-
-
 class CancelCall(_Message, frozen=True, tag="cancel_call"):
     """Cancels the call of this id, or one item of its batch; does nothing once the slot runs another."""
 
@@ -123,35 +120,10 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     rss: int  # bytes
 
 
-class WorkerLog(_Message, frozen=True, tag="worker_log"):
-    """Text that was printed outside calls. `source`: stdout or stderr."""
-
-    source: str
-    data: str
-
-
 class StartFailed(_Message, frozen=True, tag="start_failed"):
     """The application could not be imported, or the pool not be started; the worker ends."""
 
     error: str
-
-
-class SlotLost(_Message, frozen=True, tag="slot_lost"):
-    """A slot cannot be used any more."""
-
-    slot: int
-    error: str
-
-
-class WorkerAborts(_Message, frozen=True, tag="worker_aborts"):
-    """The worker is about to end by itself."""
-
-    reason: str
-
-
-class LogsDropped(_Message, frozen=True, tag="logs_dropped"):
-    count: int
-    interval_millis: int
 
 
 class WorkerStopped(_Message, frozen=True, tag="worker_stopped"):
@@ -326,9 +298,9 @@ class ObjectAnswer(_Message, frozen=True, tag="object_answer"):
 
 ObjectAsk = ObjectCreate | ObjectLookup | ObjectGet | ObjectDelete
 
-ControlToAppWorker = InitApp | StartPool | AddLanes | CancelCall | StopWorker
+ControlToAppWorker = InitApp | StartPool | Lanes | CancelCall | StopWorker
 ControlFromAppWorker = (
-    Loaded | Registered | Heartbeat | WorkerLog | StartFailed | SlotLost | WorkerAborts | LogsDropped | WorkerStopped
+    Loaded | Registered | Heartbeat | Log | StartFailed | SlotFailed | Fatal | DroppedLogs | WorkerStopped
 )
 LaneToAppWorker = RunCall | AskOutputs | AskEnd | ObjectAnswer
 LaneFromAppWorker = (

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from corosrv.jobs.answers import Answer
+from corosrv.wire.process_messages import DroppedLogs, Fatal, Lanes, Log, SlotFailed
 
 PROTOCOL = 2  # of these messages; a worker that speaks another one is refused
 MAX_FRAME = 8 << 20  # bytes of one message
@@ -31,10 +32,6 @@ class Init(_Message, frozen=True, tag="init"):
     predictor_ref: str
     num_slots: int | None = None
     protocol: int = PROTOCOL
-
-
-class Lanes(_Message, frozen=True, tag="lanes"):
-    """Brings the ends of the slots' channels as descriptors, in the order of Ready.slots; repeated for many slots."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -69,37 +66,12 @@ class Ready(_Message, frozen=True, tag="ready"):
     has_healthcheck: bool = True
 
 
-class Log(_Message, frozen=True, tag="log"):
-    """Text that was printed outside predictions. `source`: stdout or stderr."""
-
-    source: str
-    data: str
-
-
 class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
     """The answer to a HealthCheck. `status`: healthy or unhealthy."""
 
     id: str
     status: str
     error: str = ""
-
-
-class SlotFailed(_Message, frozen=True, tag="failed"):
-    """A slot cannot be used any more; with slot -1, before Ready: the set-up has failed."""
-
-    slot: int
-    error: str
-
-
-class Fatal(_Message, frozen=True, tag="fatal"):
-    """The worker is about to abort."""
-
-    reason: str
-
-
-class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
-    count: int
-    interval_millis: int
 
 
 class WorkerLeaving(_Message, frozen=True, tag="shutting_down"):

@@ -22,7 +22,6 @@ from corosrv.jobs.answers import LogLine
 from corosrv.jobs.infer import HandlerCard
 from corosrv.tensors import Tensor
 from corosrv.wire.calls import (
-    AddLanes,
     AskCancel,
     AskTaken,
     CallEnd,
@@ -42,10 +41,10 @@ from corosrv.wire.calls import (
     StartPool,
     StopWorker,
     WireRequest,
-    WorkerLog,
     WorkerStopped,
 )
 from corosrv.wire.codec import StructCodec
+from corosrv.wire.process_messages import Lanes, Log
 from corosrv.wire.tensors import TensorPacking, unpack
 from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.apps.app_child import HEARTBEAT
@@ -145,7 +144,7 @@ class AppChildProcess:
         n_beats = len(self.beats)
         while (len(self.beats) - n_beats) * HEARTBEAT < TIMEOUT:
             message = self.control.receive()
-            if isinstance(message, WorkerLog):
+            if isinstance(message, Log):
                 self.log += message.data
             elif isinstance(message, Heartbeat):
                 self.beats.append(message)
@@ -161,7 +160,7 @@ class AppChildProcess:
                 self.beats.append(message)
                 return message
             assert not isinstance(message, WorkerStopped | None), message
-            self.log += message.data if isinstance(message, WorkerLog) else ""
+            self.log += message.data if isinstance(message, Log) else ""
 
     def hear_failure(self) -> str:
         """Returns why it did not start."""
@@ -188,7 +187,7 @@ class AppChildProcess:
 
     def add_lanes(self, n_lanes: int) -> None:
         pairs = [socket.socketpair() for _ in range(n_lanes)]
-        self.control.send(AddLanes(), [theirs.fileno() for _, theirs in pairs])
+        self.control.send(Lanes(), [theirs.fileno() for _, theirs in pairs])
         for ours, theirs in pairs:
             theirs.close()
             self.sockets.append(_timed(ours))
@@ -284,8 +283,8 @@ class AppChildProcess:
         """Reads control until this was printed outside calls."""
         while text not in self.log:
             message = self.control.receive()
-            assert isinstance(message, WorkerLog | Heartbeat), message
-            self.log += message.data if isinstance(message, WorkerLog) else ""
+            assert isinstance(message, Log | Heartbeat), message
+            self.log += message.data if isinstance(message, Log) else ""
 
     def stop(self, grace_ms: float = 10_000.0) -> int:
         """Returns the exit status."""

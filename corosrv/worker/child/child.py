@@ -16,22 +16,17 @@ from corosrv.wire.messages import (
     Cancel,
     ControlToServer,
     ControlToWorker,
-    DroppedLogs,
-    Fatal,
     HealthCheck,
     HealthCheckResult,
     Init,
-    Lanes,
-    Log,
     Ready,
-    SlotFailed,
     SlotToServer,
     SlotToWorker,
     WorkerLeaving,
 )
+from corosrv.wire.process_messages import Lanes, SlotFailed
 from corosrv.worker.child import cog
 from corosrv.worker.child.cancel import Cancels, Interrupts
-from corosrv.worker.child.control import ControlWords
 from corosrv.worker.child.load import Predictor, load
 from corosrv.worker.child.predictor_health import HealthcheckRunner
 from corosrv.worker.child.run import PredictionLifecycle, PredictLane
@@ -45,9 +40,6 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 
-_WORDS: ControlWords[ControlToServer] = ControlWords(Log, DroppedLogs, Fatal)
-
-
 class Child:
     """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
 
@@ -55,7 +47,7 @@ class Child:
         self._interrupts = Interrupts()
         codec: StructCodec[ControlToServer, ControlToWorker] = StructCodec(ControlToWorker)
         self._runtime: WorkerRuntime[ControlToServer, ControlToWorker] = WorkerRuntime(
-            control_fd, lifeline_fd, codec, _WORDS, self._interrupts
+            control_fd, lifeline_fd, codec, self._interrupts
         )
         self._control = self._runtime.control
         self._fork = self._runtime.fork

@@ -10,34 +10,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, NoReturn
 
 from corosrv.errors import BadFrame
 from corosrv.wire.codec import Codec, In, Out
+from corosrv.wire.process_messages import DroppedLogs, Fatal, ProcessMessage
 from corosrv.wire.thread_channel import ThreadChannel
 from corosrv.worker.child.outbox import Drops, Ferry, Outbox
-
-
-@dataclass(frozen=True, slots=True)
-class ControlWords(Generic[Out]):
-    """Makes the messages that a worker process says of itself, whatever it runs."""
-
-    log: Callable[[str, str], Out]  # a source and a text
-    dropped: Callable[[int, int], Out]  # how many logs, in how many milliseconds
-    abort: Callable[[str], Out]  # a reason
 
 
 class Control(Generic[Out, In]):
     """Owns the inherited socket. Any thread sends, through `outbox`."""
 
-    def __init__(self, fd: int, codec: Codec[Out, In], ferry: Ferry, words: ControlWords[Out]) -> None:
+    def __init__(self, fd: int, codec: Codec[Out | ProcessMessage, In], ferry: Ferry) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
-        self._words = words
-        self._channel: ThreadChannel[Out, In] = ThreadChannel(self._socket, codec, takes_fds=True)
-        self.drops = Drops(lambda count, interval_ms: self.outbox.post(words.dropped(count, interval_ms)))
-        self.outbox: Outbox[Out] = Outbox(self._socket, codec, ferry, self.drops)
+        self._channel: ThreadChannel[Out | ProcessMessage, In] = ThreadChannel(self._socket, codec, takes_fds=True)
+        self.drops = Drops(lambda count, interval_ms: self.outbox.post(DroppedLogs(count, interval_ms)))
+        self.outbox: Outbox[Out | ProcessMessage] = Outbox(self._socket, codec, ferry, self.drops)
         self._poll = select.poll()
         self._watches: dict[int, Callable[[], None]] = {}
 
@@ -75,9 +65,9 @@ class Control(Generic[Out, In]):
                     on_tick()
                     next_tick = time.monotonic() + interval
         except BadFrame as error:
-            self.outbox.post(self._words.abort(f"the control channel is broken: {error}"))
+            self.outbox.post(Fatal(f"the control channel is broken: {error}"))
         except BaseException as error:  # the server has to hear why before this process ends
-            self.outbox.post(self._words.abort(f"{type(error).__name__}: {error}"))
+            self.outbox.post(Fatal(f"{type(error).__name__}: {error}"))
         die()
 
     def _turn(self, on_message: Callable[[In, tuple[int, ...]], None], timeout: float | None) -> bool:

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Generic, NoReturn
 
 from corosrv.wire.codec import Codec, In, Out
+from corosrv.wire.process_messages import Log, ProcessMessage
 from corosrv.worker.child import lifeline
-from corosrv.worker.child.control import Control, ControlWords
+from corosrv.worker.child.control import Control
 from corosrv.worker.child.forked import Fork
 from corosrv.worker.child.outbox import Ferry
 from corosrv.worker.child.tracebacks import trace
@@ -30,14 +31,13 @@ class WorkerRuntime(Generic[Out, In]):
         self,
         control_fd: int,
         lifeline_fd: int,
-        codec: Codec[Out, In],
-        words: ControlWords[Out],
+        codec: Codec[Out | ProcessMessage, In],
         cancel_guard: AbstractContextManager[None],
     ) -> None:
         """`cancel_guard`: no cancel interrupts the main thread within it."""
         self.ferry = Ferry()
-        self.control: Control[Out, In] = Control(control_fd, codec, self.ferry, words)
-        self.server_log = Printed(lambda source, text: self.control.outbox.post_log(words.log(source, text)))
+        self.control: Control[Out, In] = Control(control_fd, codec, self.ferry)
+        self.server_log = Printed(lambda source, text: self.control.outbox.post_log(Log(source, text)))
         self.fork = Fork()
         self.capture = Capture(self.server_log, cancel_guard)
         self._lifeline_fd = lifeline_fd

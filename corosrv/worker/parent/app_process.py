@@ -19,7 +19,7 @@ from corosrv.errors import (
 from corosrv.jobs.answers import LogLine
 from corosrv.jobs.infer import HandlerCard
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.wire import calls
+from corosrv.wire import calls, process_messages
 from corosrv.wire.codec import StructCodec
 from corosrv.worker.parent.app_call import AppCall
 from corosrv.worker.parent.app_watch import AppWatch
@@ -151,7 +151,7 @@ class AppProcess(
             return
         groups = lane_groups(message.handlers)
         permits = [group.permits for group in groups for _ in range(group.permits.total)]
-        if not self._succeed_setup(len(permits), calls.AddLanes()):
+        if not self._succeed_setup(len(permits)):
             return
         lanes = enumerate(zip(self._link.lanes, permits, strict=True))
         self._slots = AppSlots([AppSlot(slot_id, lane, pool_of_slot) for slot_id, (lane, pool_of_slot) in lanes])
@@ -200,19 +200,19 @@ class AppProcess(
                 self._on_registered(message)
             case calls.Heartbeat():
                 self._on_heartbeat(message)
-            case calls.WorkerLog():
+            case process_messages.Log():
                 if self.state is WorkerState.STARTING:
                     self.setup.add_logs(message.data)
                 self.write_output(message.source, message.data, "")
             case calls.StartFailed():
                 self._fail_setup(message.error)
-            case calls.SlotLost():
+            case process_messages.SlotFailed():
                 if self._slots is None or message.slot not in self._slots:
                     raise ProtocolError(f"slot {message.slot} was lost, but the worker has no such slot")
                 self._poison(message.slot, message.error)
-            case calls.WorkerAborts():
+            case process_messages.Fatal():
                 self._on_abort(message.reason)
-            case calls.LogsDropped():
+            case process_messages.DroppedLogs():
                 log.warning("%s dropped %d logs in %d ms", self.name, message.count, message.interval_millis)
             case calls.WorkerStopped():
                 log.debug("%s has stopped", self.name)

@@ -15,7 +15,7 @@ from corosrv.dispatch.permits import PermitPool
 from corosrv.errors import NoCapacity, ProtocolError, WorkerGone
 from corosrv.jobs import PredictJob
 from corosrv.jobs.worker_state import WorkerState
-from corosrv.wire import messages
+from corosrv.wire import messages, process_messages
 from corosrv.wire.codec import StructCodec
 from corosrv.worker.parent.health_checks import HealthChecks
 from corosrv.worker.parent.input_file import large_message, small_message
@@ -86,7 +86,7 @@ class PredictorProcess(
             return
         self.schema = ready.schema
         self._has_healthcheck = ready.has_healthcheck
-        if not self._succeed_setup(len(ready.slots), messages.Lanes()):
+        if not self._succeed_setup(len(ready.slots)):
             return
         self.permits = PermitPool(ready.slots)
         lanes = zip(ready.slots, self._link.lanes, strict=True)
@@ -159,27 +159,27 @@ class PredictorProcess(
         match message:
             case messages.Ready():
                 self._on_ready(message)
-            case messages.Log():
+            case process_messages.Log():
                 self._on_log(message)
             case messages.HealthCheckResult():
                 is_well = message.status == "healthy"
                 self._health.answer(message.id, None if is_well else message.error or "the health check failed")
-            case messages.SlotFailed():
+            case process_messages.SlotFailed():
                 self._on_slot_failed(message)
-            case messages.Fatal():
+            case process_messages.Fatal():
                 self._on_abort(message.reason)
-            case messages.DroppedLogs():
+            case process_messages.DroppedLogs():
                 log.warning("the worker dropped %d logs in %d ms", message.count, message.interval_millis)
             case messages.WorkerLeaving():
                 log.debug("the worker shuts down")
 
-    def _on_log(self, message: messages.Log) -> None:
+    def _on_log(self, message: process_messages.Log) -> None:
         if self.state is WorkerState.STARTING:
             self.setup.add_logs(message.data)
         else:
             printed.info("%s: %s", message.source, message.data.rstrip("\n"))
 
-    def _on_slot_failed(self, message: messages.SlotFailed) -> None:
+    def _on_slot_failed(self, message: process_messages.SlotFailed) -> None:
         if self._slots is None:
             self._fail_setup(message.error)
         elif message.slot in self._slots:

@@ -14,6 +14,7 @@ from corosrv.errors import ChannelClosed
 from corosrv.jobs.setup import Setup
 from corosrv.jobs.worker_state import NEXT, WorkerState, check_move
 from corosrv.wire.codec import Codec
+from corosrv.wire.process_messages import Lanes
 from corosrv.worker.parent.linked_process import ControlIn, ControlOut, LinkedProcess
 from corosrv.worker.parent.process import Exit
 from corosrv.worker.parent.slot import Call, LaneIn, LaneOut
@@ -48,7 +49,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     def __init__(
         self,
         config: ProcessConfig,
-        control: Codec[ControlOut, ControlIn],
+        control: Codec[ControlOut | Lanes, ControlIn],
         lane: Codec[LaneOut, LaneIn],
         *,
         takes_fds: bool = False,
@@ -135,10 +136,10 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         """Ends a process that is not set up, and gives it a little time for that. Waits."""
         self._link.terminate(TERMINATION)
 
-    def _succeed_setup(self, n_lanes: int, lanes_message: ControlOut) -> bool:
+    def _succeed_setup(self, n_lanes: int) -> bool:
         """Opens the lanes that the slots use; returns False, and fails the set-up, where that is not possible."""
         try:
-            self._link.open_lanes(n_lanes, lanes_message)
+            self._link.open_lanes(n_lanes, Lanes())
         except OSError as error:
             self._fail_setup(f"the channels of {n_lanes} slots could not be made: {error}")
             return False

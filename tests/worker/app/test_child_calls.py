@@ -6,7 +6,8 @@ import pytest
 
 from corosrv.tensors import Tensor
 from corosrv.wire.attached import MIN_ATTACHED
-from corosrv.wire.calls import CallEnd, SlotLost
+from corosrv.wire.calls import CallEnd
+from corosrv.wire.process_messages import SlotFailed
 from tests.support.app_child import AppChildProcess, number
 
 
@@ -124,7 +125,7 @@ def test_a_batch_above_its_size_costs_the_slot(own_child: AppChildProcess) -> No
 
     message = own_child.hear_control()
 
-    assert message == SlotLost(own_child.slot("batch"), "a call of batch with 5 requests")
+    assert message == SlotFailed(own_child.slot("batch"), "a call of batch with 5 requests")
 
 
 def test_a_second_call_on_a_lane_of_coroutines_costs_the_slot(own_child: AppChildProcess) -> None:
@@ -132,4 +133,4 @@ def test_a_second_call_on_a_lane_of_coroutines_costs_the_slot(own_child: AppChil
     own_child.send("wait_async", [number("n", 1)], slot=slot)
     own_child.send("wait_async", [number("n", 1)], slot=slot)
 
-    assert own_child.hear_control() == SlotLost(slot, "a call came before the one before it had ended")
+    assert own_child.hear_control() == SlotFailed(slot, "a call came before the one before it had ended")

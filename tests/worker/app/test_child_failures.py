@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from corosrv.wire.calls import CallEnd, LogsDropped
+from corosrv.wire.calls import CallEnd
+from corosrv.wire.process_messages import DroppedLogs
 from tests.support.app_child import TIMEOUT, AppChildProcess, number
 
 TOLD = [
@@ -96,7 +97,7 @@ def test_a_handler_that_prints_without_end_takes_no_memory(own_child: AppChildPr
     before = own_child.next_beat().rss
     own_child.send("print", [number("n", 100_000)])  # a hundred megabytes, which nobody reads
 
-    while not isinstance(own_child.control.receive(), LogsDropped):
+    while not isinstance(own_child.control.receive(), DroppedLogs):
         beat = own_child.next_beat()
         if not beat.in_flight:
             break

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.wire.calls import PROTOCOL, StartPool, WorkerAborts
+from corosrv.wire.calls import PROTOCOL, StartPool
+from corosrv.wire.process_messages import Fatal
 from tests.support.app_child import TIMEOUT, AppChildProcess, number, write_app
 
 COUNTER = """
@@ -234,9 +235,7 @@ def test_more_lanes_than_slots_end_the_worker(tmp_path: Path) -> None:
         child.start()
         child.add_lanes(1)
 
-        assert child.hear_control() == WorkerAborts(
-            "the control channel is broken: more lanes than the 1 slots of the pool"
-        )
+        assert child.hear_control() == Fatal("the control channel is broken: more lanes than the 1 slots of the pool")
         assert child.process.wait(TIMEOUT) == -signal.SIGKILL
 
 

@@ -78,7 +78,7 @@ class ScriptedApp:
         STARTS[name](self, argument)
         while (message := self.control.receive()) is not None:
             match message:
-                case m.AddLanes():
+                case m.Lanes():
                     self._add_lanes(self.control.take_fds())
                 case m.CancelCall():
                     with self.has_news:
@@ -87,7 +87,7 @@ class ScriptedApp:
                 case m.StopWorker():
                     if not self.stops:
                         pause()
-                    self.control.send(m.WorkerLog("stdout", f"on_stop has {message.grace_ms:g} ms\n"))
+                    self.control.send(m.Log("stdout", f"on_stop has {message.grace_ms:g} ms\n"))
                     self.control.send(m.WorkerStopped())
                     os._exit(0)
         if self.survives_server:
@@ -182,7 +182,7 @@ def call(function: Callable[[ScriptedCall], None]) -> Callable[[ScriptedCall], N
 
 @start
 def well(app: ScriptedApp, text: str) -> None:
-    app.control.send(m.WorkerLog("stdout", "imported\n"))
+    app.control.send(m.Log("stdout", "imported\n"))
     app.load()
     app.register()
     app.start_heartbeat()
@@ -198,7 +198,7 @@ def never_stops(app: ScriptedApp, text: str) -> None:
 @start
 def hangs(app: ScriptedApp, text: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    app.control.send(m.WorkerLog("stderr", "so far\n"))
+    app.control.send(m.Log("stderr", "so far\n"))
     pause()
 
 
@@ -210,7 +210,7 @@ def hangs_in_on_start(app: ScriptedApp, text: str) -> None:
 
 @start
 def fails(app: ScriptedApp, text: str) -> None:
-    app.control.send(m.WorkerLog("stderr", "Traceback\n"))
+    app.control.send(m.Log("stderr", "Traceback\n"))
     app.control.send(m.StartFailed(text))
     os._exit(1)
 
@@ -300,14 +300,14 @@ def registers_twice(app: ScriptedApp, text: str) -> None:
 @start
 def loses_a_slot(app: ScriptedApp, slot: str) -> None:
     well(app, "")
-    app.control.send(m.SlotLost(int(slot), "the slot is torn"))
+    app.control.send(m.SlotFailed(int(slot), "the slot is torn"))
 
 
 @start
 def prints_a_flood(app: ScriptedApp, n_lines: str) -> None:
     well(app, "")
-    app.control.send(m.WorkerLog("stdout", "flood\n" * int(n_lines)))
-    app.control.send(m.WorkerLog("stdout", "dry\n"))
+    app.control.send(m.Log("stdout", "flood\n" * int(n_lines)))
+    app.control.send(m.Log("stdout", "dry\n"))
 
 
 @start
@@ -427,7 +427,7 @@ def exit_in_a_frame(call: ScriptedCall) -> None:
 
 @call
 def abort(call: ScriptedCall) -> None:
-    call.app.control.send(m.WorkerAborts("out of cheese"))
+    call.app.control.send(m.Fatal("out of cheese"))
     os.abort()
 
 

@@ -15,31 +15,26 @@ import msgspec.msgpack
 from corosrv.errors import BadFrame, LoadError
 from corosrv.wire.calls import (
     PROTOCOL,
-    AddLanes,
     CancelCall,
     ControlFromAppWorker,
     ControlToAppWorker,
     Heartbeat,
     InitApp,
     Loaded,
-    LogsDropped,
     Registered,
-    SlotLost,
     StartFailed,
     StartPool,
     StopWorker,
-    WorkerAborts,
-    WorkerLog,
     WorkerStopped,
 )
 from corosrv.wire.codec import StructCodec
+from corosrv.wire.process_messages import Lanes, SlotFailed
 from corosrv.worker.app.pools import BoundHandler, HandlerGroup, Pool, stop_method
 from corosrv.worker.child.apps import survived_signals
 from corosrv.worker.child.apps.app_lane import AppLane, make_lane
 from corosrv.worker.child.apps.call_lifecycle import CallLifecycle
 from corosrv.worker.child.apps.load_app import find_pool, load_app
 from corosrv.worker.child.apps.thread_runner import ThreadRunner
-from corosrv.worker.child.control import ControlWords
 from corosrv.worker.child.runtime import WorkerRuntime
 from corosrv.worker.child.tracebacks import describe, trace
 
@@ -48,7 +43,6 @@ if TYPE_CHECKING:
     from corosrv.worker.child.apps.loop_runner import LoopRunner, LoopThread
 
 HEARTBEAT = 2.0  # seconds between two
-_WORDS: ControlWords[ControlFromAppWorker] = ControlWords(WorkerLog, LogsDropped, WorkerAborts)
 
 
 class AppChild:
@@ -57,7 +51,7 @@ class AppChild:
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
         codec: StructCodec[ControlFromAppWorker, ControlToAppWorker] = StructCodec(ControlToAppWorker, msgspec.msgpack)
         self._runtime: WorkerRuntime[ControlFromAppWorker, ControlToAppWorker] = WorkerRuntime(
-            control_fd, lifeline_fd, codec, _WORDS, contextlib.nullcontext()
+            control_fd, lifeline_fd, codec, contextlib.nullcontext()
         )
         self._control = self._runtime.control
         self._fork = self._runtime.fork
@@ -160,7 +154,7 @@ class AppChild:
     def _on_message(self, message: ControlToAppWorker, fds: Sequence[int]) -> None:
         if isinstance(message, (InitApp, StartPool)):
             self._starts.put(message)
-        elif isinstance(message, AddLanes):
+        elif isinstance(message, Lanes):
             self._add_lanes(fds)
         elif isinstance(message, CancelCall):
             if self._is_registered:
@@ -197,7 +191,7 @@ class AppChild:
         self._control.outbox.post(Heartbeat(n_running, _resident_bytes()))
 
     def _poison(self, slot: int, reason: str) -> None:
-        self._control.outbox.post(SlotLost(slot, reason))
+        self._control.outbox.post(SlotFailed(slot, reason))
 
     def _let_go(self) -> None:
         """Closes the lanes in a forked copy, which must not use them."""
