@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +77,8 @@ class InferEndpoint:
         """
         incoming = current(request)
         reader = self.submit(target, decoded.request, decoded.front)
-        *_, answer = wait_for_answers(incoming, reader)
-        encoded = encode_answer(reader.card, decoded.id, answer, decoded.is_binary)
+        *_, answer = each_answer(incoming, reader)
+        encoded = encode_answer(reader.card, decoded.id, answer, decoded.is_binary, self.limits.max_body_bytes)
         response = _response(encoded, _accepted_encodings(incoming))
         if reader.is_replayed:
             response.headers["Idempotency-Replayed"] = "true"
@@ -86,7 +88,8 @@ class InferEndpoint:
         """Makes one call for text, and answers with all of it. Waits, and raises as `infer` does."""
         incoming = current(request)
         reader, answer = self._submit_text(target)
-        whole_answer = answer.joined(wait_for_answers(incoming, reader))
+        with contextlib.closing(each_answer(incoming, reader)) as answers:  # a text that is too long ends its call
+            whole_answer = answer.joined(answers)
         return _response(EncodedAnswer([msgspec.json.encode(whole_answer)], False), _accepted_encodings(incoming))
 
     def generate_stream(self, target: Target) -> Response:
@@ -174,25 +177,25 @@ def _accepted_encodings(incoming: Request) -> str:
     return str(incoming.environ.get("HTTP_ACCEPT_ENCODING", ""))
 
 
-def wait_for_answers(incoming: Request, reader: InferReader) -> list[InferOutputs]:
-    """Waits for the end of a call, and closes the reader. Returns its answers, at least one.
+def each_answer(incoming: Request, reader: InferReader) -> Generator[InferOutputs]:
+    """Yields the answers of a call as they come, at least one, and closes the reader. Waits.
 
     Raises the call's error, and ClientGone where the client left, whose call is cancelled.
     """
     watch = ClientWatch(incoming.environ, reader.cancel)
-    answers: list[InferOutputs] = []
+    has_answer = False
     try:
         with reader:
             while items := reader.take():
                 for item in items:
                     if isinstance(item, InferOutputs):
-                        answers.append(item)
+                        has_answer = True
+                        yield item
                     elif watch.is_gone:  # whose call was cancelled, which is no failure of its own
                         raise ClientGone("the client left before its answer was ready")
                     elif item.error is not None:
                         raise item.error
     finally:
         watch.close()
-    if not answers:
+    if not has_answer:
         raise HandlerFailed("the model ended without an answer")
-    return answers

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from corosrv.dispatch.answers import MAX_JOINED
 from corosrv.errors import CorosrvError, HandlerFailed
 from corosrv.jobs.infer import HandlerCard, InferItem, InferOutputs
 from corosrv.kserve.errors import error_body
@@ -46,9 +48,17 @@ class GeneratedText:
         """Returns the object behind the last answer. Raises HandlerFailed for text that ends within a character."""
         return self._object(self._decode(b"", is_end=True))
 
-    def joined(self, answers: list[InferOutputs]) -> dict[str, Any]:
-        """Returns the object for all answers together. Raises HandlerFailed if there is no text among them."""
-        texts = [self.piece(answer)[TEXT_OUTPUT] for answer in answers]
+    def joined(self, answers: Iterable[InferOutputs]) -> dict[str, Any]:
+        """Returns the object for all answers together. Raises HandlerFailed if their text is too long, or not there."""
+        texts, n_characters = [], 0
+        for answer in answers:
+            if text := self.piece(answer)[TEXT_OUTPUT]:
+                texts.append(text)
+                n_characters += len(text)
+            if n_characters > MAX_JOINED:
+                raise HandlerFailed(
+                    f"the joined answer exceeds {MAX_JOINED} bytes; call the model with generate_stream"
+                )
         if not self._has_text:
             raise HandlerFailed(f"the model gave no {TEXT_OUTPUT}")
         return self._object("".join((*texts, self._decode(b"", is_end=True))))

@@ -29,15 +29,39 @@ class EncodedAnswer:
     is_binary: bool
 
 
+class JsonRoom:
+    """Counts down the bytes that the outputs of one answer may still take as JSON, which is made in memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._n_free = max_bytes
+
+    def check(self, tensor: Tensor) -> None:
+        """Raises Refused for a tensor that takes more than is free even if none of its elements is long."""
+        # A number is a digit and a comma; a text is its bytes, of which four were its length, two quotes and a comma.
+        least = tensor.n_bytes - tensor.n_elements if tensor.datatype == "BYTES" else 2 * tensor.n_elements
+        if least > self._n_free:
+            raise self._overflow(tensor)
+
+    def take(self, tensor: Tensor, n_bytes: int) -> None:
+        """Counts the text of some elements. Raises Refused where it is one too many."""
+        self._n_free -= n_bytes
+        if self._n_free < 0:
+            raise self._overflow(tensor)
+
+    def _overflow(self, tensor: Tensor) -> Refused:
+        return _unfit(tensor, f"makes the answer larger than the {self._max_bytes} bytes of JSON allowed")
+
+
 def encode_answer(
-    card: HandlerCard, call_id: str | None, answer: InferOutputs, is_binary: Callable[[str], bool]
+    card: HandlerCard, call_id: str | None, answer: InferOutputs, is_binary: Callable[[str], bool], max_json: int
 ) -> EncodedAnswer:
     """Encodes an answer. `call_id`: the request's own, None if it has none. `is_binary`: whether an output of this name
-    goes into the tail.
+    goes into the tail. `max_json`: bytes that all other outputs together may take.
 
     Gives way to other greenlets where outputs are long. Raises Refused for an output that JSON cannot hold.
     """
-    turns = Turns()
+    turns, room = Turns(), JsonRoom(max_json)
     outputs: list[dict[str, Any]] = []
     tail: list[bytes | memoryview] = []
     for tensor in answer.outputs:
@@ -47,7 +71,7 @@ def encode_answer(
             parameters = {**parameters, SIZE: tensor.n_bytes}
             tail.append(tensor.raw)
         else:
-            members["data"] = msgspec.Raw(json_elements(tensor, turns))
+            members["data"] = msgspec.Raw(json_elements(tensor, turns, room))
         if parameters:
             members["parameters"] = parameters
         outputs.append(members)
@@ -74,13 +98,20 @@ def _parameters(card: HandlerCard, answer: InferOutputs) -> Mapping[str, Paramet
     return {**answer.parameters, "capability": msgspec.json.encode(card.capability).decode()}
 
 
-def json_elements(tensor: Tensor, turns: Turns) -> bytes:
+def json_elements(tensor: Tensor, turns: Turns, room: JsonRoom) -> bytes:
     """Returns the elements as a flat array of JSON. Raises Refused for what JSON cannot hold. May give way."""
     if tensor.datatype in BINARY_ONLY:
         raise _unfit(tensor, f"is of {tensor.datatype}, which JSON has no elements for")
+    room.check(tensor)
     if tensor.n_bytes <= _PIECE:
-        return msgspec.json.encode(_json_values(tensor, tensor.data))
-    pieces = [msgspec.json.encode(_json_values(tensor, values))[1:-1] for values in turns.among(_parts(tensor))]
+        text = msgspec.json.encode(_json_values(tensor, tensor.data))
+        room.take(tensor, len(text))
+        return text
+    pieces = []
+    for values in turns.among(_parts(tensor)):
+        piece = msgspec.json.encode(_json_values(tensor, values))[1:-1]
+        room.take(tensor, len(piece))
+        pieces.append(piece)
     return b"[" + b",".join(pieces) + b"]"
 
 

@@ -69,7 +69,9 @@ class KserveSettings:
 
     v2: bool = setting(True, "1: the paths below /v2 answer; 0: they are not there")
     v2_max_body_bytes: int = setting(
-        67_108_864, "larger bodies and messages of the v2 protocol are refused with 413", check=at_least(1024)
+        67_108_864,
+        "larger bodies and messages of the v2 protocol are refused with 413, and more JSON in an answer with 400",
+        check=at_least(1024),
     )
     grpc_port: int | None = setting(
         None,

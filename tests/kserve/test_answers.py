@@ -28,9 +28,9 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 def encode(
-    *tensors: Tensor, is_binary: Callable[[str], bool] = lambda name: False
+    *tensors: Tensor, is_binary: Callable[[str], bool] = lambda name: False, max_json: int = 1 << 20
 ) -> tuple[dict[str, Any], list[bytes]]:
-    encoded = encode_answer(HandlerCard("m"), None, InferOutputs(tensors), is_binary)
+    encoded = encode_answer(HandlerCard("m"), None, InferOutputs(tensors), is_binary, max_json)
     assert encoded.is_binary is (len(encoded.pieces) > 1)
     return json.loads(encoded.pieces[0], parse_constant=pytest.fail), encoded.pieces[1:]
 
@@ -79,6 +79,37 @@ def test_what_json_cannot_hold_asks_for_binary_data(datatype, element, n):
     assert encode(tensor, is_binary=lambda name: True)[1] == [tensor.raw]
 
 
+ZEROS = Tensor("a", "UINT8", [100], raw=bytes(100))
+DIGITS = Tensor("a", "UINT8", [20_000], data=[7] * 20_000)
+TEXTS = Tensor("a", "BYTES", [3], data=["e" * 30, "", "é"])
+
+
+@pytest.mark.parametrize("tensor", [ZEROS, DIGITS, TEXTS])
+def test_an_answer_takes_as_much_json_as_is_allowed_and_no_byte_more(tensor):
+    n_bytes = len(
+        json.dumps(encode(tensor)[0]["outputs"][0]["data"], separators=(",", ":"), ensure_ascii=False).encode()
+    )
+
+    assert encode(tensor, max_json=n_bytes)
+    with pytest.raises(Refused, match=r"output 'a' makes the answer larger than the .* ask for it as binary data"):
+        encode(tensor, max_json=n_bytes - 1)
+    assert encode(tensor, is_binary=lambda name: True, max_json=0)[1] == [tensor.raw]
+
+
+def test_all_outputs_together_are_within_the_limit():
+    with pytest.raises(Refused, match="output 'b'"):
+        encode(ZEROS, Tensor("b", "UINT8", [100], raw=bytes(100)), max_json=250)
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "BYTES"])
+def test_an_answer_that_is_far_too_large_for_json_is_not_even_begun(datatype, monkeypatch):
+    tensor = Tensor("a", datatype, [1], data=["x" * 2_000_000]) if datatype == "BYTES" else DIGITS
+    monkeypatch.setattr("corosrv.kserve.infer_answer._parts", pytest.fail)
+
+    with pytest.raises(Refused, match="output 'a'"):
+        encode(tensor, max_json=30_000)
+
+
 def test_large_finite_numbers_are_no_infinite_sum():
     assert encode(Tensor("a", "FP64", [2], data=[1.7e308, 1.7e308]))[0]["outputs"][0]["data"] == [1.7e308, 1.7e308]
 
@@ -101,7 +132,7 @@ def test_binary_outputs_are_in_the_tail_in_their_order(datatype):
 def test_parameters_of_answers_and_outputs_are_told():
     tensor = Tensor("a", "INT8", [1], data=[1], parameters={"unit": "mm"})
 
-    encoded = encode_answer(HandlerCard("m", "3"), "7", InferOutputs((tensor,), {"n": 1}), lambda name: True)
+    encoded = encode_answer(HandlerCard("m", "3"), "7", InferOutputs((tensor,), {"n": 1}), lambda name: True, 0)
 
     assert json.loads(encoded.pieces[0]) == {
         "model_name": "m",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import gevent
 import pytest
 from flask.testing import FlaskClient
 
 from corosrv.errors import HandlerFailed, Refused
-from corosrv.jobs.infer import HandlerCard, InferEnd, InferOutputs
+from corosrv.jobs.infer import HandlerCard, InferEnd, InferOutputs, InferRequest
 from corosrv.kserve.generate_answer import GeneratedText, TextEvents
 from corosrv.kserve.generate_request import decode_generate
 from corosrv.tensors import Tensor, TensorSpec
-from tests.kserve.function_worker import FunctionWorker
-from tests.kserve.models import TEXT, text
+from tests.kserve.function_worker import Answers, FunctionWorker, Model
+from tests.kserve.models import TEXT, TEXT_OUTPUT, text
 
 SENTENCE = "grüße an die Welt"
 CARD = HandlerCard(
@@ -165,6 +166,24 @@ def test_a_model_that_gives_no_text_is_at_fault(client: FlaskClient):
     answer = client.post("/v2/models/echo/generate", json={"text_input": "a"})
 
     assert (answer.status_code, answer.json) == (500, {"error": "the model gave no text_output"})
+
+
+def test_a_text_that_never_ends_is_given_up_and_its_call_cancelled(client: FlaskClient, worker: FunctionWorker):
+    def endless(request: InferRequest) -> Answers:
+        while True:
+            gevent.sleep(0)
+            yield text(b"x" * 4_000_000)
+
+    card = HandlerCard("endless", inputs=TEXT, outputs=TEXT_OUTPUT, is_stream=True)
+    worker.models = {**worker.models, card.key: Model(card, endless)}
+
+    with gevent.Timeout(20):
+        answer = client.post("/v2/models/endless/generate", json={"text_input": "a"})
+    gevent.idle()
+
+    assert answer.status_code == 500
+    assert answer.json["error"].startswith("the joined answer exceeds")
+    assert (worker.n_running, worker.n_cancelled) == (0, 1)
 
 
 def test_a_stream_is_submitted_as_one(client: FlaskClient, worker: FunctionWorker):
