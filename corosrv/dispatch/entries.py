@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from corosrv.dispatch.host import HandlerHost, LaneGroup
-from corosrv.dispatch.permits import PermitPool
 from corosrv.jobs.infer import BatchLimits, HandlerCard
 
 LINGER = 60.0  # seconds for which a handler is known after its last worker and pool have left
@@ -15,11 +14,12 @@ LINGER = 60.0  # seconds for which a handler is known after its last worker and 
 class HostGroup:
     """Slots of a registered host, and the handlers that they serve. Belongs to the hub's thread."""
 
-    __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "turn")
+    __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "permits", "turn")
 
     def __init__(self, host: HandlerHost, group: LaneGroup) -> None:
         self.host = host
         self.group = group
+        self.permits = group.permits
         self.entries: dict[
             str, tuple[HandlerEntry, int]
         ] = {}  # by key: the entry, and the handler's position in the host
@@ -28,28 +28,23 @@ class HostGroup:
         self.turn = 0  # when a call was last given to it; the group with the lowest is next among equals
 
     @property
-    def permits(self) -> PermitPool:
-        return self.group.permits
-
-    @property
     def takes_calls(self) -> bool:
         return self.is_registered and not self.host.is_draining
 
     @property
     def n_permits(self) -> int:
         """The number of slots that can run calls, now or when what they run has ended; 0 while the host drains."""
-        permits = self.group.permits
-        return permits.total - permits.poisoned - permits.retiring if self.takes_calls else 0
+        return self.permits.n_usable if self.takes_calls else 0
 
     @property
     def has_free(self) -> bool:
         """True if a call can be handed over now."""
-        return self.group.permits.available > 0 and self.takes_calls
+        return self.permits.available > 0 and self.takes_calls
 
     @property
     def load(self) -> float:
         """The share of its slots that is in use."""
-        permits = self.group.permits
+        permits = self.permits
         return permits.in_use / max(permits.in_use + permits.available, 1)
 
 

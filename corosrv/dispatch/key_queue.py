@@ -30,14 +30,14 @@ class KeyQueue:
         self.entry = entry
         self.traffic = KeyTraffic()
         self.n_local = 0  # calls of this key in local queues
+        self._n_central = 0  # calls that are here
         self._singles: CallQueue[QueuedCall] = CallQueue()
         self._gatherings: dict[Signature, _Gathering] = {}
         self._gaps = ArrivalGaps()
 
     def __len__(self) -> int:
         """Returns the number of calls here, without those of local queues."""
-        n_single = len(self._singles)
-        return n_single + sum(map(len, self._gatherings.values())) if self._gatherings else n_single
+        return self._n_central
 
     def __iter__(self) -> Iterator[QueuedCall]:
         yield from self._singles
@@ -46,7 +46,7 @@ class KeyQueue:
 
     @property
     def depth(self) -> int:
-        return len(self) + self.n_local
+        return self._n_central + self.n_local
 
     @property
     def gathers(self) -> bool:
@@ -61,6 +61,7 @@ class KeyQueue:
 
     def push(self, call: QueuedCall, now: float) -> None:
         """Adds a call, or lets one return with its original order."""
+        self._n_central += 1
         call.line = self._line_for(call)
         call.place = call.line.push(call, call.priority, call.due, call.arrived, call.number, now)
 
@@ -80,6 +81,7 @@ class KeyQueue:
     def remove(self, call: QueuedCall) -> None:
         assert call.line is not None
         assert call.place is not None
+        self._n_central -= 1
         call.line.remove(call.place)
         if not call.line and call.line is not self._singles:
             assert call.signature is not None
@@ -88,9 +90,10 @@ class KeyQueue:
 
     def head(self, now: float) -> QueuedCall | None:
         """Returns the next call that can be handed over now; it stays."""
-        places = [self._singles.head(now)] if self._singles else []
-        places += [line.head(now) for line in self._gatherings.values() if self._ready_at(line) <= now]
-        best = min((place for place in places if place is not None), key=lambda place: place.order, default=None)
+        best = self._singles.head(now)
+        for line in self._gatherings.values():
+            if self._ready_at(line) <= now and (place := line.head(now)) is not None:
+                best = place if best is None else min(best, place, key=lambda place: place.order)
         return None if best is None else best.item
 
     def take(self, head: QueuedCall, now: float) -> list[QueuedCall]:

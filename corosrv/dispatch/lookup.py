@@ -60,6 +60,8 @@ def _find_model(registry: Registry, target: ModelTarget) -> HandlerEntry:
                 "model_not_found",
             )
         return entry
+    if len(versions) == 1:
+        return next(iter(versions.values()))
     # What only lingers is not the default while something else is offered.
     offered = [entry.card for entry in versions.values() if entry.left_at is None]
     card = default_card(offered or [entry.card for entry in versions.values()])

@@ -67,6 +67,11 @@ class PermitPool:
         return len(self._retiring)
 
     @property
+    def n_usable(self) -> int:
+        """The number of slots that can run something, now or when what they run has ended."""
+        return self.total - len(self._poisoned) - len(self._retiring)
+
+    @property
     def reasons(self) -> Mapping[int, str]:
         """The reason for each poisoned slot."""
         return MappingProxyType(self._poisoned)

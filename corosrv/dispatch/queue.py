@@ -98,6 +98,8 @@ class CallQueue(Generic[T]):
 
     def head(self, now: float) -> QueuePlace[T] | None:
         """Returns the place of the next item, which stays; None if there is none."""
+        if not self._n_live:
+            return None
         self._rise(now)
         for level in range(FIRST_PRIORITY, LAST_PRIORITY + 1):
             if self._counts[level]:

@@ -119,7 +119,7 @@ class Scheduler:
     def on_host_change(self, host: HandlerHost) -> None:
         """Looks at a host whose permits have changed, or which drains."""
         groups = self._registry.groups_of(host)
-        if any(group.n_permits == 0 for group in groups):
+        if host.is_draining or any(group.permits.n_usable == 0 for group in groups):
             self.return_local(host.id)
             for group in groups:
                 for entry, _ in list(group.entries.values()):
@@ -135,6 +135,7 @@ class Scheduler:
         """Hands calls over while these groups have free permits."""
         if not self._waiting.bounds.n_calls:
             return
+        groups = [group for group in groups if self._waiting.has_call_for(group) and group.has_free]
         self._changed.update(dict.fromkeys(sorted(groups, key=_idleness)))
         if self._is_serving:
             return

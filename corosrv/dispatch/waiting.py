@@ -18,6 +18,7 @@ class WaitingCalls:
     def __init__(self, bounds: QueueBounds) -> None:
         self.bounds = bounds
         self._queues: dict[str, KeyQueue] = {}
+        self._busy_keys: set[str] = set()  # those that calls wait for
         self._locals: dict[str, LocalQueue] = {}  # by the id of the host; none of them is empty
 
     def queue_of(self, entry: HandlerEntry) -> KeyQueue:
@@ -78,6 +79,7 @@ class WaitingCalls:
         """Lets a call wait, in its key's queue or in a local one."""
         call.traffic.n_admitted += 1
         self.bounds.add(call.n_bytes)
+        self._busy_keys.add(call.key)
         queue = self._queues[call.key]
         if local is not None:
             local.push(call, now)
@@ -95,12 +97,20 @@ class WaitingCalls:
         queue, host_id = self._queues[call.key], call.local_host
         if host_id is None:
             queue.remove(call)
-            return
+        else:
+            self._remove_local(call, queue, host_id)
+        self._note_whether_empty(queue)
+
+    def _remove_local(self, call: QueuedCall, queue: KeyQueue, host_id: str) -> None:
         queue.n_local -= 1
         local = self._locals[host_id]
         local.remove(call)
         if not local:
             del self._locals[host_id]
+
+    def _note_whether_empty(self, queue: KeyQueue) -> None:
+        if not queue.depth:
+            self._busy_keys.discard(queue.entry.key)
 
     # Local queues.
 
@@ -124,6 +134,10 @@ class WaitingCalls:
 
     # Choosing.
 
+    def has_call_for(self, group: HostGroup) -> bool:
+        """Returns whether a call waits that a group may run, now or later."""
+        return not self._busy_keys.isdisjoint(group.entries)
+
     def next_for(self, group: HostGroup, now: float) -> QueuedCall | None:
         """Returns the call that a free permit of a group should run: the first over all keys that it serves."""
         calls = []
@@ -144,9 +158,11 @@ class WaitingCalls:
         if call.local_host is not None:
             self._remove(call)
             return [call]
-        calls = self._queues[call.key].take(call, now)
+        queue = self._queues[call.key]
+        calls = queue.take(call, now)
         for taken_call in calls:
             self.bounds.remove(taken_call.n_bytes)
+        self._note_whether_empty(queue)
         return calls
 
     def next_ready(self, group: HostGroup) -> float:
