@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 _NO_SESSION = NullSession()
 _RULE_ALONE = {"return_rule": True}  # how Flask asks for the rule of a request
+_MAX_KNOWN = 1024  # paths of the clients' choice
+_MAX_PATH = 256  # characters of one
 
 
 def _text(value: str) -> str:
@@ -34,28 +36,44 @@ class LeanRequest(Request):
         return super().blueprints
 
 
-class _LeanMap(Map):
-    """The routes of an app, and those without arguments by path and method, as soon as they were asked for once."""
+class LeanMap(Map):
+    """The routes of an app, and which one each short path and method led to lately, with its arguments."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.plain_rules: dict[tuple[str, str], Rule] = {}
+        self._known: dict[tuple[str, str], tuple[Rule, dict[str, Any]]] = {}
+
+    def recall(self, path: str, method: str) -> tuple[Rule, dict[str, Any]] | None:
+        """Returns the match that was kept for a path and a method; None if there is none."""
+        if (match := self._known.get((path, method))) is None:
+            return None
+        rule, arguments = match
+        return rule, arguments.copy()
+
+    def keep(self, path: str, method: str, rule: Rule, arguments: dict[str, Any]) -> None:
+        """Keeps a match. Forgets all others where there are too many: clients choose the paths."""
+        if len(path) > _MAX_PATH:
+            return
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[path, method] = rule, arguments.copy()
 
 
 class _LeanAdapter(MapAdapter):
     """Finds the rule of one request."""
 
-    map: _LeanMap
+    map: LeanMap
 
     def match(self, *arguments: Any, **options: Any) -> Any:
         """Matches as werkzeug does, with the request's own path and method where no others are named."""
-        key = self.path_info, self.default_method
-        is_plain = not arguments and options == _RULE_ALONE
-        if is_plain and (rule := self.map.plain_rules.get(key)) is not None:
-            return rule, {}
-        match = super().match(*arguments, **options)
-        if is_plain and not match[1]:
-            self.map.plain_rules[key] = match[0]
+        if arguments or options != _RULE_ALONE:
+            return super().match(*arguments, **options)
+        path, method = self.path_info, self.default_method
+        match = self.map.recall(path, method)
+        if match is None:
+            rule, values = super().match(return_rule=True)
+            match = rule, dict(values)
+            self.map.keep(path, method, *match)
         return match
 
 
@@ -77,7 +95,7 @@ class LeanFlask(Flask):
 
     session_interface = _NoSessions()
     request_class = LeanRequest
-    url_map_class = _LeanMap
+    url_map_class = LeanMap
 
     def __init__(self, name: str) -> None:
         super().__init__(name, static_folder=None)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 from flask import Response, request, session
 from flask.testing import FlaskClient
+from werkzeug.routing import Rule
 
-from corosrv.http.lean_flask import LeanFlask, current
+from corosrv.http.lean_flask import LeanFlask, LeanMap, current
 
 
 @pytest.fixture
@@ -43,6 +44,37 @@ def test_two_slashes_in_a_row_redirect_nobody(client: FlaskClient, path: str, st
     answer = client.get("/", headers={"Host": "elsewhere.example"}, environ_overrides={"PATH_INFO": path})
 
     assert (answer.status_code, "Location" in answer.headers) == (status, False)
+
+
+def test_a_route_that_is_known_has_the_arguments_of_its_own_path(client: FlaskClient):
+    answers = [client.get(f"/models/{name}").text for name in ("tiny", "large", "tiny")]
+
+    assert [answer.split()[0] for answer in answers] == ["tiny", "large", "tiny"]
+
+
+def test_a_view_that_changes_its_arguments_changes_no_later_ones():
+    routes = LeanMap()
+    routes.keep("/models/tiny", "GET", Rule("/models/<name>"), {"name": "tiny"})
+    first = routes.recall("/models/tiny", "GET")
+    assert first is not None
+
+    first[1].clear()
+
+    again = routes.recall("/models/tiny", "GET")
+    assert again is not None
+    assert again[1] == {"name": "tiny"}
+
+
+def test_no_more_than_a_thousand_paths_are_known_and_no_long_ones():
+    routes, rule = LeanMap(), Rule("/models/<name>")
+    paths = [f"/models/{number}" for number in range(3000)]
+
+    for path in [*paths, "/models/" + 300 * "x"]:
+        routes.keep(path, "GET", rule, {})
+
+    n_known = sum(routes.recall(path, "GET") is not None for path in paths)
+    assert 0 < n_known <= 1024
+    assert routes.recall("/models/" + 300 * "x", "GET") is None
 
 
 def test_a_path_may_have_letters_outside_ascii(client: FlaskClient):
