@@ -30,7 +30,7 @@ from corosrv.http.connection import ClientLimits, Connection
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
 from corosrv.http.listener import Listener
-from corosrv.http.message import HttpResponse, UnloggedResponse
+from corosrv.http.message import HttpResponse, LateErrors, UnloggedResponse
 from corosrv.http.pace import TooSlow
 from corosrv.http.refusal import Overloaded
 from corosrv.http.sse import EventStream
@@ -86,6 +86,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             gevent.config.track_greenlet_tree = False
         # Each look at a setting goes through three calls, twenty times a request: from here on they are attributes.
         self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
+        wsgi.WSGIErrorsWrapper = LateErrors
         self._connections: set[Connection] = set()
         self._stopping = Event()
         self._used_at_beat = time.thread_time()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 from gunicorn.http.body import ChunkedReader, EOFReader, LengthReader
 from gunicorn.http.errors import InvalidChunkSize, UnsupportedTransferCoding
 from gunicorn.http.message import Request, _ip_in_allow_list
-from gunicorn.http.wsgi import Response
+from gunicorn.http.wsgi import Response, WSGIErrorsWrapper
 from gunicorn.util import http_date
 
 # So much of a body that nobody wanted is read and forgotten, for the sake of the requests behind it.
@@ -33,6 +34,27 @@ class ClientRequest(Request):  # type: ignore[misc]
 @lru_cache(maxsize=1024)
 def _is_trusted_proxy(address: str, cfg: Any) -> bool:
     return bool(_ip_in_allow_list(address, cfg.forwarded_allow_ips, cfg.forwarded_allow_networks()))
+
+
+class LateErrors:
+    """The `wsgi.errors` of a request, which looks for gunicorn's error streams once something is written.
+
+    gunicorn looks at each request, and asks logging for its logger under a lock.
+    """
+
+    __slots__ = ("_cfg",)
+
+    def __init__(self, cfg: Any) -> None:
+        self._cfg = cfg
+
+    def write(self, text: str) -> None:
+        WSGIErrorsWrapper(self._cfg).write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        """Does nothing: what is written is flushed."""
 
 
 class BoundedChunks(ChunkedReader):  # type: ignore[misc]

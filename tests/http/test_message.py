@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import logging
+
 import pytest
 from gunicorn.config import Config
 from gunicorn.http.errors import InvalidChunkSize
@@ -9,7 +12,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from corosrv.http import message
-from corosrv.http.message import MAX_FORGOTTEN, HttpResponse, UnloggedResponse
+from corosrv.http.message import MAX_FORGOTTEN, HttpResponse, LateErrors, UnloggedResponse
 
 
 class Sent:
@@ -139,3 +142,16 @@ def test_an_answer_in_no_log_keeps_no_fields_but_those_that_end_the_connection(c
     assert not answer.headers
     assert request.headers == [("CONNECTION", connection)]
     assert answer.should_close() is closes
+
+
+def test_what_an_application_writes_as_errors_goes_to_the_servers_error_log(monkeypatch: pytest.MonkeyPatch):
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    monkeypatch.setattr(logging.getLogger("gunicorn.error"), "handlers", [handler])
+    errors = LateErrors(Config())
+
+    errors.write("one\n")
+    errors.writelines(["two\n", "three\n"])
+    errors.flush()
+
+    assert written.getvalue() == "one\ntwo\nthree\n"
