@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -33,7 +34,6 @@ from corosrv.kserve.terms import call_terms
 from corosrv.tensors import check_inputs
 
 _BINARY = "application/octet-stream"
-_LENGTH = f"HTTP_{LENGTH_HEADER.upper().replace('-', '_')}"  # in WSGI's words
 _PING = b": wait\n\n"
 
 
@@ -68,7 +68,7 @@ class InferEndpoint:
         """Reads and decodes the current request's body. Waits; raises Refused."""
         incoming = current(request)
         body = self.bodies.read_inflated(incoming, self.limits.max_body_bytes)
-        return decode_request(body, incoming.environ.get(_LENGTH), decoder, self.find_object)
+        return decode_request(body, incoming.environ.get(_environ_key(LENGTH_HEADER)), decoder, self.find_object)
 
     def infer(self, target: Target, decoded: DecodedRequest[Any]) -> Response:
         """Makes one call and answers it. Waits; a client that leaves has its call cancelled.
@@ -144,11 +144,17 @@ class InferEndpoint:
         return self.worker.submit(InferJob(target, call, is_stream, terms, card))
 
 
+@cache
+def _environ_key(header: str) -> str:
+    """Returns where a WSGI environ has a header."""
+    return f"HTTP_{header.upper().replace('-', '_')}"
+
+
 def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Terms:
     environ = incoming.environ
 
     def header(name: str) -> str | None:  # half as long as through the request's own headers
-        return environ.get(f"HTTP_{name.upper().replace('-', '_')}")
+        return environ.get(_environ_key(name))
 
     return call_terms(
         header,

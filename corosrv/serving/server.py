@@ -100,7 +100,7 @@ class Server:
             workers.append(self.app.dispatcher)
         if self.models is not None:
             workers.append(self.models.language_models())  # last: while a model loads it knows no name, and says so
-        self.calls = SeveralWorkers(workers)
+        self.calls = workers[0] if len(workers) == 1 else SeveralWorkers(workers)
         if not workers or not settings.kserve.v2:
             return None
         objects = self.app.objects if self.app is not None else None
