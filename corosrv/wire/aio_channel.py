@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic
 
 from corosrv.errors import ChannelClosed, WireError
 from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
-from corosrv.wire.descriptors import Attachments
-from corosrv.wire.frame import MAX_FRAME, Frames, encode
+from corosrv.wire.frame import MAX_FRAME, encode
+from corosrv.wire.receive_queue import ReceiveQueue
+from corosrv.wire.send_queue import SendQueue
 
 _READ_SIZE = 256 << 10  # bytes
 _MOST_UNSENT = 1 << 20  # bytes, above which wait_until_sent() waits
@@ -41,10 +40,8 @@ class AioChannel(Generic[Out, In]):
         self._on_message = on_message
         self._on_end = on_end
         self._limit = limit
-        self._frames = Frames(limit)
-        self._attachments = Attachments()
-        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # with descriptors of our own, to be closed
-        self._n_unsent = 0  # bytes
+        self._arrived = ReceiveQueue(limit)
+        self._unsent = SendQueue()
         self._waiters: list[asyncio.Future[None]] = []  # in wait_until_sent
         self.is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -64,12 +61,11 @@ class AioChannel(Generic[Out, In]):
         if n_written < len(frame):
             if not self._unsent:
                 self._loop.add_writer(self._socket, self._flush)
-            self._unsent.append((frame[n_written:], () if n_written else tuple(map(os.dup, fds))))
-            self._n_unsent += len(frame) - n_written
+            self._unsent.add(frame[n_written:], () if n_written else fds)
 
     async def wait_until_sent(self) -> None:
         """Waits while much is unsent, as the other side does not read."""
-        while self._n_unsent > _MOST_UNSENT and not self.is_closed:
+        while self._unsent.n_bytes > _MOST_UNSENT and not self.is_closed:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             await waiter
@@ -86,21 +82,13 @@ class AioChannel(Generic[Out, In]):
     def _flush(self) -> None:
         try:
             while self._unsent:
-                frame, fds = self._unsent[0]
-                n_written = self._write(frame, fds)
-                self._n_unsent -= n_written
-                if n_written:
-                    descriptors.close_all(fds)
-                    fds = ()
-                if n_written < len(frame):
-                    self._unsent[0] = frame[n_written:], fds
+                if not self._unsent.advance(self._write(*self._unsent.head)):
                     break
-                self._unsent.popleft()
         except ChannelClosed:
             return
         if not self._unsent:
             self._loop.remove_writer(self._socket)
-        if self._n_unsent <= _MOST_UNSENT:
+        if self._unsent.n_bytes <= _MOST_UNSENT:
             self._wake()
 
     def _wake(self) -> None:
@@ -112,10 +100,12 @@ class AioChannel(Generic[Out, In]):
     def _read(self) -> None:
         try:
             data, fds = descriptors.receive(self._socket, _READ_SIZE)
-            if not data:
-                self._end("the other side has closed the channel" if not self._frames.is_partial else "half a message")
-                return
-            self._feed(data, fds)
+            if data:
+                self._arrived.feed(data, fds)
+                self._hand_over()
+            else:
+                self._arrived.end()
+                self._end("the other side has closed the channel")
         except BlockingIOError:
             return
         except WireError as fault:
@@ -123,18 +113,15 @@ class AioChannel(Generic[Out, In]):
         except OSError as error:  # reset
             self._end(str(error))
 
-    def _feed(self, data: bytes, fds: list[int]) -> None:
-        arrived = self._frames.feed(data)
-        self._attachments.arrive(fds, len(arrived), self._frames.is_partial)
-        for frame in arrived:
-            own_fds = self._attachments.take()
-            message = self._codec.decode(frame)
+    def _hand_over(self) -> None:
+        """Hands the messages that have arrived to `on_message`, until that closes the channel."""
+        while (arrived := self._arrived.take()) is not None:
+            data, fds = arrived
+            message = self._codec.decode(data)
             if message is None:
-                descriptors.close_all(own_fds)
+                descriptors.close_all(fds)
             else:
-                self._on_message(message, own_fds)
-            if self.is_closed:
-                return
+                self._on_message(message, fds)
 
     def _end(self, reason: str) -> None:
         if not self.is_closed:
@@ -149,10 +136,7 @@ class AioChannel(Generic[Out, In]):
         self._loop.remove_reader(self._socket)
         if self._unsent:
             self._loop.remove_writer(self._socket)
-        for _, fds in self._unsent:
-            descriptors.close_all(fds)
-        self._unsent.clear()
-        self._n_unsent = 0
+        self._unsent.close()
         self._wake()
-        self._attachments.close()
+        self._arrived.close()
         self._socket.close()

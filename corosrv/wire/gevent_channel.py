@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import os
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic
 
@@ -15,8 +13,9 @@ from gevent.hub import get_hub
 from corosrv.errors import BadFrame, ChannelClosed
 from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
-from corosrv.wire.descriptors import Attachments
-from corosrv.wire.frame import MAX_FRAME, Frames, encode
+from corosrv.wire.frame import MAX_FRAME, encode
+from corosrv.wire.receive_queue import ReceiveQueue
+from corosrv.wire.send_queue import SendQueue
 
 _READ_SIZE = 256 << 10  # bytes
 _READ, _WRITE = 1, 2  # what a watcher of gevent watches for
@@ -36,13 +35,12 @@ class GeventChannel(Generic[Out, In]):
         self._socket = sock
         self._codec = codec
         self._limit = limit
-        self._frames = Frames(limit)
-        self._arrived: deque[bytes] = deque()
+        self._takes_fds = takes_fds
+        self._arrived = ReceiveQueue(limit)
         self._has_news = gevent.event.Event()  # something has arrived, or the channel has ended
         self._is_over = False  # nothing more arrives
         self._fault: BadFrame | None = None  # of what arrived last
-        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # with descriptors of our own, to be closed
-        self._attachments = Attachments() if takes_fds else None
+        self._unsent = SendQueue()
         self._fds: tuple[int, ...] = ()  # of the message received last
         self.is_closed = False  # by this side
         loop = get_hub().loop
@@ -64,7 +62,7 @@ class GeventChannel(Generic[Out, In]):
             raise ChannelClosed("the channel is closed")
         n_written = 0 if self._unsent else self._write(frame, fds)
         if n_written < len(frame):
-            self._unsent.append((frame[n_written:], () if n_written else tuple(map(os.dup, fds))))
+            self._unsent.add(frame[n_written:], () if n_written else fds)
             self._writable.start(self._flush)
 
     def _write(self, data: memoryview, fds: Sequence[int]) -> int:
@@ -79,23 +77,11 @@ class GeventChannel(Generic[Out, In]):
     def _flush(self) -> None:
         try:
             while self._unsent:
-                frame, fds = self._unsent[0]
-                n_written = self._write(frame, fds)
-                if n_written:
-                    descriptors.close_all(fds)
-                    fds = ()
-                if n_written < len(frame):
-                    self._unsent[0] = frame[n_written:], fds
+                if not self._unsent.advance(self._write(*self._unsent.head)):
                     return
-                self._unsent.popleft()
         except ChannelClosed:
-            self._drop_unsent()
+            self._unsent.close()
         self._writable.stop()
-
-    def _drop_unsent(self) -> None:
-        for _, fds in self._unsent:
-            descriptors.close_all(fds)
-        self._unsent.clear()
 
     def take_fds(self) -> tuple[int, ...]:
         """Returns the descriptors that came with the message received last; the caller closes them."""
@@ -105,12 +91,10 @@ class GeventChannel(Generic[Out, In]):
     def receive(self) -> In | None:
         """Returns the next message, or None when either side has closed. Waits. Raises BadFrame, which ends it."""
         while True:
-            while self._arrived:
-                data = self._arrived.popleft()
+            while (arrived := self._arrived.take()) is not None:
+                descriptors.close_all(self._fds)
+                data, self._fds = arrived
                 self.n_bytes = len(data)
-                if self._attachments is not None:
-                    descriptors.close_all(self._fds)
-                    self._fds = self._attachments.take()
                 message = self._codec.decode(data)
                 if message is not None:
                     return message
@@ -125,10 +109,10 @@ class GeventChannel(Generic[Out, In]):
     def _read(self) -> None:
         data, fds = b"", list[int]()
         try:
-            if self._attachments is None:
-                data = self._socket.recv(_READ_SIZE)
-            else:
+            if self._takes_fds:
                 data, fds = descriptors.receive(self._socket, _READ_SIZE)
+            else:
+                data = self._socket.recv(_READ_SIZE)
         except BlockingIOError:
             return
         except BadFrame as fault:
@@ -140,12 +124,9 @@ class GeventChannel(Generic[Out, In]):
     def _feed(self, data: bytes, fds: list[int]) -> None:
         try:
             if data:
-                messages = self._frames.feed(data)
-                self._arrived.extend(messages)
-                if self._attachments is not None:
-                    self._attachments.arrive(fds, len(messages), self._frames.is_partial)
-            elif self._frames.is_partial:
-                raise BadFrame("the channel ended within a frame")
+                self._arrived.feed(data, fds)
+            else:
+                self._arrived.end()
         except BadFrame as fault:
             self._fault = fault
         if self._arrived:
@@ -169,11 +150,9 @@ class GeventChannel(Generic[Out, In]):
         if self.is_closed:
             return
         self.is_closed = True
-        self._arrived.clear()
-        self._drop_unsent()
+        self._arrived.close()
+        self._unsent.close()
         descriptors.close_all(self.take_fds())
-        if self._attachments is not None:
-            self._attachments.close()
         self._end()
         # Before the socket: libev aborts a process that watches a closed descriptor.
         self._readable.close()

@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Generic
 
-from corosrv.errors import BadFrame, ChannelClosed
+from corosrv.errors import ChannelClosed
 from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
-from corosrv.wire.descriptors import Attachments
-from corosrv.wire.frame import MAX_FRAME, Frames, encode
+from corosrv.wire.frame import MAX_FRAME, encode
+from corosrv.wire.receive_queue import ReceiveQueue
 
 _READ_SIZE = 256 << 10  # bytes
 
@@ -32,11 +31,10 @@ class ThreadChannel(Generic[Out, In]):
         self._socket = sock
         self._codec = codec
         self._limit = limit
-        self._frames = Frames(limit)
-        self._arrived: deque[bytes] = deque()
+        self._takes_fds = takes_fds
+        self._arrived = ReceiveQueue(limit)
         self._sending = threading.Lock()
         self._is_broken = False
-        self._attachments = Attachments() if takes_fds else None
         self._fds: tuple[int, ...] = ()  # of the message received last
 
     @classmethod
@@ -81,26 +79,21 @@ class ThreadChannel(Generic[Out, In]):
 
     def _receive(self, flags: int) -> In | None:
         while True:
-            while self._arrived:
-                if self._attachments is not None:
-                    descriptors.close_all(self._fds)
-                    self._fds = self._attachments.take()
-                message = self._codec.decode(self._arrived.popleft())
+            while (arrived := self._arrived.take()) is not None:
+                descriptors.close_all(self._fds)
+                data, self._fds = arrived
+                message = self._codec.decode(data)
                 if message is not None:
                     return message
             data, fds = self._read(flags)
             if not data:
-                if self._frames.is_partial:
-                    raise BadFrame("the channel ended within a frame")
+                self._arrived.end()
                 return None
-            messages = self._frames.feed(data)
-            self._arrived.extend(messages)
-            if self._attachments is not None:
-                self._attachments.arrive(fds, len(messages), self._frames.is_partial)
+            self._arrived.feed(data, fds)
 
     def _read(self, flags: int) -> tuple[bytes, list[int]]:
         try:
-            if self._attachments is not None:
+            if self._takes_fds:
                 return descriptors.receive(self._socket, _READ_SIZE, flags)
             return self._socket.recv(_READ_SIZE, flags), []
         except OSError as error:  # reset, or closed by ourselves
@@ -120,5 +113,4 @@ class ThreadChannel(Generic[Out, In]):
             self._socket.shutdown(socket.SHUT_RDWR)  # what wakes a receiver; close alone would leave it waiting
         self._socket.close()
         descriptors.close_all(self.take_fds())
-        if self._attachments is not None:
-            self._attachments.close()
+        self._arrived.close()

@@ -152,7 +152,7 @@ def test_an_end_within_a_message_is_told_from_an_end() -> None:
         ends.raw.sendall(b"\0\0")
         ends.raw.close()
 
-        assert await ends.ended == "half a message"
+        assert await ends.ended == "the channel ended within a frame"
 
     run(scenario)
 

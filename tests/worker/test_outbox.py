@@ -115,7 +115,7 @@ def test_a_message_too_large_harms_no_other(pair: Pair) -> None:
 def test_logs_are_dropped_and_counted_while_nobody_reads(pair: Pair, told: list[int]) -> None:
     outbox, theirs = pair
     n_kept = 0
-    while outbox._backlog <= LOG_BACKLOG:
+    while outbox._queue.n_bytes <= LOG_BACKLOG:
         outbox.post_log(LogLine("stdout", f"{WIDE}kept"))
         n_kept += 1
 

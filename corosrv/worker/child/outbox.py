@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic
 
 from corosrv.wire import descriptors
 from corosrv.wire.codec import Codec, In, Out
 from corosrv.wire.frame import encode
+from corosrv.wire.send_queue import SendQueue
 
 LOG_BACKLOG = 1 << 20  # bytes that may wait for a slow server before what is printed waits, too
 LOG_PATIENCE = 1.0  # seconds that it waits
@@ -53,8 +52,7 @@ class Outbox(Generic[Out]):
         self._codec = codec
         self._ferry = ferry
         self._drops = drops
-        self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()  # with descriptors of our own, to be closed
-        self._backlog = 0  # bytes in the queue
+        self._queue = SendQueue()
         # A destructor may print while this thread holds the lock: then it only queues, and whoever is sending goes on.
         self._lock = threading.RLock()
         self._has_room = threading.Condition(self._lock)
@@ -71,6 +69,11 @@ class Outbox(Generic[Out]):
     def is_empty(self) -> bool:
         return not self._queue
 
+    @property
+    def _is_behind(self) -> bool:
+        """True while so much waits for the server that logs have to wait, too."""
+        return self._queue.n_bytes > LOG_BACKLOG
+
     def post(self, *messages: Out, fds: Sequence[int] = ()) -> None:
         """Sends messages or queues them; drops them once the other side has closed. Never waits.
 
@@ -80,16 +83,15 @@ class Outbox(Generic[Out]):
         frame = b"".join(encode(self._codec.encode(message)) for message in messages)
         with self._lock:
             if not self._is_closed:
-                self._queue.append((memoryview(frame), tuple(map(os.dup, fds))))
-                self._backlog += len(frame)
+                self._queue.add(memoryview(frame), fds)
                 self._send()
 
     def post_log(self, message: Out) -> None:
         """Waits a second at most for a server that does not read; then drops what is logged, until it does."""
         with self._lock:
-            if self._backlog > LOG_BACKLOG and not self._is_dropping:
-                self._is_dropping = not self._has_room.wait_for(lambda: self._backlog <= LOG_BACKLOG, LOG_PATIENCE)
-            if self._backlog > LOG_BACKLOG:
+            if self._is_behind and not self._is_dropping:
+                self._is_dropping = not self._has_room.wait_for(lambda: not self._is_behind, LOG_PATIENCE)
+            if self._is_behind:
                 if self._drops is not None:
                     self._drops.add()
                 return
@@ -97,7 +99,7 @@ class Outbox(Generic[Out]):
 
     def post_slowly(self, message: Out) -> None:
         """Like post(), but waits up to a second if the server does not read. For messages that must not be dropped."""
-        if self._backlog > LOG_BACKLOG:
+        if self._is_behind:
             self.flush(LOG_PATIENCE)
         self.post(message)
 
@@ -127,7 +129,7 @@ class Outbox(Generic[Out]):
             self._is_on_ferry = False
             self._send()
             self._has_room.notify_all()
-            has_caught_up = self._is_dropping and self._backlog <= LOG_BACKLOG
+            has_caught_up = self._is_dropping and not self._is_behind
             self._is_dropping = self._is_dropping and not has_caught_up
         if has_caught_up and self._drops is not None:
             self._drops.report()
@@ -136,9 +138,7 @@ class Outbox(Generic[Out]):
         """Drops what is queued, and every later message."""
         with self._lock:
             self._is_closed = True
-            while self._queue:
-                descriptors.close_all(self._queue.popleft()[1])
-            self._backlog = 0
+            self._queue.close()
             self.nudge()
 
     def _send(self) -> None:
@@ -158,17 +158,9 @@ class Outbox(Generic[Out]):
 
     def _send_what_fits(self) -> None:
         while self._queue:
-            frame, fds = self._queue[0]
-            if fds:
-                n_sent = descriptors.send(self._socket, frame, fds, _AT_ONCE)
-                descriptors.close_all(fds)  # they go with the first byte
-            else:
-                n_sent = self._socket.send(frame, _AT_ONCE)
-            self._backlog -= n_sent
-            if n_sent == len(frame):
-                self._queue.popleft()
-            else:
-                self._queue[0] = frame[n_sent:], ()
+            frame, fds = self._queue.head
+            n_sent = descriptors.send(self._socket, frame, fds, _AT_ONCE) if fds else self._socket.send(frame, _AT_ONCE)
+            self._queue.advance(n_sent)
 
     def _call_listeners(self) -> None:
         listeners, self._listeners = self._listeners, []
