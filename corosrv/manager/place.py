@@ -43,6 +43,11 @@ class Place:
         self.is_outgoing = False
         self._idle_since, self._n_ended = None, 0
 
+    def words(self, now: float) -> str:
+        """Names the process in the log, with the seconds since its start."""
+        assert self.worker is not None
+        return f"pool {self.pool}: worker {self.id} (pid {self.worker.pid}), {now - self.started_at:.1f} s old,"
+
     def follow(self, now: float) -> bool:
         """Moves as the process has moved; returns whether it has."""
         before, target = self.state, self._state_of_worker()

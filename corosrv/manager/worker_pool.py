@@ -116,7 +116,7 @@ class WorkerPool:
         place = self._free_place()
         worker = self._make(self.name, str(place.number), place.incarnation + 1)
         self._take(place, worker)
-        log.info("worker %s starts, incarnation %d: %s", place.id, place.incarnation, reason)
+        log.info("pool %s: worker %s starts, incarnation %d: %s", self.name, place.id, place.incarnation, reason)
         worker.start()
 
     def adopt(self, worker: AppWorker) -> None:
@@ -124,7 +124,7 @@ class WorkerPool:
         self._adopted = worker
         place = self._free_place()
         self._take(place, worker)
-        log.info("worker %s starts, incarnation %d", place.id, place.incarnation)
+        log.info("pool %s: worker %s is the process that imported the application", self.name, place.id)
         worker.choose(self.name)
 
     def _take(self, place: Place, worker: AppWorker) -> None:
@@ -153,23 +153,22 @@ class WorkerPool:
         self._on_change()
 
     def _on_ready(self, place: Place, worker: AppWorker, now: float) -> None:
-        seconds = now - place.started_at
         if worker is not self._adopted:  # which had imported the application before
-            self.memory.note_ready(seconds)
+            self.memory.note_ready(now - place.started_at)
         self.n_ready_ever += 1
-        log.info("worker %s takes calls after %.1f s, as process %s", place.id, seconds, worker.pid)
+        log.info("%s is ready", place.words(now))
         self._dispatcher.add_host(worker)
 
     def _on_end(self, place: Place, worker: AppWorker, now: float) -> None:
         self._dispatcher.remove_host(worker)
         if place.state is PlaceState.GONE:
-            log.info("worker %s has ended: %s", place.id, worker.reason)
+            log.info("%s has ended: %s", place.words(now), worker.reason)
             self.restarts["replaced"] += place.is_outgoing
             return
         self.restarts[_failure_of(place, worker)] += 1
         pause = self.memory.crashes.add(now, place.ready_at, worker.reason)
         word = " is crashlooping, and" if self.memory.crashes.is_looping else ""
-        log.error("worker %s failed: %s; the pool%s starts again in %.1f s", place.id, worker.reason, word, pause)
+        log.error("%s failed: %s; the pool%s starts again in %.1f s", place.words(now), worker.reason, word, pause)
         self._tell()
 
     # Ending.
@@ -178,7 +177,7 @@ class WorkerPool:
         """Ends a process when nothing runs on it."""
         place = self.place(worker_id)
         if place is not None and place.state in HOLDING:
-            log.info("worker %s drains: %s", place.id, reason)
+            log.info("%s drains: %s", place.words(self._clock()), reason)
             place.drain(reason)
 
     def place(self, worker_id: str) -> Place | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 
 import gevent
@@ -46,6 +48,27 @@ def test_a_worker_that_dies_is_replaced_in_its_place_by_the_next_incarnation():
 
         assert manager.place("default/0").incarnation == 2
         assert manager.pool("default").restarts == {"lost": 1}
+
+
+def test_the_log_tells_of_each_life_once_with_pool_worker_pid_and_time(caplog):
+    with caplog.at_level(logging.INFO, "corosrv"), managed(pool_card()) as (manager, script):
+        ready(script, "default/0")
+        first = script.worker("default/0")
+        first.crash("signal 9")
+        ready(script, "default/0")
+        second = script.worker("default/0")
+        manager.drain("default/0")
+        eventually(lambda: second.state is STOPPED)
+
+        life = "pool default: worker default/0 (pid {}), 0.0 s old, {}"
+        lines = [re.sub(r"[0-9.]+ s\b", "0.0 s", message) for message in caplog.messages]
+        for worker in (first, second):
+            assert lines.count(life.format(worker.pid, "is ready")) == 1
+        assert lines.count(life.format(first.pid, "failed: signal 9; the pool starts again in 0.0 s")) == 1
+        assert [line for line in lines if f"(pid {second.pid})" in line][1:] == [
+            life.format(second.pid, "drains: its replacement is ready"),
+            life.format(second.pid, "has ended: it was drained"),
+        ]
 
 
 def test_no_call_goes_to_a_worker_that_died():

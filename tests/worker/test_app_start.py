@@ -166,6 +166,14 @@ def test_what_is_printed_while_it_starts_is_kept_and_logged(caplog: pytest.LogCa
         assert f"default/0[{worker.pid}] stdout: imported" in caplog.messages
 
 
+@pytest.mark.parametrize(("level", "lines"), [(logging.INFO, []), (logging.DEBUG, ["worker default/0 is ready"])])
+def test_a_change_of_state_is_left_to_the_pool_to_log(
+    level: int, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(level, "corosrv.worker"), ready():
+        assert [message for message in caplog.messages if "is ready" in message] == lines
+
+
 def test_a_flood_of_lines_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "corosrv.handler"), ready("prints_a_flood:100000") as worker:
         call(worker).wait_until_over()

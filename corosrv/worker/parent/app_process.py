@@ -47,6 +47,8 @@ class AppProcess(
 ):
     """Fulfils AppWorker: one process that runs the handlers of one pool."""
 
+    _state_level = logging.DEBUG  # its pool logs the same at INFO, and why
+
     def __init__(
         self,
         config: AppWorkerConfig,

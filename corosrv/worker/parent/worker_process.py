@@ -46,6 +46,8 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     What the messages of a kind of worker are and mean, its subclass says: one for predictors, and one for apps.
     """
 
+    _state_level = logging.INFO  # of the line of log for each change of state
+
     def __init__(
         self,
         config: ProcessConfig,
@@ -225,7 +227,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         self._unlimit_setup()
         if not NEXT[state]:
             self._on_over(reason)
-        log.info("%s is %s%s", self.name, state.value, reason and f": {reason}")
+        log.log(self._state_level, "%s is %s%s", self.name, state.value, reason and f": {reason}")
         self._notify()
 
     def _on_over(self, reason: str) -> None:
