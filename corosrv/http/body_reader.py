@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import gevent
 from flask import Request
 from gunicorn.http.errors import ParseException
@@ -93,18 +96,33 @@ class BodyReader:
             share.grow(length)
             short: bytes = request.environ["wsgi.input"].read(length)
             return short
-        pieces = []
+        # A stream of werkzeug's copies each piece twice, to stop at a length that is known.
+        pieces = _pieces(request.environ["wsgi.input"], length) if length else _stream_pieces(request)
+        parts = []
         # Counted as it comes, not as it is announced: a client that sends nothing takes nothing from others.
-        while piece := request.stream.read(_PIECE):
+        for piece in pieces:
             share.grow(len(piece))
-            pieces.append(piece)
-        return b"".join(pieces)
+            parts.append(piece)
+        return b"".join(parts)
 
     def release(self, request: Request) -> None:
         """Lets go of the request's body, if it had one. Calling it twice is harmless."""
         share: BodyShare | None = request.environ.pop(_SHARE, None)
         if share is not None:
             share.close()
+
+
+def _pieces(source: Any, length: int) -> Iterator[bytes]:
+    """Yields the first `length` bytes, or what there is of them. Waits."""
+    n_left = length
+    while n_left and (piece := source.read(min(_PIECE, n_left))):
+        n_left -= len(piece)
+        yield piece
+
+
+def _stream_pieces(request: Request) -> Iterator[bytes]:
+    """Yields a body whose length nobody has announced. Waits."""
+    return iter(lambda: request.stream.read(_PIECE), b"")
 
 
 def _encoding(request: Request) -> str:
