@@ -11,7 +11,7 @@ from corosrv.dispatch.answers import UnaryAnswer
 from corosrv.dispatch.batches import Signature
 from corosrv.dispatch.entries import HandlerEntry
 from corosrv.dispatch.host import HandlerHost
-from corosrv.dispatch.idempotency import CallClaim
+from corosrv.dispatch.idempotency import AnswerKeeper
 from corosrv.dispatch.queue import CallQueue, Order, QueuePlace, level_at
 from corosrv.dispatch.reader import HandlerReader
 from corosrv.dispatch.traffic import KeyTraffic
@@ -52,7 +52,7 @@ class QueuedCall:
 
     __slots__ = (
         "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry",
-        "failure", "has_sent", "is_single", "item", "job", "key_claim", "line", "local_host", "n_attempts",
+        "failure", "has_sent", "is_single", "item", "job", "keeper", "line", "local_host", "n_attempts",
         "n_bytes", "n_refusals", "number", "place", "priority", "reader", "signature", "started_at", "state",
         "stealable_at", "traffic", "waited", "waits_since", "worker"
     )  # fmt: skip
@@ -72,7 +72,7 @@ class QueuedCall:
             self.deadline = min(self.deadline, now + card.timeout_ms / 1000)
         self.due = min(self.deadline, now + card.slo_ms / 1000)  # the effective deadline, by which calls are ordered
         self.n_bytes = job.request.n_bytes
-        self.key_claim: CallClaim | None = None  # of a call with an idempotency key
+        self.keeper: AnswerKeeper | None = None  # of a call with an idempotency key
         self.failure: CorosrvError | None = None  # of an attempt after which it waits for another
         self.expiry: Appointment | None = None  # at its deadline
         self.appointment: Appointment | None = None  # for what is to change before it can run

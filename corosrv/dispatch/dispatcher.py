@@ -15,7 +15,7 @@ from corosrv.dispatch.call import QueuedCall
 from corosrv.dispatch.chains import check_depth, check_wait
 from corosrv.dispatch.entries import HandlerEntry, PoolStanding
 from corosrv.dispatch.host import HandlerHost
-from corosrv.dispatch.idempotency import CallAnswer, CallClaim, CallRecords, digest_of
+from corosrv.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
 from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import check_ready, look_up, name_of
 from corosrv.dispatch.reader import HandlerReader
@@ -25,7 +25,7 @@ from corosrv.dispatch.settings import DispatchSettings
 from corosrv.dispatch.stats import DispatchStats, key_stats
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
-from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, Refused, ShuttingDown, Unavailable
+from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, ShuttingDown, Unavailable
 from corosrv.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
 
 
@@ -148,7 +148,7 @@ class Dispatcher(InferWorker):
             return self._submit(job, now, None)
         begun = self._begin_keyed(job, now)
         if isinstance(begun, CallAnswer):
-            return _replay(begun)
+            return HandlerReader.of_answer(begun)
         try:
             return self._submit(job, now, begun)
         except BaseException:
@@ -157,8 +157,6 @@ class Dispatcher(InferWorker):
 
     def _begin_keyed(self, job: InferJob, now: float) -> CallAnswer | CallClaim:
         """Returns the answer that is known already, or the claim of a call that has to run."""
-        if job.stream:
-            raise Refused("an Idempotency-Key is for calls with one answer", "Idempotency-Key")
         terms = job.terms
         return self._lives.records.begin(terms.caller, terms.idempotency_key, digest_of(job), now)
 
@@ -176,7 +174,8 @@ class Dispatcher(InferWorker):
         except CorosrvError as error:
             queue.traffic.count_end(error)
             raise
-        call.key_claim = claim
+        if claim is not None:
+            call.keeper = AnswerKeeper(claim, entry.card)
         call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
         self._scheduler.enter(call, group)
         return call.reader
@@ -242,12 +241,3 @@ class Dispatcher(InferWorker):
         self.shut_down()
         self._lives.stop_all(ShuttingDown("the server is shutting down"))
         self._timetable.close()
-
-
-def _replay(answer: CallAnswer) -> HandlerReader:
-    """Returns a reader of an answer that was given before."""
-    reader = HandlerReader(answer.card, lambda: None, is_replayed=True)
-    if answer.outputs is not None:
-        reader.add(answer.outputs, 0)
-    reader.end(answer.end.error)
-    return reader

@@ -10,12 +10,12 @@ from corosrv.dispatch.answers import choose
 from corosrv.dispatch.call import CallState, QueuedCall
 from corosrv.dispatch.call_log import log_call
 from corosrv.dispatch.handover import HandOver, Outcomes
-from corosrv.dispatch.idempotency import CallAnswer, CallClaim, CallRecords
+from corosrv.dispatch.idempotency import CallRecords
 from corosrv.dispatch.retries import MAX_REFUSALS, RetryBudget, may_retry, pause
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, Unavailable, WorkerLost
-from corosrv.jobs.infer import InferEnd, InferOutputs
+from corosrv.jobs.infer import InferOutputs
 
 
 class CallLives(Outcomes):
@@ -99,20 +99,24 @@ class CallLives(Outcomes):
     def pass_on(self, call: QueuedCall, outputs: InferOutputs, n_bytes: int) -> None:
         if call.answer is None:
             call.has_sent = True
-            call.reader.add(choose(call.entry.card, outputs, call.job.request.outputs, True), n_bytes)
+            chosen = choose(call.entry.card, outputs, call.job.request.outputs, True)
+            if call.keeper is not None:
+                call.keeper.add(chosen)
+            call.reader.add(chosen, n_bytes)
         elif (error := call.answer.add(outputs)) is not None:
             self.stop(call, error)
 
     def complete(self, call: QueuedCall) -> None:
-        outputs = None
         if call.answer is not None:
             try:
                 outputs = call.answer.result(call.job.request.outputs)
             except CorosrvError as error:
                 self._end(call, error)
                 return
+            if call.keeper is not None:
+                call.keeper.add(outputs)
             call.reader.add(outputs, 0)
-        self._end(call, None, outputs)
+        self._end(call, None)
 
     def fail(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> None:
         if isinstance(error, NotHandedOver):
@@ -154,7 +158,7 @@ class CallLives(Outcomes):
         call.appointment = self._timetable.add(resumes_at, self._resume, call)
         return True
 
-    def _end(self, call: QueuedCall, error: CorosrvError | None, outputs: InferOutputs | None = None) -> None:
+    def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
         now = self._clock()
         call.enter(CallState.ENDED)
         self._timetable.cancel(call.expiry)
@@ -162,16 +166,8 @@ class CallLives(Outcomes):
         self._calls.discard(call)
         call.traffic.count_end(error)
         log_call(call, error, now, self._logs_json)
-        if call.key_claim is not None:
-            _keep_answer(call.key_claim, call, CallAnswer(call.entry.card, outputs, InferEnd(error)), now)
+        if call.keeper is not None:
+            call.keeper.end(error, now, has_run=call.n_attempts > 0)
         call.reader.end(error)
         if not self._calls:
             self._is_idle.set()
-
-
-def _keep_answer(claim: CallClaim, call: QueuedCall, answer: CallAnswer, now: float) -> None:
-    """Keeps the end of a call under its idempotency key, unless nothing of it has run, or it is too large."""
-    if call.n_attempts and claim.grow(answer.n_bytes):
-        claim.finish(answer, now)
-    else:
-        claim.drop()

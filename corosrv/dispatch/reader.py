@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gevent.event import Event
 
+from corosrv.dispatch.idempotency import CallAnswer
 from corosrv.errors import CorosrvError, Misuse, ReadTimeout
 from corosrv.jobs.infer import HandlerCard, InferEnd, InferItem, InferOutputs, InferReader
 from corosrv.jobs.reader import Sink
@@ -32,6 +33,15 @@ class HandlerReader(InferReader):
         self._is_closed = False
         self._news: Event | None = None  # while a greenlet takes
         self._room: Event | None = None  # while the handler waits
+
+    @classmethod
+    def of_answer(cls, answer: CallAnswer) -> HandlerReader:
+        """Makes the reader of a call that need not run: its answer is known."""
+        reader = cls(answer.card, lambda: None, is_replayed=True)
+        for outputs in answer.outputs:
+            reader.add(outputs, 0)
+        reader.end(None if answer.end.error is None else answer.end.error.fresh())
+        return reader
 
     @property
     def card(self) -> HandlerCard:

@@ -34,6 +34,12 @@ class CorosrvError(Exception):
     retry_after: int | None = None  # seconds after which another try makes sense
     ends_connection: bool = False  # the rest of the body is not read, so the connection must close
 
+    def fresh(self) -> CorosrvError:
+        """Returns the same error as it was before it was raised: it keeps no frame alive, with all that those hold."""
+        error: CorosrvError = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        return error
+
 
 class SettingsError(CorosrvError):
     """A setting is wrong; names the variable."""

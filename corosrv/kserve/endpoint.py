@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from flask import Request, Response, g, request
 
-from corosrv.errors import ClientGone, HandlerFailed, ReadTimeout
+from corosrv.errors import ClientGone, CorosrvError, HandlerFailed, ReadTimeout
 from corosrv.http import sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import caller
@@ -23,6 +23,7 @@ from corosrv.http.reply import whole_response
 from corosrv.http.terms import arrival
 from corosrv.jobs.infer import InferJob, InferOutputs, InferReader, InferRequest, InferWorker, Target
 from corosrv.jobs.terms import Terms
+from corosrv.kserve import errors
 from corosrv.kserve.binary_tail import LENGTH_HEADER
 from corosrv.kserve.generate_answer import GeneratedText, TextEvents
 from corosrv.kserve.generate_request import decode_generate
@@ -77,20 +78,22 @@ class InferEndpoint:
         """
         incoming = current(request)
         reader = self.submit(target, decoded.request, decoded.front)
+        if reader.is_replayed:
+            return _marked(lambda: self._infer_answer(incoming, reader, decoded))
+        return self._infer_answer(incoming, reader, decoded)
+
+    def _infer_answer(self, incoming: Request, reader: InferReader, decoded: DecodedRequest[Any]) -> Response:
         *_, answer = each_answer(incoming, reader)
         encoded = encode_answer(reader.card, decoded.id, answer, decoded.is_binary, self.limits.max_body_bytes)
-        response = _response(encoded, _accepted_encodings(incoming))
-        if reader.is_replayed:
-            response.headers["Idempotency-Replayed"] = "true"
-        return response
+        return _response(encoded, _accepted_encodings(incoming))
 
     def generate(self, target: Target) -> Response:
         """Makes one call for text, and answers with all of it. Waits, and raises as `infer` does."""
         incoming = current(request)
         reader, answer = self._submit_text(target)
-        with contextlib.closing(each_answer(incoming, reader)) as answers:  # a text that is too long ends its call
-            whole_answer = answer.joined(answers)
-        return _response(EncodedAnswer([msgspec.json.encode(whole_answer)], False), _accepted_encodings(incoming))
+        if reader.is_replayed:
+            return _marked(lambda: _text_answer(incoming, reader, answer))
+        return _text_answer(incoming, reader, answer)
 
     def generate_stream(self, target: Target) -> Response:
         """Makes one call for text, and answers with events. Waits for the first of them, or as long as may be silent.
@@ -99,6 +102,11 @@ class InferEndpoint:
         """
         environ = current(request).environ
         reader, answer = self._submit_text(target, is_stream=True)
+        if reader.is_replayed:
+            return _marked(lambda: self._stream_answer(environ, reader, answer))
+        return self._stream_answer(environ, reader, answer)
+
+    def _stream_answer(self, environ: dict[str, Any], reader: InferReader, answer: GeneratedText) -> Response:
         events = TextEvents(answer)
         try:
             first = self._first_events(environ, reader, events)
@@ -164,6 +172,22 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
         request_id=current(g).get("corosrv_request_id", ""),
         session=call.parameters.get("sequence_id", ""),
     )
+
+
+def _text_answer(incoming: Request, reader: InferReader, answer: GeneratedText) -> Response:
+    with contextlib.closing(each_answer(incoming, reader)) as answers:  # a text that is too long ends its call
+        whole_answer = answer.joined(answers)
+    return _response(EncodedAnswer([msgspec.json.encode(whole_answer)], False), _accepted_encodings(incoming))
+
+
+def _marked(make_answer: Callable[[], Response]) -> Response:
+    """Says of an answer, also of an error, that it was given before under the same idempotency key."""
+    try:
+        answer = make_answer()
+    except CorosrvError as error:
+        answer = errors.answer_error(error)
+    answer.headers["Idempotency-Replayed"] = "true"
+    return answer
 
 
 def _response(encoded: EncodedAnswer, accept_encoding: str) -> Response:

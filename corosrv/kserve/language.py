@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
+from time import monotonic
 
 from corosrv.dispatch.answers import check_answerable
+from corosrv.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
+from corosrv.dispatch.reader import HandlerReader
 from corosrv.errors import NotFound
 from corosrv.generation.fields import Defaults
 from corosrv.generation.job_log import JobRecord
@@ -28,11 +32,18 @@ class LanguageModels:
     Prompts are texts as they stand, as in text completions; each name of a model is a model of its own here.
     """
 
-    def __init__(self, worker: Worker, defaults: Defaults, logs_json: bool = False) -> None:
-        """`defaults`: for what a call does not say; `logs_json`: the form of each job's line of log."""
+    def __init__(
+        self, worker: Worker, defaults: Defaults, logs_json: bool = False, records: CallRecords | None = None
+    ) -> None:
+        """`defaults`: for what a call does not say; `logs_json`: the form of each job's line of log.
+
+        `records`: of calls with idempotency keys.
+        """
         self._worker = worker
         self._defaults = defaults
         self._logs_json = logs_json
+        self._records = records or CallRecords()
+        self._records_lock = threading.Lock()
 
     def standings(self) -> tuple[ModelStanding, ...]:
         return tuple(
@@ -49,12 +60,25 @@ class LanguageModels:
         """Checks a call, which its reader then queues: that may wait while the model is loaded, and ends in an InferEnd
         where it fails.
 
-        Raises what `find` raises, and Refused, which names the parameter.
+        Raises what `find` raises, and Refused, which names the parameter; for a call with an idempotency key KeyReused,
+        and Conflict while the first one runs.
         """
         card, model = self._find(job.target)
         check_answerable(card, job.request, job.stream)
         request = text_request(job, model.id, self._defaults)
-        return LanguageReader(job, card, request.prefix, lambda: self._begin(request.job))
+        keeper = None
+        if job.terms.idempotency_key and self._records.is_on:
+            begun = self._begin_keyed(job)
+            if isinstance(begun, CallAnswer):
+                return HandlerReader.of_answer(begun)
+            keeper = AnswerKeeper(begun, card, self._records_lock)
+        return LanguageReader(job, card, request.prefix, lambda: self._begin(request.job), keeper)
+
+    def _begin_keyed(self, job: InferJob) -> CallAnswer | CallClaim:
+        """Returns the answer that is known already, or the claim of a call that has to run."""
+        terms = job.terms
+        with self._records_lock:
+            return self._records.begin(terms.caller, terms.idempotency_key, digest_of(job), monotonic())
 
     def _begin(self, job: Job) -> tuple[Reader[Chunk], JobRecord]:
         model = self._worker.card(job.model).id

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from corosrv.dispatch.answers import UnaryAnswer, choose
+from corosrv.dispatch.idempotency import AnswerKeeper
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed
 from corosrv.generation.failures import failure_of
 from corosrv.generation.job_log import JobRecord
@@ -30,16 +31,36 @@ class LanguageReader(InferReader):
     reads; `cancel` may be called from others.
     """
 
-    __slots__ = ("_answer", "_call", "_card", "_chunks", "_is_cancelled", "_is_finished", "_record", "_submit")
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_card",
+        "_chunks",
+        "_is_cancelled",
+        "_is_finished",
+        "_keeper",
+        "_record",
+        "_submit",
+    )
 
     def __init__(
-        self, call: InferJob, card: HandlerCard, prefix: str, submit: Callable[[], tuple[Reader[Chunk], JobRecord]]
+        self,
+        call: InferJob,
+        card: HandlerCard,
+        prefix: str,
+        submit: Callable[[], tuple[Reader[Chunk], JobRecord]],
+        keeper: AnswerKeeper | None = None,
     ) -> None:
-        """`prefix`: what the text begins with. `submit`: queues the job; waits, and raises what its worker does."""
+        """`prefix`: what the text begins with. `submit`: queues the job; waits, and raises what its worker does.
+
+        `keeper`: gathers the answers of a call with an idempotency key, which hold if it ends well; a text that
+        failed may be made again.
+        """
         self._call = call
         self._card = card
         self._answer = _Answer(call, card, prefix)
         self._submit = submit
+        self._keeper = keeper
         self._chunks: Reader[Chunk] | None = None
         self._record: JobRecord | None = None
         self._is_cancelled = False
@@ -89,6 +110,7 @@ class LanguageReader(InferReader):
         except CorosrvError as error:
             if not self._is_finished:
                 self._is_finished = True
+                self._keep([InferEnd(error)])
                 sink([InferEnd(error)])
             return
         if self._is_finished:  # closed meanwhile
@@ -103,7 +125,19 @@ class LanguageReader(InferReader):
         if not items:
             return True
         self._is_finished = isinstance(items[-1], InferEnd)
+        self._keep(items)
         return sink(items) and not self._is_finished
+
+    def _keep(self, items: list[InferItem]) -> None:
+        """Keeps the answers of a call that has a key, and its end, once."""
+        if (keeper := self._keeper) is None:
+            return
+        for item in items:
+            if isinstance(item, InferOutputs):
+                keeper.add(item)
+            else:
+                self._keeper = None
+                keeper.end(item.error, monotonic(), has_run=item.error is None)
 
     def cancel(self) -> None:
         self._is_cancelled = True
@@ -113,6 +147,7 @@ class LanguageReader(InferReader):
     def close(self) -> None:
         self.cancel()
         self._is_finished = True
+        self._keep([InferEnd(_cancelled())])
         if self._chunks is not None:
             self._chunks.close()
         if self._record is not None:

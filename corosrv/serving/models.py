@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
 from corosrv.bodies import json_limits
+from corosrv.dispatch.idempotency import CallRecords
 from corosrv.engine import Engine
 from corosrv.engine.binding import NativeJsonScanner
 from corosrv.engine.builtin_template import check_source
@@ -151,7 +152,9 @@ class ModelPart:
 
     def language_models(self) -> LanguageModels:
         """Makes what answers inference calls for the models that generate text."""
-        return LanguageModels(self.pool, self._defaults(), self._settings.log_format == "json")
+        settings = self._settings
+        records = CallRecords(settings.idempotency_bytes, settings.idempotency_s, len(settings.keys))
+        return LanguageModels(self.pool, self._defaults(), settings.log_format == "json", records)
 
 
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:

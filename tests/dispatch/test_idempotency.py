@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from corosrv.dispatch.idempotency import digest_of
-from corosrv.errors import CallCancelled, Conflict, HandlerFailed, KeyReused, QueueFull, Refused
+from corosrv.dispatch.reader import HandlerReader
+from corosrv.errors import CallCancelled, Conflict, HandlerFailed, KeyReused, QueueFull
+from corosrv.jobs.infer import InferEnd
 from tests.dispatch.hosts import Front, card, error_of, outputs, read, text, texts
 
 
@@ -98,11 +103,65 @@ def test_a_call_that_was_cancelled_while_it_ran_is_not_run_again(front: Front):
     assert host.n_started == 1
 
 
-def test_streams_have_no_keys(front: Front):
-    front.add("p/0")
+def test_a_stream_is_given_again_answer_by_answer(front: Front):
+    host = front.add("p/0", card("add", is_stream=True))
+    first = front.call(stream=True, idempotency_key="k")
+    host.calls[0].send(outputs(text("out", b"1")))
+    host.calls[0].finish(outputs(text("out", b"2")))
 
-    with pytest.raises(Refused, match="one answer"):
-        front.call(stream=True, idempotency_key="k")
+    second = front.call(stream=True, idempotency_key="k")
+
+    assert texts(read(second)) == texts(read(first)) == [b"1", b"2"]
+    assert second.is_replayed
+    assert host.n_started == 1
+
+
+def test_a_stream_that_failed_half_way_fails_half_way_again(front: Front):
+    host = front.add("p/0", card("add", is_stream=True))
+    front.call(stream=True, idempotency_key="k")
+    host.calls[0].send(outputs(text("out", b"1")))
+    host.calls[0].fail(HandlerFailed("no"))
+
+    *answers, end = read(front.call(stream=True, idempotency_key="k"))
+
+    assert texts(answers) == [b"1"]
+    assert isinstance(end, InferEnd)
+    assert isinstance(end.error, HandlerFailed)
+
+
+def test_a_stream_that_is_too_large_to_be_kept_leaves_its_key_free():
+    front = Front.make(idempotency_bytes=3000)
+    host = front.add("p/0", card("add", is_stream=True))
+    front.call(stream=True, idempotency_key="k")
+    for _ in range(4):
+        host.calls[0].send(outputs(text("out", b"x" * 700)))
+    host.calls[0].finish()
+
+    front.call(stream=True, idempotency_key="k")
+
+    assert host.n_started == 2
+
+
+def test_an_error_that_is_kept_keeps_nothing_of_who_met_it(front: Front):
+    class Body:
+        pass
+
+    def meet(reader: HandlerReader) -> weakref.ref[Body]:
+        body = Body()
+        with pytest.raises(HandlerFailed):
+            raise error_of(reader) or AssertionError
+        return weakref.ref(body)
+
+    host = front.add("p/0")
+    first = front.call(idempotency_key="k")
+    host.calls[0].fail(HandlerFailed("no"))
+
+    bodies = [meet(first), meet(front.call(idempotency_key="k")), meet(front.call(idempotency_key="k"))]
+    host.calls.clear()
+    del first
+    gc.collect()
+
+    assert [body() for body in bodies] == [None, None, None]
 
 
 def test_an_answer_that_is_too_large_is_not_kept():

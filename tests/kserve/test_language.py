@@ -14,9 +14,11 @@ from corosrv import settings
 from corosrv.engine import Engine
 from corosrv.errors import (
     CallCancelled,
+    Conflict,
     CorosrvError,
     DeadlinePassed,
     InvalidTensor,
+    KeyReused,
     NotFound,
     PromptTooLong,
     ReadTimeout,
@@ -342,3 +344,38 @@ def test_a_real_model_streams_what_it_answers_at_once_and_what_a_job_of_another_
 
     assert text_of(whole) == text_of(pieces) == expected
     assert expected
+
+
+# The same request again.
+
+
+def test_a_text_with_an_idempotency_key_is_generated_once(models: LanguageModels) -> None:
+    terms = Terms(idempotency_key="once")
+    first = read(models.submit(call(stream=True, terms=terms, seed=1)))
+
+    second = models.submit(call(stream=True, terms=terms, seed=1))
+
+    assert second.is_replayed
+    assert text_of(answers_of(read(second))) == text_of(answers_of(first))
+    with pytest.raises(KeyReused):
+        models.submit(call(stream=True, terms=terms, seed=2))
+
+
+def test_while_a_text_is_generated_its_key_is_in_use(models: LanguageModels) -> None:
+    terms = Terms(idempotency_key="running")
+    first = models.submit(call(terms=terms))
+
+    with pytest.raises(Conflict, match="still running"):
+        models.submit(call(terms=terms))
+    first.close()
+
+    assert not models.submit(call(terms=terms)).is_replayed
+
+
+def test_a_text_that_failed_may_be_generated_again(models: LanguageModels) -> None:
+    terms = Terms(idempotency_key="failed")
+    long = models.submit(call("many words " * 1000, terms=terms))
+    assert isinstance(failure_of(read(long)), PromptTooLong)
+
+    assert isinstance(failure_of(read(models.submit(call("many words " * 1000, terms=terms)))), PromptTooLong)
+    assert not models.submit(call(terms=terms)).is_replayed
