@@ -69,8 +69,9 @@ generate_stream = _operation(
 infer_capability = _operation(
     "Call whatever has a capability",
     "`capability` says what each attribute must be: a value, a list of values of which any will do, or an object with "
-    "`gt`, `gte`, `lt`, `lte`, `ne`, `prefix`, `glob` or `exists`. Headers `X-Capability-NAME` say the same. The "
-    "answer's parameter `capability` has all attributes of the handler that was chosen.",
+    "`gt`, `gte`, `lt`, `lte`, `ne`, `prefix`, `glob` or `exists`. Headers `X-Capability-NAME` say the same, and "
+    "`X-Prefer` (a JSON object) and `X-Fuzzy` what `prefer` and `fuzzy` do. The answer's parameter "
+    "`capability` has all attributes of the handler that was chosen.",
     body=schema.CapabilityBody,
     answer=infer_types.InferAnswer,
     statuses=(*_CALLS, 409),

@@ -8,7 +8,6 @@ import msgspec
 from flask import Blueprint, Response, request
 
 from corosrv.bodies.body import decode_unscanned
-from corosrv.dispatch.capability import header_query
 from corosrv.errors import CorosrvError
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
@@ -16,6 +15,7 @@ from corosrv.http.operation import without_key
 from corosrv.http.reply import json_response
 from corosrv.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.kserve import api_docs, errors, health, metadata
+from corosrv.kserve.capability_headers import parse_capability
 from corosrv.kserve.endpoint import EndpointLimits, InferEndpoint
 from corosrv.kserve.infer_request import CAPABILITY_DECODER, INFER_DECODER
 from corosrv.kserve.object_inputs import FindObject, no_objects
@@ -110,8 +110,10 @@ def blueprint(
     def infer_capability() -> Response:
         decoded = endpoint.decode(CAPABILITY_DECODER)
         body = decoded.body
-        query = header_query(request.headers) | body.capability
-        return endpoint.infer(CapabilityTarget(query, body.prefer, body.fuzzy), decoded)
+        asked = parse_capability(request.headers)
+        is_fuzzy = asked.is_fuzzy if body.fuzzy is msgspec.UNSET else body.fuzzy
+        target = CapabilityTarget({**asked.query, **body.capability}, {**asked.prefer, **body.prefer}, is_fuzzy)
+        return endpoint.infer(target, decoded)
 
     errors.register_errors(routes)
     return routes

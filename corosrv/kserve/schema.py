@@ -44,7 +44,7 @@ class CapabilityBody(InferBody, kw_only=True):
 
     capability: dict[str, Any] = {}
     prefer: dict[str, float] = {}
-    fuzzy: bool = False
+    fuzzy: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class GenerateBody(msgspec.Struct):

@@ -21,9 +21,11 @@ from corosrv.kserve import errors, model_docs, object_routes, routes
 from corosrv.kserve.endpoint import EndpointLimits
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.server_side import GrpcConfig
+from corosrv.kserve.grpc.stats import GrpcCollector
 from corosrv.kserve.object_inputs import no_objects
 from corosrv.objects.store import ObjectStore
 from corosrv.settings import KserveSettings, ServerSettings
+from corosrv.worker.parent.asks import no_object
 
 _STATES = {
     WorkerState.STARTING: State.STARTING,
@@ -73,7 +75,8 @@ class KservePart:
             keys=server.keys,
             max_message=settings.v2_max_body_bytes,
         )
-        return GrpcFront(config, self._worker, self._check_ready)
+        find_object = no_object if self._objects is None else self._object_of
+        return GrpcFront(config, self._worker, self._check_ready, find_object)
 
     def start(self) -> None:
         if self.grpc is not None:
@@ -122,7 +125,7 @@ class KservePart:
             self.grpc.kill()
 
     def collectors(self) -> tuple[Collector, ...]:
-        return ()
+        return () if self.grpc is None else (GrpcCollector(self.grpc.stats),)
 
     def document(self) -> dict[str, Any]:
         """Returns a document of the models that declare their inputs; the routes describe themselves."""
@@ -151,5 +154,9 @@ class KservePart:
 
     def _find_object(self, object_id: str) -> memoryview:
         """Returns the content of an object of the current request's caller. Raises ObjectNotFound and ObjectExpired."""
+        return self._object_of(object_id, caller())
+
+    def _object_of(self, object_id: str, caller: str) -> memoryview:
+        """Returns the content of an object of this caller. Raises ObjectNotFound and ObjectExpired."""
         assert self._objects is not None
-        return self._objects.get(object_id, time.monotonic(), caller()).content.view()
+        return self._objects.get(object_id, time.monotonic(), caller).content.view()

@@ -46,6 +46,17 @@ class WireRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: list[str] | None = None
 
 
+class ObjectInput(msgspec.Struct, frozen=True, array_like=True):
+    """An input whose content is an object's. `position`: its place among all inputs of the request."""
+
+    position: int
+    object_id: str
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Parameter] = {}
+
+
 class PoolCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Describes one pool of the application's workers.
 
@@ -203,6 +214,8 @@ class Ask(_Message, frozen=True, tag="ask"):
     request_id: str = ""
     session: str = ""
     caller: str = ""  # believed from the gRPC front alone
+    idempotency_key: str = ""  # of the gRPC front alone
+    object_inputs: list[ObjectInput] = []  # beside those of the request
 
 
 class AskCancel(_Message, frozen=True, tag="ask_cancel"):
@@ -240,6 +253,7 @@ class AskEnd(_Message, frozen=True, tag="ask_end"):
     code: str | None = None
     message: str = ""
     retry_after: int | None = None
+    is_replayed: bool = False  # this is the answer of an earlier call with the same idempotency key
 
 
 ASK_WINDOW = 16

@@ -39,6 +39,28 @@ def test_headers_make_a_query_and_the_body_goes_before_them(client: FlaskClient)
     assert client.post(PATH, json={"inputs": [], "capability": {"type": "embed"}}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("members", "prefer", "is_fuzzy"),
+    [({}, {"tier=small": 2.0}, True), ({"prefer": {"tier=small": 1}, "fuzzy": False}, {"tier=small": 1.0}, False)],
+)
+def test_headers_have_preferences_and_the_body_goes_before_them(
+    client: FlaskClient, worker: FunctionWorker, members: dict, prefer: dict, is_fuzzy: bool
+):
+    headers = {"X-Prefer": '{"tier=small": 2}', "X-Fuzzy": "true"}
+
+    client.post(PATH, json={"capability": {"type": "embed"}, "inputs": [], **members}, headers=headers)
+
+    assert worker.jobs[0].target == CapabilityTarget({"type": "embed"}, prefer, is_fuzzy)
+
+
+@pytest.mark.parametrize("header", [("X-Prefer", "tier=small"), ("X-Prefer", '{"a": true}'), ("X-Fuzzy", "maybe")])
+def test_a_wrong_header_is_refused_by_its_name(client: FlaskClient, header: tuple[str, str]):
+    answer = client.post(PATH, json={"capability": {"type": "embed"}, "inputs": []}, headers=[header])
+
+    assert answer.status_code == 400
+    assert header[0] in answer.json["error"]
+
+
 def test_nothing_that_matches_is_not_found_and_an_empty_query_refused(client: FlaskClient):
     assert client.post(PATH, json={"inputs": [], "capability": {"type": "chat"}}).status_code == 404
     assert client.post(PATH, json={"inputs": []}).status_code == 400

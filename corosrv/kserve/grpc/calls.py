@@ -70,10 +70,13 @@ def _ask(
     number: int,
     inputs: list[WireTensor],
 ) -> Ask:
-    if bool(call.model) == bool(metadata.capability):
+    capability = metadata.capability
+    if bool(call.model) == bool(capability.query):
         if call.model:
             raise Refused("both model_name and a capability (metadata x-capability-KEY) are there; send one of them")
         raise NotFound("model_name is empty, and no capability (metadata x-capability-KEY) is asked for", "model_name")
+    if call.model and (capability.prefer or capability.is_fuzzy):
+        raise Refused("x-prefer and x-fuzzy are for calls by capability, and this one names a model")
     now = time.monotonic()
     terms = call_terms(
         metadata.header,
@@ -90,18 +93,22 @@ def _ask(
         request=WireRequest(inputs, call.id, dict(call.parameters), call.outputs),
         model=call.model,
         version=call.version,
-        capability=metadata.capability or None,
+        capability=dict(capability.query) or None,
+        prefer=dict(capability.prefer),
+        is_fuzzy=capability.is_fuzzy,
         stream=is_stream,
         budget_us=None if budget is None else max(0, round(budget * 1e6)),
         priority=terms.priority,
         request_id=terms.request_id,
         session=terms.session,
         caller=terms.caller,
+        idempotency_key=terms.idempotency_key,
+        object_inputs=call.object_inputs,
     )
 
 
-async def answer_once(ask: RunningAsk, call: GrpcCall) -> bytes:
-    """Returns the ModelInferResponse of a unary call, serialized. Raises StatusError if the call fails."""
+async def answer_once(ask: RunningAsk, call: GrpcCall) -> tuple[bytes, AskEnd]:
+    """Returns the ModelInferResponse of a unary call, serialized, and its end. Raises StatusError if the call fails."""
     answer: Outputs | None = None
     while not isinstance(item := await ask.receive(), AskEnd):
         answer = item
@@ -110,7 +117,7 @@ async def answer_once(ask: RunningAsk, call: GrpcCall) -> bytes:
         raise statuses.StatusError(statuses.of_end(item))
     if answer is None:
         raise HandlerFailed("the handler gave no answer")
-    return await convert(n_bytes(answer), _serialized, call, answer)
+    return await convert(n_bytes(answer), _serialized, call, answer), item
 
 
 def n_bytes(answer: Outputs) -> int:

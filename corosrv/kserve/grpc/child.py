@@ -15,6 +15,7 @@ import msgspec
 from corosrv.errors import ChannelClosed
 from corosrv.http.keys import KeyRing
 from corosrv.kserve.grpc.asking import Asker
+from corosrv.kserve.grpc.call_counts import CallCounts
 from corosrv.kserve.grpc.messages import (
     HEARTBEAT,
     ControlFromGrpc,
@@ -43,6 +44,7 @@ class GrpcProcess:
         self._control: AioChannel[ControlFromGrpc, ControlToGrpc] = AioChannel(
             socket.socket(fileno=control_fd), codec, self._on_control, lambda reason: die()
         )
+        self._counts = CallCounts(self._control.send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: Any = None
         self._is_over = asyncio.Event()
@@ -73,7 +75,8 @@ class GrpcProcess:
         ]
         try:
             server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
-            server.add_generic_rpc_handlers((InferenceService(asker, KeyRing(settings.key_digests)).handler(),))
+            service = InferenceService(asker, KeyRing(settings.key_digests), self._counts)
+            server.add_generic_rpc_handlers((service.handler(),))
             port = server.add_insecure_port(_target(settings.address, settings.port))
             await server.start()
         except (RuntimeError, OSError) as error:
@@ -90,6 +93,7 @@ class GrpcProcess:
     async def _stop(self, message: StopGrpc) -> None:
         if self._server is not None:
             await self._server.stop(message.grace)
+        self._counts.flush()
         self._is_over.set()
 
 

@@ -12,7 +12,9 @@ from corosrv.errors import SettingsError
 from corosrv.jobs.infer import InferWorker
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.kserve.grpc.info import ServerInfo
-from corosrv.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink
+from corosrv.kserve.grpc.server_side import GrpcConfig, GrpcProcessLink, GrpcServices
+from corosrv.kserve.grpc.stats import GrpcStats
+from corosrv.worker.parent.asks import FindObject, no_object
 from corosrv.worker.parent.restarts import Restarts
 
 log = logging.getLogger("corosrv.grpc")
@@ -41,15 +43,23 @@ class GrpcFront:
     A first process that cannot listen is not replaced: it would fail again. All others are.
     """
 
-    def __init__(self, config: GrpcConfig, worker: InferWorker, check_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: GrpcConfig,
+        worker: InferWorker,
+        check_ready: Callable[[], None],
+        find_object: FindObject = no_object,
+    ) -> None:
         """Takes what runs the calls. `check_ready` raises the Unavailable that calls would meet now.
+
+        `find_object`: returns the content of inputs that refer to objects.
 
         Raises SettingsError where grpcio is not installed.
         """
         check_grpcio()
         self._config = config
-        self._worker = worker
-        self._inform = ServerInfo(worker, check_ready)
+        self.stats = GrpcStats()
+        self._services = GrpcServices(worker, ServerInfo(worker, check_ready), find_object, self.stats)
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, LONG_LIFE)
         self._restarts = Restarts(self._start_next, backoff, log, "the gRPC process")
         self._listeners: list[Callable[[], None]] = []
@@ -57,7 +67,7 @@ class GrpcFront:
         self._process = self._make()
 
     def _make(self) -> GrpcProcessLink:
-        return GrpcProcessLink(self._config, self._worker, self._inform, self._on_change)
+        return GrpcProcessLink(self._config, self._services, self._on_change)
 
     @property
     def state(self) -> WorkerState:

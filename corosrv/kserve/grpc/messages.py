@@ -59,6 +59,13 @@ class GrpcHeartbeat(_Message, frozen=True, tag="grpc_heartbeat"):
 HEARTBEAT = 2.0
 
 
+class GrpcCounts(_Message, frozen=True, tag="grpc_counts"):
+    """Tells which calls have ended since the last of these messages, and how many streams are open."""
+
+    ended: list[tuple[str, str, int]]  # method, code, and how many
+    n_streams: int
+
+
 # Lane.
 
 
@@ -82,6 +89,6 @@ class InfoAnswer(_Message, frozen=True, tag="info_answer"):
 
 
 ControlToGrpc = InitGrpc | StopGrpc
-ControlFromGrpc = GrpcServing | GrpcStartFailed | GrpcHeartbeat
+ControlFromGrpc = GrpcServing | GrpcStartFailed | GrpcHeartbeat | GrpcCounts
 LaneToGrpc = AskOutputs | AskEnd | InfoAnswer
 LaneFromGrpc = Ask | AskCancel | AskTaken | AskInfo

@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from corosrv.dispatch.capability import header_query
 from corosrv.errors import Unauthorized
 from corosrv.http.keys import KeyRing
+from corosrv.jobs.infer import CapabilityTarget
+from corosrv.kserve.capability_headers import parse_capability
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 Pairs = Iterable[tuple[str, str | bytes]]
@@ -22,7 +23,7 @@ class CallMetadata:
     texts: Mapping[str, str]  # by name
     caller: str
     request_id: str
-    capability: dict[str, object]  # a query; empty: none is asked for
+    capability: CapabilityTarget  # its query is empty if none is asked for
 
     def header(self, name: str) -> str | None:
         """Looks metadata up as REST's headers are named, in any case."""
@@ -50,7 +51,7 @@ def read(pairs: Pairs, caller: str) -> CallMetadata:
         texts=texts,
         caller=caller,
         request_id=request_id if _SANE_ID.fullmatch(request_id) else f"req_{secrets.token_hex(16)}",
-        capability=header_query((name, value) for name, value in pairs if isinstance(value, str)),
+        capability=parse_capability((name, value) for name, value in pairs if isinstance(value, str)),
     )
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corosrv.errors import InvalidTensor, NotOffered, Refused
 from corosrv.kserve.grpc import contents, parameters
+from corosrv.kserve.object_inputs import OBJECT_REF, object_id
 from corosrv.kserve.parameters import FrontParameters, split_parameters
 from corosrv.tensors import Parameter, Tensor
+from corosrv.wire.calls import ObjectInput
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcCall:
-    """One request. `is_raw`: its answer carries raw contents, as the request does."""
+    """One request. `is_raw`: its answer carries raw contents, as the request does.
+
+    `object_inputs`: inputs whose content is an object's, which the server adds to `inputs`.
+    """
 
     model: str
     version: str
     id: str
     inputs: tuple[Tensor, ...]
+    object_inputs: list[ObjectInput]
     outputs: list[str] | None  # None: all
     parameters: Mapping[str, Parameter]  # for the handler
     front: FrontParameters
@@ -32,12 +38,15 @@ def read(request: Any) -> GrpcCall:
         if any(name.startswith("shared_memory_") for name in tensor.parameters):
             raise NotOffered(f"tensor {tensor.name!r:.120}: shared memory is not offered; send the content")
     front, of_handler = split_parameters(parameters.read(request.parameters))
-    is_raw = bool(request.raw_input_contents) or not request.inputs
+    object_inputs = _object_inputs(request.inputs)
+    sent = _inputs_without(request.inputs, object_inputs)
+    is_raw = bool(request.raw_input_contents) or not sent
     return GrpcCall(
         model=request.model_name,
         version=request.model_version,
         id=request.id,
-        inputs=_raw_inputs(request) if is_raw else _typed_inputs(request),
+        inputs=_raw_inputs(request, sent) if is_raw else _typed_inputs(sent),
+        object_inputs=object_inputs,
         outputs=[output.name for output in request.outputs] or None,
         parameters=of_handler,
         front=front,
@@ -45,20 +54,42 @@ def read(request: Any) -> GrpcCall:
     )
 
 
-def _typed_inputs(request: Any) -> tuple[Tensor, ...]:
-    return tuple(_tensor(tensor, contents.raw_from_typed(tensor)) for tensor in request.inputs)
+def _object_inputs(inputs: Sequence[Any]) -> list[ObjectInput]:
+    """Returns the inputs that refer to objects. Raises InvalidTensor for one that has contents as well."""
+    object_inputs = []
+    for position, tensor in enumerate(inputs):
+        if OBJECT_REF not in tensor.parameters:
+            continue
+        if contents.has_typed(tensor):
+            raise InvalidTensor(tensor.name, f"has both contents and {OBJECT_REF}")
+        own = parameters.read(tensor.parameters)
+        reference = object_id(tensor.name, own.pop(OBJECT_REF))
+        object_inputs.append(ObjectInput(position, reference, tensor.name, tensor.datatype, list(tensor.shape), own))
+    return object_inputs
 
 
-def _raw_inputs(request: Any) -> tuple[Tensor, ...]:
+def _inputs_without(inputs: Sequence[Any], object_inputs: Sequence[ObjectInput]) -> Sequence[Any]:
+    """Returns the inputs whose content comes with the request."""
+    if not object_inputs:
+        return inputs
+    positions = {tensor.position for tensor in object_inputs}
+    return [tensor for position, tensor in enumerate(inputs) if position not in positions]
+
+
+def _typed_inputs(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    return tuple(_tensor(tensor, contents.raw_from_typed(tensor)) for tensor in inputs)
+
+
+def _raw_inputs(request: Any, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     raw_contents = request.raw_input_contents
-    if len(raw_contents) != len(request.inputs):
+    if len(raw_contents) != len(inputs):
         raise Refused(
-            f"raw_input_contents has {len(raw_contents)} entries for {len(request.inputs)} inputs", "raw_input_contents"
+            f"raw_input_contents has {len(raw_contents)} entries for {len(inputs)} inputs", "raw_input_contents"
         )
-    for tensor in request.inputs:
+    for tensor in inputs:
         if contents.has_typed(tensor):
             raise InvalidTensor(tensor.name, "has typed contents, where raw_input_contents are there as well")
-    return tuple(_tensor(tensor, raw) for tensor, raw in zip(request.inputs, raw_contents, strict=True))
+    return tuple(_tensor(tensor, raw) for tensor, raw in zip(inputs, raw_contents, strict=True))
 
 
 def _tensor(tensor: Any, raw: bytes) -> Tensor:

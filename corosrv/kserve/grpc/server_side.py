@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
@@ -23,6 +23,7 @@ from corosrv.kserve.grpc.messages import (
     AskInfo,
     ControlFromGrpc,
     ControlToGrpc,
+    GrpcCounts,
     GrpcHeartbeat,
     GrpcServing,
     InfoAnswer,
@@ -31,9 +32,10 @@ from corosrv.kserve.grpc.messages import (
     LaneToGrpc,
     StopGrpc,
 )
+from corosrv.kserve.grpc.stats import GrpcStats
 from corosrv.wire.calls import AskEnd, AskOutputs
 from corosrv.wire.codec import StructCodec
-from corosrv.worker.parent.asks import Asks, end_of, submit_to
+from corosrv.worker.parent.asks import Asks, FindObject, end_of, no_object, submit_to
 from corosrv.worker.parent.linked_process import LinkedProcess
 from corosrv.worker.parent.process import Exit
 
@@ -59,15 +61,25 @@ class GrpcConfig:
     command: tuple[str, ...] = (sys.executable, "-m", "corosrv.kserve.grpc")
 
 
+@dataclass(frozen=True)
+class GrpcServices:
+    """Holds what a server does for its gRPC processes. `find_object`: see corosrv.worker.parent.asks."""
+
+    worker: InferWorker
+    inform: Inform
+    find_object: FindObject = no_object
+    stats: GrpcStats = field(default_factory=GrpcStats)
+
+
 class GrpcProcessLink:
     """Owns one gRPC process and answers what it asks. Belongs to the thread of one hub."""
 
     def __init__(
-        self, config: GrpcConfig, worker: InferWorker, inform: Inform, on_change: Callable[[GrpcProcessLink], None]
+        self, config: GrpcConfig, services: GrpcServices, on_change: Callable[[GrpcProcessLink], None]
     ) -> None:
         """Calls `on_change` after each change of state; it must not wait."""
         self._config = config
-        self._inform = inform
+        self._services = services
         self._on_change = on_change
         self._link: LinkedProcess[ControlToGrpc, ControlFromGrpc, LaneToGrpc, LaneFromGrpc] = LinkedProcess(
             self,
@@ -75,7 +87,13 @@ class GrpcProcessLink:
             StructCodec(LaneFromGrpc, msgspec.msgpack),
             takes_fds=True,
         )
-        self._asks = Asks(submit_to(worker), self._send, limit=sys.maxsize, is_trusted=True)
+        self._asks = Asks(
+            submit_to(services.worker),
+            self._send,
+            limit=sys.maxsize,
+            is_trusted=True,
+            find_object=services.find_object,
+        )
         self._watching: gevent.Greenlet | None = None
         self._n_missed = 0  # heartbeats
         self._is_stopping = False
@@ -129,6 +147,8 @@ class GrpcProcessLink:
         match message:
             case GrpcHeartbeat():
                 self._n_missed = 0
+            case GrpcCounts():
+                self._services.stats.add(message)
             case GrpcServing():
                 self.port = message.port
                 self._enter(WorkerState.READY)
@@ -145,7 +165,7 @@ class GrpcProcessLink:
 
     def _answer(self, ask: AskInfo) -> InfoAnswer | AskEnd:
         try:
-            return InfoAnswer(ask.number, self._inform(ask))
+            return InfoAnswer(ask.number, self._services.inform(ask))
         except CorosrvError as error:
             return end_of(ask.number, None, error)
         except Exception:
@@ -160,6 +180,7 @@ class GrpcProcessLink:
 
     def on_end(self, exit: Exit, fault: str) -> None:
         self._asks.close()
+        self._services.stats.forget_streams()
         if self._watching is not None:
             self._watching.kill(block=False)
         if self._is_stopping and WorkerState.STOPPED in NEXT[self.state]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +13,7 @@ from corosrv.errors import CorosrvError
 from corosrv.http.keys import KeyRing
 from corosrv.kserve.grpc import metadata, protocol, statuses
 from corosrv.kserve.grpc.asking import Asker
+from corosrv.kserve.grpc.call_counts import CallCounts
 from corosrv.kserve.grpc.calls import answer_once, parse, read_call, running
 from corosrv.kserve.grpc.streaming import InferStream
 from corosrv.wire.calls import AskEnd
@@ -24,9 +26,10 @@ _FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the se
 class InferenceService:
     """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
 
-    def __init__(self, asker: Asker, keys: KeyRing) -> None:
+    def __init__(self, asker: Asker, keys: KeyRing, counts: CallCounts) -> None:
         self._asker = asker
         self._keys = keys
+        self._counts = counts
 
     def handler(self) -> Any:
         """Returns what a server of grpcio takes."""
@@ -39,32 +42,42 @@ class InferenceService:
             "RepositoryIndex": (protocol.RepositoryIndexRequest, self._repository_index),
         }
         methods = {
-            name: self._unary(_reading(kind, answer), is_open=name in ("ServerLive", "ServerReady"))
+            name: self._unary(name, _reading(kind, answer), is_open=name in ("ServerLive", "ServerReady"))
             for name, (kind, answer) in answers.items()
         }
-        methods["ModelInfer"] = self._unary(self._model_infer)
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._guarded(self._model_stream_infer))
+        methods["ModelInfer"] = self._unary("ModelInfer", self._model_infer)
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._guarded("ModelStreamInfer", self._model_stream_infer)
+        )
         return grpc.method_handlers_generic_handler(protocol.SERVICE, methods)
 
     # What every call goes through.
 
-    def _unary(self, answer: Callable[[bytes, Any, str], Awaitable[bytes]], is_open: bool = False) -> Any:
+    def _unary(self, name: str, answer: Callable[[bytes, Any, str], Awaitable[bytes]], is_open: bool = False) -> Any:
         async def handle(data: bytes, context: Any) -> bytes:
-            guarded = self._guarded(lambda context, caller: answer(data, context, caller), is_open)
+            guarded = self._guarded(name, lambda context, caller: answer(data, context, caller), is_open)
             result: bytes = await guarded(None, context)
             return result
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _guarded(
-        self, answer: Callable[[Any, str], Awaitable[Any]], is_open: bool = False
+        self, name: str, answer: Callable[[Any, str], Awaitable[Any]], is_open: bool = False
     ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Checks the key of a call, unless the method is open to all, and turns what it raises into a status."""
+        """Checks the key of a call, unless the method is open to all, and turns what it raises into a status.
+
+        Counts the call by its method's name.
+        """
 
         async def handle(_requests: Any, context: Any) -> Any:
             try:
                 caller = "" if is_open else metadata.check_key(_pairs(context), self._keys)
-                return await answer(context, caller)
+                result = await answer(context, caller)
+                self._counts.count(name, grpc.StatusCode.OK)
+                return result
+            except asyncio.CancelledError:
+                self._counts.count(name, _code_of_cancel(context))
+                raise
             except statuses.StatusError as error:
                 status = error.status
             except CorosrvError as error:
@@ -72,6 +85,7 @@ class InferenceService:
             except Exception:
                 log.exception("a call could not be answered")
                 status = _FAILED
+            self._counts.count(name, status.code)
             await context.abort(status.code, status.text, status.trailing)
 
         return handle
@@ -82,10 +96,14 @@ class InferenceService:
         own = metadata.read(_pairs(context), caller)
         call = await read_call(data)
         async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
-            return await answer_once(ask, call)
+            answer, end = await answer_once(ask, call)
+        if end.is_replayed:
+            context.set_trailing_metadata(statuses.REPLAYED)
+        return answer
 
     async def _model_stream_infer(self, context: Any, caller: str) -> None:
-        await InferStream(context, self._asker, metadata.read(_pairs(context), caller)).serve()
+        with self._counts.open_stream():
+            await InferStream(context, self._asker, metadata.read(_pairs(context), caller)).serve()
 
     # Questions.
 
@@ -134,3 +152,10 @@ def _reading(kind: Any, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[by
 def _pairs(context: Any) -> metadata.Pairs:
     pairs: metadata.Pairs = context.invocation_metadata()
     return pairs
+
+
+def _code_of_cancel(context: Any) -> grpc.StatusCode:
+    """Returns the code of a call that grpcio has cancelled: for its client, or because its time is over."""
+    remaining = context.time_remaining()
+    is_over = remaining is not None and remaining <= 0
+    return grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED

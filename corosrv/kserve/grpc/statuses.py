@@ -27,6 +27,7 @@ _CODES = {
 }
 
 PUSHBACK = "grpc-retry-pushback-ms"  # trailing metadata: when another try makes sense
+REPLAYED = (("idempotency-replayed", "true"),)  # trailing metadata: an earlier call's answer, with the same key
 _LONGEST_TEXT = 4096  # characters; it travels in a header, which peers bound at 8 KiB
 
 
@@ -37,11 +38,13 @@ class CallStatus:
     code: grpc.StatusCode
     text: str
     retry_after: int | None = None  # seconds
+    is_replayed: bool = False
 
     @property
     def trailing(self) -> tuple[tuple[str, str], ...]:
         """The trailing metadata."""
-        return () if self.retry_after is None else ((PUSHBACK, str(1000 * self.retry_after)),)
+        pushback = () if self.retry_after is None else ((PUSHBACK, str(1000 * self.retry_after)),)
+        return (*pushback, *REPLAYED) if self.is_replayed else pushback
 
 
 class StatusError(Exception):
@@ -54,7 +57,7 @@ class StatusError(Exception):
 
 def of_end(end: AskEnd) -> CallStatus:
     """Returns the status of a call that the server ended with an error."""
-    return CallStatus(_code(end.error_kind), end.message[:_LONGEST_TEXT], end.retry_after)
+    return CallStatus(_code(end.error_kind), end.message[:_LONGEST_TEXT], end.retry_after, end.is_replayed)
 
 
 def of_error(error: CorosrvError) -> CallStatus:

@@ -76,6 +76,8 @@ class InferStream:
             has_final = has_final or item.message.is_final
             await self._write(await convert(n_bytes(item), _serialized, call, item))
             ask.pass_on()
+        if item.is_replayed:
+            self._context.set_trailing_metadata(statuses.REPLAYED)
         if item.status:
             raise statuses.StatusError(statuses.of_end(item))
         if call.front.wants_empty_final and not has_final:

@@ -18,6 +18,7 @@ from corosrv.errors import (
     CorosrvError,
     FrameTooLarge,
     HandlerFailed,
+    NotOffered,
     ProtocolError,
     QueueFull,
 )
@@ -34,10 +35,10 @@ from corosrv.jobs.infer import (
     Target,
 )
 from corosrv.jobs.terms import Terms
-from corosrv.tensors import Parameter, check_inputs
+from corosrv.tensors import Parameter, Tensor, check_inputs
 from corosrv.waits.elsewhere import call_in_thread
 from corosrv.wire import descriptors
-from corosrv.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken
+from corosrv.wire.calls import ASK_WINDOW, Ask, AskCancel, AskEnd, AskOutputs, AskTaken, ObjectInput
 from corosrv.wire.tensors import TensorPacking, make_tensors, map_attached
 
 log = logging.getLogger("corosrv.worker")
@@ -46,6 +47,7 @@ MAX_ASKS = 256  # that one call of a handler may have running at once
 LONG_COPY = 4 << 20  # bytes whose copying would hold the hub for a millisecond or more
 
 Submit = Callable[[InferJob], InferReader]
+FindObject = Callable[[str, str], memoryview]  # of an id and a caller; raises ObjectNotFound and ObjectExpired
 SendAnswer = Callable[[AskOutputs | AskEnd, Sequence[int]], None]  # raises what GeventChannel.send raises
 
 
@@ -58,6 +60,11 @@ def submit_to(worker: InferWorker) -> Submit:
         return worker.submit(replace(job, card=card))
 
     return submit
+
+
+def no_object(object_id: str, caller: str) -> memoryview:
+    """Refuses an input that is an object, where the server stores none."""
+    raise NotOffered("this server stores no objects: it serves no application")
 
 
 class Asks:
@@ -74,18 +81,20 @@ class Asks:
         *,
         limit: int = MAX_ASKS,
         is_trusted: bool = False,
+        find_object: FindObject = no_object,
     ) -> None:
         """Takes what runs a call (see submit_to), and what sends a message over the lane.
 
         `terms`: those of the call that asks; its asks end at its deadline, belong to its caller, and are as urgent as
         it is unless they say otherwise. `limit`: how many asks may run at once. `is_trusted`: the asking side is ours:
-        it has checked the tensors, and says who calls.
+        it has checked the tensors, and says who calls. `find_object`: returns the content of inputs that are objects.
         """
         self._submit = submit
         self._send = send
         self._terms = terms or Terms()
         self._limit = limit
         self._is_trusted = is_trusted
+        self._find_object = find_object
         self._running: dict[int, _RunningAsk] = {}
 
     @property
@@ -124,7 +133,7 @@ class Asks:
             error = QueueFull(f"{self._limit} calls are made at once already; wait for some of them")
             self._tell(end_of(ask.number, None, error))
             return
-        make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted)
+        make_job = functools.partial(_job, ask, content, self._terms_of(ask), self._is_trusted, self._find_object)
         running = self._running[ask.number] = _RunningAsk(ask.number, make_job, self._submit, self._send)
         running.start(self._forget)
 
@@ -140,6 +149,7 @@ class Asks:
             request_id=ask.request_id or self._terms.request_id,
             session=ask.session or self._terms.session,
             caller=ask.caller if self._is_trusted else self._terms.caller,
+            idempotency_key=ask.idempotency_key if self._is_trusted else "",
         )
 
     def _forget(self, ask: _RunningAsk, end: AskEnd) -> None:
@@ -206,7 +216,8 @@ class _RunningAsk:
         except Exception:
             log.exception("an ask could not be answered")
             error = HandlerFailed("the call failed; the server's log says why")
-        on_end(self, end_of(self.number, card, error))
+        is_replayed = self._reader is not None and self._reader.is_replayed
+        on_end(self, end_of(self.number, card, error, is_replayed))
 
     def _pass_on(
         self, reader: InferReader, card: HandlerCard, parameters: Mapping[str, Parameter]
@@ -238,22 +249,35 @@ class _RunningAsk:
             self._send(message, fds)
 
 
-def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None) -> AskEnd:
+def end_of(number: int, card: HandlerCard | None, error: CorosrvError | None, is_replayed: bool = False) -> AskEnd:
     """Makes the last message of an ask."""
     model, version = ("", "") if card is None else (card.name, card.version)
     if error is None:
-        return AskEnd(number, model, version)
+        return AskEnd(number, model, version, is_replayed=is_replayed)
     return AskEnd(
-        number, model, version, error.status, error.kind.value, error.code, str(error), error.retry_after
-    )  # fmt: skip
+        number, model, version, error.status, error.kind.value, error.code, str(error), error.retry_after, is_replayed
+    )
 
 
-def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool) -> InferJob:
-    """Makes the job of an ask. Raises InvalidTensor."""
+def _job(ask: Ask, content: memoryview, terms: Terms, are_checked: bool, find_object: FindObject) -> InferJob:
+    """Makes the job of an ask. Raises InvalidTensor, and what `find_object` raises."""
     (inputs,) = make_tensors([ask.request.inputs], content, are_checked=are_checked)
+    if ask.object_inputs:
+        inputs = _with_objects(inputs, ask.object_inputs, lambda object_id: find_object(object_id, terms.caller))
     outputs = None if ask.request.outputs is None else tuple(ask.request.outputs)
     request = InferRequest(inputs, ask.request.id, ask.request.parameters, outputs)
     return InferJob(_target_of(ask), request, ask.stream, terms)
+
+
+def _with_objects(
+    inputs: Sequence[Tensor], object_inputs: Sequence[ObjectInput], find: Callable[[str], memoryview]
+) -> tuple[Tensor, ...]:
+    """Returns all inputs in their order, with those that are objects at their places."""
+    joined = list(inputs)
+    for wire in sorted(object_inputs, key=lambda wire: wire.position):
+        raw = find(wire.object_id)
+        joined.insert(wire.position, Tensor(wire.name, wire.datatype, wire.shape, raw=raw, parameters=wire.parameters))
+    return tuple(joined)
 
 
 def _capability_parameter(card: HandlerCard) -> dict[str, Parameter]:

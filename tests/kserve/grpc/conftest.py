@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import gevent
 import pytest
@@ -14,6 +15,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.server_side import GrpcConfig
 from corosrv.tensors import Tensor, TensorSpec
+from corosrv.worker.parent.asks import FindObject, no_object
 from tests.support.function_worker import FunctionCall, FunctionWorker
 
 START = 60.0  # seconds
@@ -77,9 +79,14 @@ def make_worker() -> FunctionWorker:
 
 
 @contextlib.contextmanager
-def serving(worker: FunctionWorker, config: GrpcConfig | None = None) -> Iterator[GrpcFront]:
-    """Starts a front and waits until it serves."""
-    front = GrpcFront(config or GrpcConfig(), worker, worker.check_ready)
+def serving(
+    worker: Any,
+    config: GrpcConfig | None = None,
+    find_object: FindObject = no_object,
+    check_ready: Callable[[], None] | None = None,
+) -> Iterator[GrpcFront]:
+    """Starts a front and waits until it serves. `check_ready`: that of the worker, unless another one is given."""
+    front = GrpcFront(config or GrpcConfig(), worker, check_ready or worker.check_ready, find_object)
     front.start()
     try:
         await_state(front, WorkerState.READY)

@@ -185,6 +185,39 @@ def test_a_capability_is_asked_for_by_metadata(front: GrpcFront, worker: Functio
     assert value_of(answer.parameters["capability"]) == '{"type":"embed","ctx":512}'
 
 
+def test_preferences_and_a_fuzzy_query_are_metadata_too(front: GrpcFront, worker: FunctionWorker) -> None:
+    worker.find = lambda target: worker.models["model:echo:"][0]  # type: ignore[method-assign]
+    metadata = [("x-capability-type", "Embed"), ("x-prefer", '{"tier=small": 2, "gpu": 0.5}'), ("x-fuzzy", "true")]
+    try:
+        infer(front, infer_request("", SEVEN), metadata=metadata)
+    finally:
+        del worker.find
+
+    assert worker.calls[0].job.target == CapabilityTarget(
+        {"type": {"text": "Embed"}}, {"tier=small": 2.0, "gpu": 0.5}, True
+    )
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ([("x-capability-type", "embed"), ("x-prefer", "tier=small")], "JSON object of weights"),
+        ([("x-capability-type", "embed"), ("x-prefer", '{"tier": "2"}')], "JSON object of weights"),
+        ([("x-capability-type", "embed"), ("x-fuzzy", "perhaps")], "neither true nor false"),
+    ],
+)
+def test_wrong_preferences_are_refused(front: GrpcFront, metadata: Any, words: str) -> None:
+    code, text, _ = failure(front, infer_request(""), metadata=metadata)
+
+    assert (code, words in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
+
+
+def test_preferences_for_a_model_that_is_named_are_refused(front: GrpcFront) -> None:
+    for metadata in ([("x-prefer", '{"a": 1}')], [("x-fuzzy", "1")]):
+        code, text, _ = failure(front, infer_request("echo"), metadata=metadata)
+        assert (code, "by capability" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
+
+
 # What is refused.
 
 
