@@ -1,4 +1,4 @@
-"""Calls of one session prefer the worker that served it last, and wait for it a little."""
+"""Lets the calls of one session prefer the worker that served it last, and wait for it a little."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SessionTable:
 
 
 class LocalQueue:
-    """The few calls that wait for one worker although others may be free."""
+    """Holds the few calls that wait for one worker although others may be free."""
 
     __slots__ = ("_calls", "host_id")
 

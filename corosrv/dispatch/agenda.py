@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Appointment:
-    """Something to do at a time. `action` is called with `item`; both are dropped once it is cancelled."""
+    """Names something to do at a time. `action` is called with `item`; both are dropped once it is cancelled."""
 
     __slots__ = ("action", "at", "item")
 
@@ -24,7 +24,7 @@ class Appointment:
 
 
 class Agenda:
-    """Appointments by their time. The time is passed in; nothing waits and nothing is called here."""
+    """Orders appointments by their time. The time is passed in; nothing waits and nothing is called here."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Appointment]] = []

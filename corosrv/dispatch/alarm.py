@@ -1,4 +1,4 @@
-"""The one timer of a dispatcher."""
+"""Sets the one timer of a dispatcher."""
 
 from __future__ import annotations
 

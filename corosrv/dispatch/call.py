@@ -1,4 +1,4 @@
-"""One call on its way through the dispatcher."""
+"""Follows one call on its way through the dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from corosrv.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 
 
 class CallState(Enum):
-    """States of a call."""
+    """Lists the states of a call."""
 
     WAITING = "waiting"  # for a permit
     RUNNING = "running"  # a worker has it
@@ -38,7 +38,7 @@ MOVES: dict[CallState, frozenset[CallState]] = {
 
 
 class Attempt(Protocol):
-    """A hand-over, as one of its calls knows it."""
+    """Describes a hand-over, as one of its calls knows it."""
 
     @property
     def host(self) -> HandlerHost: ...

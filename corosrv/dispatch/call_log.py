@@ -1,4 +1,4 @@
-"""A line of log for each call that ended: what it asked, where it ran, how long it took, and how it ended."""
+"""Writes a line of log for each call that ended: what it asked, where it ran, how long it took, and how it ended."""
 
 from __future__ import annotations
 

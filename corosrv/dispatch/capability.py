@@ -1,4 +1,4 @@
-"""Queries for capabilities: what a client writes, checked, and which handlers satisfy it.
+"""Checks the queries for capabilities that clients write, and says which handlers satisfy them.
 
 A query is a map from attributes to what they must be: a scalar, a list of scalars of which any will do, or an object of
 operators that all hold: gt, gte, lt, lte, ne, prefix, glob, exists, and text, which is a value as headers write it.
@@ -22,7 +22,7 @@ _SIGNS = (">=", "<=", ">", "<", "=")  # of a preference; the longer ones first
 
 @dataclass(frozen=True, slots=True)
 class CapabilityQuery:
-    """A checked query."""
+    """Holds a checked query."""
 
     conditions: Mapping[str, tuple[Condition, ...]]
 

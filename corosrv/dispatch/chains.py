@@ -1,4 +1,4 @@
-"""Calls that handlers make while they run: how deep they may go, and which would wait for themselves."""
+"""Bounds the calls that handlers make while they run: how deep they go, and that none waits for itself."""
 
 from __future__ import annotations
 

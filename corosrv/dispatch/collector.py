@@ -1,4 +1,4 @@
-"""Prometheus metrics of a dispatcher. Labels are keys and words of this server, never what a client wrote."""
+"""Offers a dispatcher's numbers to Prometheus. Labels are keys and words of this server, never what a client wrote."""
 
 from __future__ import annotations
 

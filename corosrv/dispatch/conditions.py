@@ -1,4 +1,4 @@
-"""Conditions that a query sets on one attribute of a capability."""
+"""Checks and tests the conditions that a query sets on one attribute of a capability."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}  # as headers write th
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that an attribute must be. `operand`: the value or values that the operator compares with."""
+    """Says one thing that an attribute must be. `operand`: the value or values that the operator compares with."""
 
     operator: str
     operand: Scalar | tuple[Scalar, ...]

@@ -30,7 +30,7 @@ from corosrv.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding
 
 
 class Dispatcher(InferWorker):
-    """The worker that all calls of handlers go to. Belongs to the hub's thread; only its readers and `drain` wait.
+    """Takes all calls of handlers to workers. Belongs to the hub's thread; only readers and `drain` wait.
 
     Hosts are added when they have registered, and removed when their process has ended or is to get no more calls. A
     pool that is expected lets calls wait for its next worker.

@@ -1,4 +1,4 @@
-"""The rows of the registry: a handler's key, the hosts that serve it, and the pools that may."""
+"""Defines the rows of the registry: a handler's key, the hosts that serve it, and the pools that may."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINGER = 60.0  # seconds for which a handler is known after its last worker and 
 
 
 class HostGroup:
-    """Slots of a registered host, and the handlers that they serve. Belongs to the hub's thread."""
+    """Joins slots of a registered host with the handlers that they serve. Belongs to the hub's thread."""
 
     __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "permits", "turn")
 
@@ -59,7 +59,7 @@ class PoolStanding:
 
 @dataclass(slots=True, eq=False)
 class HandlerEntry:
-    """One key of the registry. Belongs to the hub's thread."""
+    """Keeps what the registry knows of one key. Belongs to the hub's thread."""
 
     key: str
     card: HandlerCard

@@ -1,4 +1,4 @@
-"""Estimates from what was measured: means that follow changes, rates, and histograms."""
+"""Computes estimates from what was measured: means that follow changes, rates, and histograms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class RunningMean:
-    """A mean in which each new value weighs a fifth, and the first is taken as it is."""
+    """Computes a mean in which each new value weighs a fifth, and the first is taken as it is."""
 
     __slots__ = ("value",)
 
@@ -24,7 +24,7 @@ class RunningMean:
 
 
 class EventRate:
-    """Events per second, in which an event of PERIOD seconds ago weighs 1/e of one of now."""
+    """Computes events per second; one of PERIOD seconds ago weighs 1/e of one of now."""
 
     __slots__ = ("_at", "_rate")
 

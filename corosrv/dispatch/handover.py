@@ -1,4 +1,4 @@
-"""One hand-over: what its worker sends, told to the calls that it is of."""
+"""Passes what a worker sends on to the calls that were handed over to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Outcomes(Protocol):
 
 
 class HandOver(CallListener):
-    """One call or batch that a worker has. Each call is told of its end once, and an abandoned one of nothing."""
+    """Follows one call or batch that a worker has. Each call hears of its end once, and an abandoned one of nothing."""
 
     __slots__ = (
         "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "error", "size",

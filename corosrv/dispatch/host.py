@@ -1,4 +1,4 @@
-"""The contract between the dispatcher and the worker processes that run handlers."""
+"""Defines the contract between the dispatcher and the worker processes that run handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corosrv.jobs.terms import DEFAULT_PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class LaneGroup:
-    """Slots of one worker that serve the same handlers: a permit of the pool runs one call, or one batch, of any."""
+    """Names slots of one worker that serve the same handlers: a permit of the pool runs one call or batch of any."""
 
     handlers: tuple[int, ...]  # their positions in HandlerHost.handlers
     permits: PermitPool
@@ -52,7 +52,7 @@ class CallListener(Protocol):
     def on_outputs(self, item: int, outputs: InferOutputs, n_bytes: int) -> None: ...
 
     def on_end(self, item: int, error: CorosrvError | None) -> None:
-        """Called with None if the item ended well.
+        """Takes the end of one item; `error` is None if it ended well.
 
         WorkerLost: its worker was lost, and it may have run. NotHandedOver: nothing of it has reached the worker.
         """
@@ -62,14 +62,14 @@ class CallListener(Protocol):
 
 
 class RunningCall(Protocol):
-    """A call that was handed over."""
+    """Stands for a call that was handed over."""
 
     def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
         """Asks an item to end, or all of them with -1. Its `on_end` still comes. Never waits; twice is harmless."""
 
 
 class HandlerHost(Protocol):
-    """One worker process that has registered. Belongs to the hub's thread; nothing waits."""
+    """Stands for one worker process that has registered. Belongs to the hub's thread; nothing waits."""
 
     @property
     def id(self) -> str:

@@ -1,4 +1,4 @@
-"""Answers that were given under an Idempotency-Key, for clients that ask once more."""
+"""Gives the answer of a call with an Idempotency-Key to clients that ask once more."""
 
 from __future__ import annotations
 

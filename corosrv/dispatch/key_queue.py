@@ -1,4 +1,4 @@
-"""The calls that wait for one key."""
+"""Queues the calls that wait for one key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corosrv.dispatch.traffic import KeyTraffic
 
 
 class _Gathering(CallQueue[QueuedCall]):
-    """Calls that may be handed over as one batch."""
+    """Collects calls that may be handed over as one batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class _Gathering(CallQueue[QueuedCall]):
 
 
 class KeyQueue:
-    """The central queue of one key, and what is counted of its calls. The time is passed in; nothing waits.
+    """Keeps the central queue of one key, and counts its calls. The time is passed in; nothing waits.
 
     Calls of a handler with batches gather by what they must share, and are not handed over before their batch is ready.
     """

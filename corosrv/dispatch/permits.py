@@ -1,4 +1,4 @@
-"""The right to run one job on one slot: acquired, and given back or poisoned."""
+"""Grants the right to run one job on one slot, which is given back or poisoned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("corosrv.permits")
 
 
 class Permit:
-    """The right to use a slot. It ends once: with `release` or `poison`, whichever comes first."""
+    """Is the right to use a slot. It ends once: with `release` or `poison`, whichever comes first."""
 
     __slots__ = ("_pool", "slot")
 
@@ -33,7 +33,7 @@ class Permit:
 
 
 class PermitPool:
-    """The slots of one worker and the permits for them.
+    """Owns the permits for the slots of one worker.
 
     available + in_use + poisoned + retiring == total after every step. Nothing here waits or switches, so no
     lock is needed on one hub. The slot that was idle longest is next.

@@ -1,4 +1,4 @@
-"""The order in which the calls of one key wait."""
+"""Orders the calls that wait for one key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def level_at(priority: int, arrived: float, now: float) -> int:
 
 
 class QueuePlace(Generic[T]):
-    """The place of one item in a CallQueue; `item` is None once it has left."""
+    """Marks the place of one item in a CallQueue; `item` is None once it has left."""
 
     __slots__ = ("arrived", "due", "item", "level", "number", "rises_at", "serial")
 
@@ -48,7 +48,7 @@ _Heap = list[tuple[float, int, int, QueuePlace[T]]]
 
 
 class CallQueue(Generic[T]):
-    """Items in the order of their priority class, then their effective deadline, then their arrival.
+    """Orders items by their priority class, then their effective deadline, then their arrival.
 
     An item rises by one class for every RISE_AFTER seconds since it arrived. All operations take O(log n), spread over
     many. The time is passed in and never goes backwards. What has left is forgotten at once, though its place may

@@ -1,4 +1,4 @@
-"""The receiving end of one call: buffers its answers, and makes its handler wait while nobody takes them."""
+"""Receives what one call sends: buffers its answers, and makes its handler wait while nobody takes them."""
 
 from __future__ import annotations
 

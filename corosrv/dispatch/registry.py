@@ -1,4 +1,4 @@
-"""The handlers that can be called, the hosts that serve them, and the pools that may start more hosts."""
+"""Registers handlers that can be called, the hosts that serve them, and the pools that may start more."""
 
 from __future__ import annotations
 

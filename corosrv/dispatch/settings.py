@@ -1,4 +1,4 @@
-"""The settings of a dispatcher."""
+"""Defines the settings of a dispatcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers that a dispatcher tells of its keys, for the management API, the Worker Manager and Prometheus."""
+"""Defines the numbers of a dispatcher's keys, for the management API, the Worker Manager and Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corosrv.dispatch.key_queue import KeyQueue
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A histogram: how many values did not exceed each bound, and the sum of all."""
+    """Holds a histogram: how many values did not exceed each bound, and the sum of all."""
 
     cumulative: tuple[tuple[str, int], ...]
     sum: float
@@ -17,7 +17,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class KeyStats:
-    """One key. Times are in seconds; None: nothing was measured, or nothing waits."""
+    """Holds the numbers of one key. Times are in seconds; None: nothing was measured, or nothing waits."""
 
     key: str
     state: str  # READY, LOADING or UNAVAILABLE
@@ -43,7 +43,7 @@ class KeyStats:
 
 @dataclass(frozen=True, slots=True)
 class DispatchStats:
-    """All keys that are known or were called, and what they share."""
+    """Holds the numbers of all keys that are known or were called, and those that they share."""
 
     keys: tuple[KeyStats, ...]
     n_calls: int  # that have not ended

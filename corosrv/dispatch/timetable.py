@@ -12,7 +12,7 @@ AT_ONCE = 256  # appointments of one turn of the hub, so that thousands of them 
 
 
 class Timetable:
-    """An agenda that is kept. Belongs to the hub's thread; what it calls must not wait."""
+    """Keeps an agenda. Belongs to the hub's thread; what it calls must not wait."""
 
     def __init__(self, clock: Callable[[], float], make_alarm: Callable[[Callable[[], None]], Alarm]) -> None:
         self._clock = clock

@@ -9,7 +9,7 @@ from corosrv.errors import CorosrvError
 
 
 class KeyTraffic:
-    """Counters and estimates of one key. Times are in seconds.
+    """Holds counters and estimates of one key. Times are in seconds.
 
     The depth of its queue is n_admitted - n_dispatched - n_left at any time.
     """

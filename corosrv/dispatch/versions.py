@@ -1,4 +1,4 @@
-"""The order of versions, and which one a call gets that names none."""
+"""Orders versions, and says which one a call gets that names none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All calls that wait: which one is next for whom, and how many may be there."""
+"""Keeps all calls that wait: which one is next for whom, and how many there may be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corosrv.dispatch.lookup import name_of
 
 
 class WaitingCalls:
-    """The queues of all keys, the local queues of workers, and the bounds of both. The time is passed in."""
+    """Owns the queues of all keys, the local queues of workers, and the bounds of both. The time is passed in."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self.bounds = bounds

@@ -1,4 +1,4 @@
-"""Applications: what authors register their handlers with."""
+"""Defines applications, with which authors register their handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that a handler makes itself."""
+"""Describes the calls that a handler makes itself, and who makes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corosrv.worker.app.objects import AsyncObjects, Objects
 
 @dataclass(frozen=True, slots=True)
 class OutgoingCall:
-    """One call as a handler asks for it. Either `model` or `capability` is there."""
+    """Describes one call as a handler asks for it. Either `model` or `capability` is there."""
 
     inputs: Sequence[Tensor]
     model: str = ""

@@ -1,4 +1,4 @@
-"""The base class of workers that keep something between calls: a model, a connection, a count."""
+"""Defines the base class of workers that keep something between calls: a model, a connection, a count."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class BaseWorker:
-    """Derive from it, define `handle`, and register the class with `@app.worker`.
+    """Keeps something between calls: derive from it, define `handle`, and register the class with `@app.worker`.
 
     There is one object of it in each worker process of its pool. Every method may be a coroutine function.
     """
 
     def on_start(self) -> Any:
-        """Called before any request is taken. A worker whose on_start raises does not start."""
+        """Prepares the worker, before any request is taken. A worker whose on_start raises does not start."""
 
     def on_stop(self) -> Any:
-        """Called when the worker ends gracefully, after the last request. `on_cleanup` is accepted in its place."""
+        """Cleans up when the worker ends gracefully, after the last request. `on_cleanup` is accepted in its place."""
 
     def handle(self, request: Any, context: Any) -> Any:
         """Answers a request, in any of the ways in which a function may."""

@@ -1,4 +1,4 @@
-"""The errors that a server answers what a handler asks with."""
+"""Turns the errors of a handler's own calls into those that authors know."""
 
 from __future__ import annotations
 

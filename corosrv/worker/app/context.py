@@ -1,4 +1,4 @@
-"""The second argument of handlers: what a running request is part of, and whether it is still wanted."""
+"""Defines the second argument of handlers: what their request is part of, and whether it is still wanted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _CallContext(Generic[AnyCaller]):
 
 
 class Context(_CallContext[Caller]):
-    """The context of plain functions, generators and functions with a stream."""
+    """Is the context of plain functions, generators and functions with a stream."""
 
     def sleep(self, seconds: float) -> None:
         """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""
@@ -109,7 +109,7 @@ class Context(_CallContext[Caller]):
 
 
 class AsyncContext(_CallContext[AsyncCaller]):
-    """The context of coroutine functions and async generators, where what waits is awaited.
+    """Is the context of coroutine functions and async generators, where what waits is awaited.
 
     A cancel is raised there as asyncio.CancelledError, at the `await` that the handler waits at.
     """

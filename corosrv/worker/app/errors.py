@@ -1,4 +1,4 @@
-"""Errors that a handler may raise, and the words for them on the wire. Their text reaches the client.
+"""Defines the errors that a handler may raise, and the words for them on the wire. Their text reaches the client.
 
 Any other exception fails the call as well; its text goes to the log alone.
 """

@@ -1,4 +1,4 @@
-"""Inputs of the calls that a handler makes: tensors of what Python has."""
+"""Makes tensors of Python's values, as inputs of the calls that a handler makes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SendAsync = Callable[[ModelInferResponse], Awaitable[object]]
 
 
 class AnswerStream:
-    """The third argument of a function with a stream."""
+    """Is the third argument of a function with a stream."""
 
     def __init__(self, send: Callable[[Any], object]) -> None:
         self._send = send

@@ -12,7 +12,7 @@ from corosrv.worker.app.errors import InvalidInput
 
 @dataclass(frozen=True)
 class ModelInferRequest:
-    """One request. `requested_outputs`: the names that the client asked for; None: all of them."""
+    """Holds one request. `requested_outputs`: the names that the client asked for; None: all of them."""
 
     inputs: Sequence[Tensor] = ()
     model_name: str = ""
@@ -33,7 +33,7 @@ class ModelInferRequest:
 
 
 class ModelInferResponse:
-    """One answer. `final`: True says that no answer follows; None leaves it open.
+    """Holds one answer. `final`: True says that no answer follows; None leaves it open.
 
     `model_name` and `model_version` say who answered a handler's own call. What a handler puts there is ignored.
     """

@@ -1,4 +1,4 @@
-"""Values of objects: how they are written, and what their content type says of it. Never pickle."""
+"""Writes and reads the values of objects as their content type says. Never pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of a server, as handlers use them: large values that calls pass to each other by reference."""
+"""Offers the objects of a server to handlers: large values that calls pass to each other by reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AskStoreAsync = Callable[[MakeObjectAsk, Sequence[int]], Awaitable[ObjectReply]]
 
 
 class Objects:
-    """The `objects` of a Context. Each method asks the server and waits for it.
+    """Is the `objects` of a Context. Each method asks the server and waits for it.
 
     All of them raise NotFound for an object that is gone, Unavailable where the store is full, and the other errors of
     Context.call.
@@ -55,7 +55,7 @@ class Objects:
 
 
 class AsyncObjects:
-    """The `objects` of an AsyncContext: as Objects, and every method is awaited."""
+    """Is the `objects` of an AsyncContext: as Objects, and every method is awaited."""
 
     def __init__(self, ask: AskStoreAsync) -> None:
         self._ask = ask

@@ -1,4 +1,4 @@
-"""Options of handlers: their defaults and their checks."""
+"""Defines the options of handlers, their defaults and their checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOINED = "text_output"  # the output whose pieces a unary call gets as one
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerOptions:
-    """The options of one registration, as `@app.model` explains them."""
+    """Holds the options of one registration, as `@app.model` explains them."""
 
     version: str | None = None
     inputs: Sequence[TensorSpec] = ()

@@ -1,4 +1,4 @@
-"""The pools of an application: handlers that run in the same worker processes."""
+"""Groups the handlers of an application into pools, which share worker processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_POOL = "default"  # of all plain functions
 
 @dataclass(frozen=True, slots=True)
 class BoundHandler:
-    """A handler that can be called: its function, and the card of the name that it is called by."""
+    """Joins a function with the card of the name that it is called by."""
 
     card: HandlerCard
     signature: HandlerSignature
@@ -29,7 +29,7 @@ class BoundHandler:
 
 
 class HandlerGroup:
-    """One function and the names that it is offered by, which share its slots."""
+    """Joins one function with the names that it is offered by, which share its slots."""
 
     def __init__(self, title: str, function: Callable[..., Any], signature: HandlerSignature) -> None:
         """`title`: what errors call the function."""
@@ -56,7 +56,7 @@ class HandlerGroup:
 
 @dataclass
 class Pool:
-    """Handlers that share worker processes: all plain functions, or one worker class."""
+    """Holds handlers that share worker processes: all plain functions, or one worker class."""
 
     name: str
     worker_class: type[BaseWorker] | None = None

@@ -1,4 +1,4 @@
-"""The end that a running request may be told of: a cancel, or its deadline."""
+"""Tells a running request of its end: a cancel, or its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures of handlers: which kind one is, and what it takes."""
+"""Reads the signatures of handlers: which kind one is, and what it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of a handler, or a batch of calls, that runs on a slot of a worker: from its message to its ends."""
+"""Follows a call of a handler, or a batch, on a slot of a worker: from its message to its ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_TRACEBACK = 16 << 10  # characters of it in the log
 
 
 class CallOwner(Protocol):
-    """The worker process of a call, as the call knows it. Nothing here waits."""
+    """Stands for the worker process of a call, as the call knows it. Nothing here waits."""
 
     def send_cancel(self, call: AppCall, item: int, is_deadline: bool) -> None: ...
 
@@ -54,7 +54,7 @@ class CallOwner(Protocol):
 
 @dataclass(slots=True)
 class _Item:
-    """One call of a batch, or the only one."""
+    """Holds one call of a batch, or the only one."""
 
     deadline: float | None  # of time.monotonic()
     cancelled_at: float | None = None

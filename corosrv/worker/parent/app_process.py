@@ -1,4 +1,4 @@
-"""One life of an app worker process, which runs handlers: from its start to its end."""
+"""Runs one life of an app worker process, which runs handlers: from its start to its end."""
 
 from __future__ import annotations
 

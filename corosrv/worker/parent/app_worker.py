@@ -1,4 +1,4 @@
-"""The contract of one app worker process: what its manager starts, watches, drains and ends."""
+"""Defines the contract of one app worker process: what its manager starts, watches, drains and ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE_EXPIRED = "no heartbeat came"  # how the reason of a worker begins whose l
 
 @dataclass(frozen=True, kw_only=True)
 class AppWorkerConfig:
-    """The settings of one app worker process; times are in seconds."""
+    """Holds the settings of one app worker process; times are in seconds."""
 
     app_ref: str  # MODULE:ATTRIBUTE
     app_dir: str = ""
@@ -32,7 +32,7 @@ class AppWorkerConfig:
 
 
 class AppWorker(HandlerHost, Protocol):
-    """One life of an app worker process. Belongs to the hub's thread; only `stop` waits.
+    """Is one life of an app worker process. Belongs to the hub's thread; only `stop` waits.
 
     Its states: STARTING until the pool's handlers have registered, READY, DRAINING once it takes no new calls, and at
     last SETUP_FAILED, DEFUNCT (lost, hung or crashed) or STOPPED (as somebody wanted).

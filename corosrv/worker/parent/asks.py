@@ -1,4 +1,4 @@
-"""Calls that other processes make through the dispatcher: handlers, and the gRPC front for its clients."""
+"""Runs the calls that other processes make through the dispatcher: handlers, and the gRPC front."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Asks:
 
 
 class _RunningAsk:
-    """One ask from its call's submission to its end: a greenlet that passes the reader's items on."""
+    """Follows one ask from its call's submission to its end: a greenlet that passes the reader's items on."""
 
     def __init__(self, number: int, make_job: Callable[[], InferJob], submit: Submit, send: SendAnswer) -> None:
         self.number = number

@@ -25,7 +25,7 @@ def _refuse_job(job: InferJob) -> InferReader:
 
 @dataclass(frozen=True)
 class HandlerServices:
-    """The services that a server has for its handlers. `objects`: None if it has no store."""
+    """Holds the services that a server has for its handlers. `objects`: None if it has no store."""
 
     submit: Submit = _refuse_job
     objects: ObjectStore | None = None

@@ -1,4 +1,4 @@
-"""The predictor's own health check, asked for by many and run one at a time."""
+"""Runs the predictor's own health check, one at a time for all who ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process and the channels to it: one for control, and lanes for messages that must not wait for each other.
+"""Links a child process through channels: one for control, and lanes for messages that must not wait for each other.
 
 It knows no message itself: the codecs and the listener that its owner passes in define what the process is for.
 """
@@ -49,10 +49,10 @@ class ProcessListener(Protocol[ControlIn_contra, LaneIn_contra]):
         """Waits until more messages of this lane may come."""
 
     def on_lane_broken(self, lane: int, fault: str) -> None:
-        """Called when a lane was closed while the process goes on."""
+        """Takes note that a lane was closed while the process goes on."""
 
     def on_end(self, exit: Exit, fault: str) -> None:
-        """Called when the process has ended and all its messages were handled. `fault`: why it was killed, or empty."""
+        """Takes note of the end, once all messages were handled. `fault`: why the process was killed, or empty."""
 
 
 class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):

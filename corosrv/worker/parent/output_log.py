@@ -1,4 +1,4 @@
-"""Writes what worker processes print into the server's log, line by line, and not without limit."""
+"""Writes what worker processes print into the server's log, line by line and within a limit."""
 
 from __future__ import annotations
 

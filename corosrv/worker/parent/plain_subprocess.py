@@ -1,4 +1,4 @@
-"""The standard library's subprocess, whether gevent has patched the process or not.
+"""Finds the standard library's subprocess, whether gevent has patched the process or not.
 
 Its Popen forks in C, within milliseconds; gevent's runs Python in the copy of a process that may have many threads.
 Where gevent has patched, the common module can start nothing any more, and the os that it uses closes descriptors late.

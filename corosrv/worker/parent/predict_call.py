@@ -1,4 +1,4 @@
-"""A prediction that runs on a slot of the worker: feeds its reader, and ends it once."""
+"""Follows a prediction on a slot of the worker: feeds its reader, and ends it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiving end of one prediction: buffers its messages, and makes the worker wait while nobody takes them."""
+"""Receives what one prediction sends: buffers its messages, and makes the worker wait while nobody takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One life of the worker process that runs predictions: from its start to its end."""
+"""Runs one life of the worker process of a predictor: from its start to its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Slot = Slot[messages.SlotToWorker, messages.SlotToServer, PredictCall]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """The settings of one worker process."""
+    """Holds the settings of one worker process."""
 
     predictor: str  # FILE.py:CLASS, FILE.py:FUNCTION, or a module in place of the file
     slots: int | None = None  # None: as many as the predictor says

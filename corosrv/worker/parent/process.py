@@ -1,4 +1,4 @@
-"""A child process in a group of its own: its start, its end, and signals to all of the group."""
+"""Starts a child process in a group of its own, sends signals to all of the group, and reports its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ = 1  # what a watcher of gevent watches for
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The exit code or signal that ended a process."""
+    """Holds the exit code or signal that ended a process."""
 
     code: int | None  # as subprocess has it: negative is a signal; None when another part of this process took it
 
@@ -35,7 +35,7 @@ class Exit:
 
 
 class Process:
-    """A running child, the leader of its process group. Belongs to the thread of the hub that it was started on.
+    """Owns a running child, the leader of its process group. Belongs to the thread of the hub that it was started on.
 
     It leaves nothing behind: when it has ended, it is reaped and the rest of its group is killed.
     """

@@ -1,4 +1,4 @@
-"""A worker that outlives its processes: it replaces a process that died, if it should."""
+"""Makes a worker outlive its processes: replaces a process that died, if it should."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_LIFE = 60.0  # seconds after which a death counts as the first again
 
 
 class RestartingWorker:
-    """A sequence of processes that acts as one worker. Belongs to the hub's thread.
+    """Acts as one worker over a sequence of processes. Belongs to the hub's thread.
 
     A first process whose set-up fails is not replaced: it would fail again. Later ones always are.
     """

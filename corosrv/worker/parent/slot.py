@@ -1,4 +1,4 @@
-"""One slot of a worker, on the server's side: the call that runs there, and its end."""
+"""Follows one slot of a worker on the server's side: the call that runs there, and its end."""
 
 from __future__ import annotations
 

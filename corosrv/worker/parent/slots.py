@@ -1,4 +1,4 @@
-"""All slots of a worker, by their ids and by their lanes."""
+"""Finds the slots of a worker by their ids and by their lanes."""
 
 from __future__ import annotations
 

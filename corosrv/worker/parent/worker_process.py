@@ -1,4 +1,4 @@
-"""One life of a worker process, whatever it runs: its set-up, its slots and its end."""
+"""Runs one life of a worker process, whatever it serves: its set-up, its slots and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProcessConfig(Protocol):
 
     @property
     def env(self) -> Mapping[str, str] | None:
-        """All of its environment; None: as the server's."""
+        """The whole environment of the process; None: the server's."""
 
     @property
     def cwd(self) -> str | None: ...

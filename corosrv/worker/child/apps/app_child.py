@@ -1,4 +1,4 @@
-"""The subprocess that runs an application's handlers: import, start a pool, serve its slots, stop."""
+"""Runs an application's handlers in a subprocess: imports it, starts a pool, serves its slots, stops."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEARTBEAT = 2.0  # seconds between two
 
 
 class AppChild:
-    """A worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
+    """Is a worker process. `main` runs in the main thread; messages of the server are handled in the control thread."""
 
     def __init__(self, control_fd: int, lifeline_fd: int) -> None:
         codec: StructCodec[ControlFromAppWorker, ControlToAppWorker] = StructCodec(ControlToAppWorker, msgspec.msgpack)

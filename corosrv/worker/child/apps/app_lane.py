@@ -1,4 +1,4 @@
-"""The child's end of a lane on which calls come."""
+"""Makes the child's end of a lane on which calls come."""
 
 from __future__ import annotations
 

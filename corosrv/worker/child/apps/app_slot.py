@@ -1,4 +1,4 @@
-"""One slot of an application's worker: its lane, and what its running call asks over it."""
+"""Joins the lane of one slot with what its running call asks over it."""
 
 from __future__ import annotations
 

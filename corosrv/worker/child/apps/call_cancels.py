@@ -9,7 +9,7 @@ from corosrv.wire.calls import CancelCall
 
 
 class CancellableCall(Protocol):
-    """A running call, as far as cancels are concerned."""
+    """Describes a running call, as far as cancels are concerned."""
 
     @property
     def id(self) -> int: ...

@@ -1,4 +1,4 @@
-"""One call, or one batch of calls, in the worker process."""
+"""Runs one call, or one batch of calls, in the worker process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = ModelInferResponse | BaseException | None  # of one item; None: all its
 
 
 class HandlerCall:
-    """A call that was received from its slot's lane. Belongs to the thread that runs it; any thread may cancel it."""
+    """Holds a call from its slot's lane. Belongs to the thread that runs it; any thread may cancel it."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ AskAnswer = tuple[AskOutputs | AskEnd | ObjectAnswer, tuple[Tensor, ...], tuple[
 
 
 class OpenAsk:
-    """One ask whose answers are waited for."""
+    """Follows one ask whose answers are waited for."""
 
     def __init__(self, number: int, wake: Callable[[], object]) -> None:
         """`wake` is called with each answer, by whoever reads the lane."""
@@ -30,7 +30,7 @@ class OpenAsk:
 
 
 class LaneAsks:
-    """The asks of the call that runs on a lane. Any thread.
+    """Keeps the asks of the call that runs on a lane. Any thread.
 
     Numbers are used once in the life of a lane, so that an answer which comes late is known as such.
     """
