@@ -1,4 +1,4 @@
-"""The binary extension: tensors in a tail behind the JSON of a body."""
+"""Reads the binary extension: tensors in a tail behind the JSON of a body."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_DIGITS = 15
 
 
 class BinaryTail:
-    """The bytes behind a body's JSON, which tensors take in their order. Copies nothing."""
+    """Hands out the bytes behind a body's JSON, which tensors take in their order. Copies nothing."""
 
     def __init__(self, content: memoryview | None) -> None:
         """`content`: None where there is no tail, since nothing says how long the JSON is."""

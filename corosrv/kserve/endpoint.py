@@ -1,4 +1,4 @@
-"""The flow of a call over REST: read, decode, check, submit, wait, answer."""
+"""Takes a call over REST through its steps: read, decode, check, submit, wait, answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PING = b": wait\n\n"
 
 @dataclass(frozen=True, slots=True)
 class EndpointLimits:
-    """Limits of reading requests and answering them.
+    """Holds the limits of reading requests and answering them.
 
     `max_body_bytes`: of a body, and of what it inflates to. `ping_interval`: seconds of silence before a comment line
     in a stream; `write_timeout`: seconds in which its client may accept nothing.

@@ -1,4 +1,4 @@
-"""Errors in the shape of the v2 protocol."""
+"""Writes errors in the shape of the v2 protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corosrv.http.reply import error_response
 
 
 class KserveError(msgspec.Struct):
-    """The body of every error of the v2 protocol."""
+    """Is the body of every error of the v2 protocol."""
 
     error: str
 

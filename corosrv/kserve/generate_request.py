@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A request for text. `id`: the client's own name for it, None if it gave none."""
+    """Holds a request for text. `id`: the client's own name for it, None if it gave none."""
 
     id: str | None
     request: InferRequest

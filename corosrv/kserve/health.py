@@ -1,4 +1,4 @@
-"""Liveness and readiness in the v2 protocol's words; the KServe SDK parses them, so they are never empty."""
+"""Words liveness and readiness for the v2 protocol; the KServe SDK parses them, so they are never empty."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _ASK_FOR_BINARY = 'ask for it as binary data ("binary_data": true)'
 
 @dataclass(frozen=True, slots=True)
 class EncodedAnswer:
-    """The body of an answer in pieces, the first of which is the JSON."""
+    """Holds the body of an answer in pieces, the first of which is the JSON."""
 
     pieces: list[bytes | memoryview]
     is_binary: bool

@@ -30,7 +30,7 @@ _LONG = 65_536  # bytes of JSON, from which on it is decoded in pieces
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest(Generic[Body]):
-    """A request as it was sent but for its inputs, the call that it asks for, and how to make and answer that.
+    """Holds a request as it was sent but for its inputs, the call that it asks for, and how to make and answer that.
 
     `binary`: by the name of an output that was asked for, whether it is to come in the binary tail.
     """

@@ -1,4 +1,4 @@
-"""Answers of the v2 protocol, as the API document shows them."""
+"""Defines the answers of the v2 protocol, as the API document shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corosrv.tensors import Parameter
 
 
 class OutputTensor(msgspec.Struct, omit_defaults=True):
-    """One output: `data` is flat and row-major. One that comes in the binary tail has `parameters.binary_data_size`."""
+    """Holds one output: `data` is flat and row-major. One in the binary tail has `parameters.binary_data_size`."""
 
     name: str
     datatype: str
@@ -20,7 +20,7 @@ class OutputTensor(msgspec.Struct, omit_defaults=True):
 
 
 class InferAnswer(msgspec.Struct, omit_defaults=True):
-    """The outputs of one inference. `id` is the request's own, `model_version` the version that ran."""
+    """Holds the outputs of one inference. `id` is the request's own, `model_version` the version that ran."""
 
     model_name: str
     outputs: list[OutputTensor]
@@ -30,7 +30,7 @@ class InferAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class GenerateAnswer(msgspec.Struct, omit_defaults=True):
-    """Generated text. Language models also say why it ended, and how many tokens there were."""
+    """Holds generated text. Language models also say why it ended, and how many tokens there were."""
 
     model_name: str
     text_output: str
@@ -42,6 +42,6 @@ class GenerateAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class GenerateEvent(GenerateAnswer, omit_defaults=True, kw_only=True):
-    """A piece of generated text; `done` is true in the last one."""
+    """Holds a piece of generated text; `done` is true in the last one."""
 
     done: bool

@@ -1,4 +1,4 @@
-"""A tensor's `data` in JSON, flat or nested, and its raw form."""
+"""Converts a tensor's `data` in JSON, flat or nested, to its raw form and back."""
 
 from __future__ import annotations
 

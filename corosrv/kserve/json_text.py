@@ -1,4 +1,4 @@
-"""Parts of JSON texts that are looked at before they are decoded."""
+"""Finds parts of JSON texts before they are decoded."""
 
 from __future__ import annotations
 

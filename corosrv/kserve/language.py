@@ -1,4 +1,4 @@
-"""Language models as models of the v2 protocol: inference calls become jobs of the worker that serves them."""
+"""Offers language models as models of the v2 protocol: makes jobs for their worker of inference calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATES = {"loaded": "READY", "unloaded": "READY", "loading": "LOADING"}
 
 
 class LanguageModels:
-    """An InferWorker in front of a worker that generates text: see corosrv.jobs.infer for the contract.
+    """Is an InferWorker in front of a worker that generates text: see corosrv.jobs.infer for the contract.
 
     Prompts are texts as they stand, as in text completions; each name of a model is a model of its own here.
     """

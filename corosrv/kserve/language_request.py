@@ -32,7 +32,7 @@ _STRINGS = msgspec.json.Decoder(list[str])
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A request for text. `prefix`: what its answer begins with, before what is generated."""
+    """Holds a request for text. `prefix`: what its answer begins with, before what is generated."""
 
     job: Job
     prefix: str

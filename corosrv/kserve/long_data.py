@@ -1,4 +1,4 @@
-"""Long arrays of JSON, found and decoded piece by piece, so that others run in between.
+"""Finds and decodes long arrays of JSON piece by piece, so that others run in between.
 
 Decoding holds Python's lock, so a thread would not help. A piece ends at a comma outside of strings. With as many
 brackets before it as are open there, and as many behind it as are then, it is JSON of its own.
@@ -25,7 +25,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]")
 
 @dataclass(frozen=True, slots=True)
 class ArrayPiece:
-    """A part of an array: its place in the text, and how many brackets are open before it and behind it."""
+    """Marks a part of an array: its place in the text, and how many brackets are open before it and behind it."""
 
     begin: int
     end: int
@@ -35,7 +35,7 @@ class ArrayPiece:
 
 @dataclass(frozen=True, slots=True)
 class LongData:
-    """An array that stands in a long text."""
+    """Marks an array that stands in a long text."""
 
     text: bytes
     pieces: list[ArrayPiece]

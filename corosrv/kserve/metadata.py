@@ -1,4 +1,4 @@
-"""Answers that describe the server and its models in the v2 protocol."""
+"""Describes the server and its models in the v2 protocol."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelNames(msgspec.Struct):
 
 
 class IndexRow(msgspec.Struct):
-    """One version of a model in the index. `state`: READY, LOADING or UNAVAILABLE."""
+    """Describes one version of a model in the index. `state`: READY, LOADING or UNAVAILABLE."""
 
     name: str
     version: str

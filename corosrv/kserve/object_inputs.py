@@ -1,4 +1,4 @@
-"""Inputs that refer to an object, whose content stands for their data."""
+"""Fills inputs that refer to an object with its content."""
 
 from __future__ import annotations
 

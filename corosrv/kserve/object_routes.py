@@ -1,4 +1,4 @@
-"""Objects over HTTP: values that clients store once and pass to many calls by reference."""
+"""Serves objects over HTTP: values that clients store once and pass to many calls by reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BINARY = "application/octet-stream"
 
 
 class ObjectList(msgspec.Struct):
-    """The answer of a look-up by key: one object, or none."""
+    """Holds the answer of a look-up by key: one object, or none."""
 
     objects: list[ObjRef]
 

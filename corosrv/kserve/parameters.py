@@ -1,4 +1,4 @@
-"""Parameters of a request that are for the front; handlers do not see them."""
+"""Reads the parameters of a request that are for the front; handlers do not see them."""
 
 from __future__ import annotations
 

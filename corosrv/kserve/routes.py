@@ -1,4 +1,4 @@
-"""The endpoints of KServe's v2 protocol over any InferWorker: parse, submit, answer."""
+"""Routes KServe's v2 protocol to any InferWorker: parse, submit, answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of v2 requests, as they are decoded."""
+"""Defines the bodies of v2 requests, as they are decoded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corosrv.tensors import Parameter
 
 
 class InputBody(msgspec.Struct):
-    """One input tensor. Its content is in `data`, or in the binary tail: `parameters.binary_data_size` bytes of it."""
+    """Holds one input tensor. Its content is in `data`, or `parameters.binary_data_size` bytes of the binary tail."""
 
     name: str
     datatype: str
@@ -20,14 +20,14 @@ class InputBody(msgspec.Struct):
 
 
 class OutputBody(msgspec.Struct):
-    """One output that is asked for. `parameters.binary_data`: whether it is to come in the binary tail."""
+    """Names one output that is asked for. `parameters.binary_data`: whether it is to come in the binary tail."""
 
     name: str
     parameters: dict[str, Parameter] = {}
 
 
 class InferBody(msgspec.Struct):
-    """A request for one inference. Without `outputs`, all of them are given."""
+    """Asks for one inference. Without `outputs`, all of them are given."""
 
     inputs: list[InputBody]
     id: str | msgspec.UnsetType = msgspec.UNSET
@@ -36,7 +36,7 @@ class InferBody(msgspec.Struct):
 
 
 class CapabilityBody(InferBody, kw_only=True):
-    """A request for one inference by whatever satisfies a query.
+    """Asks for one inference by whatever satisfies a query.
 
     `prefer`: weights of predicates, as `{"tier=small": 2}`, that choose among several. `fuzzy`: strings also match if
     they differ in case, spaces, dots, dashes and underscores.
@@ -48,7 +48,7 @@ class CapabilityBody(InferBody, kw_only=True):
 
 
 class GenerateBody(msgspec.Struct):
-    """A text to go on from. Other members are inputs of that name where the model has one, else parameters."""
+    """Holds a text to go on from. Other members are inputs of that name where the model has one, else parameters."""
 
     text_input: str
     id: str | msgspec.UnsetType = msgspec.UNSET
@@ -56,6 +56,6 @@ class GenerateBody(msgspec.Struct):
 
 
 class IndexBody(msgspec.Struct):
-    """A request for the index of models. `ready`: only of those that can be called now."""
+    """Asks for the index of models. `ready`: only of those that can be called now."""
 
     ready: bool = False

@@ -1,4 +1,4 @@
-"""Several workers seen as one: handlers of an application and language models in the same server."""
+"""Joins several workers into one: handlers of an application and language models in the same server."""
 
 from __future__ import annotations
 

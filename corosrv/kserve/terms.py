@@ -1,4 +1,4 @@
-"""The terms of a call, from the headers of a request (in gRPC, its metadata) and from its parameters."""
+"""Makes the terms of a call from the headers of a request (in gRPC, its metadata) and its parameters."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The management API on a private socket, and the commands in front of it."""
+"""Serves the management API on a private socket, and the commands in front of it."""

@@ -17,7 +17,7 @@ TIMEOUT = 30.0  # seconds
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a Unix socket."""
+    """Connects to a Unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""`corosrv ps`, `corosrv drain` and `corosrv scale`: the management API of the server that runs here, for people."""
+"""Implements `corosrv ps`, `corosrv drain` and `corosrv scale` over the management API of the server that runs here."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _BACKLOG = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ManagementSettings:
-    """Settings of the management API."""
+    """Holds the settings of the management API."""
 
     run_dir: str = ""  # the folder of the socket; empty: the user's own
     port: int | None = None  # for TCP; 0: any free one; None: no TCP

@@ -1,4 +1,4 @@
-"""The management API over HTTP: what workers, pools, queues and objects there are, and what an operator may do."""
+"""Routes the management API: what workers, pools, queues and objects there are, and what an operator may do."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Body = TypeVar("Body")
 
 
 class PoolLimits(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of PUT /v1/pools/{name}."""
+    """Holds the body of PUT /v1/pools/{name}."""
 
     min: int
     max: int
 
 
 class HasQueues(Protocol):
-    """The dispatcher as this API sees it."""
+    """Stands for the dispatcher as this API sees it."""
 
     def stats(self) -> DispatchStats: ...
 

@@ -1,4 +1,4 @@
-"""The run directory: a private folder in which each server of a user has its socket."""
+"""Finds the run directory: a private folder in which each server of a user has its socket."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def megabytes(n_bytes: float) -> str:
 
 
 def workers_table(workers: Sequence[Row]) -> str:
-    """One line for each worker process."""
+    """Returns a line for each worker process."""
     columns: list[Column] = [
         ("WORKER", lambda row: row["id"]),
         ("STATE", lambda row: row["state"] + (" (to be replaced)" if row["is_outgoing"] else "")),
@@ -60,7 +60,7 @@ def workers_table(workers: Sequence[Row]) -> str:
 
 
 def pools_table(pools: Sequence[Row]) -> str:
-    """One line for each pool, and under it what the planner says."""
+    """Returns a line for each pool, and under it what the planner says."""
     columns: list[Column] = [
         ("POOL", lambda row: row["name"]),
         ("READY", lambda row: f"{row['workers'].get('ready', 0)}/{row['target']}"),
@@ -74,7 +74,7 @@ def pools_table(pools: Sequence[Row]) -> str:
 
 
 def queues_table(queues: Sequence[Row]) -> str:
-    """One line for each queue."""
+    """Returns a line for each queue."""
     columns: list[Column] = [
         ("QUEUE", lambda row: row["key"]),
         ("STATE", lambda row: row["state"].lower()),

@@ -1,4 +1,4 @@
-"""The first process of an application, which imports it and says which pools it has."""
+"""Starts the first process of an application, which imports it and says which pools it has."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MakeWorker = Callable[[str | None, str, int], AppWorker]
 
 
 class HostDispatcher(Protocol):
-    """The dispatcher as the manager sees it; see corosrv.dispatch.dispatcher."""
+    """Stands for the dispatcher as the manager sees it; see corosrv.dispatch.dispatcher."""
 
     def add_host(self, host: HandlerHost) -> bool: ...
 

@@ -14,7 +14,7 @@ LOOP_TIME = 60.0  # seconds
 
 
 class CrashRecord:
-    """The crashes of one pool. The caller passes the current time in; nothing waits.
+    """Records the crashes of one pool. The caller passes the current time in; nothing waits.
 
     A worker that could not start has crashed as well. One pool's record knows nothing of another's.
     """

@@ -1,4 +1,4 @@
-"""The Worker Manager: runs the pools of an application as the plan says."""
+"""Runs the pools of an application as the plan says: the Worker Manager."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CANCEL_TIME = 1.0  # seconds that calls have to end once they are cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerSettings:
-    """Settings of the Worker Manager. Times are in seconds."""
+    """Holds the settings of the Worker Manager. Times are in seconds."""
 
     workers: int = 1  # of each pool whose author leaves it open, such as that of all plain functions
     start_timeout: float = 120.0  # after which a server without any worker gives up

@@ -1,4 +1,4 @@
-"""One place of a pool, which one worker process after the other takes."""
+"""Follows one place of a pool, which one worker process after the other takes."""
 
 from __future__ import annotations
 

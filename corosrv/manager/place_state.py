@@ -1,4 +1,4 @@
-"""States of a place in a pool, which one process after the other takes, and the moves between them."""
+"""Defines the states of a place in a pool, which one process after the other takes, and their moves."""
 
 from __future__ import annotations
 

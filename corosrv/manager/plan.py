@@ -55,7 +55,7 @@ def plan(pools: Iterable[PoolSnapshot], host: HostSnapshot, now: float) -> HostP
 
 
 class _Planning:
-    """The plan in the making, with the room that is left of the host."""
+    """Makes the plan, and counts the room that is left of the host."""
 
     def __init__(self, pools: Sequence[PoolSnapshot], host: HostSnapshot, now: float) -> None:
         self._pools = pools

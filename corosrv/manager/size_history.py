@@ -9,7 +9,7 @@ LONGEST_HOLD = 3600.0  # seconds
 
 
 class SizeHistory:
-    """The largest size whose slots were all there and not enough.
+    """Keeps the largest size whose slots were all there and not enough.
 
     It may be tried again when the load has halved, and each time that it proves too small again, after twice as long.
     Loads are slots in use on average, by group.

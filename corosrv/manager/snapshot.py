@@ -1,4 +1,4 @@
-"""Values that the planning of pools works on: where pools, their workers and the host stand at one moment."""
+"""Defines the values that pools are planned from: where pools, their workers and the host stand at one moment."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """One place of a pool that has a process. Times are seconds of one clock."""
+    """Describes one place of a pool that has a process. Times are seconds of one clock."""
 
     id: str
     state: PlaceState
@@ -79,7 +79,7 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """One pool. `priority`: 1 is first. Times are seconds."""
+    """Describes one pool. `priority`: 1 is first. Times are seconds."""
 
     name: str
     least: int
@@ -127,7 +127,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class HostSnapshot:
-    """The host. `elsewhere`: what others than worker processes hold of the budget, such as loaded models."""
+    """Describes the host. `elsewhere`: what others than worker processes hold of the budget, such as loaded models."""
 
     budget: Claim = UNLIMITED
     elsewhere: Claim = field(default_factory=Claim)

@@ -1,4 +1,4 @@
-"""The worker processes of one pool: starts them in places, offers them to the dispatcher, ends them."""
+"""Keeps the worker processes of one pool: starts them in places, offers them to the dispatcher, ends them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Large values that calls pass to each other by reference, and the store that keeps them."""
+"""Keeps large values that calls pass to each other by reference."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a store of objects."""
+"""Offers the numbers of a store of objects to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The content of one object: small ones as bytes, large ones in a sealed memory file that can be passed on."""
+"""Holds the content of one object: small ones as bytes, large ones in a sealed memory file that can be passed on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIN_FILE = 64 << 10  # bytes; smaller contents need no descriptor
 
 
 class ObjectContent:
-    """Immutable bytes. Owns the memory file, if there is one; whoever passes the descriptor on duplicates it."""
+    """Holds immutable bytes. Owns the memory file, if there is one; whoever passes the descriptor on duplicates it."""
 
     __slots__ = ("_bytes", "_fd", "size")
 

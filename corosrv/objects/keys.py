@@ -1,4 +1,4 @@
-"""Names under which objects are found again."""
+"""Checks the names under which objects are found again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of one front: objects with a time to live, within a quota, each seen by its caller alone.
+"""Stores the objects of one front: with a time to live, within a quota, each seen by its caller alone.
 
 Contents are immutable, so a reader sees all of one version or none. They are in memory, not in files: nothing is left
 behind by a server that was killed, and no name can be guessed.
@@ -24,7 +24,7 @@ _REMEMBERED = 10_000  # ids of objects that are gone, which are told as expired
 
 @dataclass(slots=True)
 class StoredObject:
-    """One object and how it is used."""
+    """Describes one object and how it is used."""
 
     ref: ObjRef
     caller: str
@@ -35,7 +35,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counts of a store. `n_evicted` were removed before their time, to make room."""
+    """Holds the counts of a store. `n_evicted` were removed before their time, to make room."""
 
     n_objects: int
     n_bytes: int

@@ -1,4 +1,4 @@
-"""Tensors of KServe's v2 protocol: datatypes, values and declarations. Knows no JSON, no gRPC and no process."""
+"""Defines tensors of KServe's v2 protocol: datatypes, values and declarations. Knows no JSON, gRPC or process."""
 
 from corosrv.tensors.datatypes import DATATYPES, Datatype
 from corosrv.tensors.declared import check_inputs

@@ -1,4 +1,4 @@
-"""Tensors as arrays of numpy, which is used only where an author's code does."""
+"""Converts tensors to arrays of numpy and back, where an author's code uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the datatype BF16: the upper half of a 32-bit float."""
+"""Converts numbers of the datatype BF16, the upper half of a 32-bit float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements of the datatype BYTES: each is a little-endian length of four bytes, and as many bytes."""
+"""Packs elements of the datatype BYTES: each is a little-endian length of four bytes, and as many bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datatypes of KServe's v2 protocol.
+"""Lists the datatypes of KServe's v2 protocol.
 
 Source: the Open Inference Protocol, "Tensor Data Types".
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """One datatype: how its elements are stored, and which numbers they may be."""
+    """Describes one datatype: how its elements are stored, and which numbers they may be."""
 
     name: str
     size: int  # bytes of an element; 0 for BYTES, whose elements have their length in front

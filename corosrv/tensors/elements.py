@@ -1,4 +1,4 @@
-"""Elements of tensors: from Python values to raw little-endian bytes and back, with all checks."""
+"""Converts elements of tensors from Python values to raw little-endian bytes and back, with all checks."""
 
 from __future__ import annotations
 

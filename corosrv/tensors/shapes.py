@@ -1,4 +1,4 @@
-"""Shapes of tensors: their checks, and how many elements they have."""
+"""Checks the shapes of tensors, and counts their elements."""
 
 from __future__ import annotations
 

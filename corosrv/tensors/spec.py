@@ -1,4 +1,4 @@
-"""Declarations of a model's inputs and outputs."""
+"""Defines the declarations of a model's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor as handlers and protocols pass it on: raw little-endian bytes, which other forms are made from on demand."""
+"""Holds a tensor as handlers and protocols pass it on: raw little-endian bytes; other forms are made on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Parameter = str | int | float | bool
 
 
 class Tensor:
-    """One named tensor. `raw` is its content: little-endian, row-major, without padding.
+    """Is one named tensor. `raw` is its content: little-endian, row-major, without padding.
 
     Each element of BYTES is a little-endian length of four bytes, and as many bytes. `raw` may be a view of memory that
     belongs to somebody else; whoever keeps the tensor keeps that memory.

@@ -1,1 +1,1 @@
-"""Messages between processes: their frames, formats and channels."""
+"""Carries messages between processes: their frames, formats and channels."""

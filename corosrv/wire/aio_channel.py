@@ -1,4 +1,4 @@
-"""A channel for an asyncio event loop: messages arrive as calls of a function, and sending never waits."""
+"""Carries messages for an asyncio event loop: they arrive as calls of a function, and sending never waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between server and worker about calls of handlers: msgpack maps with a `type`.
+"""Defines the messages between server and worker about calls of handlers: msgpack maps with a `type`.
 
 A worker inherits a control channel. It imports the application and says which pools it has; it is told which of them
 it works for, starts that pool's handlers and says so, which is its registration. Then each slot gets a lane, on which
@@ -27,7 +27,7 @@ class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True
 
 
 class WireTensor(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """A tensor on its way. `n_attached`: the bytes of its content in a memory file beside the message; -1: in `raw`."""
+    """Holds a tensor. `n_attached`: bytes of its content in a memory file beside the message; -1: in `raw`."""
 
     name: str
     datatype: str
@@ -38,7 +38,7 @@ class WireTensor(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 
 
 class WireRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of one call; see corosrv.jobs.infer.InferRequest."""
+    """Holds the payload of one call; see corosrv.jobs.infer.InferRequest."""
 
     inputs: list[WireTensor] = []
     id: str = ""
@@ -77,7 +77,7 @@ class PoolCard(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InitApp(_Message, frozen=True, tag="init_app"):
-    """The first message: which application to import. `is_factory`: the reference names a function that makes it."""
+    """Comes first and names the application to import. `is_factory`: the reference names a function that makes it."""
 
     app_ref: str
     app_dir: str = ""
@@ -112,14 +112,14 @@ class StopWorker(_Message, frozen=True, tag="stop_worker"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """The application was imported. Nothing of it was started yet."""
+    """Reports that the application was imported. Nothing of it was started yet."""
 
     pools: list[PoolCard]
     protocol: int = PROTOCOL
 
 
 class Registered(_Message, frozen=True, tag="registered"):
-    """The pool's handlers have started: the worker takes calls as soon as it has its lanes."""
+    """Reports that the pool's handlers have started: the worker takes calls as soon as it has its lanes."""
 
     handlers: list[HandlerCard]
 
@@ -132,13 +132,13 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
 
 
 class StartFailed(_Message, frozen=True, tag="start_failed"):
-    """The application could not be imported, or the pool not be started; the worker ends."""
+    """Reports that the application could not be imported, or the pool not be started; the worker ends."""
 
     error: str
 
 
 class WorkerStopped(_Message, frozen=True, tag="worker_stopped"):
-    """The last message: `on_stop` has run."""
+    """Reports, as the last message, that `on_stop` has run."""
 
 
 # Lane, to the worker.
@@ -165,7 +165,7 @@ class RunCall(_Message, frozen=True, tag="run_call"):
 
 
 class CallOutputs(_Message, frozen=True, tag="outputs"):
-    """One answer of one item."""
+    """Brings one answer of one item."""
 
     id: int
     outputs: list[WireTensor]
@@ -175,14 +175,14 @@ class CallOutputs(_Message, frozen=True, tag="outputs"):
 
 
 class CallEnd(_Message, frozen=True, tag="end"):
-    """One item has ended well."""
+    """Reports that one item has ended well."""
 
     id: int
     item: int = 0
 
 
 class CallFailure(_Message, frozen=True, tag="failure"):
-    """One item has failed.
+    """Reports that one item has failed.
 
     `kind`: invalid_input, not_found, unavailable, cancelled, deadline or failed. The message of all but the last is for
     the client; that of `failed` has a traceback and is for the log.
@@ -232,7 +232,7 @@ class AskTaken(_Message, frozen=True, tag="ask_taken"):
 
 
 class AskOutputs(_Message, frozen=True, tag="ask_outputs"):
-    """One answer of an ask. `model` and `version` name the handler that answers."""
+    """Brings one answer of an ask. `model` and `version` name the handler that answers."""
 
     number: int
     outputs: list[WireTensor]
@@ -243,7 +243,7 @@ class AskOutputs(_Message, frozen=True, tag="ask_outputs"):
 
 
 class AskEnd(_Message, frozen=True, tag="ask_end"):
-    """The end of an ask. `status`: the HTTP status of its error; 0 if it went well."""
+    """Ends an ask. `status`: the HTTP status of its error; 0 if it went well."""
 
     number: int
     model: str = ""
@@ -295,7 +295,7 @@ class ObjectDelete(_Message, frozen=True, tag="object_delete"):
 
 
 class ObjectAnswer(_Message, frozen=True, tag="object_answer"):
-    """Answers each of them.
+    """Answers an ObjectAsk.
 
     `status`: the HTTP status of its error, 0 if it went well. `ref`: the object; None if the key finds none.
     """

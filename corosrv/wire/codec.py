@@ -1,4 +1,4 @@
-"""Codecs: the messages of a kind of channel, and how they are written as bytes.
+"""Defines codecs: the messages of a kind of channel, and how they are written as bytes.
 
 Channels use a codec and know no message themselves; another set of messages is another codec.
 """
@@ -34,7 +34,7 @@ class _Kind(msgspec.Struct):
 
 
 class Format(Protocol):
-    """A way to write structs as bytes: the module msgspec.json or msgspec.msgpack."""
+    """Is a way to write structs as bytes: the module msgspec.json or msgspec.msgpack."""
 
     @property
     def Encoder(self) -> Any: ...

@@ -1,4 +1,4 @@
-"""Frames of messages: a length of four bytes, big-endian, and as many bytes."""
+"""Packs messages into frames: a length of four bytes, big-endian, and as many bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A channel for greenlets, which wait through the hub: the server's side."""
+"""Carries messages for greenlets, which wait through the hub: the server's side."""
 
 from __future__ import annotations
 

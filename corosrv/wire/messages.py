@@ -1,4 +1,4 @@
-"""Messages between server and worker about predictions: JSON objects with a `type`.
+"""Defines the messages between server and worker about predictions: JSON objects with a `type`.
 
 A worker inherits one control channel, and gets one channel for each slot when it is set up, so large data in one
 slot delays neither another slot nor a cancel. A slot's channel carries a prediction's answers to the server
@@ -27,7 +27,7 @@ class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True
 
 
 class Init(_Message, frozen=True, tag="init"):
-    """The first message. `num_slots`: None if the predictor itself sets the number."""
+    """Comes first and names the predictor to load. `num_slots`: None if the predictor itself sets the number."""
 
     predictor_ref: str
     num_slots: int | None = None
@@ -53,7 +53,7 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """The set-up has succeeded.
+    """Reports that the set-up has succeeded.
 
     `slots`: their ids, in the order of their channels; `schema`: the OpenAPI document's components and what the
     predictor declared, as corosrv.worker.signatures.schema makes it; `has_healthcheck`: the predictor has a check of
@@ -67,7 +67,7 @@ class Ready(_Message, frozen=True, tag="ready"):
 
 
 class HealthCheckResult(_Message, frozen=True, tag="healthcheck_result"):
-    """The answer to a HealthCheck. `status`: healthy or unhealthy."""
+    """Answers a HealthCheck. `status`: healthy or unhealthy."""
 
     id: str
     status: str

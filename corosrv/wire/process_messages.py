@@ -1,4 +1,4 @@
-"""Messages that every worker process and its server exchange on the control channel, whatever the process runs."""
+"""Defines the messages that every worker process and its server exchange, whatever the process runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Lanes(_Message, frozen=True, tag="lanes"):
 
 
 class Log(_Message, frozen=True, tag="log"):
-    """Text that was printed outside predictions and calls. `source`: stdout or stderr."""
+    """Brings text that was printed outside predictions and calls. `source`: stdout or stderr."""
 
     source: str
     data: str
@@ -28,14 +28,14 @@ class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
 
 
 class SlotFailed(_Message, frozen=True, tag="failed"):
-    """A slot cannot be used any more; with slot -1, before a predictor's Ready: the set-up has failed."""
+    """Reports that a slot cannot be used any more; with slot -1, before a predictor's Ready: the set-up has failed."""
 
     slot: int
     error: str
 
 
 class Fatal(_Message, frozen=True, tag="fatal"):
-    """The worker is about to end by itself."""
+    """Reports that the worker is about to end by itself."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Tensors on their way to another process: small ones within the message, large ones in one memory file beside it.
+"""Sends tensors to another process: small ones within the message, large ones in one memory file beside it.
 
 The file holds the contents of all attached tensors of a message in their order, each at a multiple of ALIGNMENT. So a
 message has at most one descriptor, however many tensors it carries.

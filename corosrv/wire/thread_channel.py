@@ -1,4 +1,4 @@
-"""A channel for threads, which wait by blocking: the worker's side.
+"""Carries messages for threads, which wait by blocking: the worker's side.
 
 Imports nothing of gevent, which workers do without.
 """

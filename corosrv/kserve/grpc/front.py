@@ -1,4 +1,4 @@
-"""The gRPC front as the server has it: a process that is replaced when it dies."""
+"""Keeps a gRPC process running for the server: replaces it when it dies."""
 
 from __future__ import annotations
 
