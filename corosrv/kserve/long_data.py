@@ -106,7 +106,10 @@ class LongDataScanner:
         return None
 
     def _cut(self, parts: list[bytes], first: int) -> None:
-        """Ends a piece at the last comma outside of strings, if there is one."""
+        """Ends a piece at the last comma outside of strings, if there is one.
+
+        Raises InvalidJson where two strings follow each other without a comma: of millions, none would end a piece.
+        """
         place, after = self._at + sum(map(len, parts)) + len(parts) - 1, b""
         for number in reversed(range(len(parts))):
             place -= len(parts[number])
@@ -116,6 +119,8 @@ class LongDataScanner:
                 if comma >= 0:
                     self._end_piece(place + comma, self._depth - after.count(b"[") + after.count(b"]"))
                     return
+                if 0 < number < len(parts) - 1:
+                    raise InvalidJson("two strings in an array of data have no comma between them")
             place -= 1
 
     def _end_piece(self, comma: int, depth_after: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corosrv.errors import Refused
+from corosrv.errors import InvalidJson, Refused
 from corosrv.kserve import long_data
 from corosrv.kserve.infer_request import INFER_DECODER, decode_request
 from corosrv.kserve.long_body import MAX_REST, cut_data
@@ -168,6 +168,14 @@ def test_data_that_are_nested_too_deep_are_refused_before_they_are_decoded():
     data = b"[1," * 40_000 + b"1" + b"]" * 40_000
 
     with pytest.raises(Refused, match="nested deeper than 64 levels"):
+        long_data.LongDataScanner(data, 0).scan(Turns())
+
+
+@pytest.mark.parametrize("separator", [b"", b" ", b":", b"]["])
+def test_strings_without_a_comma_between_them_are_refused_in_the_first_window(separator):
+    data = b"[" * 60 + separator.join([b'"a"'] * 300_000)
+
+    with pytest.raises(InvalidJson, match="no comma between them"):
         long_data.LongDataScanner(data, 0).scan(Turns())
 
 
