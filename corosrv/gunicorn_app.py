@@ -122,7 +122,10 @@ def run(options: Mapping[str, Any]) -> None:
         for bind in options["bind"]:
             if (fault := address.fault(*parse_address(bind))) is not None:
                 raise SettingsError(f"{bind} cannot be listened on: {fault}; choose with --host and --port")
+    master = os.getpid()
     try:
         _Gunicorn(options).run()
     except SystemExit as end:
-        raise SystemExit(1 if end.code == NEVER_STARTS else end.code) from None
+        # A worker passes here as well. By its status the master knows whether another one could do better.
+        is_failed_start = os.getpid() == master and end.code == NEVER_STARTS
+        raise SystemExit(1 if is_failed_start else end.code) from None

@@ -25,7 +25,7 @@ from corosrv.dispatch.settings import DispatchSettings
 from corosrv.dispatch.stats import DispatchStats, key_stats
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
-from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, ShuttingDown, Unavailable
+from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, ShuttingDown, Starting, Unavailable
 from corosrv.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
 
 
@@ -61,6 +61,7 @@ class Dispatcher(InferWorker):
             clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start
         )
         self._numbers = itertools.count(1)
+        self._why_unknown: Callable[[], str] | None = None
         self._is_shutting_down = False
 
     # Hosts and pools.
@@ -86,6 +87,10 @@ class Dispatcher(InferWorker):
         self._settle()
         return True
 
+    def await_pools(self, reason: Callable[[], str]) -> None:
+        """Refuses calls of whatever is not known yet as Starting, until a pool is expected; `reason`: for clients."""
+        self._why_unknown = reason
+
     def expect(
         self,
         pool: str,
@@ -100,6 +105,7 @@ class Dispatcher(InferWorker):
         They wait for `patience` seconds at most. Otherwise they are refused, those that wait as well, with `reason`:
         words for clients. Replaces what was said of this pool before.
         """
+        self._why_unknown = None
         self._registry.expect(pool, cards, PoolStanding(can_start, reason, patience), self._clock())
         self._settle()
 
@@ -131,8 +137,7 @@ class Dispatcher(InferWorker):
         )
 
     def find(self, target: Target) -> HandlerCard:
-        self._purge()
-        return look_up(self._registry, target).card
+        return self._look_up(target).card
 
     def submit(self, job: InferJob) -> HandlerReader:
         """Runs a call, or queues it. Never waits.
@@ -181,13 +186,23 @@ class Dispatcher(InferWorker):
         return call.reader
 
     def _entry_of(self, job: InferJob) -> HandlerEntry:
-        self._purge()
         if job.card is None:
-            return look_up(self._registry, job.target)
+            return self._look_up(job.target)
+        self._purge()
         entry = self._registry.get(job.card.key)
         if entry is None:
             raise NotFound(f"the model '{job.card.name}' does not exist here any more", "model_name", "model_not_found")
         return entry
+
+    def _look_up(self, target: Target) -> HandlerEntry:
+        """Returns the entry that a call would get. Raises what look_up raises, and Starting before the first pool."""
+        self._purge()
+        try:
+            return look_up(self._registry, target)
+        except NotFound:
+            if self._why_unknown is None:
+                raise
+            raise Starting(self._why_unknown()) from None
 
     def _check(self, call: QueuedCall, now: float) -> None:
         check_ready(call.entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corosrv.errors import NotFound
+from corosrv.errors import NotFound, Starting
 from corosrv.jobs.infer import HandlerCard, InferJob, InferReader, InferWorker, ModelStanding, Target
 
 
@@ -29,11 +29,16 @@ class SeveralWorkers(InferWorker):
         return self._worker_of(job.target)[0].submit(job)
 
     def _worker_of(self, target: Target) -> tuple[InferWorker, HandlerCard]:
-        """Returns the worker that knows a target. Raises what the first one raises where none does."""
-        failure: NotFound | None = None
+        """Returns the worker that knows a target. Raises what the first one raises where none does.
+
+        One that is Starting may know it later, and is the first then.
+        """
+        failure: NotFound | Starting | None = None
         for worker in self._workers:
             try:
                 return worker, worker.find(target)
+            except Starting as error:
+                failure = failure if isinstance(failure, Starting) else error
             except NotFound as error:
                 failure = failure or error
         raise failure or NotFound("nothing that can be called is served here", "model", "model_not_found")

@@ -53,7 +53,9 @@ def ps(run_dir: str, server: str, is_json: bool) -> None:
         f"corosrv {about['version']}, process {about['pid']}, up {duration(about['uptime_ms'])}: {about['state']}"
     )
     if not pools:
-        click.echo("\nno pools yet: the application is being imported")
+        failure = about.get("reason")
+        standing = f"could not be imported yet: {failure}" if failure else "is being imported"
+        click.echo(f"\nno pools yet: the application {standing}")
     for show, rows in ((pools_table, pools), (workers_table, workers), (queues_table, queues)):
         if rows:
             click.echo("\n" + show(rows))
@@ -85,4 +87,4 @@ def scale(pool: str, least: int, most: int, run_dir: str, server: str, is_json: 
         click.echo(json.dumps(answer, indent=2))
     else:
         n_ready = answer["workers"].get("ready", 0)
-        click.echo(f"the pool {pool} may have from {least} to {most} workers; {n_ready} are ready now")
+        click.echo(f"the pool {pool} may have from {least} to {most} workers; ready now: {n_ready}")

@@ -54,7 +54,13 @@ def make_app(
     @app.get("/v1/server")
     def server() -> dict[str, Any]:
         uptime_ms = round((time.monotonic() - started_at) * 1000)
-        return {"pid": os.getpid(), "version": __version__, "state": manager.state.value, "uptime_ms": uptime_ms}
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "state": manager.state.value,
+            "reason": manager.failure,
+            "uptime_ms": uptime_ms,
+        }
 
     _add_workers(app, manager)
     _add_pools(app, manager, queues)

@@ -24,6 +24,7 @@ from corosrv.worker.parent.app_worker import AppWorker
 log = logging.getLogger("corosrv.manager")
 
 MOST_WORKERS = 1024  # of one pool, that an operator may ask for
+_LOG_SAYS_WHY = "the server's log says why"
 CANCEL_TIME = 1.0  # seconds that calls have to end once they are cancelled
 
 
@@ -82,6 +83,7 @@ class Manager:
     def start(self) -> None:
         """Begins to import the application and to start workers; returns at once."""
         self._give_up_at = self._clock() + self._settings.start_timeout
+        self._dispatcher.await_pools(self._import_standing)
         self._dispatcher.on_need(lambda pool: self._wakeup())
         self._loop = gevent.spawn(self._run)
 
@@ -123,14 +125,25 @@ class Manager:
         return State.READY
 
     def check(self) -> None:
-        """Raises the Unavailable that says why the state is not READY."""
+        """Raises the Unavailable that says to clients why the state is not READY."""
         if self.state is State.DRAINING:
             raise ShuttingDown("the server is shutting down")
         if not self._pools:
-            raise Starting(self._import.reason or "the application is being imported")
+            raise Starting(self._import_standing())
         if unready := self._unready():
             failed = next((pool for pool in unready if pool.memory.crashes.last_reason), unready[0])
-            raise Unavailable(f"no worker of the pool {failed.name} is ready: {_trouble(failed)}")
+            raise Unavailable(f"no worker of the pool {failed.name} is ready{_trouble_for_clients(failed)}")
+
+    @property
+    def failure(self) -> str:
+        """Says why the application could not be imported, in its own words; empty if it was, or may still be."""
+        return self._import.reason if not self._pools else ""
+
+    def _import_standing(self) -> str:
+        """Says to clients why no pool is there. What the application raised is not for them."""
+        if self._import.reason:
+            return f"the application could not be imported; {_LOG_SAYS_WHY}"
+        return "the application is being imported"
 
     def _unready(self) -> list[WorkerPool]:
         return [pool for pool in self.pools if pool.memory.least > 0 and not pool.has_ready]
@@ -302,6 +315,12 @@ class Manager:
         self._dispatcher.close()
         for worker in self._workers():
             worker.kill()
+
+
+def _trouble_for_clients(pool: WorkerPool) -> str:
+    if pool.memory.crashes.last_reason:
+        return f": its processes fail; {_LOG_SAYS_WHY}"
+    return ": one is starting" if pool.live_places else f": {pool.reason}" if pool.reason else ""
 
 
 def _trouble(pool: WorkerPool) -> str:

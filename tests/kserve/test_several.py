@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.errors import NotFound, Unavailable
+from corosrv.errors import NotFound, Starting, Unavailable
 from corosrv.jobs.infer import (
     HandlerCard,
     InferJob,
@@ -79,6 +79,18 @@ def test_a_model_that_nobody_knows_is_told_by_the_first():
 def test_a_model_that_is_known_and_busy_is_not_looked_for_elsewhere():
     with pytest.raises(Unavailable):
         SeveralWorkers([Named("a", busy=("c",)), Named("c")]).find(ModelTarget("c"))
+
+
+def test_a_worker_that_is_starting_is_asked_last_and_outranks_those_that_know_nothing():
+    class StartingWorker(Named):
+        def find(self, target: Target) -> HandlerCard:
+            raise Starting("it starts")
+
+    workers = SeveralWorkers([Named("a"), StartingWorker(), Named("b")])
+
+    assert workers.find(ModelTarget("b")).name == "b"
+    with pytest.raises(Starting, match="it starts"):
+        workers.find(ModelTarget("c"))
 
 
 def test_without_workers_nothing_is_known():

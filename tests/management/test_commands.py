@@ -57,7 +57,7 @@ def test_drain_replaces_a_worker(server: Management):
 def test_scale_changes_a_pool(server: Management):
     shown = server.run("scale", "default", "2", "4")
 
-    assert shown.output == "the pool default may have from 2 to 4 workers; 1 are ready now\n"
+    assert shown.output == "the pool default may have from 2 to 4 workers; ready now: 1\n"
     eventually(lambda: len(server.script.ids()) == 2)
     assert json.loads(server.run("scale", "default", "2", "5", "--json").output)["max"] == 5
 

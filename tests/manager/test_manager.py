@@ -232,7 +232,40 @@ def test_an_application_that_cannot_be_imported_is_tried_again_and_named():
     with managed(script=script, start_timeout=0.6, on_unstartable=told.set) as (manager, _):
         assert told.get(timeout=5) == "No module named 'nothing'"
         assert len(script.workers) >= 2
-        with pytest.raises(Starting, match="No module named"):
+        assert manager.failure == "No module named 'nothing'"
+
+
+def test_what_an_application_raises_at_its_import_is_not_told_to_clients():
+    script = Script([pool_card()], failure="No module named 'nothing'")
+    with managed(script=script) as (manager, _):
+        with pytest.raises(Starting, match=r"^the application is being imported$"):
+            call(manager)
+        eventually(lambda: manager.failure)
+
+        for refused in (manager.check, lambda: call(manager)):
+            with pytest.raises(Starting, match=r"^the application could not be imported; the server's log says why$"):
+                refused()
+
+
+def test_a_model_is_unknown_only_once_the_application_is_imported():
+    with managed(pool_card()) as (manager, script):
+        ready(script, "default/0")
+
+        with pytest.raises(NotFound):
+            call(manager, "nobody")
+
+
+def test_why_the_processes_of_a_pool_fail_is_not_told_to_clients():
+    script = Script([pool_card()], starts=False)
+    with managed(script=script) as (manager, _):
+        eventually(lambda: script.workers)
+        script.workers[0].load()
+        with pytest.raises(Unavailable, match=r"^no worker of the pool default is ready: one is starting$"):
+            manager.check()
+        script.workers[0].fail("RuntimeError: no weights in /secret/path")
+        eventually(lambda: manager.pools[0].memory.crashes.last_reason)
+
+        with pytest.raises(Unavailable, match=r"is ready: its processes fail; the server.s log says why$"):
             manager.check()
 
 

@@ -83,7 +83,7 @@ class AppProcess(
 
     @property
     def id(self) -> str:
-        return f"{self.pool or '?'}/{self._place}"
+        return f"{self.pool or 'import'}/{self._place}"
 
     @property
     def name(self) -> str:

@@ -154,8 +154,8 @@ def test_neighbours_of_the_application_can_be_imported(tmp_path: Path) -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("del app", "LoadError: the_app has no 'app': name the App, as the_app:NAME"),
-        ("app = 3", "LoadError: the_app:app is a int and no App"),
-        ("app = lambda: None", "LoadError: the_app:app is a function and no App: say --factory if it makes one"),
+        ("app = 3", "LoadError: the_app:app is of type int and no App"),
+        ("app = lambda: None", "LoadError: the_app:app is of type function and no App: say --factory if it makes one"),
         ("", "AppError: the_app:app has no handlers: register some with @app.model"),
         ("def f(): ...\napp.model('m')(f)", "AppError: f takes 0 parameters: write it as (request)"),
         (
@@ -189,7 +189,7 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ("return 3", "LoadError: the_app:make returned a int and no App"),
+        ("return 3", "LoadError: the_app:make returned an object of type int and no App"),
         ("raise ValueError('in it')", "ValueError: in it"),
     ],
 )

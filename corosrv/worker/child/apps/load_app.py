@@ -40,16 +40,18 @@ def _module(place: str, app_dir: str) -> ModuleType:
 
 def _made_by(factory: Any, app_ref: str) -> Any:
     if not callable(factory):
-        raise LoadError(f"{app_ref} is a {type(factory).__name__} and no function that makes an App: drop --factory")
+        raise LoadError(
+            f"{app_ref} is of type {type(factory).__name__} and no function that makes an App: drop --factory"
+        )
     return factory()
 
 
 def _no_app(init: InitApp, target: Any) -> str:
     kind = type(target).__name__
     if init.is_factory:
-        return f"{init.app_ref} returned a {kind} and no App"
+        return f"{init.app_ref} returned an object of type {kind} and no App"
     advice = ": say --factory if it makes one" if callable(target) else ""
-    return f"{init.app_ref} is a {kind} and no App{advice}"
+    return f"{init.app_ref} is of type {kind} and no App{advice}"
 
 
 def find_pool(app: App, name: str) -> Pool:
