@@ -24,6 +24,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     routes = Blueprint("anthropic", __name__)
 
     @routes.post(MESSAGES)
+    @flow.once
     @api_docs.messages
     def create() -> Response:
         return flow.answer(call(schema.decoder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.generation.job_log import JobRecord
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
@@ -22,6 +24,7 @@ from corosrv.http.terms import request_terms
 from corosrv.jobs import AnyJob, Chunk, Worker
 
 T = TypeVar("T")
+View = TypeVar("View", bound=Callable[..., Response])
 
 
 class JobEvents:
@@ -67,7 +70,12 @@ class RequestFlow:
     defaults: Defaults
     limits: Limits
     stats: HttpStats
+    answers: KeyedAnswers
     logs_json: bool = False
+
+    def once(self, view: View) -> View:
+        """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
+        return self.answers.once(self.limits.max_body_bytes)(view)
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""

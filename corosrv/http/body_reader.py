@@ -20,6 +20,7 @@ from corosrv.waits import own_hub
 # In the WSGI environment: the server looks after the pace of the body itself, and does so better.
 PACED = "corosrv.body_is_paced"
 _SHARE = "corosrv.body_share"
+_READ_AHEAD = "corosrv.body_read_ahead"
 _PIECE = 128 << 10  # bytes
 
 
@@ -40,6 +41,12 @@ class BodyReader:
         if _encoding(request):
             raise UnsupportedMedia("the body must not be compressed: send it without Content-Encoding")
         return self._read(request, limit)
+
+    def read_ahead(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body as `read` does, which returns it once more afterwards. Waits."""
+        body = self.read(request, limit)
+        request.environ[_READ_AHEAD] = body
+        return body
 
     def read_inflated(self, request: Request, limit: int) -> bytes:
         """Reads the whole body, which may be compressed, as `read` does; `limit` also holds for what it inflates to.
@@ -65,6 +72,9 @@ class BodyReader:
 
     def _read(self, request: Request, limit: int) -> bytes:
         environ = request.environ  # asked itself, for the request's own headers take longer
+        ahead: bytes | None = environ.pop(_READ_AHEAD, None)
+        if ahead is not None:
+            return ahead
         length = get_content_length(environ.get("CONTENT_LENGTH"), environ.get("HTTP_TRANSFER_ENCODING"))
         if (length or 0) > limit:
             raise BodyTooLarge(limit)

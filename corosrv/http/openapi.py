@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from werkzeug.routing import Rule
 
 from corosrv.http import operation as operations
 from corosrv.http.operation import Operation
+from corosrv.idempotency.keys import HEADER, MAX_KEY
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"<(?:(?P<kind>\w+):)?(?P<name>\w+)>")
@@ -21,8 +23,10 @@ _WORDS = {
     400: "The request cannot be taken as it stands; `param` names the field at fault",
     401: "No key, or a wrong one",
     404: "There is no such thing here",
+    409: "The first request with this Idempotency-Key still runs: repeat it later",
     413: "The body is too large",
     415: "The body is no JSON, or compressed",
+    422: "The Idempotency-Key was used for another request",
     429: "As many jobs wait as may wait",
     500: "A bug, or a decode that failed",
     501: "Switched off, or beyond this model",
@@ -33,6 +37,22 @@ _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
 }
+
+
+class KeyHeader(msgspec.Struct):
+    """The header of routes that answer a repeated request with the answer of the first."""
+
+    key: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=MAX_KEY,
+            pattern="^[!-~]+$",
+            description="A name for this request, chosen by the client: the same request with the same key is computed "
+            "once, and answered with the same answer and `Idempotency-Replayed: true` from then on",
+        ),
+    ] = msgspec.field(name=HEADER, default="")
+
 
 Ref = Callable[[Any], dict[str, Any]]
 
@@ -45,6 +65,7 @@ class Route:
     method: str
     operation: Operation
     is_open: bool = False
+    is_keyed: bool = False
     main: str = ""
 
 
@@ -62,8 +83,9 @@ def routes(rules: Iterable[Rule], views: Mapping[str, Callable[..., Any]], prefi
         assert marked is not None
         main = min((path for path, _ in paths), key=lambda path: (not path.startswith("/v1/"), path))
         is_open = operations.is_open(view)
-        all_routes.append(Route(main, method, marked, is_open))
-        all_routes += [Route(path, method, marked, is_open, main) for path, _ in paths if path != main]
+        is_keyed = operations.takes_idempotency_key(view)
+        all_routes.append(Route(main, method, marked, is_open, is_keyed))
+        all_routes += [Route(path, method, marked, is_open, is_keyed, main) for path, _ in paths if path != main]
     return all_routes
 
 
@@ -142,6 +164,7 @@ def _operation(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
         *_path_parameters(route),
         *_named_parameters(operation.query, "query"),
         *_named_parameters(operation.headers, "header"),
+        *_named_parameters(KeyHeader if route.is_keyed else None, "header"),
     ]:
         members["parameters"] = parameters
     if operation.body is not None:
@@ -171,7 +194,9 @@ def _responses(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
     if operation.events is not None:
         content["text/event-stream"] = {"schema": _event(ref(operation.events), error, operation.events_end)}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
-    for status in sorted({*operation.statuses, *(() if route.is_open else (401,))}):
+    by_route = () if route.is_open else (401,)
+    by_key = (400, 409, 422) if route.is_keyed else ()
+    for status in sorted({*operation.statuses, *by_route, *by_key}):
         responses[str(status)] = {
             "description": _WORDS.get(status, HTTPStatus(status).phrase),
             "content": {"application/json": {"schema": error}},

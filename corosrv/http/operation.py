@@ -19,6 +19,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 _ATTRIBUTE = "corosrv_operation"
 _IS_OPEN = "corosrv_is_open"
+_TAKES_KEY = "corosrv_takes_key"
 
 # Statuses besides 200 and 401, which all have.
 READS = (400, 413, 415)  # whatever has a body
@@ -109,3 +110,14 @@ def without_key(view: View) -> View:
 def is_open(view: Callable[..., Any] | None) -> bool:
     """Returns whether the view answers without a key."""
     return getattr(view, _IS_OPEN, False)
+
+
+def with_idempotency_key(view: View) -> View:
+    """Marks a view that answers a request once, however often it is repeated with its Idempotency-Key."""
+    setattr(view, _TAKES_KEY, True)
+    return view
+
+
+def takes_idempotency_key(view: Callable[..., Any] | None) -> bool:
+    """Returns whether the view heeds the header Idempotency-Key."""
+    return getattr(view, _TAKES_KEY, False)

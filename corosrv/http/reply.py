@@ -35,14 +35,14 @@ def json_response(value: Any, status: int = 200) -> Response:
     return _WholeResponse(msgspec.json.encode(value), status, content_type="application/json")
 
 
-def whole_response(pieces: Sequence[bytes | memoryview], content_type: str) -> Response:
+def whole_response(pieces: Sequence[bytes | memoryview], content_type: str, status: int = 200) -> Response:
     """Makes an answer of a body that was encoded in pieces; short ones are sent together, long ones portion by portion.
 
     The pieces must not change until they are sent.
     """
     n_bytes = sum(map(len, pieces))
     body = [b"".join(pieces)] if n_bytes <= _PORTION else _portions(pieces)
-    answer = _WholeResponse(body, content_type=content_type)
+    answer = _WholeResponse(body, status, content_type=content_type)
     answer.headers["Content-Length"] = str(n_bytes)
     return answer
 

@@ -6,13 +6,14 @@ import functools
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flask import Request, Response
 
 from corosrv.errors import ClientGone, CorosrvError, ReadTimeout, Refused
 from corosrv.http.client import ClientWatch
 from corosrv.http.direct import DirectSender, direct_sender
+from corosrv.http.encoder import Encoder, RecordedEncoder, Recording
 from corosrv.http.flood import Flood, line
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs import Chunk, Reader
@@ -29,20 +30,6 @@ UNSENT_BYTES = 16_384
 MOST_LISTED = 1_000_000
 
 Item = TypeVar("Item")
-
-
-class Encoder(Protocol[Item]):
-    """Makes events of a reader's items."""
-
-    failure: CorosrvError | None  # why the stream ends before its reader; its event came with the last items
-
-    def encode(self, items: list[Item]) -> bytes: ...
-
-    def encode_error(self, error: CorosrvError) -> bytes:
-        """Makes the event of an error that the reader raised."""
-
-    def close(self) -> None:
-        """Ends the stream, whether its reader has ended or not."""
 
 
 class EventStream(Generic[Item]):
@@ -81,6 +68,11 @@ class EventStream(Generic[Item]):
         self._is_closed = False
         self._sender: DirectSender | None = None
         stats.stream_opened()
+
+    def record(self, recording: Recording) -> None:
+        """Hands a copy of all that is sent, but comments, to a recording. Call it before anything is sent."""
+        recording.add(self._first)
+        self._encoder = RecordedEncoder(self._encoder, self._reader, recording)
 
     def begin(self, start_response: Any) -> None:
         """Lets pieces take the short way to the socket, as the headers are on their way."""

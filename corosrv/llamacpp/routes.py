@@ -46,12 +46,14 @@ def _model_name() -> str | None:
 def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @routes.post("/completion")
     @routes.post("/completions", endpoint="completions")
+    @flow.once
     @api_docs.complete
     def complete() -> Response:
         body = flow.receive(schema.completion_decoder)
         return flow.answer(parse.completion(body, flow.defaults, *_model(flow, body.model)))
 
     @routes.post("/infill")
+    @flow.once
     @api_docs.infill
     def infill() -> Response:
         body = flow.receive(schema.infill_decoder)

@@ -23,6 +23,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
     @routes.post("/v1/chat/completions")
     @routes.post("/chat/completions", endpoint="chat_short")
+    @flow.once
     @api_docs.chat
     def chat() -> Response:
         return flow.answer(chat_call())
@@ -39,6 +40,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         return json_response(input_tokens(flow.count(chat_call())))
 
     @routes.post("/v1/completions")
+    @flow.once
     @api_docs.completion
     def complete() -> Response:
         body = flow.receive(completion_schema.decoder)

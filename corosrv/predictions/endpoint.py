@@ -14,10 +14,11 @@ from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
 from corosrv.http.hosts import came_by_loopback
+from corosrv.http.keyed_answers import keep_if
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import encoded_response
 from corosrv.predictions import events, headers, parse
-from corosrv.predictions.prediction import Change, Prediction
+from corosrv.predictions.prediction import Change, Prediction, Status
 from corosrv.predictions.service import CallOutcome, PredictionService
 
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
@@ -44,8 +45,11 @@ class PredictionEndpoint:
             *self._read(), path_id, request.headers, service.webhooks.destinations, came_by_loopback(request)
         )
         prediction, outcome = service.admit(call)
+        is_new = outcome is CallOutcome.NEW
         if call.is_stream and (reader := service.follow(prediction, headers.last_event_id(request.headers))):
+            keep_if(lambda: is_new and not reader.is_lost and prediction.status is Status.SUCCEEDED)
             return self._stream(reader)
+        keep_if(lambda: is_new and prediction.status not in (Status.FAILED, Status.CANCELED))
         if outcome is CallOutcome.RUNNING:
             return encoded_response(prediction.encoded(with_input=True), 202)
         if outcome is CallOutcome.NEW and call.is_async:

@@ -45,7 +45,7 @@ class EventReader(Reader[Item]):
         self._history = history
         self._cursor: Cursor = history.cursor(after_number)
         self._on_leave = on_leave
-        self._is_lost = False
+        self.is_lost = False  # it fell behind the kept history
         self._is_closed = False
         self._sink: Sink[Item] | None = None  # of whoever waits
         self._greenlet: Any = None
@@ -53,7 +53,7 @@ class EventReader(Reader[Item]):
     @property
     def is_finished(self) -> bool:
         """True if no more events will come."""
-        return self._is_closed or self._is_lost or self._cursor.is_at_end
+        return self._is_closed or self.is_lost or self._cursor.is_at_end
 
     def take(self, timeout: float | None = None) -> list[Item]:
         """Returns unread events, at least one; an empty list once the last one was taken. Waits.
@@ -87,12 +87,12 @@ class EventReader(Reader[Item]):
         return not self.is_finished
 
     def _unread(self) -> list[Item]:
-        if self._is_closed or self._is_lost:
+        if self._is_closed or self.is_lost:
             return []
         try:
             return self._cursor.take()
         except Gap as gap:
-            self._is_lost = True
+            self.is_lost = True
             error = "SSE stream replay truncated: this reader was behind the events that are kept"
             return [Event("error", {"error": error, "skipped": gap.n_skipped})]
 

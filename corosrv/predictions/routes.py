@@ -9,6 +9,7 @@ from werkzeug.exceptions import MethodNotAllowed
 
 from corosrv.errors import NotFound
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.metrics import HttpStats
 from corosrv.http.operation import without_key
 from corosrv.http.reply import encoded_response, json_response, register_errors
@@ -18,6 +19,7 @@ from corosrv.predictions.service import PredictionService
 
 _CANCEL = "/cancel"
 _CANCEL_METHODS = ["POST", "PUT"]
+_SHAPING = ("Accept", "Prefer", "Last-Event-ID")  # headers that change the form of an answer
 
 
 def blueprint(
@@ -29,10 +31,12 @@ def blueprint(
     has_document: bool = True,
     ping_interval: float = events.PING_SECONDS,
     write_timeout: float = 30.0,
+    answers: KeyedAnswers | None = None,
 ) -> Blueprint:
     """Cog's endpoints over a service. `shut_down` begins to stop the server, and returns at once. `has_document`: the
-    predictor's OpenAPI document is here, and not within another one."""
+    predictor's OpenAPI document is here, and not within another one. `answers`: those kept under idempotency keys."""
     routes = Blueprint("predictions", __name__)
+    once = (answers or KeyedAnswers(bodies)).once(service.settings.max_body, _SHAPING)
     desk = PredictionEndpoint(service, stats, bodies, ping_interval, write_timeout)
 
     @routes.get("/")
@@ -53,6 +57,7 @@ def blueprint(
             return json_response(service.schema.document)
 
     @routes.post("/predictions")
+    @once
     def create() -> Response:
         return desk.answer(None)
 

@@ -21,6 +21,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.jobs import State
 from corosrv.jobs.stats import DecodeStats
 from corosrv.kserve.language import LanguageModels
@@ -50,8 +51,10 @@ class ModelPart:
         stats: metrics.HttpStats,
         bodies: BodyReader,
         memory_elsewhere: Callable[[], int] = lambda: 0,
+        answers: KeyedAnswers | None = None,
     ) -> None:
-        """`memory_elsewhere`: bytes of the common budget that worker processes claim.
+        """`memory_elsewhere`: bytes of the common budget that worker processes claim. `answers`: those that are kept
+        under idempotency keys.
 
         Raises SettingsError for a chat template that is none.
         """
@@ -60,6 +63,7 @@ class ModelPart:
         self._settings = settings.server
         self._stats = stats
         self._bodies = bodies
+        self._answers = answers or KeyedAnswers(bodies)
         self.pool = ModelPool(settings, Engine, watch=_watch, memory_elsewhere=memory_elsewhere)
 
     def json_scanner(self) -> json_limits.Scanner:
@@ -138,6 +142,7 @@ class ModelPart:
                 write_timeout=settings.write_timeout_s,
             ),
             stats=self._stats,
+            answers=self._answers,
             logs_json=settings.log_format == "json",
         )
 

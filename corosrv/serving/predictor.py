@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from corosrv.errors import CorosrvError
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.jobs import State
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import errors, routes
@@ -47,14 +48,19 @@ class PredictorPart:
         settings: ServerSettings,
         stats: metrics.HttpStats,
         bodies: BodyReader,
+        answers: KeyedAnswers,
         *,
         stop_server: Callable[[], None],
         is_alone: bool,
     ) -> None:
-        """`stop_server`: what POST /shutdown does. `is_alone`: nothing else is served, so every path is the part's."""
+        """`answers`: those that are kept under idempotency keys. `stop_server`: what POST /shutdown does.
+
+        `is_alone`: nothing else is served, so every path is the part's.
+        """
         self._settings = settings
         self._stats = stats
         self._bodies = bodies
+        self._answers = answers
         self._stop_server = stop_server
         self._is_alone = is_alone
         self._ending: gevent.Greenlet | None = None
@@ -127,6 +133,7 @@ class PredictorPart:
                 self._stop_server,
                 self._bodies,
                 has_document=self._is_alone,
+                answers=self._answers,
                 ping_interval=self._settings.sse_ping_interval,
                 write_timeout=self._settings.write_timeout_s,
             ),

@@ -19,6 +19,8 @@ from corosrv.errors import CorosrvError, NotOffered
 from corosrv.http import access, body, health, metrics, operation
 from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.key_collector import KeyCollector
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.lean_flask import current
 from corosrv.http.reply import register_errors
 from corosrv.jobs.infer import InferWorker
@@ -47,6 +49,8 @@ class Server:
         self._stats = metrics.HttpStats()
         self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
+        self._answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, len(server.keys))
+        self._stats.registry.register(KeyCollector(self._answers))
         self.on_unstartable: Callable[[str], None] = lambda reason: None  # if the application cannot be started
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
@@ -69,7 +73,13 @@ class Server:
         # Loads libllama, which a server of predictions alone does without.
         from corosrv.serving.models import ModelPart
 
-        return ModelPart(settings, self._stats, self._bodies, lambda: self.app.manager.held_memory if self.app else 0)
+        return ModelPart(
+            settings,
+            self._stats,
+            self._bodies,
+            lambda: self.app.manager.held_memory if self.app else 0,
+            self._answers,
+        )
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
         if settings.predictor is None:
@@ -79,6 +89,7 @@ class Server:
             settings.server,
             self._stats,
             self._bodies,
+            self._answers,
             stop_server=lambda: self.on_shutdown(),
             is_alone=not settings.models and settings.app is None,
         )

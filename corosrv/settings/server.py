@@ -64,7 +64,7 @@ class ServerSettings:
     idempotency_bytes: int = setting(
         67_108_864,
         "bytes of answers kept for requests that are repeated with their Idempotency-Key, an equal part for each API "
-        "key, and the same again for handlers; 0: the header is ignored",
+        "key, and the same again for calls over v2 of handlers and of language models; 0: the header is ignored",
         check=of_bytes(0),
     )
     idempotency_s: float = setting(

@@ -23,6 +23,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
             raise NotOffered("embeddings are switched off (COROSRV_EMBEDDINGS=0)")
 
     @routes.post("/v1/embeddings")
+    @flow.once
     @api_docs.embed
     def embed() -> Response:
         body = flow.receive(schema.decoder)
@@ -36,6 +37,7 @@ def blueprint(flow: RequestFlow, is_on: bool) -> Blueprint:
 
     @routes.post("/embedding")
     @routes.post("/embeddings", endpoint="native_embeddings")
+    @flow.once
     @api_docs.embed_native
     def embed_native() -> Response:
         body = flow.receive(schema.native_decoder)

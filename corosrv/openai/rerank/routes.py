@@ -19,6 +19,7 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     @routes.post("/rerank", endpoint="short")
     @routes.post("/v1/reranking", endpoint="reranking")
     @routes.post("/reranking", endpoint="reranking_short")
+    @flow.once
     @api_docs.rerank
     def rerank() -> Response:
         body = flow.receive(schema.decoder)

@@ -22,6 +22,7 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
 
     @routes.post("/v1/responses")
     @routes.post("/responses", endpoint="short")
+    @flow.once
     @api_docs.respond
     def respond() -> Response:
         return flow.answer(call())

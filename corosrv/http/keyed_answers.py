@@ -1,0 +1,229 @@
+"""Answers of requests that are repeated with an Idempotency-Key: computed once, and sent again as they were."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from flask import Request, Response, g, request
+
+from corosrv.http.body_reader import BodyReader
+from corosrv.http.callers import caller
+from corosrv.http.flood import Flood
+from corosrv.http.lean_flask import current
+from corosrv.http.operation import with_idempotency_key
+from corosrv.http.reply import whole_response
+from corosrv.http.sse import EventStream
+from corosrv.idempotency.keys import HEADER, parse_key
+from corosrv.idempotency.records import LIFETIME, MAX_BYTES, KeyClaim, KeyedRecords
+from corosrv.waits import ThreadLock, call_in_thread
+
+log = logging.getLogger("corosrv.http")
+_too_large = Flood(log, "%d more answers were too large to be kept under their Idempotency-Key")
+
+_TOO_LARGE = "an answer was too large to be kept under its Idempotency-Key; see COROSRV_IDEMPOTENCY_BYTES"
+_FIELD = f"HTTP_{HEADER.upper().replace('-', '_')}"  # in WSGI's words
+_KEEP_IF = "corosrv_keep_if"
+# A larger body is hashed in a thread.
+_AT_ONCE = 1 << 20
+
+View = TypeVar("View", bound=Callable[..., Response])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer as it was sent, without the headers that each answer has of its own."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    pieces: tuple[bytes, ...]
+
+    def response(self) -> Response:
+        """Makes the answer to a repeated request."""
+        kind = dict(self.headers).get("Content-Type", "")
+        response = whole_response(self.pieces, kind, self.status)
+        for name, value in self.headers:
+            response.headers[name] = value
+        response.headers["Idempotency-Replayed"] = "true"
+        return response
+
+
+def keep_if(is_good: Callable[[], bool]) -> None:
+    """Lets the current request's answer be kept only if `is_good` holds when the answer is complete."""
+    setattr(current(g), _KEEP_IF, is_good)
+
+
+class KeyedAnswers:
+    """Keeps answers under the keys of requests, in memory. Usable from any thread.
+
+    Kept is what ended well: no error, and no stream that broke off. A request that fails, or whose client leaves while
+    it runs, leaves its key free, and its repetition is computed anew.
+    """
+
+    def __init__(
+        self, bodies: BodyReader, max_bytes: int = MAX_BYTES, lifetime: float = LIFETIME, n_callers: int = 1
+    ) -> None:
+        """See KeyedRecords; without bytes the header is ignored."""
+        self._bodies = bodies
+        self._records: KeyedRecords[KeptAnswer] = KeyedRecords(max_bytes, lifetime, n_callers)
+        self._lock = ThreadLock()
+        self._lost_claims: deque[KeyClaim[KeptAnswer]] = deque()
+        self.n_replayed = 0
+
+    @property
+    def n_records(self) -> int:
+        with self._lock:
+            return len(self._records)
+
+    @property
+    def n_bytes(self) -> int:
+        with self._lock:
+            return self._records.n_bytes
+
+    def once(self, max_body_bytes: int, headers: Iterable[str] = ()) -> Callable[[View], View]:
+        """Makes a decorator of views that answer each key once; requests without the header go straight to the view.
+
+        `headers`: names of those that change the view's answer, so that with other values it is another request.
+        """
+        names = tuple(f"HTTP_{name.upper().replace('-', '_')}" for name in headers)
+
+        def decorate(view: View) -> View:
+            @functools.wraps(view)
+            def answer(*arguments: Any, **keywords: Any) -> Response:
+                if _FIELD not in current(request).environ:
+                    return view(*arguments, **keywords)
+                return self._answer(functools.partial(view, *arguments, **keywords), max_body_bytes, names)
+
+            return with_idempotency_key(answer)  # type: ignore[return-value]
+
+        return decorate if self._records.is_on else lambda view: view
+
+    def _answer(self, view: Callable[[], Response], max_body_bytes: int, names: tuple[str, ...]) -> Response:
+        """Answers from the records, or calls the view. Waits for the body. Raises Refused, KeyReused and Conflict."""
+        incoming = current(request)
+        key = parse_key(incoming.environ[_FIELD])
+        digest = _digest(incoming, self._bodies.read_ahead(incoming, max_body_bytes), names)
+        begun = self._begin(key, digest)
+        if isinstance(begun, KeptAnswer):
+            self.n_replayed += 1
+            return begun.response()
+        recording = AnswerRecording(self, begun)
+        try:
+            response = view()
+            recording.attach(response, current(g).pop(_KEEP_IF, None))
+        except BaseException:
+            recording.drop()
+            raise
+        return response
+
+    def _begin(self, key: str, digest: bytes) -> KeptAnswer | KeyClaim[KeptAnswer]:
+        with self._lock:
+            while self._lost_claims:
+                self._lost_claims.popleft().drop()
+            return self._records.begin(caller(), key, digest, time.monotonic())
+
+    # For recordings.
+
+    def grow(self, claim: KeyClaim[KeptAnswer], n_bytes: int) -> bool:
+        """Counts bytes of an answer in the making; see KeyClaim."""
+        with self._lock:
+            return claim.grow(n_bytes)
+
+    def finish(self, claim: KeyClaim[KeptAnswer], answer: KeptAnswer) -> None:
+        with self._lock:
+            claim.finish(answer, time.monotonic())
+
+    def drop(self, claim: KeyClaim[KeptAnswer]) -> None:
+        with self._lock:
+            claim.drop()
+
+    def drop_later(self, claim: KeyClaim[KeptAnswer]) -> None:
+        """Drops a claim before the next one is made. Takes no lock: garbage may be collected while it is held."""
+        self._lost_claims.append(claim)
+
+
+class AnswerRecording:
+    """The answer of one request in the making; see corosrv.http.encoder.Recording.
+
+    Ends once. One that nobody ends, because the server broke down around it, ends as dropped when it is collected.
+    """
+
+    def __init__(self, answers: KeyedAnswers, claim: KeyClaim[KeptAnswer]) -> None:
+        self._answers = answers
+        self._claim: KeyClaim[KeptAnswer] | None = claim
+        self._is_good: Callable[[], bool] | None = None
+        self._status = 200
+        self._headers: tuple[tuple[str, str], ...] = ()
+        self._body = bytearray()
+        self._is_given_up = False
+
+    def attach(self, response: Response, is_good: Callable[[], bool] | None) -> None:
+        """Keeps a response that is complete, or begins to record a stream."""
+        self._is_good = is_good
+        self._status = response.status_code
+        self._headers = tuple((name, value) for name, value in response.headers if name != "Content-Length")
+        body: Any = response.response
+        if not 200 <= self._status < 300:
+            self.drop()
+        elif isinstance(body, EventStream):
+            body.record(self)
+        elif response.is_sequence and self._grow(sum(map(len, body))):
+            self._finish(tuple(body))
+        else:
+            self.drop()
+
+    def add(self, piece: bytes) -> None:
+        if self._grow(len(piece)):
+            self._body += piece
+
+    def finish(self) -> None:
+        self._finish((bytes(self._body),))
+
+    def drop(self) -> None:
+        claim, self._claim = self._claim, None
+        self._body = bytearray()
+        if claim is not None:
+            self._answers.drop(claim)
+
+    def __del__(self) -> None:
+        if self._claim is not None:
+            self._answers.drop_later(self._claim)
+
+    def _grow(self, n_bytes: int) -> bool:
+        if self._claim is None or self._is_given_up:
+            return False
+        if self._answers.grow(self._claim, n_bytes):
+            return True
+        self._is_given_up = True
+        self._body = bytearray()
+        _too_large.count(lambda: log.warning(_TOO_LARGE))
+        return False
+
+    def _finish(self, pieces: tuple[bytes, ...]) -> None:
+        if self._claim is None or (self._is_good is not None and not self._is_good()):
+            self.drop()
+            return
+        claim, self._claim = self._claim, None
+        self._answers.finish(claim, KeptAnswer(self._status, self._headers, pieces))
+        self._body = bytearray()
+
+
+def _digest(incoming: Request, body: bytes, names: tuple[str, ...]) -> bytes:
+    """Returns a digest of what a request asks for. Waits for that of a large body."""
+    environ = incoming.environ
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", *names):
+        value = str(environ.get(name, "")).encode("latin-1", "replace")
+        digest.update(len(value).to_bytes(8, "little"))
+        digest.update(value)
+    if len(body) > _AT_ONCE:
+        call_in_thread(digest.update, body)
+    else:
+        digest.update(body)
+    return digest.digest()
