@@ -67,6 +67,22 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
         return size, remainder
 
 
+class PromptLengthReader(LengthReader):  # type: ignore[misc]
+    """gunicorn's reader of a body of a known length, which gives what has come and does not gather it first."""
+
+    def read(self, size: int) -> bytes:
+        """Returns at most `size` bytes; none at the end. Waits for the first of them."""
+        size = min(size, self.length)
+        if size == 0:
+            return b""
+        data: bytes = self.unreader.read(read_ahead=size)
+        if len(data) > size:  # the next request begins in it
+            self.unreader.unread(data[size:])
+            data = data[:size]
+        self.length -= len(data)
+        return data
+
+
 class AwaitedBody:
     """Reads a body that the client sends only after `100 Continue`, which the first read sends."""
 
@@ -104,6 +120,8 @@ def prepare(request: Request, socket: Any) -> None:
     body = request.body
     if isinstance(body.reader, ChunkedReader):
         body.reader = BoundedChunks(request, request.unreader)
+    elif isinstance(body.reader, LengthReader):
+        body.reader = PromptLengthReader(request.unreader, body.reader.length)
     if request._expected_100_continue:
         request._expected_100_continue = False
         body.reader = AwaitedBody(body.reader, socket)
@@ -117,7 +135,7 @@ def _members(value: str) -> list[str]:
 def is_read_out(request: Request) -> bool:
     """Returns whether the whole body was read, as far as that is known without reading on."""
     body = request.body
-    return type(body.reader) is LengthReader and body.reader.length == 0 and not body.buf.tell()
+    return isinstance(body.reader, LengthReader) and body.reader.length == 0 and not body.buf.tell()
 
 
 def is_worth_reading_on(request: Request) -> bool:

@@ -12,7 +12,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
 from corosrv.http import message
-from corosrv.http.message import MAX_FORGOTTEN, HttpResponse, LateErrors, UnloggedResponse
+from corosrv.http.message import MAX_FORGOTTEN, HttpResponse, LateErrors, PromptLengthReader, UnloggedResponse
 
 
 class Sent:
@@ -148,10 +148,31 @@ def test_what_an_application_writes_as_errors_goes_to_the_servers_error_log(monk
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     monkeypatch.setattr(logging.getLogger("gunicorn.error"), "handlers", [handler])
-    errors = LateErrors(Config())
+    settings = Config()
+    settings.set("errorlog", "errors.log")  # by default it is stderr, whatever handlers there are
+    errors = LateErrors(settings)
 
     errors.write("one\n")
     errors.writelines(["two\n", "three\n"])
     errors.flush()
 
     assert written.getvalue() == "one\ntwo\nthree\n"
+
+
+def test_a_body_is_given_as_it_comes_and_what_follows_it_is_kept():
+    unreader = IterUnreader([b"he", b"lloPOST"])
+    reader = PromptLengthReader(unreader, 5)
+
+    pieces = [reader.read(100) for _ in range(3)]
+
+    assert pieces == [b"he", b"llo", b""]
+    assert unreader.read() == b"POST"
+
+
+def test_a_large_body_is_read_to_its_end_and_the_next_request_after_it():
+    body = bytes(300_000)
+    request, _ = prepared(f"Content-Length: {len(body)}\r\n", body + b"GET / HTTP/1.1")
+
+    assert b"".join(iter(lambda: request.body.read(131_072), b"")) == body
+    assert message.is_read_out(request)
+    assert request.unreader.read() == b"GET / HTTP/1.1"
