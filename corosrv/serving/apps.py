@@ -81,7 +81,9 @@ class AppPart:
             on_unstartable=self._on_failure,
         )
         self.management = ManagementListener(
-            ManagementSettings(run_dir=app.run_dir, port=app.mgmt_port, token_file=app.mgmt_token_file),
+            ManagementSettings(
+                run_dir=app.run_dir, port=app.mgmt_port, host=app.mgmt_host, token_file=app.mgmt_token_file
+            ),
             self.manager,
             self.dispatcher,
             self.objects,

@@ -13,6 +13,7 @@ REFERENCE = Check(
     lambda text: not text or (":" in text and all(map(str.strip, text.rsplit(":", 1)))),
     "must be MODULE:NAME or FILE.py:NAME",
 )
+ADDRESS = Check(lambda text: bool(text.strip()), "must be an address to listen on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,11 @@ class AppSettings:
     )
     mgmt_port: int | None = setting(
         None,
-        "port of 127.0.0.1 for the management API, beside its socket; none if not set",
+        "port for the management API over TCP, beside its socket; none if not set",
         check=none_or(between(0, 65535)),
+    )
+    mgmt_host: str = setting(
+        "127.0.0.1", "address of that port; one that other machines reach needs --mgmt-token-file", check=ADDRESS
     )
     mgmt_token_file: str = setting("", "file with the token that calls to --mgmt-port must carry; empty: no token")
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from corosrv import settings
-from corosrv.errors import HttpError
+from corosrv.errors import HttpError, SettingsError
 from corosrv.serving.server import Server
 
 APP = "tests/apps/plain.py:app"
@@ -37,3 +41,13 @@ def test_without_v2_its_paths_are_not_there():
 
     assert one.kserve is None
     assert not [blueprint for part in one.parts for blueprint in part.blueprints()]
+
+
+def test_management_from_other_machines_needs_a_token(tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("secret")
+
+    with pytest.raises(SettingsError, match="COROSRV_MGMT_TOKEN_FILE"):
+        server(mgmt_port=0, mgmt_host="0.0.0.0")
+    server(mgmt_port=0, mgmt_host="0.0.0.0", mgmt_token_file=str(token))
+    server(mgmt_port=0, mgmt_host="::1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.errors import CorosrvError, NotFound
+from corosrv.errors import CorosrvError, NotFound, Unavailable
 from corosrv.jobs.infer import InferWorker, ModelTarget
 from corosrv.kserve import metadata
 from corosrv.kserve.grpc.messages import AskInfo
@@ -53,7 +53,7 @@ class ServerInfo:
     def _is_model_ready(self, target: ModelTarget) -> bool:
         try:
             card = self._worker.find(target)
-        except NotFound:
+        except (NotFound, Unavailable):
             return False
         standing = metadata.standing_of(card, self._worker.standings())
         return standing is not None and standing.state == metadata.READY
