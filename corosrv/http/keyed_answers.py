@@ -79,7 +79,7 @@ class KeyedAnswers:
     @property
     def n_records(self) -> int:
         with self._lock:
-            return len(self._records)
+            return self._records.n_records
 
     @property
     def n_bytes(self) -> int:

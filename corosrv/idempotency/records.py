@@ -142,7 +142,8 @@ class KeyedRecords(Generic[Answer]):
         self._lifetime = lifetime
         self._callers: dict[str, CallerRecords[Answer]] = {}
 
-    def __len__(self) -> int:
+    @property
+    def n_records(self) -> int:
         return sum(map(len, self._callers.values()))
 
     @property

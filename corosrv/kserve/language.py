@@ -42,7 +42,7 @@ class LanguageModels:
         self._worker = worker
         self._defaults = defaults
         self._logs_json = logs_json
-        self._records = records or CallRecords()
+        self._records = CallRecords() if records is None else records
         self._records_lock = threading.Lock()
 
     def standings(self) -> tuple[ModelStanding, ...]:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from corosrv import settings
+from corosrv.dispatch.idempotency import CallRecords
 from corosrv.engine import Engine
 from corosrv.errors import (
     CallCancelled,
@@ -370,6 +371,14 @@ def test_while_a_text_is_generated_its_key_is_in_use(models: LanguageModels) -> 
     first.close()
 
     assert not models.submit(call(terms=terms)).is_replayed
+
+
+def test_the_records_that_a_server_bounds_are_those_that_count(pool: ModelPool) -> None:
+    models = LanguageModels(pool, DEFAULTS, records=CallRecords(max_bytes=0))
+    terms = Terms(idempotency_key="off")
+    read(models.submit(call(terms=terms, seed=1)))
+
+    assert not models.submit(call(terms=terms, seed=2)).is_replayed
 
 
 def test_a_text_that_failed_may_be_generated_again(models: LanguageModels) -> None:
