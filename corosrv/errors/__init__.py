@@ -52,6 +52,7 @@ CorosrvError
 ├── DeadlinePassed           the time of a call was over
 ├── CallCancelled            a call was cancelled
 ├── HandlerFailed            a handler raised, or returned what it must not
+├── AnswerTooLarge           a handler's answer is larger than a message may be
 ├── StoreFull                no object can go to make room for another
 ├── WorkerLost               the worker ended while it ran a call
 ├── RedirectRefused          a redirect of one of our own requests leads where it must not go
@@ -94,6 +95,7 @@ from corosrv.errors.base import (
     WrongThread,
 )
 from corosrv.errors.calls import (
+    AnswerTooLarge,
     AppError,
     CallCancelled,
     CallRefused,
@@ -151,6 +153,7 @@ from corosrv.errors.unavailable import (
 from corosrv.errors.wire import BadFrame, ChannelClosed, FrameTooLarge, ProtocolError, WireError
 
 __all__ = [
+    "AnswerTooLarge",
     "AppError",
     "BadFrame",
     "BenchError",

@@ -64,6 +64,16 @@ class HandlerFailed(CorosrvError):
     code = "handler_failed"
 
 
+class AnswerTooLarge(CorosrvError):
+    """The handler's answer is larger than a message may be."""
+
+    kind = ErrorKind.TOO_LARGE
+    code = "answer_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the answer is larger than the {limit} bytes that a message may have")
+
+
 class WorkerLost(CorosrvError):
     """The worker process ended after the call was handed over; the call may have run."""
 

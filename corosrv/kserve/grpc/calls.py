@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from corosrv.errors import FrameTooLarge, HandlerFailed, NotFound, Refused
+from corosrv.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
 from corosrv.kserve.grpc import protocol, requests, responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
 from corosrv.kserve.grpc.metadata import CallMetadata
@@ -107,8 +107,11 @@ def _ask(
     )
 
 
-async def answer_once(ask: RunningAsk, call: GrpcCall) -> tuple[bytes, AskEnd]:
-    """Returns the ModelInferResponse of a unary call, serialized, and its end. Raises StatusError if the call fails."""
+async def answer_once(ask: RunningAsk, call: GrpcCall, max_message: int) -> tuple[bytes, AskEnd]:
+    """Returns the ModelInferResponse of a unary call, serialized, and its end.
+
+    Raises StatusError if the call fails, and AnswerTooLarge.
+    """
     answer: Outputs | None = None
     while not isinstance(item := await ask.receive(), AskEnd):
         answer = item
@@ -117,11 +120,20 @@ async def answer_once(ask: RunningAsk, call: GrpcCall) -> tuple[bytes, AskEnd]:
         raise statuses.StatusError(statuses.of_end(item))
     if answer is None:
         raise HandlerFailed("the handler gave no answer")
-    return await convert(n_bytes(answer), _serialized, call, answer), item
+    return await encode(_serialized, call, answer, max_message), item
 
 
-def n_bytes(answer: Outputs) -> int:
-    return sum(tensor.n_bytes for tensor in answer.tensors)
+async def encode(
+    serialize: Callable[[GrpcCall, Outputs], bytes], call: GrpcCall, answer: Outputs, max_message: int
+) -> bytes:
+    """Returns the message of an answer. Raises AnswerTooLarge, before it is made where its outputs say enough."""
+    if responses.least_size(answer.tensors, is_raw=call.is_raw) > max_message:
+        raise AnswerTooLarge(max_message)
+    n_bytes = sum(tensor.n_bytes for tensor in answer.tensors)
+    data = await convert(n_bytes, serialize, call, answer)
+    if len(data) > max_message:
+        raise AnswerTooLarge(max_message)
+    return data
 
 
 def _serialized(call: GrpcCall, answer: Outputs) -> bytes:

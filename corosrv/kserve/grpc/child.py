@@ -75,7 +75,7 @@ class GrpcProcess:
         ]
         try:
             server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
-            service = InferenceService(asker, KeyRing(settings.key_digests), self._counts)
+            service = InferenceService(asker, KeyRing(settings.key_digests), self._counts, settings.max_message)
             server.add_generic_rpc_handlers((service.handler(),))
             port = server.add_insecure_port(_target(settings.address, settings.port))
             await server.start()

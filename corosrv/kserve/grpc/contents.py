@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from corosrv.errors import InvalidTensor
@@ -26,6 +27,8 @@ FIELDS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }  # FP16 and BF16 have none: they travel raw
+
+_PIECE = 65_536  # elements that are converted while no other thread runs
 
 
 def has_typed(tensor: Any) -> bool:
@@ -61,9 +64,11 @@ def _pack(name: str, datatype: str, values: Any) -> bytes:
     if datatype == "BYTES":
         return b"".join(piece for value in values for piece in (len(value).to_bytes(4, "little"), value))
     if datatype == "BOOL":
-        return bytes(values)
+        return b"".join(bytes(piece) for piece in _pieces(values))
+    numbers = array.array(DATATYPES[datatype].format)
     try:
-        numbers = array.array(DATATYPES[datatype].format, values)
+        for piece in _pieces(values):
+            numbers.extend(piece)
     except OverflowError:
         kind = DATATYPES[datatype]
         wrong = next(value for value in values if not kind.least <= value <= kind.most)
@@ -71,15 +76,28 @@ def _pack(name: str, datatype: str, values: Any) -> bytes:
     return _swapped(numbers).tobytes()
 
 
+def _pieces(values: Any) -> Iterator[list[Any]]:
+    return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
+
+
 def add_typed(contents: Any, tensor: Tensor) -> None:
     """Adds a tensor's elements to the typed field of its datatype, which must have one."""
     field = getattr(contents, FIELDS[tensor.datatype])
     if tensor.datatype in ("BYTES", "BOOL"):
-        field.extend(tensor.data)
-        return
-    numbers = array.array(DATATYPES[tensor.datatype].format)
-    numbers.frombytes(tensor.raw)
-    field.extend(_swapped(numbers))
+        elements: Any = tensor.data
+    else:
+        numbers = array.array(DATATYPES[tensor.datatype].format)
+        numbers.frombytes(tensor.raw)
+        elements = _swapped(numbers)
+    for begin in range(0, len(elements), _PIECE):
+        field.extend(elements[begin : begin + _PIECE])
+
+
+def least_typed_size(tensor: Tensor) -> int:
+    """Returns how many bytes of a message a tensor's elements take in their typed field, or more."""
+    if tensor.datatype == "BYTES":
+        return tensor.n_bytes - 2 * tensor.n_elements  # a tag and a length of a byte each, where raw has four
+    return tensor.n_bytes if tensor.datatype in ("FP32", "FP64") else tensor.n_elements
 
 
 def _swapped(numbers: array.array[Any]) -> array.array[Any]:

@@ -30,6 +30,13 @@ def response(call_id: str, answer: AskOutputs, tensors: Sequence[Tensor], *, is_
     return message
 
 
+def least_size(tensors: Sequence[Tensor], *, is_raw: bool) -> int:
+    """Returns how many bytes the message of these outputs takes, or more."""
+    if is_raw or any(tensor.datatype not in contents.FIELDS for tensor in tensors):
+        return sum(tensor.n_bytes for tensor in tensors)
+    return sum(contents.least_typed_size(tensor) for tensor in tensors)
+
+
 def empty_response(call_id: str, end: AskEnd) -> Any:
     """Makes a ModelInferResponse without outputs, for a call that has ended."""
     return protocol.ModelInferResponse(model_name=end.model, model_version=end.version, id=call_id)

@@ -26,10 +26,12 @@ _FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the se
 class InferenceService:
     """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
 
-    def __init__(self, asker: Asker, keys: KeyRing, counts: CallCounts) -> None:
+    def __init__(self, asker: Asker, keys: KeyRing, counts: CallCounts, max_message: int) -> None:
+        """`max_message`: bytes of an answer."""
         self._asker = asker
         self._keys = keys
         self._counts = counts
+        self._max_message = max_message
 
     def handler(self) -> Any:
         """Returns what a server of grpcio takes."""
@@ -96,14 +98,15 @@ class InferenceService:
         own = metadata.read(_pairs(context), caller)
         call = await read_call(data)
         async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
-            answer, end = await answer_once(ask, call)
+            answer, end = await answer_once(ask, call, self._max_message)
         if end.is_replayed:
             context.set_trailing_metadata(statuses.REPLAYED)
         return answer
 
     async def _model_stream_infer(self, context: Any, caller: str) -> None:
         with self._counts.open_stream():
-            await InferStream(context, self._asker, metadata.read(_pairs(context), caller)).serve()
+            own = metadata.read(_pairs(context), caller)
+            await InferStream(context, self._asker, own, self._max_message).serve()
 
     # Questions.
 

@@ -12,7 +12,7 @@ import grpc
 from corosrv.errors import CorosrvError
 from corosrv.kserve.grpc import responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
-from corosrv.kserve.grpc.calls import convert, n_bytes, read_call, running
+from corosrv.kserve.grpc.calls import encode, read_call, running
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
 from corosrv.wire.calls import AskEnd
@@ -25,10 +25,12 @@ MAX_IN_FLIGHT = 64  # requests of one stream; no more are read until one of them
 class InferStream:
     """Serves one stream: reads requests, runs them side by side, and writes their answers as they come."""
 
-    def __init__(self, context: Any, asker: Asker, metadata: CallMetadata) -> None:
+    def __init__(self, context: Any, asker: Asker, metadata: CallMetadata, max_message: int) -> None:
+        """`max_message`: bytes of an answer."""
         self._context = context
         self._asker = asker
         self._metadata = metadata
+        self._max_message = max_message
         self._writing = asyncio.Lock()  # one message at a time can be written
 
     async def serve(self) -> None:
@@ -74,7 +76,7 @@ class InferStream:
         has_final = False
         while not isinstance(item := await ask.receive(), AskEnd):
             has_final = has_final or item.message.is_final
-            await self._write(await convert(n_bytes(item), _serialized, call, item))
+            await self._write(await encode(_serialized, call, item, self._max_message))
             ask.pass_on()
         if item.is_replayed:
             self._context.set_trailing_metadata(statuses.REPLAYED)
