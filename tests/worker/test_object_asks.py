@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from corosrv.errors import ChannelClosed, ProtocolError
+from corosrv.jobs.terms import Terms
 from corosrv.objects.store import ObjectStore
 from corosrv.wire import attached
 from corosrv.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
+from corosrv.worker.parent.call_asks import CallAsks, HandlerServices
 from corosrv.worker.parent.object_asks import ObjectAsks
 
 LARGE = os.urandom(attached.MIN_ATTACHED)
@@ -144,3 +146,20 @@ def test_a_lane_that_is_closed_is_no_error(store: ObjectStore):
     ObjectAsks(store, send).on_message(*create(1, b"v", key="k"))
 
     assert store.lookup("k", 0) is not None
+
+
+def test_what_a_call_has_read_is_not_evicted_before_its_end():
+    store = ObjectStore(max_bytes=10)
+    lane = Lane()
+    call = CallAsks(HandlerServices(objects=store), lane, Terms())  # type: ignore[arg-type]
+    call.on_message(*create(1, b"12345678"))
+    assert lane.answers[0].ref is not None
+    for number in (2, 3):
+        call.on_message(ObjectGet(number, lane.answers[0].ref.id), ())
+
+    call.on_message(*create(4, b"abcd"))
+    call.close()
+    call.on_message(*create(5, b"efgh"))
+
+    assert [answer.status for answer in lane.answers] == [0, 0, 0, 507, 0]
+    store.close()

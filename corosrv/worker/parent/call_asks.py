@@ -54,5 +54,7 @@ class CallAsks:
                 self._lane.send(ObjectAnswer(message.number, status=error.status, error_kind=kind, message=str(error)))
 
     def close(self) -> None:
-        """Cancels the calls that were asked for; nothing is sent any more."""
+        """Cancels the calls that were asked for, and lets objects go; nothing is sent any more."""
         self._calls.close()
+        if self._objects is not None:
+            self._objects.close()

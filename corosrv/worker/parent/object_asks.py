@@ -18,13 +18,16 @@ SendObjects = Callable[[ObjectAnswer, Sequence[int]], None]  # raises what Geven
 class ObjectAsks:
     """Answers the messages about objects of one lane. `caller`: whose objects its call may see. Nothing waits.
 
-    A large content is not copied: the memory file that the handler made is the one that others get.
+    A large content is not copied: the memory file that the handler made is the one that others get. What a call has
+    read stays in the store until close(), as its worker keeps it mapped: evicting it would make no room.
     """
 
     def __init__(self, store: ObjectStore, send: SendObjects, caller: str = "") -> None:
         self._store = store
         self._send = send
         self._caller = caller
+        self._pins = contextlib.ExitStack()
+        self._pinned_ids: set[str] = set()
 
     def on_message(self, message: ObjectAsk, fds: Sequence[int] = ()) -> None:
         """Handles a message and sends its answer; owns the descriptors that came with it.
@@ -63,10 +66,17 @@ class ObjectAsks:
                 return ObjectAnswer(message.number), ()
             case _:
                 stored = self._store.get(message.id, now, self._caller)
+                if message.id not in self._pinned_ids:
+                    self._pinned_ids.add(message.id)
+                    self._pins.enter_context(self._store.pinned(message.id, now, self._caller))
                 fd = stored.content.fd
                 if fd is None:
                     return ObjectAnswer(message.number, stored.ref, bytes(stored.content.view())), ()
                 return ObjectAnswer(message.number, stored.ref, n_attached=stored.ref.size), (fd,)
+
+    def close(self) -> None:
+        """Lets objects go that the call has read. Twice is harmless."""
+        self._pins.close()
 
 
 def _content(message: ObjectAsk, fds: Sequence[int]) -> ObjectContent:
