@@ -1,8 +1,9 @@
 """Calls of handlers that do nothing, over REST: `python -m tests.load.handlers [--seconds 4] [--rounds 3] [--profile]`.
 
 Tensors of 1 kB in and out. Prints the time of one call alone beside that of GET /health, which costs what the front
-itself does; how many calls a second go through; the processor time of each in the front and in its worker; and how many
-bytes a second tensors of 1 MiB make. --profile: where the front spends its time (needs py-spy).
+itself does; how many calls a second go through; the processor time of each in the front and in its worker; how many
+bytes a second tensors of 1 MiB make; and how the front's time compares with that of GET /health, in turn with it.
+--profile: where the front spends its time (needs py-spy).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.load.predictions import HEALTH, profile
 from tests.load.process import Server, serving, usage
 
 N_CONNECTIONS = 16
+N_TURNS = 9
 APP = str(Path(__file__).parent.parent / "apps" / "plain.py") + ":app"
 
 
@@ -64,6 +66,23 @@ def many(server: Server, what: str, sent: bytes, seconds: float) -> Outcome:
     return outcome
 
 
+def front_cost(server: Server, sent: bytes) -> float:
+    """Seconds of the front's main thread for each of half a second of requests."""
+    before = usage(server.worker_pid)
+    outcome = run(server.address, sent, N_CONNECTIONS, 0.5)
+    return (usage(server.worker_pid).main_cpu - before.main_cpu) / len(outcome.times)
+
+
+def compare(server: Server, calls: dict[str, bytes]) -> None:
+    """Prints how much longer than GET /health each call takes, asked in turn: load from elsewhere slows both."""
+    rounds = [
+        (front_cost(server, HEALTH), [front_cost(server, sent) for sent in calls.values()]) for _ in range(N_TURNS)
+    ]
+    for number, what in enumerate(calls):
+        ratio = statistics.median(costs[number] / health for health, costs in rounds)
+        print(f"{what}: the front's thread takes {ratio:.1f} times as long as for GET /health", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -87,6 +106,7 @@ def main() -> None:
             outcome = many(server, "1 MiB", large, seconds)
             n_bytes = 2 * len(outcome.times) * (1 << 20)
             print(f"1 MiB in and 1 MiB out: {n_bytes / seconds / 1e6:.0f} MB/s", flush=True)
+        compare(server, {"1 kB": small, "1 kB as JSON": as_json, "1 MiB": large})
 
 
 if __name__ == "__main__":
