@@ -11,6 +11,7 @@ from types import TracebackType
 from corosrv.engine.binding import NativeReader
 from corosrv.errors import NoDescriptor, ReadTimeout, UsedAfterClose, WrongThread
 from corosrv.jobs import Chunk, Sink
+from corosrv.jobs.reader import take_first
 from corosrv.waits import INTERVAL, TimedOut, Waiter, thread_id, waiter
 
 
@@ -49,7 +50,7 @@ class Reader:
         self._sink: Sink[Chunk] | None = None  # of the pump that waits
 
     def fileno(self) -> int:
-        """The eventfd: readable when there is something to take. Not to be closed or read by others.
+        """Returns the eventfd, readable when there is something to take. Not to be closed or read by others.
 
         Raises NoDescriptor for a reader that has none; it can be read all the same.
         """
@@ -58,19 +59,11 @@ class Reader:
         return fd
 
     def take(self, timeout: float | None = None) -> list[Chunk]:
-        """All unread chunks, at least one; an empty list once every task has ended. Waits.
+        """Returns all unread chunks, at least one; an empty list once every task has ended. Waits.
 
         Raises ReadTimeout after `timeout` seconds without any; the reader can be used on.
         """
-        chunks: list[Chunk] = []
-
-        def keep(arrived: list[Chunk]) -> bool:
-            nonlocal chunks
-            chunks = arrived
-            return False
-
-        self.pump(keep, timeout)
-        return chunks
+        return take_first(self.pump, timeout)
 
     def pump(self, sink: Sink[Chunk], timeout: float | None = None) -> None:
         """Hands all unread chunks to `sink` each time there are some; ends when that returns False, and at the end.
@@ -108,7 +101,7 @@ class Reader:
         return not sink(chunks) or self._n_unfinished == 0
 
     def take_nowait(self) -> list[Chunk]:
-        """All unread chunks, perhaps none. Never waits."""
+        """Returns all unread chunks, perhaps none. Never waits."""
         chunks = self._owned().take()
         self._count(chunks)
         return chunks
@@ -120,7 +113,7 @@ class Reader:
 
     @property
     def is_finished(self) -> bool:
-        """Every task has had its terminal chunk, and it was taken."""
+        """True once every task has had its terminal chunk, and it was taken."""
         return self._n_unfinished == 0
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""The receiving end of one job, as adapters know it."""
+"""Defines the receiving end of one job, as adapters know it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ Item = TypeVar("Item")
 
 # Takes over items; says whether it wants more.
 Sink = Callable[[list[Item]], bool]
+
+
+def take_first(pump: Callable[[Sink[Item], float | None], None], timeout: float | None) -> list[Item]:
+    """Returns what a reader's `pump` hands over first, nothing if it ends before. Waits, and raises, as it does."""
+    items: list[Item] = []
+
+    def keep(arrived: list[Item]) -> bool:
+        nonlocal items
+        items = arrived
+        return False
+
+    pump(keep, timeout)
+    return items
 
 
 class Reader(Protocol[Item]):

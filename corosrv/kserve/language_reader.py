@@ -12,6 +12,7 @@ from corosrv.generation.failures import failure_of
 from corosrv.generation.job_log import JobRecord
 from corosrv.jobs import Chunk, Finish, Reader, Sink
 from corosrv.jobs.infer import HandlerCard, InferEnd, InferItem, InferJob, InferOutputs, InferReader
+from corosrv.jobs.reader import take_first
 from corosrv.tensors import Tensor, TensorSpec
 
 OUTPUTS = [
@@ -79,15 +80,7 @@ class LanguageReader(InferReader):
 
         Raises ReadTimeout after `timeout` seconds without chunks; the reader can be used on.
         """
-        items: list[InferItem] = []
-
-        def keep(arrived: list[InferItem]) -> bool:
-            nonlocal items
-            items = arrived
-            return False
-
-        self.pump(keep, timeout)
-        return items
+        return take_first(self.pump, timeout)
 
     def pump(self, sink: Sink[InferItem], timeout: float | None = None) -> None:
         """Hands all unread items to `sink` until it returns False or the last one was taken.

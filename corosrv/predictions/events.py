@@ -11,6 +11,7 @@ from gevent.hub import get_hub
 
 from corosrv.errors import CorosrvError, Misuse, ReadTimeout
 from corosrv.jobs import Reader, Sink
+from corosrv.jobs.reader import take_first
 from corosrv.predictions.history import Cursor, Event, EventPiece, Gap, History
 
 MAX_READERS = 1024  # of one prediction
@@ -60,14 +61,7 @@ class EventReader(Reader[Item]):
 
         Raises ReadTimeout after `timeout` seconds without any.
         """
-        unread: list[Item] = []
-
-        def keep(events: list[Item]) -> bool:
-            unread.extend(events)
-            return False
-
-        self.pump(keep, timeout)
-        return unread
+        return take_first(self.pump, timeout)
 
     def pump(self, sink: Sink[Item], timeout: float | None = None) -> None:
         """Hands unread events to `sink` whenever there are some, until it returns False or the last one was taken.
