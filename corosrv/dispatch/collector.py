@@ -25,24 +25,28 @@ _HISTOGRAMS: dict[str, tuple[str, Callable[[KeyStats], Buckets]]] = {
 class DispatchCollector(Collector):
     """Reads a dispatcher's numbers at each scrape."""
 
-    def __init__(self, stats: Callable[[], DispatchStats]) -> None:
+    def __init__(self, stats: Callable[[], DispatchStats], prefix: str = "corosrv") -> None:
+        """`prefix`: of the metrics' names, by which those of two dispatchers differ."""
         self._stats = stats
+        self._prefix = prefix
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
         for name, (text, number) in _GAUGES.items():
-            family = GaugeMetricFamily(f"corosrv_{name}", text, labels=["key"])
+            family = GaugeMetricFamily(f"{self._prefix}_{name}", text, labels=["key"])
             for key in stats.keys:
                 family.add_metric([key.key], number(key))
             yield family
         for name, (text, buckets) in _HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(f"corosrv_{name}", text, labels=["key"])
+            histogram = HistogramMetricFamily(f"{self._prefix}_{name}", text, labels=["key"])
             for key in stats.keys:
                 histogram.add_metric([key.key], list(buckets(key).cumulative), buckets(key).sum)
             yield histogram
-        yield _counter("corosrv_requests", "Ended calls by outcome", "code", stats, lambda key: key.outcomes)
-        yield _counter("corosrv_retries", "Further attempts by reason", "reason", stats, lambda key: key.retries)
-        budget = GaugeMetricFamily("corosrv_retry_budget", "Attempts after a failure that are allowed now")
+        yield _counter(f"{self._prefix}_requests", "Ended calls by outcome", "code", stats, lambda key: key.outcomes)
+        yield _counter(
+            f"{self._prefix}_retries", "Further attempts by reason", "reason", stats, lambda key: key.retries
+        )
+        budget = GaugeMetricFamily(f"{self._prefix}_retry_budget", "Attempts after a failure that are allowed now")
         budget.add_metric([], stats.retry_budget)
         yield budget
 

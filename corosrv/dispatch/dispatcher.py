@@ -18,6 +18,7 @@ from corosrv.dispatch.host import HandlerHost
 from corosrv.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
 from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import check_ready, look_up, name_of
+from corosrv.dispatch.policy import LeastLoaded, Policy
 from corosrv.dispatch.reader import HandlerReader
 from corosrv.dispatch.registry import Registry
 from corosrv.dispatch.scheduler import Scheduler
@@ -42,9 +43,11 @@ class Dispatcher(InferWorker):
         clock: Callable[[], float] = time.monotonic,
         make_alarm: Callable[[Callable[[], None]], Alarm] = HubAlarm,
         jitter: Callable[[], float] = random.random,
+        policy: Policy | None = None,
     ) -> None:
         settings = settings or DispatchSettings()
         self._clock = clock
+        self._policy = policy or LeastLoaded()
         self._registry = Registry()
         self._waiting = WaitingCalls(QueueBounds(settings.max_calls, settings.max_bytes))
         self._timetable = Timetable(clock, make_alarm)
@@ -58,7 +61,7 @@ class Dispatcher(InferWorker):
             CallRecords(settings.idempotency_bytes, settings.idempotency_s, settings.n_callers),
         )
         self._scheduler = Scheduler(
-            clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start
+            clock, self._registry, self._waiting, self._lives, self._timetable, settings.longest_start, self._policy
         )
         self._numbers = itertools.count(1)
         self._why_unknown: Callable[[], str] | None = None
@@ -83,6 +86,7 @@ class Dispatcher(InferWorker):
         """Offers a host's handlers no more; calls that it runs go on. Returns False if another incarnation is known."""
         if not self._registry.remove(host, self._clock()):
             return False
+        self._policy.forget(host.id)
         self._scheduler.return_local(host.id)
         self._settle()
         return True

@@ -18,6 +18,7 @@ class LaneGroup:
 
     handlers: tuple[int, ...]  # their positions in HandlerHost.handlers
     permits: PermitPool
+    weight: float = 1.0  # its share of the calls beside other workers, for a policy that heeds weights
 
 
 @dataclass(frozen=True, slots=True)

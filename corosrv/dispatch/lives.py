@@ -140,7 +140,10 @@ class CallLives(Outcomes):
             return
         call.traffic.retries["not_handed_over"] += 1
         call.avoided = call.worker
-        self._resume(call)
+        if call.n_refusals == 1:
+            self._resume(call)
+        else:  # by two: whatever it is, it may pass
+            self._pause(call, self._clock() + pause(call.n_refusals - 1, self._jitter()))
 
     def _try_again(self, call: QueuedCall, error: CorosrvError, is_batch: bool) -> bool:
         """Lets a call run again after a pause, if it may; a batch that failed is tried as single calls."""
@@ -154,9 +157,12 @@ class CallLives(Outcomes):
         call.is_single = call.is_single or is_batch
         call.avoided = call.worker
         call.failure = error
+        self._pause(call, resumes_at)
+        return True
+
+    def _pause(self, call: QueuedCall, resumes_at: float) -> None:
         call.enter(CallState.PAUSED)
         call.appointment = self._timetable.add(resumes_at, self._resume, call)
-        return True
 
     def _end(self, call: QueuedCall, error: CorosrvError | None) -> None:
         now = self._clock()

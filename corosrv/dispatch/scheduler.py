@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from corosrv.dispatch.affinity import SessionTable, session_of
 from corosrv.dispatch.call import CallState, QueuedCall
 from corosrv.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.dispatch.handover import HandOver, handed_call
 from corosrv.dispatch.host import HandlerHost
 from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import unavailable
+from corosrv.dispatch.policy import Policy, idleness
 from corosrv.dispatch.registry import Registry
 from corosrv.dispatch.timetable import AT_ONCE, Timetable
 from corosrv.dispatch.waiting import WaitingCalls
@@ -22,7 +22,7 @@ class Scheduler:
     """Brings waiting calls and free permits together. Belongs to the hub's thread; nothing waits.
 
     A free permit and a call that it could run do not exist at the same time once a method has returned, but for calls
-    that gather for a batch, and for those of a session that wait up to STEAL_AFTER seconds for their worker.
+    that gather for a batch, and for those that wait up to STEAL_AFTER seconds for the worker that the policy prefers.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Scheduler:
         lives: CallLives,
         timetable: Timetable,
         longest_start: float,
+        policy: Policy,
     ) -> None:
         self._clock = clock
         self._registry = registry
@@ -40,7 +41,7 @@ class Scheduler:
         self._lives = lives
         self._timetable = timetable
         self._longest_start = longest_start
-        self._sessions = SessionTable()
+        self._policy = policy
         self._turns = itertools.count(1)
         self._changed: dict[HostGroup, None] = {}  # groups that may have a permit for a waiting call, in order
         self._is_serving = False
@@ -55,12 +56,13 @@ class Scheduler:
             return None
         if queue.gathers and self._may_wait(call):
             return None
-        group = self._session_group(call)
+        group = self._policy.prefer(call)
         if group is not None and group.has_free:
             return group
         if group is not None and self._waiting.has_local_room(group.host.id) and self._may_wait(call):
             return None
-        return _least_loaded([group for group in call.entry.groups if group.has_free])
+        groups = [group for group in call.entry.groups if group.has_free]
+        return self._policy.choose(call, groups) if groups else None
 
     def _may_wait(self, call: QueuedCall) -> bool:
         return call.job.terms.waits and self._waiting.has_room(call)
@@ -73,7 +75,7 @@ class Scheduler:
             call.traffic.n_admitted += 1
             self._start([call], group, now)
             return
-        group = self._session_group(call)
+        group = self._policy.prefer(call)
         if group is not None and self._waiting.has_local_room(group.host.id):
             self._wait_for(call, group, now)
             return
@@ -91,7 +93,7 @@ class Scheduler:
         now = self._clock()
         call.wait_again(now)
         groups = [group for group in call.entry.groups if group.n_permits and group.host is not call.avoided]
-        best = _least_loaded(groups)
+        best = self._policy.choose(call, groups) if groups else None
         if best is not None and len(groups) < len(call.entry.groups) and self._waiting.has_local_room(best.host.id):
             self._wait_for(call, best, now)
         else:
@@ -104,15 +106,11 @@ class Scheduler:
         call.appointment = self._timetable.add(call.stealable_at, self._offer, call)
 
     def _offer(self, call: QueuedCall) -> None:
-        if call.state is CallState.WAITING:
-            self.serve(call.entry.groups)
-
-    def _session_group(self, call: QueuedCall) -> HostGroup | None:
-        """Returns the group that served the call's session last, if it takes calls."""
-        session = session_of(call)
-        if session is None or (host_id := self._sessions.get(session)) is None:
-            return None
-        return next((group for group in call.entry.groups if group.host.id == host_id and group.n_permits), None)
+        if call.state is not CallState.WAITING:
+            return
+        if groups := [group for group in call.entry.groups if group.has_free]:
+            self.serve([self._policy.choose(call, groups)])
+        self.serve(call.entry.groups)
 
     # Workers.
 
@@ -136,7 +134,7 @@ class Scheduler:
         if not self._waiting.bounds.n_calls:
             return
         groups = [group for group in groups if self._waiting.has_call_for(group) and group.has_free]
-        self._changed.update(dict.fromkeys(sorted(groups, key=_idleness)))
+        self._changed.update(dict.fromkeys(sorted(groups, key=idleness)))
         if self._is_serving:
             return
         # A hand-over may fail at once, and change groups while they are served.
@@ -175,8 +173,7 @@ class Scheduler:
         for call in calls:
             self._timetable.cancel(call.appointment)
             call.traffic.count_wait(now - call.waits_since)
-        if (session := session_of(first)) is not None:
-            self._sessions.set(session, group.host.id)
+        self._policy.note(first, group)
         handler = group.entries[first.key][1]
         attempt.watch(group.host.start_call(permit, handed_call(calls, handler), attempt))
 
@@ -207,13 +204,3 @@ class Scheduler:
     def _give_up_start(self, call: QueuedCall) -> None:
         if call.state is CallState.WAITING and not call.entry.is_ready:
             self._lives.stop(call, unavailable(call.entry))
-
-
-def _idleness(group: HostGroup) -> tuple[float, int]:
-    return group.load, group.turn
-
-
-def _least_loaded(groups: Sequence[HostGroup]) -> HostGroup | None:
-    if len(groups) < 2:
-        return groups[0] if groups else None
-    return min(groups, key=_idleness, default=None)

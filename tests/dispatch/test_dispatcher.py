@@ -718,9 +718,23 @@ def test_a_worker_that_takes_nothing_does_not_keep_a_call_for_ever(front: Front)
 
     while broken.calls:
         broken.calls[0].fail(NotHandedOver("the lane is closed"))
+        front.clock.pass_time(1)
 
     assert isinstance(error_of(reader), NotHandedOver)
     assert broken.n_started == 6
+
+
+def test_a_call_that_two_workers_refused_waits_longer_before_each_try(front: Front):
+    broken = front.add("p/0")
+    front.call()
+    broken.calls[0].fail(NotHandedOver("the lane is closed"))
+    for pause in (0.05, 0.1, 0.2):
+        broken.calls[0].fail(NotHandedOver("the lane is closed"))
+
+        front.clock.pass_time(pause - 0.001)
+        assert not broken.calls
+        front.clock.pass_time(0.002)
+        assert broken.calls
 
 
 def test_a_retry_avoids_the_worker_that_lost_it_while_there_is_another(front: Front):
