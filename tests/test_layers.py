@@ -15,12 +15,12 @@ STOREYS = (
     ("dispatch", "wire"),
     ("models", "objects"),
     ("worker",),
-    ("engine", "manager"),
+    ("engine", "manager", "upstreams"),
     ("http",),
     ("docs", "doctor", "generation", "management"),
     ("chat",),
     ("anthropic", "kserve", "openai", "predictions"),
-    ("llamacpp",),  # llama-server's endpoints answer in OpenAI's shapes, and some of them are OpenAI's
+    ("forwarding", "llamacpp"),  # both answer in the shapes of those before
     ("serving",),
     ("app",),
     ("bench", "gunicorn_app"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 
 import gevent
@@ -17,10 +16,10 @@ import corosrv
 from corosrv.errors import DestinationRefused, RedirectRefused
 from corosrv.outgoing.destinations import Destinations
 from corosrv.outgoing.redirects import KEEPING_METHOD, Redirects
+from corosrv.outgoing.retry_after import retry_after
 from corosrv.outgoing.urls import origin
 
 TRY_SECONDS = 30.0
-MAX_RETRY_AFTER = 300.0  # seconds
 # At once, to one receiver; the next ones wait within their own time, so that a dead receiver keeps others' way free.
 CONNECTIONS = 64
 _THREADS = 32  # where posts need some
@@ -44,17 +43,6 @@ class Outcome:
     @property
     def is_worth_repeating(self) -> bool:
         return not self.is_refused and (self.status is None or self.status in _REPEATED)
-
-
-def retry_after(text: str | None, now: float) -> float:
-    """Reads a Retry-After field, which holds seconds or a date. Returns seconds, 300 at most. `now`: Unix time."""
-    if not text:
-        return 0.0
-    try:
-        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - now
-    except (ValueError, OverflowError):
-        return 0.0
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
 class Poster:

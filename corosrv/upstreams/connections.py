@@ -1,0 +1,100 @@
+"""The connections to one upstream: opened when they are needed, and kept for a while."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections import deque
+from functools import cache
+from http.client import HTTPConnection, HTTPSConnection
+from urllib.parse import urlsplit
+
+import gevent
+
+from corosrv.upstreams.failures import UpstreamDown, words_of
+
+CONNECT_TIMEOUT = 5.0  # seconds, for the name, the connection and TLS together
+MAX_IDLE = 3.0  # seconds; servers close what is idle for 5 s, and a request must not meet that
+
+
+class UpstreamConnections:
+    """Lends connections to one upstream. Belongs to the hub's thread; whoever takes one gives it back or closes it.
+
+    Names are resolved for each new connection. No proxy is used, whatever the environment says, and the certificate of
+    an https upstream is verified by the system's authorities.
+    """
+
+    def __init__(self, url: str, max_idle: int) -> None:
+        parts = urlsplit(url)
+        self._is_tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._max_idle = max_idle
+        self._idle: deque[tuple[HTTPConnection, float]] = deque()  # the one used last is last
+        self._is_closed = False
+
+    @property
+    def n_idle(self) -> int:
+        return len(self._idle)
+
+    def take(self) -> HTTPConnection:
+        """Returns a connection that nobody uses. Waits for a new one; raises UpstreamDown."""
+        self.close_idle()
+        while self._idle:
+            connection, _ = self._idle.pop()
+            if _is_quiet(connection):
+                return connection
+            connection.close()
+        connection = self._new()
+        try:
+            with gevent.Timeout(CONNECT_TIMEOUT, TimeoutError()):
+                connection.connect()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, TimeoutError):
+                raise UpstreamDown(f"no connection to the upstream within {CONNECT_TIMEOUT:g} s") from None
+            if isinstance(error, (OSError, ValueError)):  # a name that no resolver takes is a ValueError
+                raise UpstreamDown(f"the upstream cannot be reached: {words_of(error)}") from None
+            raise
+        return connection
+
+    def give_back(self, connection: HTTPConnection) -> None:
+        """Keeps a connection whose last answer was read to its end."""
+        if self._is_closed or len(self._idle) >= self._max_idle:
+            connection.close()
+        else:
+            self._idle.append((connection, time.monotonic()))
+
+    def close_idle(self, max_idle: float = MAX_IDLE) -> None:
+        """Closes the connections that nobody has used for some seconds."""
+        before = time.monotonic() - max_idle
+        while self._idle and self._idle[0][1] <= before:
+            self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Closes what is idle, and keeps nothing from now on. Twice is harmless."""
+        self._is_closed = True
+        self.close_idle(0.0)
+
+    def _new(self) -> HTTPConnection:
+        if self._is_tls:
+            return HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT, context=_tls_context())
+        return HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT)
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Returns what verifies certificates; reading the authorities takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
+def _is_quiet(connection: HTTPConnection) -> bool:
+    """Returns whether an idle connection is open still; one that has something to read was closed, or is garbage."""
+    connection.sock.settimeout(0.0)
+    try:
+        connection.sock.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return True
+    except OSError:
+        return False
+    return False

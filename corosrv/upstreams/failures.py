@@ -1,0 +1,35 @@
+"""Names what may become of a call to an upstream, beside an answer."""
+
+from __future__ import annotations
+
+import math
+
+from corosrv.errors import NotHandedOver, WorkerLost
+
+
+class UpstreamBusy(NotHandedOver):
+    """An upstream takes no call for some seconds, and says so itself."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.retry_after = math.ceil(seconds)
+
+
+class UpstreamDown(NotHandedOver):
+    """An upstream could not be given a call, which is its fault."""
+
+
+class UpstreamLost(WorkerLost):
+    """An upstream broke off a call that it had."""
+
+
+class UpstreamRemoved(UpstreamLost):
+    """An upstream was removed while it ran a call, which is no fault of it."""
+
+
+def words_of(error: BaseException) -> str:
+    """Says what went wrong with a connection, by the system's words where it was the system."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return type(error).__name__

@@ -1,0 +1,347 @@
+"""One upstream: its state, its permits, and the calls that it runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import urlsplit
+
+import gevent
+from gevent import Greenlet, GreenletExit
+from gevent.event import Event
+
+from corosrv.dispatch.host import CallListener, HandedCall, HandlerHost, LaneGroup, RunningCall
+from corosrv.dispatch.permits import Permit, PermitPool
+from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed
+from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest, Headers
+from corosrv.jobs.infer import HandlerCard
+from corosrv.upstreams.breaker import Breaker, BreakerState
+from corosrv.upstreams.connections import UpstreamConnections
+from corosrv.upstreams.exchange import Exchange, ExchangeLimits
+from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamRemoved
+from corosrv.upstreams.probing import ProbeRecord
+from corosrv.upstreams.spec import UpstreamSpec
+
+log = logging.getLogger("corosrv.upstreams")
+
+ANY_MODEL = ""  # the name under which every upstream takes calls that name no model
+POOL = "upstreams"  # of all of them, as the dispatcher knows it
+
+
+class UpstreamState(str, Enum):
+    """States of an upstream. All but GONE follow from its probes and its calls."""
+
+    PROBING = "probing"  # no probe has gone well, or the last ones failed
+    READY = "ready"
+    OPEN = "open"  # its calls fail, or it has asked for a pause
+    DRAINING = "draining"  # no new calls; it leaves when nothing runs
+    GONE = "gone"
+
+
+_REASONS = {
+    UpstreamState.DRAINING: "it is being removed",
+    UpstreamState.GONE: "it was removed",
+}
+
+
+@dataclass(slots=True)
+class UpstreamStats:
+    """Counts the calls of one upstream that have ended; times are sums, in seconds."""
+
+    ok: int = 0
+    aborted: int = 0
+    failed: Counter[str] = field(default_factory=Counter)  # by the code of the error
+    n_first_bytes: int = 0
+    first_byte_s: float = 0.0
+    total_s: float = 0.0
+    n_bytes: int = 0
+
+
+class Upstream:
+    """Belongs to the hub's thread. Its entry lives from the time it is added until it has drained."""
+
+    def __init__(self, id: str, spec: UpstreamSpec, limits: ExchangeLimits) -> None:
+        self.id = id
+        self.spec = spec
+        self.models = spec.models
+        self.permits = PermitPool(range(spec.concurrency))
+        self.probes = ProbeRecord()
+        self.breaker = Breaker()
+        self.stats = UpstreamStats()
+        self.is_draining = False
+        self.is_gone = False
+        self.added_at = time.monotonic()
+        self._limits = limits
+        self._calls: set[ForwardedCall] = set()
+        self._is_idle = Event()
+        self._is_idle.set()
+        self._listener: Callable[[], None] = lambda: None
+        self._timer: Greenlet | None = None  # until the breaker lets a call pass
+        self._timer_at = math.inf
+        self._fault = ""  # the last one
+        parts = urlsplit(spec.url)
+        self._base_path = parts.path
+        self._key = os.environ.get(spec.api_key_env, "") if spec.api_key_env else ""
+        self._connections = UpstreamConnections(spec.url, spec.concurrency)
+
+    @property
+    def state(self) -> UpstreamState:
+        if self.is_gone:
+            return UpstreamState.GONE
+        if self.is_draining:
+            return UpstreamState.DRAINING
+        if not self.probes.is_up:
+            return UpstreamState.PROBING
+        now = time.monotonic()
+        is_open = self.breaker.state(now) is not BreakerState.CLOSED or not self.breaker.lets_pass(now)
+        return UpstreamState.OPEN if is_open else UpstreamState.READY
+
+    @property
+    def reason(self) -> str:
+        """Returns why it takes no calls; an empty text if it does."""
+        state = self.state
+        if state is UpstreamState.OPEN and self.breaker.state(time.monotonic()) is not BreakerState.CLOSED:
+            return f"its last calls failed: {self._fault}"
+        if state is UpstreamState.OPEN:
+            return "it has asked for a pause"
+        return self.probes.reason if state is UpstreamState.PROBING else _REASONS.get(state, "")
+
+    @property
+    def takes_calls(self) -> bool:
+        is_offered = self.probes.is_up and not self.is_draining and not self.is_gone
+        return is_offered and self.breaker.lets_pass(time.monotonic())
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._calls)
+
+    @property
+    def connections(self) -> UpstreamConnections:
+        return self._connections
+
+    def path(self, path: str) -> str:
+        """Returns the path of a request on this upstream, which may lie below a path of its own."""
+        return self._base_path + path
+
+    def headers(self, headers: Headers = ()) -> Headers:
+        """Returns the headers of a request to this upstream: with its key, if it has one of its own."""
+        if not self._key:
+            return headers
+        others = tuple((name, value) for name, value in headers if name.lower() not in ("authorization", "x-api-key"))
+        return (*others, ("Authorization", f"Bearer {self._key}"))
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener`, and no earlier one any more, after each change of what it can take; it must not wait."""
+        self._listener = listener
+
+    def changed(self) -> None:
+        """Tells who listens, now and when time will have changed what it takes."""
+        self._set_timer()
+        self._listener()
+
+    def _set_timer(self) -> None:
+        now = time.monotonic()
+        changes_at = math.inf if self.is_gone else self.breaker.next_change(now)
+        if self._timer is not None:
+            if self._timer_at == changes_at:
+                return
+            self._timer.kill(block=False)
+            self._timer = None
+        if changes_at != math.inf:
+            self._timer = gevent.spawn_later(changes_at - now, self._on_time)
+            self._timer_at = changes_at
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.changed()
+
+    # Calls.
+
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
+        """Sends a call on, in a greenlet of its own."""
+        (item,) = call.items
+        assert isinstance(item.request, ForwardRequest)
+        is_trial = self.breaker.begin(time.monotonic())
+        forwarded = ForwardedCall(
+            self, permit, item.request, listener, Exchange(self._connections, self._limits), is_trial
+        )
+        self._calls.add(forwarded)
+        self._is_idle.clear()
+        forwarded.start()
+        if is_trial:
+            self.changed()  # no other call passes beside it
+        return forwarded
+
+    def end_call(self, call: ForwardedCall, error: CorosrvError | None) -> None:
+        """Counts a call that has ended, whose permit is free again; `error`: of the upstream or of the call's own."""
+        self._calls.discard(call)
+        if not self._calls:
+            self._is_idle.set()
+        now = time.monotonic()
+        self.stats.total_s += now - call.started_at
+        if error is None and not call.fault:
+            self.stats.ok += 1
+        elif error is None:
+            self.stats.failed["answered_5xx"] += 1
+        elif isinstance(error, (CallCancelled, DeadlinePassed, UpstreamRemoved)):
+            self.stats.aborted += 1
+        else:
+            self.stats.failed[error.code or type(error).__name__] += 1
+        if isinstance(error, UpstreamBusy):
+            self.breaker.forget_trial(call.is_trial)
+            self.breaker.pause(now + error.seconds)
+        elif isinstance(error, UpstreamRemoved):
+            self.breaker.forget_trial(call.is_trial)
+        elif isinstance(error, (UpstreamDown, UpstreamLost)) or call.fault:
+            self._fault = call.fault or str(error)
+            self.breaker.fail(call.is_trial, now, random.random())
+        elif error is None:
+            self.breaker.succeed(call.is_trial)
+        else:
+            self.breaker.forget_trial(call.is_trial)
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Waits until it runs no call; returns False after `timeout` seconds."""
+        return bool(self._is_idle.wait(timeout))
+
+    def abort(self) -> None:
+        """Ends all its calls as lost: their clients did not ask for that."""
+        for call in list(self._calls):
+            call.fail(UpstreamRemoved("the upstream was removed while it ran this call"))
+
+    def close(self) -> None:
+        """Ends everything. Twice is harmless."""
+        self.is_gone = True
+        self._set_timer()
+        self._connections.close()
+
+
+class UpstreamHost(HandlerHost):
+    """An upstream with the models that it lists, as the dispatcher knows it; one for each list of models."""
+
+    def __init__(self, upstream: Upstream, incarnation: int) -> None:
+        self.upstream = upstream
+        self._incarnation = incarnation
+        self._handlers = tuple(map(model_card, (ANY_MODEL, *upstream.models)))
+        self._groups = (LaneGroup(tuple(range(len(self._handlers))), upstream.permits, upstream.spec.weight),)
+
+    @property
+    def id(self) -> str:
+        return self.upstream.id
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    @property
+    def handlers(self) -> Sequence[HandlerCard]:
+        return self._handlers
+
+    @property
+    def groups(self) -> Sequence[LaneGroup]:
+        return self._groups
+
+    @property
+    def is_draining(self) -> bool:
+        """True while it takes no calls, for whatever reason."""
+        return not self.upstream.takes_calls
+
+    def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
+        return self.upstream.start_call(permit, call, listener)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self.upstream.on_change(listener)
+
+
+def model_card(name: str, max_queue: int = 1_000_000) -> HandlerCard:
+    """Describes a model of upstreams to the dispatcher. A generation may be repeated: it changes nothing."""
+    return HandlerCard(name, platform="upstream", is_stream=True, is_idempotent=True, max_queue=max_queue)
+
+
+class ForwardedCall(RunningCall):
+    """One call that an upstream runs, in a greenlet. It ends once, whatever happens."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        permit: Permit,
+        request: ForwardRequest,
+        listener: CallListener,
+        exchange: Exchange,
+        is_trial: bool,
+    ) -> None:
+        self.is_trial = is_trial
+        self.fault = ""  # of the upstream, which went on to the client as its answer
+        self.started_at = time.monotonic()
+        self._upstream = upstream
+        self._permit = permit
+        self._request = request
+        self._listener = listener
+        self._exchange = exchange
+        self._greenlet: Greenlet | None = None
+        self._error: CorosrvError | None = None  # why it was ended from outside
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self._run)
+        self._greenlet.rawlink(lambda greenlet: self._end())  # also of one that is killed before it has begun
+
+    def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
+        if is_deadline:
+            self.fail(DeadlinePassed("the call's time is over"))
+        else:
+            self.fail(CallCancelled("the call was cancelled"))
+
+    def fail(self, error: CorosrvError) -> None:
+        """Ends the call, and the connection that it is on. Never waits."""
+        if self._error is None and self._greenlet is not None and not self._greenlet.ready():
+            self._error = error
+            self._greenlet.kill(block=False)
+
+    def _run(self) -> None:
+        is_whole = False
+        try:
+            self._forward()
+            is_whole = True
+        except CorosrvError as error:
+            self._error = self._error or error
+        except GreenletExit:
+            pass
+        except Exception:
+            log.exception("a call to upstream %s failed by a bug", self._upstream.id)
+            self._error = HandlerFailed("the call could not be forwarded")
+        finally:
+            self._exchange.close(is_whole)
+
+    def _forward(self) -> None:
+        upstream, listener, request = self._upstream, self._listener, self._request
+        head = self._exchange.begin(upstream.path(request.path), request, upstream.headers(request.headers))
+        upstream.stats.n_first_bytes += 1
+        upstream.stats.first_byte_s += time.monotonic() - self.started_at
+        if is_fault(head):
+            self.fault = f"it answered {head.status}"
+        listener.on_outputs(0, head, 0)
+        for piece in self._exchange.pieces():
+            upstream.stats.n_bytes += len(piece)
+            listener.on_outputs(0, AnswerBody(data=piece), len(piece))
+            listener.wait_for_room()
+
+    def _end(self) -> None:
+        upstream = self._upstream
+        self._permit.release()
+        upstream.end_call(self, self._error)
+        try:
+            self._listener.on_end(0, self._error)
+        finally:
+            upstream.changed()
+
+
+def is_fault(head: AnswerHead) -> bool:
+    """Returns whether an answer that goes on to the client says that the upstream is not well."""
+    return head.status >= 500 and head.status != 501

@@ -1,0 +1,202 @@
+"""A process that gevent has patched, with a pool of upstreams, driven by lines of JSON; and its owner in a test.
+
+Probes come every 50 ms and the breaker's first pause is 0.3 s there, so that tests need not wait.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+if __name__ == "__main__":
+    from gevent import monkey
+
+    monkey.patch_all()
+
+import gc
+import os
+import time
+
+import gevent
+
+from corosrv.errors import CorosrvError
+from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
+from corosrv.jobs.infer import InferEnd, InferReader
+from corosrv.jobs.terms import Terms
+from corosrv.upstreams import breaker, probing
+from corosrv.upstreams.exchange import ExchangeLimits
+from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
+from corosrv.upstreams.spec import UpstreamSpec
+
+
+class PoolProcess:
+    """Runs the process. A method of Commands is called by its name; what it raises is raised here as RuntimeError."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.upstreams.pool_process"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def do(self, command: str, **options: Any) -> Any:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps([command, options]) + "\n")
+        stdin.flush()
+        kind, value = json.loads(stdout.readline())
+        if kind == "error":
+            raise RuntimeError(value)
+        return value
+
+    def close(self) -> None:
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            assert self._process.wait(20) == 0
+
+
+class Call:
+    """A forwarded call with what its reader has yielded."""
+
+    def __init__(self, reader: InferReader) -> None:
+        self.reader = reader
+        self.status: int | None = None
+        self.body = b""
+        self.ends: list[str] = []
+        self.words = ""
+        self.reading = None
+
+    def read(self) -> None:
+        while items := self.reader.take(30):
+            for item in items:
+                if isinstance(item, AnswerHead):
+                    assert self.status is None
+                    self.status = item.status
+                elif isinstance(item, AnswerBody):
+                    self.body += item.data
+                elif isinstance(item, InferEnd):
+                    self.ends.append(type(item.error).__name__ if item.error else "ok")
+                    self.words = str(item.error or "")
+
+    def told(self) -> dict[str, Any]:
+        return {"status": self.status, "body": self.body.decode(), "ends": self.ends, "words": self.words}
+
+
+class Commands:
+    """What a test may ask for. Times are in seconds."""
+
+    pool: UpstreamPool
+
+    def __init__(self) -> None:
+        probing.INTERVAL = probing.FAST_INTERVAL = 0.05
+        breaker.FIRST_PAUSE = 0.3
+        self.calls: dict[str, Call] = {}
+
+    def new(self, first_byte: float = 10.0, idle: float = 10.0, **settings: Any) -> None:
+        self.calls = {}
+        self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))
+        self.pool.start()
+
+    def add(self, url: str, concurrency: int = 8, models: tuple[str, ...] = (), up: bool = True) -> list[Any]:
+        upstream, is_new = self.pool.add(UpstreamSpec(url=url, concurrency=concurrency, models=tuple(models)))
+        if up:
+            self.await_state(upstream.id, "ready")
+        return [upstream.id, is_new]
+
+    def remove(self, id: str, abort: bool = False, timeout: float = 60.0) -> None:
+        self.pool.remove(self.pool.find(id), abort=abort, timeout=timeout)
+
+    def await_state(self, id: str, state: str) -> None:
+        with gevent.Timeout(15, AssertionError(f"{id} is not {state} after 15 s")):
+            while state != next((u.state.value for u in self.pool.upstreams if u.id == id), "gone"):
+                gevent.sleep(0.005)
+
+    def await_calls(self, waiting: int = 0, running: int = 0) -> None:
+        with gevent.Timeout(15, AssertionError("calls are not as they should be")):
+            while (self.pool.dispatcher.stats().n_waiting, sum(u.in_flight for u in self.pool.upstreams)) != (
+                waiting, running,
+            ):  # fmt: skip
+                gevent.sleep(0.005)
+
+    def upstreams(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": u.id, "state": u.state.value, "reason": u.reason, "in_flight": u.in_flight, "models": u.models,
+                "permits": [u.permits.total, u.permits.available], "ok": u.stats.ok, "aborted": u.stats.aborted,
+                "failed": u.stats.failed,
+            }
+            for u in self.pool.upstreams
+        ]  # fmt: skip
+
+    def submit(self, names: list[str], model: str = "m", reads: bool = True, seconds: float | None = None) -> None:
+        """Submits a call for each name, which is its body."""
+        for name in names:
+            deadline = None if seconds is None else time.monotonic() + seconds
+            request = ForwardRequest(path="/v1/x", body=name.encode())
+            self.calls[name] = Call(self.pool.submit(model, request, Terms(deadline=deadline)))
+            if reads:
+                self.read(name)
+
+    def read(self, name: str) -> None:
+        call = self.calls[name]
+        call.reading = gevent.spawn(call.read)
+
+    def await_piece(self, name: str, n_bytes: int = 1) -> None:
+        with gevent.Timeout(15, AssertionError("no piece after 15 s")):
+            while len(self.calls[name].body) < n_bytes:
+                gevent.sleep(0.005)
+
+    def results(self, names: list[str] | None = None) -> list[dict[str, Any]]:
+        """Waits for the ends of calls, of all if none is named."""
+        calls = [self.calls[name] for name in names or self.calls]
+        gevent.joinall([call.reading for call in calls], timeout=30)
+        return [call.told() for call in calls]
+
+    def cancel(self, name: str) -> None:
+        self.calls[name].reader.close()
+
+    def stop(self) -> None:
+        self.pool.stop()
+
+    def await_stop(self) -> None:
+        with gevent.Timeout(15, AssertionError("it has not stopped after 15 s")):
+            while self.pool.is_ending:
+                gevent.sleep(0.005)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def leftovers(self) -> dict[str, int]:
+        """Counts what runs or is open beside this loop, once it does not change any more."""
+        gevent.idle()
+        gc.collect()
+        own = gevent.getcurrent()
+        greenlets = [g for g in gc.get_objects() if isinstance(g, gevent.Greenlet) and g is not own and not g.dead]
+        sockets = [fd for fd in os.listdir("/proc/self/fd") if _is_socket(fd)]
+        return {"greenlets": len(greenlets), "sockets": len(sockets)}
+
+
+def _is_socket(fd: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    except OSError:
+        return False
+
+
+def serve() -> None:
+    commands = Commands()
+    read_line = gevent.get_hub().threadpool.apply
+    while line := read_line(sys.stdin.readline):
+        command, options = json.loads(line)
+        try:
+            answer = ["value", getattr(commands, command)(**options)]
+        except (CorosrvError, AssertionError) as error:
+            answer = ["error", f"{type(error).__name__}: {error}"]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

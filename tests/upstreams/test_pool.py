@@ -1,0 +1,563 @@
+"""A pool of upstreams, in a process that gevent has patched, against real servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.receiver import closed_url
+from tests.support.scripted_upstream import Behaviour, Handler, ScriptedUpstream, closes, echo, fails_with, scripted
+from tests.upstreams.pool_process import PoolProcess
+
+
+class Gate:
+    """Lets answers go on when a test says so."""
+
+    def __init__(self) -> None:
+        self.opening = threading.Event()
+        self._arrivals = threading.Semaphore(0)
+
+    def await_arrivals(self, n: int) -> None:
+        for _ in range(n):
+            assert self._arrivals.acquire(timeout=15)
+
+    def __call__(self, handler: Handler) -> None:
+        self._arrivals.release()
+        assert self.opening.wait(20)
+        echo(handler)
+
+
+class Streams:
+    """Begins a stream, and notes when its connection was closed from the other end."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.is_closed = threading.Event()
+
+    def __call__(self, handler: Handler) -> None:
+        handler.begin_stream()
+        handler.chunk(b"first")
+        handler.connection.settimeout(0.02)
+        while not self.go_on.is_set():
+            try:
+                if not handler.connection.recv(1):
+                    self.is_closed.set()
+                    return
+            except TimeoutError:
+                pass
+        handler.chunk(b" last")
+        handler.end_stream()
+
+
+class InTurn:
+    """Answers each call by the next behaviour, and those that follow by the last."""
+
+    def __init__(self, *behaviours: Behaviour) -> None:
+        self._behaviours = list(behaviours)
+        self._lock = threading.Lock()
+
+    def __call__(self, handler: Handler) -> None:
+        with self._lock:
+            behaviour = self._behaviours.pop(0) if len(self._behaviours) > 1 else self._behaviours[0]
+        behaviour(handler)
+
+
+def ends(results: list[dict[str, Any]]) -> list[list[str]]:
+    return [result["ends"] for result in results]
+
+
+def bodies(upstream: ScriptedUpstream) -> list[str]:
+    return [body.decode() for _, _, body in upstream.requests]
+
+
+def one(pool: PoolProcess) -> dict[str, Any]:
+    (upstream,) = pool.do("upstreams")
+    return upstream
+
+
+# Permits and the queue.
+
+
+def test_no_more_calls_are_in_flight_than_there_are_permits(pool: PoolProcess):
+    gate = Gate()
+    with scripted(gate) as a, scripted(gate) as b:
+        pool.do("add", url=a.url, concurrency=2)
+        pool.do("add", url=b.url, concurrency=3)
+
+        pool.do("submit", names=[f"c{i}" for i in range(20)])
+        gate.await_arrivals(5)
+        pool.do("await_calls", waiting=15, running=5)
+        gate.opening.set()
+        results = pool.do("results")
+
+        assert ends(results) == [["ok"]] * 20
+        assert (a.most_running, b.most_running) == (2, 3)
+        assert sorted(bodies(a) + bodies(b)) == sorted(f"c{i}" for i in range(20))
+
+
+def test_calls_that_wait_start_on_an_upstream_that_is_added(pool: PoolProcess):
+    busy = Gate()
+    with scripted(busy) as a, scripted() as b:
+        pool.do("add", url=a.url, concurrency=1)
+        names = [f"c{i}" for i in range(5)]
+        pool.do("submit", names=names)
+        pool.do("await_calls", waiting=4, running=1)
+
+        pool.do("add", url=b.url)
+        results = pool.do("results", names=names[1:])
+        busy.opening.set()
+
+        assert ends(results) == [["ok"]] * 4
+        assert sorted(bodies(b)) == names[1:]
+        assert ends(pool.do("results")) == [["ok"]] * 5
+
+
+def test_the_same_url_twice_is_one_upstream_with_one_set_of_permits(pool: PoolProcess):
+    with scripted() as a:
+        first = pool.do("add", url=a.url, concurrency=2)
+        second = pool.do("add", url=a.url + "/", concurrency=7)
+
+    assert (first[1], second) == (True, [first[0], False])
+    assert one(pool)["permits"] == [2, 2]
+
+
+def test_a_url_that_comes_back_while_it_drains_is_a_new_upstream_with_counters_of_its_own(pool: PoolProcess):
+    gate = Gate()
+    with scripted(InTurn(echo, gate, echo)) as a:
+        old, _ = pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["c0"])
+        pool.do("results")
+        pool.do("submit", names=["c1"])
+        pool.do("await_calls", running=1)
+        pool.do("remove", id=old)
+
+        new, is_new = pool.do("add", url=a.url, concurrency=3)
+        pool.do("submit", names=["c2"])
+        pool.do("results", names=["c2"])
+        before, after = pool.do("upstreams")
+
+        assert is_new
+        assert new != old
+        assert (before["state"], before["ok"], before["permits"]) == ("draining", 1, [1, 0])
+        assert (after["state"], after["ok"], after["permits"]) == ("ready", 1, [3, 3])
+        gate.opening.set()
+        pool.do("await_state", id=old, state="gone")
+
+
+def test_a_model_that_no_upstream_lists_is_not_found(pool: PoolProcess):
+    with scripted(models=("a", "b")) as a:
+        pool.do("add", url=a.url)
+
+        with pytest.raises(RuntimeError, match="ModelNotFound"):
+            pool.do("submit", names=["c"], model="x")
+
+
+def test_models_that_an_upstream_lists_later_can_be_asked_for(pool: PoolProcess):
+    with scripted(models=("a",)) as a:
+        id, _ = pool.do("add", url=a.url)
+        a.models = ("a", "b")
+        a.health = 500
+        pool.do("await_state", id=id, state="probing")
+        a.health = 200
+        pool.do("await_state", id=id, state="ready")
+
+        pool.do("submit", names=["c"], model="b")
+
+        assert ends(pool.do("results")) == [["ok"]]
+        assert pool.do("upstreams")[0]["models"] == ["a", "b"]
+
+
+def test_a_call_goes_to_an_upstream_that_has_its_model(pool: PoolProcess):
+    with scripted(models=("a",)) as a, scripted(models=("b",)) as b:
+        pool.do("add", url=a.url)
+        pool.do("add", url=b.url)
+
+        pool.do("submit", names=["for-b-1", "for-b-2"], model="b")
+        pool.do("results")
+
+        assert (bodies(a), sorted(bodies(b))) == ([], ["for-b-1", "for-b-2"])
+
+
+# Probes and the breaker.
+
+
+def test_an_upstream_falls_by_its_probes_and_rises_again(pool: PoolProcess):
+    with scripted() as a:
+        id, _ = pool.do("add", url=a.url)
+
+        a.health = 500
+        pool.do("await_state", id=id, state="probing")
+        assert "500" in one(pool)["reason"]
+        pool.do("submit", names=["c"])
+        pool.do("await_calls", waiting=1)
+        a.health = 200
+
+        assert ends(pool.do("results")) == [["ok"]]
+        assert one(pool)["state"] == "ready"
+
+
+def test_a_call_for_an_upstream_that_stays_down_is_refused_in_time(pool: PoolProcess):
+    gate = Gate()
+    pool.do("close")
+    pool.do("new", patience=0.5)
+    with scripted(gate) as a:
+        id, _ = pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["runs", "waits"])
+        pool.do("await_calls", waiting=1, running=1)
+
+        a.health = 500
+        pool.do("await_state", id=id, state="probing")
+        gate.opening.set()
+        runs, waits = pool.do("results")
+
+        assert runs["ends"] == ["ok"]
+        assert len(waits["ends"]) == 1
+        assert waits["ends"] == ["Unavailable"], waits
+        assert bodies(a) == ["runs"]
+        with pytest.raises(RuntimeError, match="no upstream is ready"):
+            pool.do("submit", names=["later"])
+        a.health = 200
+        pool.do("await_state", id=id, state="ready")
+        pool.do("submit", names=["again"])
+        assert ends(pool.do("results", names=["again"])) == [["ok"]]
+
+
+def test_five_faults_open_the_breaker_and_one_trial_passes_and_two_close_it(pool: PoolProcess):
+    trial = Gate()
+    behaviour = InTurn(*[fails_with(500)] * 5, trial)
+    with scripted(behaviour) as a:
+        pool.do("add", url=a.url, concurrency=4)
+        for i in range(5):
+            pool.do("submit", names=[f"bad{i}"])
+            (result,) = pool.do("results", names=[f"bad{i}"])
+            assert (result["status"], result["ends"]) == (500, ["ok"])
+        assert one(pool)["state"] == "open"
+        assert "answered 500" in one(pool)["reason"]
+
+        pool.do("submit", names=["t1", "t2", "t3", "t4"])
+        pool.do("await_calls", waiting=3, running=1)
+        assert a.n_running <= 1
+        trial.opening.set()
+        results = pool.do("results", names=["t1", "t2", "t3", "t4"])
+
+        assert ends(results) == [["ok"]] * 4
+        assert one(pool)["state"] == "ready"
+        assert one(pool)["failed"] == {"answered_5xx": 5}
+
+
+def test_a_refusal_by_an_upstream_is_no_fault(pool: PoolProcess):
+    with scripted(fails_with(422)) as a:
+        pool.do("add", url=a.url)
+        pool.do("submit", names=[f"c{i}" for i in range(12)])
+        results = pool.do("results")
+
+    assert {result["status"] for result in results} == {422}
+    assert one(pool)["state"] == "ready"
+
+
+def test_a_busy_upstream_is_paused_without_a_fault_and_its_call_runs_elsewhere(pool: PoolProcess):
+    with scripted(fails_with(429, Retry_After="30")) as a, scripted() as b:
+        busy, _ = pool.do("add", url=a.url)
+        pool.do("add", url=b.url)
+
+        for i in range(4):
+            pool.do("submit", names=[f"c{i}"])
+            pool.do("results")
+
+        assert ends(pool.do("results")) == [["ok"]] * 4
+        assert len(a.requests) == 1
+        assert sorted(bodies(b)) == [f"c{i}" for i in range(4)]
+        first = next(upstream for upstream in pool.do("upstreams") if upstream["id"] == busy)
+        assert (first["state"], first["reason"]) == ("open", "it has asked for a pause")
+
+
+def test_a_call_waits_for_the_only_upstream_while_that_is_busy(pool: PoolProcess):
+    with scripted(InTurn(fails_with(429, Retry_After="1"), echo)) as a:
+        pool.do("add", url=a.url)
+
+        pool.do("submit", names=["c"])
+
+        assert ends(pool.do("results")) == [["ok"]]
+        assert bodies(a) == ["c", "c"]
+
+
+# What is tried again.
+
+
+def test_a_call_of_which_nothing_was_sent_goes_elsewhere(pool: PoolProcess):
+    with scripted() as a, scripted() as b:
+        pool.do("add", url=a.url)
+        pool.do("add", url=b.url)
+        a.stop_listening()
+        pool.do("submit", names=[f"c{i}" for i in range(6)])
+
+        assert ends(pool.do("results")) == [["ok"]] * 6
+        assert sorted(bodies(b)) == [f"c{i}" for i in range(6)]
+
+
+def test_a_call_that_is_lost_before_its_first_byte_is_tried_once_more(pool: PoolProcess):
+    with scripted(closes) as a:
+        pool.do("add", url=a.url)
+
+        pool.do("submit", names=["c"])
+        (result,) = pool.do("results")
+
+        assert (result["ends"], result["status"]) == (["UpstreamLost"], None)
+        assert bodies(a) == ["c", "c"]
+
+
+def test_a_call_is_never_tried_again_after_its_first_byte(pool: PoolProcess):
+    def breaks_off(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.chunk(b"first")
+        closes(handler)
+
+    with scripted(breaks_off) as a:
+        pool.do("add", url=a.url)
+
+        pool.do("submit", names=["c"])
+        (result,) = pool.do("results")
+
+        assert (result["ends"], result["status"], result["body"]) == (["UpstreamLost"], 200, "first")
+        assert bodies(a) == ["c"]
+
+
+# Removal.
+
+
+def test_a_drain_lets_calls_end(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c"])
+        pool.do("await_piece", name="c")
+
+        pool.do("remove", id=id)
+        stream.go_on.set()
+        pool.do("await_state", id=id, state="gone")
+
+        (result,) = pool.do("results")
+        assert (result["ends"], result["body"]) == (["ok"], "first last")
+
+
+def test_a_drain_ends_the_calls_that_take_longer(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c"])
+        pool.do("await_piece", name="c")
+
+        pool.do("remove", id=id, timeout=0.1)
+        pool.do("await_state", id=id, state="gone")
+
+        assert ends(pool.do("results")) == [["UpstreamRemoved"]]
+        assert stream.is_closed.wait(5)
+
+
+def test_an_abort_ends_calls_at_once_and_reaches_the_upstream(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c"])
+        pool.do("await_piece", name="c")
+
+        pool.do("remove", id=id, abort=True)
+
+        assert ends(pool.do("results")) == [["UpstreamRemoved"]]
+        assert stream.is_closed.wait(5)
+
+
+def test_an_abort_ends_what_a_drain_waits_for(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c"])
+        pool.do("await_piece", name="c")
+        pool.do("remove", id=id)
+        assert one(pool)["state"] == "draining"
+
+        pool.do("remove", id=id, abort=True)
+        pool.do("await_state", id=id, state="gone")
+
+        assert stream.is_closed.wait(5)
+
+
+def test_an_upstream_that_drains_gets_no_calls(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a, scripted() as b:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c0"])
+        pool.do("await_piece", name="c0")
+        pool.do("add", url=b.url)
+        pool.do("remove", id=id)
+
+        pool.do("submit", names=["c1", "c2", "c3"])
+
+        assert ends(pool.do("results", names=["c1", "c2", "c3"])) == [["ok"]] * 3
+        assert bodies(a) == ["c0"]
+        stream.go_on.set()
+
+
+# Clients.
+
+
+def test_a_cancel_reaches_the_upstream_and_frees_the_permit(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["c"])
+        pool.do("await_piece", name="c")
+
+        pool.do("cancel", name="c")
+
+        assert stream.is_closed.wait(1)
+        pool.do("await_calls")
+        assert (one(pool)["permits"], one(pool)["aborted"]) == ([1, 1], 1)
+
+
+def test_a_queued_call_whose_client_left_never_reaches_an_upstream(pool: PoolProcess):
+    gate = Gate()
+    with scripted(gate) as a:
+        pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["c0", "c1", "c2"])
+        pool.do("await_calls", waiting=2, running=1)
+
+        pool.do("cancel", name="c1")
+        gate.opening.set()
+        pool.do("results")
+
+        assert bodies(a) == ["c0", "c2"]
+
+
+def test_a_call_ends_at_its_deadline_and_the_upstream_sees_it(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        pool.do("add", url=a.url)
+        pool.do("submit", names=["c"], seconds=0.5)
+
+        assert ends(pool.do("results")) == [["DeadlinePassed"]]
+        assert stream.is_closed.wait(1)
+
+
+def test_a_client_that_does_not_read_stops_the_upstreams_writes(pool: PoolProcess):
+    n_written = 0
+    stalls = threading.Event()
+
+    def pours(handler: Handler) -> None:
+        nonlocal n_written
+        handler.begin_stream()
+        handler.connection.settimeout(0.5)
+        try:
+            for _ in range(1000):
+                handler.chunk(b"x" * 65_536)
+                n_written += 65_536
+        except TimeoutError:
+            stalls.set()
+        handler.close_connection = True
+
+    with scripted(pours) as a:
+        pool.do("add", url=a.url)
+        pool.do("submit", names=["c"], reads=False)
+
+        assert stalls.wait(15)
+        assert n_written < 16 << 20
+        pool.do("cancel", name="c")
+
+
+# The end.
+
+
+def test_a_stop_lets_calls_end_and_refuses_new_ones(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["c0", "c1"])
+        pool.do("await_piece", name="c0")
+
+        pool.do("stop")
+        with pytest.raises(RuntimeError, match="ShuttingDown"):
+            pool.do("submit", names=["late"])
+        with pytest.raises(RuntimeError, match="ShuttingDown"):
+            pool.do("add", url=closed_url(), up=False)
+        stream.go_on.set()
+        pool.do("await_stop")
+
+        assert ends(pool.do("results", names=["c0", "c1"])) == [["ok"], ["ok"]]
+
+
+def test_a_second_stop_ends_what_waits_and_what_runs(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["c0", "c1"])
+        pool.do("await_piece", name="c0")
+
+        pool.do("stop")
+        pool.do("stop")
+        pool.do("await_stop")
+
+        assert ends(pool.do("results", names=["c0", "c1"])) == [["WorkerLost"], ["ShuttingDown"]]
+        assert stream.is_closed.wait(5)
+        assert bodies(a) == ["c0"]
+
+
+# Everything at once.
+
+
+def fails_somehow(seed: int) -> Callable[[Handler], None]:
+    """Answers by turns well and in every way that an upstream may fail."""
+
+    def half(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"half")
+        closes(handler)
+
+    def silent(handler: Handler) -> None:
+        handler.connection.settimeout(5)
+        handler.connection.recv(1)
+        handler.close_connection = True
+
+    ways = [echo, fails_with(500), echo, closes, half, echo, fails_with(429, Retry_After="0"), fails_with(503), silent]
+    turns = iter(range(seed, 1_000_000))
+    lock = threading.Lock()
+
+    def behave(handler: Handler) -> None:
+        with lock:
+            turn = next(turns)
+        ways[turn * 7919 % len(ways)](handler)
+
+    return behave
+
+
+def test_calls_over_upstreams_that_fail_in_every_way_end_once_each(pool: PoolProcess):
+    pool.do("close")
+    pool.do("new", first_byte=0.3, idle=0.3, patience=3.0)
+    names = [f"c{i}" for i in range(300)]
+    with (
+        scripted(fails_somehow(0)) as a,
+        scripted(fails_somehow(3)) as b,
+        scripted(fails_somehow(5)) as c,
+        scripted() as d,
+    ):
+        for upstream in (a, b, c, d):
+            pool.do("add", url=upstream.url, concurrency=6, up=False)
+        ids = [upstream["id"] for upstream in pool.do("upstreams")]
+        pool.do("await_state", id=ids[3], state="ready")
+
+        pool.do("submit", names=names[:100])
+        pool.do("remove", id=ids[0], abort=True)
+        pool.do("submit", names=names[100:200])
+        pool.do("add", url=a.url, concurrency=6, up=False)
+        pool.do("remove", id=ids[1], timeout=0.2)
+        pool.do("submit", names=names[200:])
+        results = pool.do("results")
+        pool.do("await_calls")
+
+        assert [len(result["ends"]) for result in results] == [1] * 300
+        assert sum(result["ends"] == ["ok"] for result in results) > 150
+        assert all(upstream["permits"] == [6, 6] for upstream in pool.do("upstreams"))
