@@ -16,7 +16,7 @@ from corosrv.management.run_dir import default_path, sockets
 TIMEOUT = 30.0  # seconds
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """Connects to a Unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -37,7 +37,7 @@ class ManagementClient:
 
     def call(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the answer's body. Raises ManagementError for a failure, and OSError if no server is there."""
-        connection = _UnixConnection(self.path)
+        connection = UnixConnection(self.path)
         try:
             content = None if body is None else json.dumps(body)
             connection.request(method, target, content, {"Content-Type": "application/json"} if content else {})
@@ -78,7 +78,7 @@ def find_server(run_dir: str = "", server: str = "") -> tuple[ManagementClient, 
     if not running:
         named = f"no server with the process id {server} has" if server else "no server has"
         raise ManagementError(
-            f"{named} a management socket in {folder}: is one running that serves an application, "
+            f"{named} a management socket in {folder}: is one running that serves an application or upstreams, "
             "as this user, and with the same COROSRV_RUN_DIR?"
         )
     if len(running) > 1:

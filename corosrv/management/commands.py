@@ -1,16 +1,17 @@
-"""Implements `corosrv ps`, `corosrv drain` and `corosrv scale` over the management API of the server that runs here."""
+"""Implements `corosrv ps`, `drain`, `scale` and `upstream` over the management API of the server that runs here."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from corosrv.errors import ManagementError, SettingsError
 from corosrv.management.client import ManagementClient, find_server, path_of
-from corosrv.management.tables import duration, pools_table, queues_table, workers_table
+from corosrv.management.tables import duration, pools_table, queues_table, upstreams_table, workers_table
 
 
 def _server_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,20 +44,25 @@ def _call(client: ManagementClient, method: str, target: str, body: dict[str, An
 def ps(run_dir: str, server: str, is_json: bool) -> None:
     """Show the pools, workers and queues of the server that runs here."""
     client, about = _find(run_dir, server)
-    pools = _call(client, "GET", "/v1/pools")["pools"]
-    workers = _call(client, "GET", "/v1/workers")["workers"]
+    has_workers = "workers" in about["manages"]
+    application: Any = _call(client, "GET", "/v1/pools") if has_workers else {"pools": [], "reason": ""}
+    pools = application["pools"]
+    workers = _call(client, "GET", "/v1/workers")["workers"] if has_workers else []
     queues = _call(client, "GET", "/v1/queues")["queues"]
+    upstreams = _call(client, "GET", "/workers")["workers"] if "upstreams" in about["manages"] else []
     if is_json:
-        click.echo(json.dumps({"server": about, "pools": pools, "workers": workers, "queues": queues}, indent=2))
+        shown = {"server": about, "pools": pools, "workers": workers, "upstreams": upstreams, "queues": queues}
+        click.echo(json.dumps(shown, indent=2))
         return
     click.echo(
         f"corosrv {about['version']}, process {about['pid']}, up {duration(about['uptime_ms'])}: {about['state']}"
     )
-    if not pools:
-        failure = about.get("reason")
+    if has_workers and not pools:
+        failure = application["reason"]
         standing = f"could not be imported yet: {failure}" if failure else "is being imported"
         click.echo(f"\nno pools yet: the application {standing}")
-    for show, rows in ((pools_table, pools), (workers_table, workers), (queues_table, queues)):
+    tables = ((pools_table, pools), (workers_table, workers), (upstreams_table, upstreams), (queues_table, queues))
+    for show, rows in tables:
         if rows:
             click.echo("\n" + show(rows))
 
@@ -88,3 +94,44 @@ def scale(pool: str, least: int, most: int, run_dir: str, server: str, is_json: 
     else:
         n_ready = answer["workers"].get("ready", 0)
         click.echo(f"the pool {pool} may have from {least} to {most} workers; ready now: {n_ready}")
+
+
+@click.group()
+def upstream() -> None:
+    """Add, remove and list the servers that requests are forwarded to."""
+
+
+@upstream.command("add")
+@click.argument("url")
+@click.option("--model", "models", multiple=True, help="a model that it serves; default: those that it lists")
+@click.option("--concurrency", type=click.IntRange(1), help="requests that it gets at once")
+@click.option("--weight", type=float, help="its share of the requests beside others")
+@click.option("--api-key-env", help="the server's environment variable with the key to send")
+@_server_options
+def add_upstream(url: str, models: tuple[str, ...], run_dir: str, server: str, is_json: bool, **options: Any) -> None:
+    """Forward requests to another server, too. One that is there already stays as it is."""
+    client, _ = _find(run_dir, server)
+    body = {"url": url, "models": list(models)} | {name: value for name, value in options.items() if value is not None}
+    answer = _call(client, "POST", "/workers", body)
+    click.echo(json.dumps(answer, indent=2) if is_json else f"{answer['id']} ({answer['url']}) is {answer['state']}")
+
+
+@upstream.command("remove")
+@click.argument("name", metavar="URL_OR_ID")
+@click.option("--abort", "is_abort", is_flag=True, help="end its running requests")
+@_server_options
+def remove_upstream(name: str, is_abort: bool, run_dir: str, server: str, is_json: bool) -> None:
+    """Forward nothing more to a server; running requests end first."""
+    client, _ = _find(run_dir, server)
+    mode = "abort" if is_abort else "drain"
+    answer = _call(client, "DELETE", f"/workers/{quote(name, safe='')}?mode={mode}")
+    click.echo(json.dumps(answer, indent=2) if is_json else f"{answer['id']} ({answer['url']}) is {answer['state']}")
+
+
+@upstream.command("list")
+@_server_options
+def list_upstreams(run_dir: str, server: str, is_json: bool) -> None:
+    """Show the servers that requests are forwarded to."""
+    client, _ = _find(run_dir, server)
+    upstreams = _call(client, "GET", "/workers")["workers"]
+    click.echo(json.dumps(upstreams, indent=2) if is_json else upstreams_table(upstreams))

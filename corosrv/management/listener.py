@@ -6,22 +6,22 @@ import contextlib
 import ipaddress
 import logging
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gevent
-from flask import Flask
+from flask import Blueprint, Flask
 from gevent import socket
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from corosrv.errors import SettingsError
+from corosrv.jobs import State
 from corosrv.management.guard import TokenGuard, read_token
-from corosrv.management.routes import HasQueues, make_app
+from corosrv.management.routes import make_app
 from corosrv.management.run_dir import default_path, new_socket_path, open_run_dir
-from corosrv.manager.manager import Manager
-from corosrv.objects.store import ObjectStore
 
 log = logging.getLogger("corosrv.management")
 
@@ -55,11 +55,13 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
 class ManagementListener:
     """Owns the sockets of the management API. Belongs to the hub's thread of the process that made it."""
 
-    def __init__(self, settings: ManagementSettings, manager: Manager, queues: HasQueues, objects: ObjectStore) -> None:
+    def __init__(
+        self, settings: ManagementSettings, find_state: Callable[[], State], apis: Sequence[Blueprint]
+    ) -> None:
+        """`apis`: what can be managed. `find_state`: returns the state of that."""
         self._settings = settings
-        self._manager = manager
-        self._queues = queues
-        self._objects = objects
+        self._find_state = find_state
+        self._apis = tuple(apis)
         self._servers: list[Any] = []
         self._pid = os.getpid()
         self.path = ""  # of the Unix socket, once it is open
@@ -88,7 +90,7 @@ class ManagementListener:
         except OSError as error:
             listener.close()
             raise SettingsError(f"the management socket {path} cannot be opened: {error.strerror}") from None
-        self._serve(listener, make_app(self._manager, self._queues, self._objects))
+        self._serve(listener, make_app(self._find_state, self._apis))
         log.info("management on %s", path)
 
     def _open_port(self, port: int) -> None:
@@ -99,7 +101,7 @@ class ManagementListener:
         except OSError as error:
             raise SettingsError(f"the management port {settings.host}:{port} cannot be opened: {error}") from None
         self.port = listener.getsockname()[1]
-        self._serve(listener, make_app(self._manager, self._queues, self._objects, guard.check))
+        self._serve(listener, make_app(self._find_state, self._apis, guard.check))
         access = "with its token" if settings.token_file else "for every user of this machine (no token file is set)"
         log.warning("management on http://%s:%d, open %s", settings.host, self.port, access)
 

@@ -73,6 +73,23 @@ def pools_table(pools: Sequence[Row]) -> str:
     return table(columns, pools)
 
 
+def upstreams_table(upstreams: Sequence[Row]) -> str:
+    """One line for each upstream."""
+    columns: list[Column] = [
+        ("UPSTREAM", lambda row: row["id"]),
+        ("URL", lambda row: row["url"]),
+        ("STATE", lambda row: row["state"]),
+        ("BUSY", lambda row: f"{row['in_flight']}/{row['concurrency']}"),
+        ("OK", lambda row: str(row["ok"])),
+        ("FAILED", lambda row: str(sum(row["failed"].values()))),
+        ("ABORTED", lambda row: str(row["aborted"])),
+        ("FIRST BYTE", lambda row: duration(row["first_byte_ms"])),
+        ("MODELS", lambda row: ", ".join(row["models"])),
+        ("REASON", lambda row: row["reason"]),
+    ]
+    return table(columns, upstreams)
+
+
 def queues_table(queues: Sequence[Row]) -> str:
     """Returns a line for each queue."""
     columns: list[Column] = [

@@ -2,18 +2,22 @@
 
 from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.loading import PARTS, Settings, load, load_predictor, unknown_variables
+from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings
 from corosrv.settings.predictor import PredictionSettings
 from corosrv.settings.server import ServerSettings
+from corosrv.settings.upstream import UpstreamSettings
 
 __all__ = [
     "PARTS",
     "AppSettings",
     "KserveSettings",
     "ModelSettings",
+    "OperatorSettings",
     "PredictionSettings",
     "ServerSettings",
     "Settings",
+    "UpstreamSettings",
     "load",
     "load_predictor",
     "unknown_variables",

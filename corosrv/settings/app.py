@@ -13,7 +13,6 @@ REFERENCE = Check(
     lambda text: not text or (":" in text and all(map(str.strip, text.rsplit(":", 1)))),
     "must be MODULE:NAME or FILE.py:NAME",
 )
-ADDRESS = Check(lambda text: bool(text.strip()), "must be an address to listen on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +48,6 @@ class AppSettings:
         "graphics cards that the application's workers may claim together; -1: all of this machine",
         check=or_else(-1, between(0, 1024)),
     )
-    run_dir: str = setting(
-        "",
-        "folder for the management socket, which nobody else may enter; made if missing; empty: one of this user's",
-    )
-    mgmt_port: int | None = setting(
-        None,
-        "port for the management API over TCP, beside its socket; none if not set",
-        check=none_or(between(0, 65535)),
-    )
-    mgmt_host: str = setting(
-        "127.0.0.1", "address of that port; one that other machines reach needs --mgmt-token-file", check=ADDRESS
-    )
-    mgmt_token_file: str = setting("", "file with the token that calls to --mgmt-port must carry; empty: no token")
 
     def __post_init__(self) -> None:
         sources.check(self)

@@ -9,25 +9,40 @@ from typing import Any
 
 from corosrv.settings import model_list, sources
 from corosrv.settings.app import AppSettings, KserveSettings
+from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings, models_of
 from corosrv.settings.predictor import PredictionSettings
 from corosrv.settings.server import ServerSettings
 from corosrv.settings.sources import PREFIX
+from corosrv.settings.upstream import UpstreamSettings
 
 # The one table of all settings: each field of these is a flag, a variable and a line of the settings file.
-PARTS: tuple[type, ...] = (ModelSettings, ServerSettings, PredictionSettings, AppSettings, KserveSettings)
+PARTS: tuple[type, ...] = (
+    ModelSettings,
+    ServerSettings,
+    PredictionSettings,
+    AppSettings,
+    OperatorSettings,
+    KserveSettings,
+    UpstreamSettings,
+)
 _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of one process, by part. A server has models, a predictor, an application, or several of them."""
+    """All settings of one process, by part.
+
+    A server has models, a predictor, an application, upstreams, or several of them.
+    """
 
     server: ServerSettings = field(default_factory=ServerSettings)
     models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
     predictor: PredictionSettings | None = None
     app: AppSettings | None = None
+    operator: OperatorSettings = field(default_factory=OperatorSettings)
     kserve: KserveSettings = field(default_factory=KserveSettings)
+    upstream: UpstreamSettings | None = None
     processes: int = 1  # of corosrv serve; one where an application is served, whose workers are processes
 
 
@@ -38,21 +53,24 @@ def load(
 ) -> Settings:
     """Reads the settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
 
-    Where no model is named it is the packaged one, unless a predictor or an application is to be served. Raises
-    SettingsError, which names the variable and the source.
+    Where no model is named it is the packaged one, unless a predictor, an application or upstreams are to be served.
+    Raises SettingsError, which names the variable and the source.
     """
     raw = sources.read(overrides, environ, file, PARTS)
     predictor = _predictor(raw)
     values = raw.values(ModelSettings)
     app = AppSettings(**raw.values(AppSettings))
-    if not values.get("model") and predictor is None and not app.worker_app:
+    upstream = UpstreamSettings(**raw.values(UpstreamSettings))
+    if not values.get("model") and predictor is None and not app.worker_app and not upstream.is_wanted:
         values["model"] = model_list.packaged_model()
     return Settings(
         server=ServerSettings(**raw.values(ServerSettings)),
         models=models_of(values),
         predictor=predictor,
         app=app if app.worker_app else None,
+        operator=OperatorSettings(**raw.values(OperatorSettings)),
         kserve=KserveSettings(**raw.values(KserveSettings)),
+        upstream=upstream if upstream.is_wanted else None,
         processes=1 if app.worker_app else app.workers or 1,
     )
 

@@ -12,9 +12,9 @@ import gevent  # noqa: E402
 from gevent.event import Event  # noqa: E402
 
 from corosrv.dispatch.dispatcher import Dispatcher  # noqa: E402
+from corosrv.management import queue_routes, worker_routes  # noqa: E402
 from corosrv.management.listener import ManagementListener, ManagementSettings  # noqa: E402
 from corosrv.manager.manager import Manager, ManagerSettings  # noqa: E402
-from corosrv.objects.store import ObjectStore  # noqa: E402
 from corosrv.worker.parent.app_process import AppProcess  # noqa: E402
 from corosrv.worker.parent.app_worker import AppWorkerConfig  # noqa: E402
 
@@ -24,7 +24,8 @@ def main(app_dir: str, run_dir: str) -> None:
     config = AppWorkerConfig(app_ref="some_app:app", app_dir=app_dir)
     dispatcher = Dispatcher()
     manager = Manager(ManagerSettings(workers=2), lambda *place: AppProcess(config, *place), dispatcher)
-    listener = ManagementListener(ManagementSettings(run_dir=run_dir), manager, dispatcher, ObjectStore())
+    apis = (worker_routes.blueprint(manager, lambda: dispatcher.stats().keys), queue_routes.blueprint([dispatcher]))
+    listener = ManagementListener(ManagementSettings(run_dir=run_dir), lambda: manager.state, apis)
     stopping = Event()
     gevent.signal_handler(signal.SIGTERM, stopping.set)
     manager.start()

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import gevent
 from click.testing import CliRunner, Result
+from flask import Blueprint
 
 from corosrv.cli import main
+from corosrv.management import object_routes, queue_routes, worker_routes
 from corosrv.management.client import ManagementClient
 from corosrv.management.listener import ManagementListener, ManagementSettings
 from corosrv.manager.manager import Manager
@@ -57,6 +59,15 @@ def short_folder() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
+def apis(manager: Manager, objects: ObjectStore) -> tuple[Blueprint, ...]:
+    """Makes all that an application's server lets operators do."""
+    return (
+        worker_routes.blueprint(manager, lambda: manager.dispatcher.stats().keys),
+        object_routes.blueprint(objects),
+        queue_routes.blueprint([manager.dispatcher]),
+    )
+
+
 @contextlib.contextmanager
 def listening(*cards: PoolCard, run_dir: str = "", **settings: Any) -> Iterator[Management]:
     with contextlib.ExitStack() as stack:
@@ -65,7 +76,7 @@ def listening(*cards: PoolCard, run_dir: str = "", **settings: Any) -> Iterator[
         objects = ObjectStore()
         stack.callback(objects.close)
         options = ManagementSettings(run_dir=run_dir, **settings)
-        listener = ManagementListener(options, manager, manager.dispatcher, objects)
+        listener = ManagementListener(options, lambda: manager.state, apis(manager, objects))
         listener.start()
         stack.callback(listener.close)
         yield Management(manager, script, listener, run_dir, objects)

@@ -11,7 +11,6 @@ import pytest
 
 from corosrv.errors import SettingsError
 from corosrv.management.listener import ManagementListener, ManagementSettings
-from corosrv.objects.store import ObjectStore
 from tests.management.serving import Management, in_thread, listening, short_folder
 from tests.manager.scripted import managed, pool_card
 
@@ -120,7 +119,7 @@ def test_a_token_file_without_a_token_stops_the_start(tmp_path: Path, content: s
         settings = ManagementSettings(run_dir=folder, port=0, token_file=str(tmp_path / "token"))
 
         with pytest.raises(SettingsError, match="COROSRV_MGMT_TOKEN_FILE"):
-            ManagementListener(settings, manager, manager.dispatcher, ObjectStore()).start()
+            ManagementListener(settings, lambda: manager.state, ()).start()
         assert list(Path(folder).iterdir()) == []
 
 
@@ -129,5 +128,5 @@ def test_a_port_that_is_taken_stops_the_start(open_server: Management):
         settings = ManagementSettings(run_dir=folder, port=open_server.listener.port)
 
         with pytest.raises(SettingsError, match=r"cannot be opened: .*in use"):
-            ManagementListener(settings, open_server.manager, open_server.manager.dispatcher, ObjectStore()).start()
+            ManagementListener(settings, lambda: open_server.manager.state, ()).start()
         assert list(Path(folder).iterdir()) == []

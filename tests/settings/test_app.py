@@ -64,7 +64,6 @@ def test_workers_are_processes_of_the_server_only_without_an_application():
         ("hang_grace", float("nan")),
         ("max_queue", -1),
         ("queue_bytes", 10),
-        ("mgmt_port", 65536),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: object):

@@ -1,0 +1,29 @@
+"""Makes the JSON values of the management API from upstreams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corosrv.upstreams.upstream import Upstream
+
+
+def upstream_view(upstream: Upstream, now: float) -> dict[str, Any]:
+    """Shows an upstream: what was said of it, and how it does. `now`: of time.monotonic()."""
+    spec, stats = upstream.spec, upstream.stats
+    return {
+        "id": upstream.id,
+        "url": spec.url,
+        "state": upstream.state.value,
+        "reason": upstream.reason,
+        "models": list(upstream.models),
+        "concurrency": spec.concurrency,
+        "weight": spec.weight,
+        "api_key_env": spec.api_key_env,
+        "labels": dict(spec.labels),
+        "in_flight": upstream.in_flight,
+        "age_ms": round((now - upstream.added_at) * 1000),
+        "ok": stats.ok,
+        "aborted": stats.aborted,
+        "failed": dict(stats.failed),
+        "first_byte_ms": round(stats.first_byte_s / stats.n_first_bytes * 1000, 3) if stats.n_first_bytes else None,
+    }
