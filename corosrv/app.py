@@ -121,14 +121,20 @@ def _make_application() -> Flask:
 
 def _check_is_alone(settings: Settings) -> None:
     """Raises SettingsError for what several processes of one server cannot serve."""
-    for name, part in (("predictions run", settings.predictor), ("an application's calls queue", settings.app)):
+    for name, part in (
+        ("predictions run", settings.predictor),
+        ("an application's calls queue", settings.app),
+        ("requests for upstreams queue", settings.upstream),
+    ):
         if part is not None:
             raise SettingsError(f"{name} in one process: start gunicorn with one worker (-w 1)")
 
 
 def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings | None) -> None:
     """Lets gunicorn wait for worker processes to end, and POST /shutdown end gunicorn."""
-    worker.endings += [part for part in (server.predictor, server.app, server.kserve) if part is not None]
+    worker.endings += [
+        part for part in (server.predictor, server.app, server.upstreams, server.kserve) if part is not None
+    ]
     if server.app is not None and len(server.parts) <= _PARTS_OF_APP:
         server.on_unstartable = functools.partial(_give_up, server)
     if predictor is None:
@@ -144,6 +150,7 @@ def _give_up(server: Server, reason: str) -> None:
     print(f"corosrv cannot start: no worker of the application could be started: {reason}", file=sys.stderr, flush=True)
     for part in server.parts:
         part.close()
+    server.management.close()
     os._exit(NEVER_STARTS)
 
 

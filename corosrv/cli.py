@@ -1,11 +1,11 @@
-"""The command line: serve, bench, doctor, models, ps, drain, scale."""
+"""The command line: serve, bench, doctor, models, ps, drain, scale, upstream."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +30,7 @@ def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
 
 
-for command in (bench, commands.ps, commands.drain, commands.scale):
+for command in (bench, commands.ps, commands.drain, commands.scale, commands.upstream):
     main.add_command(command)
 
 
@@ -52,7 +52,9 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
 def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
     flags = ["--" + field.name.replace("_", "-"), *_SHORT.get(field.name, ())]
     text = f"{field.metadata['help']} [{sources.PREFIX}{field.name.upper()}; {field.default!r}]"
-    more: dict[str, Any] = {"multiple": True, "callback": _joined} if field.name == "model" else {}
+    more: dict[str, Any] = {}
+    if (join := _JOINERS.get(field.name)) is not None:
+        more = {"multiple": True, "callback": _joined(join)}
     if kind is bool:  # a flag alone is true, as if 1 stood behind it
         more = {"is_flag": False, "flag_value": True}
     return click.option(*flags, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
@@ -61,9 +63,15 @@ def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
 _SHORT = {"workers": ("-w",)}  # short flags of settings
 
 
-def _joined(context: click.Context, option: click.Parameter, models: tuple[str, ...]) -> str | None:
-    """Joins several `--model` flags to a list, as the environment and the file have it."""
-    return model_list.join(models) if models else None
+# Settings whose flag may be given several times, and what makes one text of them, as the environment has it.
+_JOINERS: dict[str, Callable[[Sequence[str]], str]] = {"model": model_list.join, "upstream": " ".join}
+
+
+def _joined(join: Callable[[Sequence[str]], str]) -> Callable[..., str | None]:
+    def callback(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> str | None:
+        return join(texts) if texts else None
+
+    return callback
 
 
 @main.command()
@@ -93,7 +101,7 @@ def serve(
     config: Path | None,
     **overrides: Any,
 ) -> None:
-    """Serve models, a predictor, an application, or several of them: gunicorn with the gevent worker and good defaults.
+    """Serve models, a predictor, an application, upstreams, or several of them, by gunicorn with good defaults.
 
     APP is an application, as MODULE:NAME or FILE.py:NAME; --worker-app is the same.
     """
@@ -111,12 +119,15 @@ def serve(
     workers = chosen.processes
     if chosen.predictor is not None and workers > 1:
         _fail("predictions run in one process: --workers must be 1 with --predictor")
+    if chosen.upstream is not None and workers > 1:
+        _fail("requests for upstreams queue in one process: --workers must be 1 with --upstream and --elastic")
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)
     if workers > 1:
         click.echo(f"corosrv: {workers} worker processes, each of which loads its own copy of the model", err=True)
     if port is None:
-        port = PORT if chosen.models or chosen.app is not None else _predictor_port()
+        is_predictor_alone = not chosen.models and chosen.app is None and chosen.upstream is None
+        port = _predictor_port() if is_predictor_alone else PORT
     from corosrv.gunicorn_app import options, run
 
     run(
@@ -158,7 +169,7 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 def models(config: Path | None, **overrides: Any) -> None:
     """Show the models that would be served: their names, files and sizes."""
     lines = list(map(_describe, _load(config, overrides).models))
-    click.echo("\n".join(lines or ["no model: a predictor is served alone"]))
+    click.echo("\n".join(lines or ["no model is served here"]))
 
 
 def _check_files(model: ModelSettings) -> None:

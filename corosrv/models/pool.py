@@ -269,6 +269,17 @@ class ModelPool:
 
     # Numbers
 
+    def names(self) -> frozenset[str]:
+        """Returns the names of all models, aliases among them, loaded or not."""
+        return frozenset(self._by_name)
+
+    def stats_of(self, name: str) -> DecodeStats | None:
+        """Returns a model's counters; None while it is not loaded, and for a name that is not known."""
+        if self._is_inherited or name not in self._by_name:
+            return None
+        with self._lock:
+            return self._by_name[name].stats()
+
     def stats(self) -> DecodeStats | None:
         """Returns the first model's counters; None while it is not loaded."""
         return self.model_stats().get(self._first.name)

@@ -22,7 +22,7 @@ from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferJob, InferReader
 from corosrv.kserve import errors
-from corosrv.management.listener import ManagementListener, ManagementSettings
+from corosrv.management import object_routes, worker_routes
 from corosrv.manager.collector import ManagerCollector
 from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.snapshot import Claim
@@ -80,14 +80,6 @@ class AppPart:
             memory_elsewhere=memory_elsewhere,
             on_unstartable=self._on_failure,
         )
-        self.management = ManagementListener(
-            ManagementSettings(
-                run_dir=app.run_dir, port=app.mgmt_port, host=app.mgmt_host, token_file=app.mgmt_token_file
-            ),
-            self.manager,
-            self.dispatcher,
-            self.objects,
-        )
 
     def _on_failure(self, reason: str) -> None:
         self._failure = reason
@@ -97,7 +89,6 @@ class AppPart:
         if not monkey.is_module_patched("socket"):  # each request has a thread and a hub of its own, or none
             self._failure = "handlers need a server that waits through gevent: gunicorn -k gevent"
             return
-        self.management.start()
         self.manager.start()
         self._sweeper = gevent.spawn(self._sweep)
 
@@ -135,10 +126,16 @@ class AppPart:
 
     def close(self) -> None:
         self.manager.close()
-        self.management.close()
         if self._sweeper is not None:
             self._sweeper.kill(block=False)
         self.objects.close()
+
+    def apis(self) -> tuple[Blueprint, ...]:
+        """Returns what operators can do with the application."""
+        return (
+            worker_routes.blueprint(self.manager, lambda: self.dispatcher.stats().keys),
+            object_routes.blueprint(self.objects),
+        )
 
     def collectors(self) -> tuple[Collector, ...]:
         return (

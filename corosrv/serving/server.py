@@ -29,9 +29,11 @@ from corosrv.llamacpp.metrics import with_token_counter
 from corosrv.openai import answer_types
 from corosrv.serving.apps import AppPart
 from corosrv.serving.kserve import KservePart
+from corosrv.serving.management import ServerManagement
 from corosrv.serving.part import Part
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
+from corosrv.serving.upstreams import UpstreamPart
 from corosrv.settings import Settings
 from corosrv.worker.parent.asks import submit_to
 
@@ -42,7 +44,7 @@ log = logging.getLogger("corosrv")
 
 
 class Server:
-    """The server of one process: its models, predictor and application, and the blueprints in front of them."""
+    """The server of one process: its models, predictor, application and upstreams, and the blueprints before them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = server = settings.server
@@ -55,9 +57,11 @@ class Server:
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
+        self.upstreams = self._upstreams(settings)
         self.kserve = self._kserve(settings)
-        parts = (self.models, self.predictor, self.app, self.kserve)
+        parts = (self.models, self.upstreams, self.predictor, self.app, self.kserve)
         self.parts: list[Part] = [part for part in parts if part is not None]
+        self.management = self._management(settings)
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
         json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
@@ -91,7 +95,7 @@ class Server:
             self._bodies,
             self._answers,
             stop_server=lambda: self.on_shutdown(),
-            is_alone=not settings.models and settings.app is None,
+            is_alone=not settings.models and settings.app is None and settings.upstream is None,
         )
 
     def _app(self, settings: Settings) -> AppPart | None:
@@ -104,6 +108,20 @@ class Server:
             memory_elsewhere=lambda: self.models.pool.held_bytes if self.models else 0,
             on_unstartable=lambda reason: self.on_unstartable(reason),
         )
+
+    def _upstreams(self, settings: Settings) -> UpstreamPart | None:
+        if settings.upstream is None:
+            return None
+        local = None if self.models is None else self.models.pool
+        return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local)
+
+    def _management(self, settings: Settings) -> ServerManagement:
+        managed = [part for part in (self.app, self.upstreams) if part is not None]
+        dispatchers = [] if self.app is None else [self.app.dispatcher]
+        if self.upstreams is not None:
+            dispatchers.append(self.upstreams.pool.dispatcher)
+        apis = [api for part in managed for api in part.apis()]
+        return ServerManagement(settings.operator, lambda: Readiness(self.parts).state, apis, dispatchers)
 
     def _kserve(self, settings: Settings) -> KservePart | None:
         workers: list[InferWorker] = []
@@ -134,6 +152,8 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
+        atexit.register(self.management.close)
+        self.management.start()
         for part in self.parts:
             atexit.register(part.close)
             part.start()
@@ -146,6 +166,8 @@ class Server:
     def add_hooks(self, scaffold: Scaffold) -> None:
         """Adds the checks of requests and the headers of answers to an app or a blueprint."""
         scaffold.before_request(self._begin)
+        if self.upstreams is not None:
+            self.upstreams.add_hook(scaffold)
         scaffold.after_request(self._complete)
         scaffold.teardown_request(self._end)
         register_errors(scaffold, self.error_body)
@@ -180,7 +202,7 @@ class Server:
         yield docs.page()
         for part in self.parts:
             yield from part.blueprints()
-        if self.models is not None or self.app is not None:  # a predictor alone has the document as Cog's server does
+        if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
+from flask import Flask
 
 from corosrv import settings
 from corosrv.errors import HttpError
+from corosrv.forwarding.paths import FORWARDED
 from corosrv.serving.server import Server
 
+UPSTREAM = "http://127.0.0.1:1"
 PREDICTOR = "deploy/predictor/predict.py:Predictor"
 
 
@@ -23,6 +28,9 @@ def server(**chosen: str) -> Server:
         ({"model": "synthetic:"}, "/predictions/1/2", {"message", "type", "param", "code"}),
         ({"model": "synthetic:", "predictor": PREDICTOR}, "/v1/nowhere", {"message", "type", "param", "code"}),
         ({"model": "synthetic:", "predictor": PREDICTOR}, "/predictions/1/2", set()),
+        ({"upstream": UPSTREAM}, "/v1/nowhere", {"message", "type", "param", "code"}),
+        ({"upstream": UPSTREAM, "predictor": PREDICTOR}, "/v1/nowhere", {"message", "type", "param", "code"}),
+        ({"upstream": UPSTREAM, "predictor": PREDICTOR}, "/predictions/1/2", set()),
         ({"predictor": PREDICTOR}, "/predictions/1/2", set()),
         ({"predictor": PREDICTOR}, "/nowhere", set()),
     ],
@@ -31,3 +39,24 @@ def test_an_error_has_the_shape_of_the_part_that_the_path_belongs_to(chosen, pat
     error = msgspec.to_builtins(server(**chosen).part_of(path).error_body(HttpError(404, "words"), path))["error"]
 
     assert error == "words" if not members else set(error) == members
+
+
+@pytest.mark.parametrize("chosen", [{"upstream": UPSTREAM}, {"upstream": UPSTREAM, "model": "synthetic:"}])
+def test_each_forwarded_path_has_one_view_with_and_without_a_model_of_this_server(chosen):
+    app = Flask("app")
+    app.register_blueprint(server(**chosen).make_blueprint(), url_prefix="/llm")
+
+    views = Counter((rule.rule, method) for rule in app.url_map.iter_rules() for method in rule.methods or ())
+
+    assert {f"/llm{path.path}" for path in FORWARDED} <= {rule for rule, method in views if method == "POST"}
+    assert [view for view, n in views.items() if n > 1 and view[1] not in ("HEAD", "OPTIONS")] == []
+
+
+def test_models_of_upstreams_are_listed_below_a_prefix_too():
+    app = Flask("app")
+    chosen = {"upstream": f"{UPSTREAM}?model=large", "model": "synthetic:"}
+    app.register_blueprint(server(**chosen).make_blueprint(), url_prefix="/llm")
+
+    answer = app.test_client().get("/llm/v1/models")
+
+    assert "large" in [model["id"] for model in answer.get_json()["data"]]

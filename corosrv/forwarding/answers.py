@@ -1,0 +1,143 @@
+"""Passes the answer of an upstream on: an event stream piece by piece, anything else in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flask import Request, Response
+
+from corosrv.errors import ClientGone, CorosrvError, WorkerLost
+from corosrv.forwarding.event_buffer import EventBuffer
+from corosrv.forwarding.headers import answer_headers, media_type
+from corosrv.http import sse
+from corosrv.http.client import ClientWatch
+from corosrv.http.metrics import HttpStats
+from corosrv.jobs.forward import AnswerBody, AnswerHead
+from corosrv.jobs.infer import InferEnd, InferItem, InferReader
+
+MAX_ANSWER = 64 << 20  # bytes of an answer that is no stream
+EVENT_STREAM = "text/event-stream"
+_NO_PINGS = -1.0  # the upstream's own come through
+
+
+class ForwardedEvents:
+    """Makes events of what an upstream sends: its own, as they came, and one for an error that ends the stream."""
+
+    __slots__ = ("_buffer", "_make_error", "failure")
+
+    def __init__(self, make_error: Callable[[CorosrvError], bytes]) -> None:
+        """`make_error`: makes an event in the form of the path's dialect."""
+        self.failure: CorosrvError | None = None
+        self._buffer = EventBuffer()
+        self._make_error = make_error
+
+    def encode(self, items: list[InferItem]) -> bytes:
+        return b"".join(map(self._encode, items))
+
+    def _encode(self, item: InferItem) -> bytes:
+        if isinstance(item, AnswerBody):
+            return self._buffer.add(item.data)
+        if not isinstance(item, InferEnd):
+            return b""
+        if item.error is None:
+            return self._buffer.drain()
+        self.failure = item.error
+        return self._make_error(item.error)
+
+    def encode_error(self, error: CorosrvError) -> bytes:
+        return self._make_error(error)
+
+    def close(self) -> None:
+        pass
+
+
+class AnswerPassing:
+    """Passes one answer on. Owns the reader of the call."""
+
+    def __init__(
+        self,
+        request: Request,
+        reader: InferReader,
+        make_error: Callable[[CorosrvError], bytes],
+        write_timeout: float,
+        stats: HttpStats,
+    ) -> None:
+        self._request = request
+        self._reader = reader
+        self._make_error = make_error
+        self._write_timeout = write_timeout
+        self._stats = stats
+
+    def response(self) -> Response:
+        """Returns the answer once it has begun, or is there as a whole where it is no stream. Waits.
+
+        A client that leaves meanwhile cancels the call. Raises ClientGone, the error that has ended the call, and
+        WorkerLost for an answer that cannot be passed on.
+        """
+        watch = ClientWatch(self._request.environ, self._reader.cancel)
+        try:
+            head, items = self._begin(watch)
+            is_stream = media_type(head.headers) == EVENT_STREAM
+            headers = answer_headers(head.headers)
+            body = b"" if is_stream else self._collect(items, watch)
+        except BaseException:
+            self._reader.close()
+            raise
+        finally:
+            watch.close()
+        if is_stream:
+            return self._stream(head, headers, items)
+        self._reader.close()
+        return _with_headers(Response(body, head.status), headers)
+
+    def _begin(self, watch: ClientWatch) -> tuple[AnswerHead, list[InferItem]]:
+        """Returns the head of the answer, and what came along with it."""
+        first, *others = self._reader.take()
+        if watch.is_gone:
+            raise ClientGone("the client left before an upstream answered")
+        if isinstance(first, AnswerHead):
+            return first, others
+        error = first.error if isinstance(first, InferEnd) else None
+        raise error or WorkerLost("the upstream gave no answer")
+
+    def _collect(self, items: list[InferItem], watch: ClientWatch) -> bytes:
+        pieces: list[bytes] = []
+        n_bytes = 0
+        while True:
+            for piece in _pieces(items):
+                pieces.append(piece)
+                n_bytes += len(piece)
+            if n_bytes > MAX_ANSWER:
+                raise WorkerLost(f"the upstream's answer is over the {MAX_ANSWER} bytes that are passed on at once")
+            if self._reader.is_finished:
+                return b"".join(pieces)
+            items = self._reader.take()
+            if watch.is_gone:
+                raise ClientGone("the client left before its answer was whole")
+
+    def _stream(self, head: AnswerHead, headers: list[tuple[str, str]], items: list[InferItem]) -> Response:
+        events = ForwardedEvents(self._make_error)
+        first = events.encode(items)
+        stream = sse.EventStream(
+            self._request.environ, self._reader, first, events, _NO_PINGS, self._write_timeout, self._stats
+        )
+        answer = sse.response(stream)
+        answer.status_code = head.status
+        return _with_headers(answer, headers)
+
+
+def _pieces(items: Iterable[InferItem]) -> Iterable[bytes]:
+    """Yields the body's pieces. Raises the error that ends the call."""
+    for item in items:
+        if isinstance(item, AnswerBody):
+            yield item.data
+        elif isinstance(item, InferEnd) and item.error is not None:
+            raise item.error
+
+
+def _with_headers(answer: Response, headers: list[tuple[str, str]]) -> Response:
+    """Adds headers to an answer, in place of those that it has by itself; several of one name stay several."""
+    for name in {name for name, _ in headers}:
+        answer.headers.remove(name)
+    answer.headers.extend(headers)
+    return answer

@@ -1,0 +1,71 @@
+"""Forwards requests to upstreams: looks into their bodies, queues them, and passes the answers on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from flask import Response, g, request
+
+from corosrv.forwarding.answers import AnswerPassing
+from corosrv.forwarding.dialects import error_event
+from corosrv.forwarding.headers import request_headers
+from corosrv.forwarding.paths import ForwardedPath
+from corosrv.forwarding.peek import MAX_SESSION, Peeked, peek
+from corosrv.http.body_reader import BodyReader
+from corosrv.http.lean_flask import current
+from corosrv.http.metrics import HttpStats
+from corosrv.http.terms import request_terms
+from corosrv.jobs.forward import ForwardRequest
+from corosrv.upstreams.pool import UpstreamPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOptions:
+    """Options of forwarding; see the settings of the same names."""
+
+    max_body_bytes: int
+    write_timeout: float
+    passes_keys: bool  # clients' keys go on: this server asks for none
+    reads_prompts: bool = False  # upstreams are found by the beginning of the prompt
+    reads_sessions: bool = False  # a body may name its session, not the header alone
+
+
+class Forwarder:
+    """Forwards the request at hand."""
+
+    def __init__(self, pool: UpstreamPool, bodies: BodyReader, stats: HttpStats, options: ForwardOptions) -> None:
+        self._pool = pool
+        self._bodies = bodies
+        self._stats = stats
+        self._options = options
+
+    def read(self) -> tuple[bytes, Peeked]:
+        """Reads the request's body ahead of whoever answers it, and looks into it.
+
+        Waits; raises Refused for one that is no JSON object.
+        """
+        body = self._bodies.read_ahead(current(request), self._options.max_body_bytes)
+        return body, peek(body, reads_prompt=self._options.reads_prompts)
+
+    def forward(self, path: ForwardedPath, body: bytes, peeked: Peeked) -> Response:
+        """Sends the request on and answers with what comes back. Waits; see AnswerPassing and UpstreamPool.submit."""
+        incoming, options = current(request), self._options
+        environ = incoming.environ
+        terms = request_terms(peeked.priority)
+        session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
+        if not session and options.reads_sessions:
+            session = peeked.session
+        query = environ.get("QUERY_STRING", "")
+        forwarded = ForwardRequest(
+            path=f"{path.path}?{query}" if query else path.path,
+            headers=request_headers(environ, terms.request_id, passes_keys=options.passes_keys),
+            body=body,
+            prompt=peeked.prompt,
+        )
+        reader = self._pool.submit(peeked.model, forwarded, replace(terms, session=session))
+        make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
+        answer = AnswerPassing(incoming, reader, make_error, options.write_timeout, self._stats).response()
+        if path.is_anthropic:
+            answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
+        return answer

@@ -1,0 +1,134 @@
+"""Routes of requests that are forwarded to upstreams, and the list of models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flask import Blueprint, Response, current_app, request
+from flask.sansio.scaffold import Scaffold
+
+from corosrv.anthropic.answer_types import MessagesError
+from corosrv.errors import ModelNotFound
+from corosrv.forwarding import listing
+from corosrv.forwarding.forwarder import Forwarder
+from corosrv.forwarding.local import Choice, LocalModels
+from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, ForwardedPath
+from corosrv.http.lean_flask import current
+from corosrv.http.operation import GENERATES, operation
+from corosrv.http.reply import json_response
+from corosrv.http.terms import QueueHeaders
+from corosrv.openai import api_docs
+from corosrv.upstreams.pool import UpstreamPool
+
+_TEXT = "The request goes on to an upstream as it was sent, and its answer comes back as it was given."
+_HEALTH = "health.health"  # the endpoint that tells what stands before each path
+
+
+class ForwardingRoutes:
+    """Makes the routes; beside models that are served here, looks at their requests before they are answered."""
+
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        forwarder: Forwarder,
+        local: LocalModels | None = None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._forwarder = forwarder
+        self._local = local
+        self._choice = None if local is None else Choice(pool, local, is_strict=is_strict)
+        self._created = int(time.time())
+        self._paths: dict[str, str] = {}  # by the rule of a request, which may have a prefix
+
+    def blueprint(self) -> Blueprint:
+        """Makes the routes that no model served here has."""
+        routes = Blueprint("forwarding", __name__)
+        for path in FORWARDED:
+            if self._local is None or not path.is_local:
+                routes.add_url_rule(path.path, path.path.replace(".", "_"), self._view(path), methods=["POST"])
+        if self._local is None:
+            self._add_models(routes)
+        return routes
+
+    def _view(self, path: ForwardedPath) -> Callable[[], Response]:
+        @operation(
+            path.tag,
+            path.summary,
+            _TEXT,
+            body=dict[str, Any],
+            answer=dict[str, Any],
+            error=MessagesError if path.is_anthropic else None,
+            headers=QueueHeaders,
+            statuses=(*GENERATES, 502),
+        )
+        def forward() -> Response:
+            return self._forwarder.forward(path, *self._forwarder.read())
+
+        return forward
+
+    def _add_models(self, routes: Blueprint) -> None:
+        @routes.get("/v1/models")
+        @routes.get("/models", endpoint="models_short")
+        @api_docs.models
+        def list_models() -> Response:
+            return json_response(self._listing())
+
+        @routes.get("/v1/models/<path:name>")
+        @api_docs.model
+        def one_model(name: str) -> Response:
+            if name not in self._pool.models():
+                raise ModelNotFound(name)
+            return json_response(listing.describe(name, self._created))
+
+    def _listing(self) -> dict[str, Any]:
+        names = self._pool.models()
+        if self._local is not None:
+            return listing.listing(names, self._created, self._local.listing())
+        if not names:
+            self._pool.check()  # says why
+        return listing.listing(names, self._created)
+
+    # Beside models that are served here.
+
+    def add_hook(self, scaffold: Scaffold) -> None:
+        """Has requests looked at that a model served here could answer, before it does. Adds it after other checks."""
+        if self._local is not None:
+            scaffold.before_request(self._look)
+
+    def _look(self) -> Response | None:
+        """Answers a request that is for upstreams, or for the list of all models; None for any other."""
+        incoming = current(request)
+        path = self._path_of(incoming.url_rule.rule) if incoming.url_rule else ""
+        if incoming.method == "POST" and (forwarded := BY_PATH.get(path)) is not None and forwarded.is_local:
+            return self._forward_or_keep(forwarded)
+        if incoming.method == "GET" and path in MODELS:
+            return json_response(self._listing())
+        if incoming.method == "GET" and path == "/v1/models/<path:name>":
+            return self._describe((incoming.view_args or {})["name"])
+        return None
+
+    def _path_of(self, rule: str) -> str:
+        """Returns a rule without the prefix that this server's routes have in somebody else's app."""
+        path = self._paths.get(rule)
+        if path is None:
+            root = current(request).blueprints[-1:] or [""]
+            (health, *_) = current_app.url_map.iter_rules(f"{root[0]}.{_HEALTH}")
+            path = self._paths[rule] = rule.removeprefix(health.rule.removesuffix("/health").removesuffix("/v1"))
+        return path
+
+    def _forward_or_keep(self, path: ForwardedPath) -> Response | None:
+        assert self._choice is not None
+        body, peeked = self._forwarder.read()
+        if self._choice.stays(peeked.model):
+            return None
+        return self._forwarder.forward(path, body, peeked)
+
+    def _describe(self, name: str) -> Response | None:
+        assert self._local is not None
+        if name in self._local.names() or name not in self._pool.models():
+            return None
+        return json_response(listing.describe(name, self._created))

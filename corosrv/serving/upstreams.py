@@ -1,0 +1,181 @@
+"""The part of a server that forwards requests to upstreams."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Protocol
+
+from flask import Blueprint
+from flask.sansio.scaffold import Scaffold
+from gevent import monkey
+from prometheus_client.registry import Collector
+
+from corosrv.dispatch.collector import DispatchCollector
+from corosrv.dispatch.dispatcher import Dispatcher
+from corosrv.errors import CorosrvError, ModelFailed, Refused, SettingsError, ShuttingDown
+from corosrv.forwarding.dialects import error_body
+from corosrv.forwarding.forwarder import Forwarder, ForwardOptions
+from corosrv.forwarding.local import LocalModels
+from corosrv.forwarding.routes import ForwardingRoutes
+from corosrv.http.body_reader import BodyReader
+from corosrv.http.metrics import HttpStats
+from corosrv.jobs import State, Worker
+from corosrv.jobs.stats import DecodeStats
+from corosrv.management import upstream_routes
+from corosrv.openai import models
+from corosrv.settings import ServerSettings, UpstreamSettings
+from corosrv.upstreams.collector import UpstreamCollector
+from corosrv.upstreams.exchange import ExchangeLimits
+from corosrv.upstreams.policies import make_policy
+from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
+from corosrv.upstreams.spec import UpstreamSpec, parse
+
+
+class NamedModels(Worker, Protocol):
+    """A pool of models that are served here."""
+
+    def names(self) -> frozenset[str]:
+        """Returns all names, aliases among them."""
+
+    def stats_of(self, name: str) -> DecodeStats | None:
+        """Returns the counters of a model; None while it is not loaded."""
+
+
+class PoolModels:
+    """The models of a pool, as forwarding sees them."""
+
+    def __init__(self, pool: NamedModels, spill: int | None) -> None:
+        """`spill`: jobs that may wait before others go to upstreams; None: as many as there are slots."""
+        self._pool = pool
+        self._spill = spill
+
+    def names(self) -> frozenset[str]:
+        return self._pool.names()
+
+    def is_crowded(self, name: str) -> bool:
+        """Tells whether more jobs wait than may, or the model is not loaded."""
+        stats = self._pool.stats_of(name)
+        return stats is None or stats.waiting > (stats.slots if self._spill is None else self._spill)
+
+    def listing(self) -> dict[str, Any]:
+        return models.listing(self._pool) if self._pool.models() else {"data": [], "models": []}
+
+
+class UpstreamPart:
+    """Forwards requests to upstreams, which are probed once the part is started."""
+
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        server: ServerSettings,
+        stats: HttpStats,
+        bodies: BodyReader,
+        local: NamedModels | None = None,
+    ) -> None:
+        """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
+        self._is_beside = local is not None
+        self._failure = ""
+        self.pool = UpstreamPool(
+            UpstreamPoolSettings(
+                limits=ExchangeLimits(settings.upstream_first_byte, settings.upstream_idle),
+                max_queue=settings.upstream_queue,
+                queue_bytes=settings.upstream_queue_bytes,
+                patience=settings.upstream_patience,
+                drain=server.drain_s,
+                is_elastic=settings.elastic,
+                is_strict=server.strict_model,
+                logs_json=server.log_format == "json",
+            ),
+            functools.partial(Dispatcher, policy=make_policy(settings.upstream_policy)),
+        )
+        for spec in _specs(settings):
+            self.pool.add(spec)
+        options = ForwardOptions(
+            max_body_bytes=server.max_body_bytes,
+            write_timeout=server.write_timeout_s,
+            passes_keys=not server.keys,
+            reads_prompts=settings.upstream_policy == "prefix",
+            reads_sessions=settings.upstream_policy == "sticky",
+        )
+        models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
+        self._routes = ForwardingRoutes(
+            self.pool, Forwarder(self.pool, bodies, stats, options), models_here, is_strict=server.strict_model
+        )
+
+    def start(self) -> None:
+        if monkey.is_module_patched("socket"):
+            self.pool.start()
+        else:  # each request has a thread and a hub of its own, or none
+            self._failure = "upstreams need a server that waits through gevent: gunicorn -k gevent"
+
+    @property
+    def state(self) -> State:
+        """READY while an upstream is; beside models of this server always, until it stops."""
+        if self._failure:
+            return State.FAILED
+        state = self.pool.state
+        return State.READY if self._is_beside and state is not State.DRAINING else state
+
+    def check(self) -> None:
+        """Raises the Unavailable that calls would meet now."""
+        if self._failure:
+            raise ModelFailed(self._failure)
+        if self.state is State.DRAINING:
+            raise ShuttingDown("the server is shutting down")
+        if not self._is_beside:
+            self.pool.check()
+
+    def stats(self) -> None:
+        """Returns None: nothing is decoded here."""
+
+    def stop(self) -> None:
+        """Refuses new requests and lets running answers end in `drain_s`; a second call ends them at once."""
+        self.pool.stop()
+
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether stop() was called and something still runs."""
+        return self.pool.is_ending
+
+    def hurry(self) -> None:
+        """Ends what still runs. Returns at once."""
+        self.pool.hurry()
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        queues = DispatchCollector(self.pool.dispatcher.stats, "corosrv_upstreams")
+        return UpstreamCollector(lambda: self.pool.upstreams), queues
+
+    def apis(self) -> tuple[Blueprint, ...]:
+        """Returns what operators can do with upstreams."""
+        return (upstream_routes.blueprint(self.pool),)
+
+    def blueprints(self) -> tuple[Blueprint, ...]:
+        return (self._routes.blueprint(),)
+
+    def add_hook(self, scaffold: Scaffold) -> None:
+        """Has requests looked at that a model served here could answer, after the checks of every request."""
+        self._routes.add_hook(scaffold)
+
+    def document(self) -> None:
+        """Returns None: each route describes itself."""
+
+    def has_path(self, path: str) -> bool:
+        """Returns True: errors have this part's shape wherever no other part but models answers, who have it too."""
+        return True
+
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        return error_body(error, path)
+
+
+def _specs(settings: UpstreamSettings) -> list[UpstreamSpec]:
+    """Returns the upstreams of the start. Raises SettingsError, which names the one at fault."""
+    specs = []
+    for number, url in enumerate(settings.urls, 1):
+        try:
+            specs.append(parse(url))
+        except Refused as error:  # without the URL itself, which may hold a password
+            raise SettingsError(f"COROSRV_UPSTREAM: upstream number {number}: {error}") from None
+    return specs

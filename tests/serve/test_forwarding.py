@@ -1,0 +1,302 @@
+"""Requests through a front of real upstreams: other corosrv servers with the synthetic model."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import anthropic
+import openai
+import pytest
+
+from tests.serve.fronts import ServerFront, front
+from tests.serve.server import BIN, Server, Servers, eventually
+from tests.serve.wire import CHAT, chat, events, named_events, request, text_of
+
+NOTICED = 1.0  # seconds in which a client that left is noticed
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def upstream(request: pytest.FixtureRequest) -> Server:
+    """One slot, fifty tokens a second."""
+    kept: Servers = request.getfixturevalue("_kept")
+    return kept.start(slots=1, model="small=synthetic:?tokens_per_s=50", ctx=4096)
+
+
+@pytest.fixture(scope="module")
+def forwarding(request: pytest.FixtureRequest, upstream: Server) -> Iterator[ServerFront]:
+    """A front of that one, which lets it run two calls at once, so that one of them waits there."""
+    kept: Servers = request.getfixturevalue("_kept")
+    with front(kept, f"http://127.0.0.1:{upstream.port}?concurrency=2") as started:
+        yield started
+
+
+@pytest.fixture
+def client(forwarding: ServerFront) -> openai.OpenAI:
+    return forwarding.server.client()
+
+
+@pytest.fixture
+def messages_client(forwarding: ServerFront) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{forwarding.server.port}", api_key="none", max_retries=0)
+
+
+# The official clients.
+
+
+def test_a_chat_is_answered_as_the_upstream_answers_it(client: openai.OpenAI, upstream: Server):
+    answer = client.chat.completions.create(model="small", messages=HI, max_tokens=5, seed=1, temperature=0)
+
+    direct = upstream.client().chat.completions.create(model="small", messages=HI, max_tokens=5, seed=1, temperature=0)
+    assert answer.choices[0].message.content == direct.choices[0].message.content
+    assert answer.usage is not None
+    assert (answer.model, answer.usage.completion_tokens) == ("small", 5)
+
+
+def test_a_streamed_chat_comes_piece_by_piece(forwarding: ServerFront):
+    with forwarding.server.connect() as connection:
+        connection.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=8)))
+        head = connection.head()
+        pieces = list(connection.pieces())
+
+    assert head.headers["content-type"].startswith("text/event-stream")
+    found = events(b"".join(pieces))
+    assert found[-1] == "[DONE]"
+    assert text_of(found)
+    assert len(pieces) >= 6, "the pieces were gathered"
+
+
+def test_the_openai_client_reads_streams_completions_and_responses(client: openai.OpenAI):
+    chunks = list(client.chat.completions.create(model="small", messages=HI, max_tokens=5, stream=True))
+    text = client.completions.create(model="small", prompt="Once", max_tokens=5)
+    answer = client.responses.create(model="small", input="hi", max_output_tokens=16)
+    kinds = [
+        event.type for event in client.responses.create(model="small", input="hi", max_output_tokens=16, stream=True)
+    ]
+
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert text.choices[0].text
+    assert answer.output_text
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.incomplete"
+
+
+def test_the_anthropic_client_reads_answers_streams_and_counts(messages_client: anthropic.Anthropic):
+    answer = messages_client.messages.create(model="small", messages=HI, max_tokens=5)
+    with messages_client.messages.stream(model="small", messages=HI, max_tokens=5) as stream:
+        text = "".join(stream.text_stream)
+    count = messages_client.messages.count_tokens(model="small", messages=HI)
+
+    assert answer.content[0].type == "text"
+    assert text
+    assert count.input_tokens == answer.usage.input_tokens
+    assert answer._request_id
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "Once", "n_predict": 3}),
+        ("/tokenize", {"content": "hi"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/apply-template", {"messages": HI}),
+        ("/chat/completions", {"messages": HI, "max_tokens": 3}),
+    ],
+)
+def test_paths_of_llama_server_are_forwarded(forwarding: ServerFront, path: str, body: dict[str, object]):
+    with forwarding.server.connect() as connection:
+        answer = connection.post({**body, "model": "small"}, path)
+
+    assert answer.status == 200, answer.body
+    assert answer.json
+
+
+def test_models_are_those_of_upstreams(client: openai.OpenAI, forwarding: ServerFront):
+    assert [model.id for model in client.models.list()] == ["small"]
+    assert client.models.retrieve("small").id == "small"
+    assert forwarding.server.get("/models")[1]["models"][0]["name"] == "small"
+    with pytest.raises(openai.NotFoundError, match="large"):
+        client.models.retrieve("large")
+
+
+# What a front is.
+
+
+def test_a_front_loads_no_libllama(forwarding: ServerFront):
+    files = forwarding.server.worker.files()
+
+    assert [name for name in files if "llama" in name or "_native" in name] == []
+
+
+def test_its_api_document_and_metrics_show_upstreams(forwarding: ServerFront, upstream: Server):
+    paths = forwarding.server.get("/openapi.json")[1]["paths"]
+    metrics = forwarding.server.metrics()
+
+    assert {"/v1/chat/completions", "/v1/messages", "/generate"} <= paths.keys()
+    labels = f'host="127.0.0.1:{upstream.port}"'
+    assert metrics[f'corosrv_upstream_state{{{labels},state="ready",upstream="upstream-1"}}'] == 1
+    assert metrics[f'corosrv_upstream_permits{{{labels},upstream="upstream-1"}}'] == 2
+
+
+# Errors.
+
+
+def test_what_is_no_object_is_refused_here_in_the_dialects_form(forwarding: ServerFront):
+    with forwarding.server.connect() as connection:
+        ours = connection.post(b"[1]", CHAT)
+        theirs = connection.post(b"{", "/v1/messages")
+
+    assert (ours.status, ours.error["type"]) == (400, "invalid_request_error")
+    assert ours.error["message"].startswith("the body must be a JSON object")
+    assert (theirs.status, theirs.json["type"], theirs.error["type"]) == (400, "error", "invalid_request_error")
+
+
+def test_everything_else_is_for_the_upstream_to_refuse(client: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="small", messages=HI, temperature=-5)
+
+
+def test_what_the_upstream_cannot_do_is_told_as_it_tells_it(client: openai.OpenAI):
+    with pytest.raises(openai.InternalServerError, match="'small' gives no embeddings") as caught:
+        client.embeddings.create(model="small", input="a")
+
+    assert caught.value.status_code == 501
+
+
+def test_a_header_that_cannot_be_is_refused_here(forwarding: ServerFront):
+    with forwarding.server.connect() as connection:
+        answer = connection.post(chat(), CHAT, {"X-Priority": "first"})
+
+    assert (answer.status, answer.error["param"]) == (400, "X-Priority")
+
+
+# Clients that leave.
+
+
+def test_a_client_that_leaves_a_running_answer_cancels_it_at_the_upstream(forwarding: ServerFront, upstream: Server):
+    cancelled = upstream.cancelled()
+    connection = forwarding.server.connect()
+    connection.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=2000)))
+    connection.head()
+
+    connection.leave()
+
+    eventually(lambda: upstream.cancelled() == cancelled + 1, NOTICED, "the cancel at the upstream")
+    eventually(lambda: forwarding.upstream()["in_flight"] == 0, NOTICED, "a free permit")
+
+
+def test_a_client_that_leaves_an_answer_that_is_not_streamed_cancels_it_too(forwarding: ServerFront, upstream: Server):
+    cancelled = upstream.cancelled()
+    connection = forwarding.server.connect()
+    connection.send(request("POST", CHAT, chat(model="small", max_tokens=2000)))
+    eventually(lambda: upstream.metric("running") == 1, what="it runs")
+
+    connection.leave()
+
+    eventually(lambda: upstream.cancelled() == cancelled + 1, NOTICED, "the cancel at the upstream")
+
+
+def test_a_client_that_leaves_the_queue_is_never_forwarded(forwarding: ServerFront, upstream: Server):
+    cancelled = upstream.cancelled()
+    running = [forwarding.server.connect() for _ in range(2)]
+    for connection in running:
+        connection.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=3000)))
+    eventually(lambda: forwarding.upstream()["in_flight"] == 2, what="every permit is taken")
+    waiting = forwarding.server.connect()
+    waiting.send(request("POST", CHAT, chat(model="small", max_tokens=3000)))
+    forwarding.wait_queued(1)
+
+    waiting.leave()
+
+    forwarding.wait_queued(0)
+    for connection in running:
+        connection.leave()
+    upstream.wait_idle()
+    assert upstream.cancelled() == cancelled + 2
+
+
+# Upstreams that come and go.
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_an_upstream_that_dies_in_mid_stream_gives_an_error_event(start: Servers, path: str):
+    upstream = start.start(model="small=synthetic:?tokens_per_s=20")
+    with front(start, f"http://127.0.0.1:{upstream.port}") as started, started.server.connect() as connection:
+        connection.send(request("POST", path, chat(model="small", stream=True, max_tokens=1000)))
+        head = connection.head()
+        pieces = connection.pieces()
+        body = next(pieces)
+
+        upstream.stop()
+
+        body += b"".join(pieces)
+
+    assert head.status == 200
+    assert b"[DONE]" not in body
+    if path == CHAT:
+        last = events(body)[-1]
+        assert last["error"]["type"] == "server_error"
+    else:
+        last = named_events(body)[-1]
+        assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+        assert last["request_id"]
+
+
+def test_an_upstream_that_is_added_takes_calls_that_wait(start: Servers, upstream: Server):
+    with front(start, elastic=1, wait_for=None) as started, ThreadPoolExecutor() as threads:
+        started.server.wait_until("ok")
+        client = started.server.client()
+        calls = [
+            threads.submit(client.chat.completions.create, model="small", messages=HI, max_tokens=2) for _ in range(5)
+        ]
+        started.wait_queued(5)
+
+        started.add(f"http://127.0.0.1:{upstream.port}", concurrency=2)
+
+        texts = [call.result(15).choices[0].message.content for call in calls]
+        assert all(texts)
+        assert started.upstream()["ok"] == 5
+
+
+def test_a_front_is_starting_until_an_upstream_is_ready(start: Servers):
+    with front(start, "http://127.0.0.1:1", wait_for="starting") as started:
+        status, health = started.server.get("/health")
+
+        assert (status, health["status"]) == (503, "starting")
+        assert "no upstream is ready" in health["error"]["message"]
+
+
+def test_a_stop_lets_running_answers_end(start: Servers, upstream: Server):
+    with front(start, f"http://127.0.0.1:{upstream.port}") as started, started.server.connect() as connection:
+        connection.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=40)))
+        connection.head()
+
+        started.server.signal(15)
+
+        found = events(b"".join(connection.pieces()))
+        assert found[-1] == "[DONE]"
+        assert started.server.wait(15) == 0
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://a", "no http or https URL"),
+        ("http://a?concurrency=0", "concurrency must be from 1"),
+        ("http://a?speed=1", "no option of an upstream"),
+        ("http://me:secret@a", "must not hold a password"),
+    ],
+)
+def test_a_wrong_upstream_stops_the_start_and_shows_no_password(url: str, words: str):
+    command = [str(BIN / "corosrv"), "serve", "--port", "0", "--upstream", "http://b"]
+    ended = subprocess.run([*command, "--upstream", url], capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 1
+    assert "COROSRV_UPSTREAM: upstream number 2" in ended.stderr
+    assert words in ended.stderr
+    assert "secret" not in ended.stderr
