@@ -73,7 +73,6 @@ class UpstreamPool:
         self._numbers = itertools.count(1)
         self._is_started = False
         self._is_stopping = False
-        self._has_been_ready = False
         self._ending: Greenlet | None = None
 
     # The life of the pool.
@@ -121,7 +120,6 @@ class UpstreamPool:
         if self._is_stopping:
             return State.DRAINING
         is_ready = any(member.upstream.state is UpstreamState.READY for member in self._members.values())
-        self._has_been_ready = self._has_been_ready or is_ready
         is_usable = is_ready or self._settings.is_elastic
         return State.READY if is_usable else State.STARTING
 
@@ -131,12 +129,8 @@ class UpstreamPool:
         if state is State.DRAINING:
             raise ShuttingDown("the server is shutting down")
         if state is State.STARTING:
-            raise Starting(f"no upstream is ready: {self._reasons()}")
-
-    def _reasons(self) -> str:
-        members = list(self._members.values())
-        named = [f"{member.upstream.spec.url} ({member.upstream.reason})" for member in members[:3]]
-        return ", ".join(named) + (" and others" if len(members) > 3 else "") or "none is known"
+            # Where they are, and why, is not for clients: the log and the management API say it.
+            raise Starting("no upstream is ready")
 
     # Its upstreams.
 
