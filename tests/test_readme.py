@@ -29,6 +29,9 @@ SERVERS = [
     "corosrv serve deploy/app/basic.py:app --workers 2",
     "gunicorn -k gevent corosrv.app",
 ]
+UPSTREAMS = (
+    "corosrv serve --upstream http://10.0.0.1:8080 --upstream 'http://10.0.0.2:8000?concurrency=64&model=llama-70b'"
+)
 DEADLINE = 60.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -102,7 +105,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = [line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")]
 
-    assert sorted(commands) == sorted(["make test", *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, *SERVERS])
 
 
 @pytest.mark.parametrize("command", SERVERS)
@@ -121,6 +124,14 @@ def test_a_command_serves(command: str, environ: dict[str, str]) -> None:
         del chosen["COROSRV_SLOTS"]  # would be the predictor's
 
     with running(command, port, chosen):
+        pass
+
+
+def test_the_command_of_upstreams_serves(port: int, environ: dict[str, str]) -> None:
+    front = free_port()
+    command = re.sub(r"http://10\.0\.0\.\d:\d+", f"http://127.0.0.1:{port}", UPSTREAMS)
+
+    with running(f"{command} --port {front}", front, environ):
         pass
 
 

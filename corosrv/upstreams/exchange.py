@@ -54,7 +54,7 @@ class Exchange:
         that did not answer what it was sent, or with a redirect; and Refused for a request that cannot be sent.
         """
         head = self.ask(path, request, headers)
-        if (refusal := refusal_of(head, time.time())) is not None:
+        if (refusal := refusal_of(head, int(time.time()))) is not None:
             raise refusal
         return head
 

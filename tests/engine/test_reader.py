@@ -282,6 +282,7 @@ SCARCE = """
 
     with opened(model=SLOW, slots=4, queue=1000) as engine:
         {before}
+        wait_until(lambda: engine.stats().readers == 0)  # whose descriptor would be free again below the limit
         free = os.dup(0)
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, 1000))

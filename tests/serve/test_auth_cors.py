@@ -127,7 +127,7 @@ def test_without_keys_local_pages_may_read_every_answer(server: Server) -> None:
         for answer in every_kind(connection, {"Origin": LOCAL}):
             assert cross_origin(answer) == {
                 "access-control-allow-origin": LOCAL,
-                "access-control-expose-headers": "X-Request-Id, Request-Id, Retry-After",
+                "access-control-expose-headers": "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed",
             }
             assert "origin" in answer.headers["vary"].lower()
 

@@ -100,9 +100,9 @@ def test_descriptors_come_with_their_messages() -> None:
         assert bytes(attached.map_value(received[1][0], 7)) == b"content"
         os.close(received[1][0])
 
-    before = n_descriptors()
+    before = n_descriptors("memfd:")
     run(scenario)
-    assert n_descriptors() == before
+    assert n_descriptors("memfd:") == before
 
 
 def test_descriptors_of_unsent_messages_go_later_or_are_closed() -> None:
@@ -113,9 +113,9 @@ def test_descriptors_of_unsent_messages_go_later_or_are_closed() -> None:
         ends.channel.send(LogLine("a", "b"), [fd])
         os.close(fd)
 
-    before = n_descriptors()
+    before = n_descriptors("memfd:")
     run(scenario)
-    assert n_descriptors() == before
+    assert n_descriptors("memfd:") == before
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", encode(b"no json"), encode(b'{"type":"log_line"}')])
@@ -191,6 +191,6 @@ def test_an_unknown_message_is_skipped_and_its_descriptors_closed() -> None:
 
         assert (await ends.received.get())[0] == LogLine("c", "d")
 
-    before = n_descriptors()
+    before = n_descriptors("memfd:")
     run(scenario)
-    assert n_descriptors() == before
+    assert n_descriptors("memfd:") == before
