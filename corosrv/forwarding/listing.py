@@ -1,4 +1,4 @@
-"""The list of models: those of upstreams, and those that are served here."""
+"""Lists models: those of upstreams, and those that are served here."""
 
 from __future__ import annotations
 

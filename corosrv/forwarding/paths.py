@@ -1,4 +1,4 @@
-"""The paths that are forwarded: those by which llama-server, vLLM, SGLang and corosrv generate, and their like."""
+"""Names the paths that are forwarded: those by which llama-server, vLLM, SGLang and corosrv generate, and the like."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ForwardedPath:
-    """One path that takes a POST with a JSON object."""
+    """Describes one path that takes a POST with a JSON object."""
 
     path: str
     tag: str  # its heading in the API document

@@ -17,7 +17,7 @@ MAX_SESSION = 256  # characters
 
 
 class RoutedBody(msgspec.Struct):
-    """The members of a body that say where it goes. Of any type: a wrong one is for the upstream to refuse."""
+    """Holds the members of a body that say where it goes. Of any type: a wrong one is the upstream's to refuse."""
 
     model: Any = None
     priority: Any = None
@@ -26,7 +26,7 @@ class RoutedBody(msgspec.Struct):
 
 
 class PromptedBody(RoutedBody):
-    """The same, with those that a model reads, in the order in which it does, whatever the dialect."""
+    """Holds also those that a model reads, in the order in which it does, whatever the dialect."""
 
     tools: msgspec.Raw = msgspec.Raw()
     system: Any = None

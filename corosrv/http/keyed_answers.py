@@ -38,7 +38,7 @@ View = TypeVar("View", bound=Callable[..., Response])
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer as it was sent, without the headers that each answer has of its own."""
+    """Holds an answer as it was sent, without the headers that each answer has of its own."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -149,7 +149,7 @@ class KeyedAnswers:
 
 
 class AnswerRecording:
-    """The answer of one request in the making; see corosrv.http.encoder.Recording.
+    """Records the answer of one request in the making; see corosrv.http.encoder.Recording.
 
     Ends once. One that nobody ends, because the server broke down around it, ends as dropped when it is collected.
     """

@@ -37,7 +37,7 @@ class LeanRequest(Request):
 
 
 class LeanMap(Map):
-    """The routes of an app, and which one each short path and method led to lately, with its arguments."""
+    """Maps paths to an app's routes, and remembers where each short path and method led lately, with its arguments."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

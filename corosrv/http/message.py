@@ -37,7 +37,7 @@ def _is_trusted_proxy(address: str, cfg: Any) -> bool:
 
 
 class LateErrors:
-    """The `wsgi.errors` of a request, which looks for gunicorn's error streams once something is written.
+    """Serves as the `wsgi.errors` of a request: it looks for gunicorn's error streams once something is written.
 
     gunicorn looks at each request, and asks logging for its logger under a lock.
     """
@@ -68,7 +68,7 @@ class BoundedChunks(ChunkedReader):  # type: ignore[misc]
 
 
 class PromptLengthReader(LengthReader):  # type: ignore[misc]
-    """gunicorn's reader of a body of a known length, which gives what has come and does not gather it first."""
+    """Reads a body of a known length for gunicorn: it gives what has come, and does not gather it first."""
 
     def read(self, size: int) -> bytes:
         """Returns at most `size` bytes; none at the end. Waits for the first of them."""

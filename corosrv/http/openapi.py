@@ -40,7 +40,7 @@ _KEYS = {
 
 
 class KeyHeader(msgspec.Struct):
-    """The header of routes that answer a repeated request with the answer of the first."""
+    """Describes the header of routes that answer a repeated request with the answer of the first."""
 
     key: Annotated[
         str,

@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class KeyRecord(Generic[Answer]):
-    """One call under a key. `answer` is None while it runs; `ended` is when that was over."""
+    """Remembers one call under a key. `answer` is None while it runs; `ended` is when that was over."""
 
     digest: bytes  # of what was asked
     n_bytes: int = 0
@@ -28,7 +28,7 @@ class KeyRecord(Generic[Answer]):
 
 
 class CallerRecords(Generic[Answer]):
-    """One caller's records by their keys, within `max_bytes`: the answer that was kept first goes first.
+    """Keeps one caller's records by their keys, within `max_bytes`: the answer that was kept first goes first.
 
     Calls that run count with what they have answered so far, and are never forgotten.
     """
@@ -103,7 +103,7 @@ class CallerRecords(Generic[Answer]):
 
 
 class KeyClaim(Generic[Answer]):
-    """The right to answer the call that was the first under its key. It ends once; what comes after that does nothing.
+    """Gives the right to answer the first call under a key. It ends once; what comes after that does nothing.
 
     Until then others who ask under the key are told to come back.
     """
@@ -129,7 +129,7 @@ class KeyClaim(Generic[Answer]):
 
 
 class KeyedRecords(Generic[Answer]):
-    """The records of all callers, each of whom has the same room: nobody's push out another's. Belongs to one thread.
+    """Keeps the records of all callers, with equal room for each: nobody's push out another's. Belongs to one thread.
 
     A key means one call as long as its record is kept, in memory and in this process: no longer than `lifetime`
     seconds after its end, and less if newer ones need the room. The time is passed in, and never goes backwards.

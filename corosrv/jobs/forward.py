@@ -12,7 +12,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest(InferRequest):
-    """A request that goes on to an upstream as it was sent; it has no tensors.
+    """Holds a request that goes on to an upstream as it was sent; it has no tensors.
 
     `path` has the query in it. `headers` are those that may go on: no hop-by-hop fields, no keys of this server.
     `prompt`: the beginning of what the model will read, by which upstreams that know it already are found.
@@ -31,7 +31,7 @@ class ForwardRequest(InferRequest):
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead(InferOutputs):
-    """The status and headers of an upstream's answer: the first item of a forwarded call that reaches an upstream."""
+    """Holds the status and headers of an upstream's answer: the first item of a forwarded call that reaches one."""
 
     outputs: tuple[Tensor, ...] = ()
     status: int = 200
@@ -40,7 +40,7 @@ class AnswerHead(InferOutputs):
 
 @dataclass(frozen=True, slots=True)
 class AnswerBody(InferOutputs):
-    """Bytes of the body of an upstream's answer, as they came."""
+    """Holds bytes of the body of an upstream's answer, as they came."""
 
     outputs: tuple[Tensor, ...] = ()
     data: bytes = b""

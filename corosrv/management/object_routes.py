@@ -1,4 +1,4 @@
-"""The objects that calls of handlers pass to each other, over the management API."""
+"""Shows the objects that calls of handlers pass to each other, over the management API."""
 
 from __future__ import annotations
 

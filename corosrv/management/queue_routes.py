@@ -1,4 +1,4 @@
-"""The queues of a server's dispatchers over the management API."""
+"""Shows and aborts the queues of a server's dispatchers, over the management API."""
 
 from __future__ import annotations
 

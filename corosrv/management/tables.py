@@ -74,7 +74,7 @@ def pools_table(pools: Sequence[Row]) -> str:
 
 
 def upstreams_table(upstreams: Sequence[Row]) -> str:
-    """One line for each upstream."""
+    """Makes a table with a line for each upstream."""
     columns: list[Column] = [
         ("UPSTREAM", lambda row: row["id"]),
         ("URL", lambda row: row["url"]),

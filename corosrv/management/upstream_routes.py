@@ -21,7 +21,7 @@ _MODES = ("drain", "abort")
 
 
 class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /workers."""
+    """Holds the body of POST /workers."""
 
     url: str
     model: str | None = None

@@ -1,4 +1,4 @@
-"""The workers and pools of an application over the management API."""
+"""Shows and changes the workers and pools of an application, over the management API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corosrv.manager.manager import Manager
 
 
 class PoolLimits(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of PUT /v1/pools/{name}."""
+    """Holds the body of PUT /v1/pools/{name}."""
 
     min: int
     max: int

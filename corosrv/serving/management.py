@@ -1,4 +1,4 @@
-"""The management API of a server: a listener of its own for what its parts let operators do."""
+"""Opens the management API of a server: a listener of its own for what its parts let operators do."""
 
 from __future__ import annotations
 

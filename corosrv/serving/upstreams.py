@@ -42,7 +42,7 @@ class NamedModels(Worker, Protocol):
 
 
 class PoolModels:
-    """The models of a pool, as forwarding sees them."""
+    """Shows the models of a pool as forwarding sees them."""
 
     def __init__(self, pool: NamedModels, spill: int | None) -> None:
         """`spill`: jobs that may wait before others go to upstreams; None: as many as there are slots."""

@@ -55,10 +55,10 @@ class UpstreamSettings:
 
     @property
     def is_wanted(self) -> bool:
-        """True if requests are to be forwarded at all."""
+        """Returns True if requests are to be forwarded at all."""
         return bool(self.urls) or self.elastic
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The upstreams of the start, each with its options."""
+        """Returns the upstreams of the start, each with its options."""
         return sources.split_words(self.upstream.replace(" ", ","))

@@ -1,4 +1,4 @@
-"""The connections to one upstream: opened when they are needed, and kept for a while."""
+"""Opens connections to one upstream when they are needed, and keeps them for a while."""
 
 from __future__ import annotations
 

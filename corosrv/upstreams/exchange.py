@@ -1,4 +1,4 @@
-"""One HTTP exchange with an upstream: a request as it was sent, and its answer piece by piece."""
+"""Runs one HTTP exchange with an upstream: a request as it was sent, and its answer piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All upstreams of a server: added, probed, drained and removed while calls wait for them and run on them."""
+"""Adds, probes, drains and removes the upstreams of a server, while calls wait for them and run on them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class UpstreamPoolSettings:
 
 @dataclass(slots=True)
 class _Member:
-    """An upstream with what belongs to its entry here."""
+    """Holds an upstream and what belongs to its entry in the pool."""
 
     upstream: Upstream
     prober: Prober

@@ -1,4 +1,4 @@
-"""One upstream: its state, its permits, and the calls that it runs."""
+"""Keeps one upstream: its state, its permits, and the calls that it runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class UpstreamStats:
 
 
 class Upstream:
-    """Belongs to the hub's thread. Its entry lives from the time it is added until it has drained."""
+    """Runs calls on one upstream, from the time it is added until it has drained. Belongs to the hub's thread."""
 
     def __init__(self, id: str, spec: UpstreamSpec, limits: ExchangeLimits) -> None:
         self.id = id
@@ -224,7 +224,7 @@ class Upstream:
 
 
 class UpstreamHost(HandlerHost):
-    """An upstream with the models that it lists, as the dispatcher knows it; one for each list of models."""
+    """Offers an upstream to the dispatcher with the models that it lists; there is one for each list."""
 
     def __init__(self, upstream: Upstream, incarnation: int) -> None:
         self.upstream = upstream
@@ -250,7 +250,7 @@ class UpstreamHost(HandlerHost):
 
     @property
     def is_draining(self) -> bool:
-        """True while it takes no calls, for whatever reason."""
+        """Returns True while it takes no calls, for whatever reason."""
         return not self.upstream.takes_calls
 
     def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
@@ -266,7 +266,7 @@ def model_card(name: str, max_queue: int = 1_000_000) -> HandlerCard:
 
 
 class ForwardedCall(RunningCall):
-    """One call that an upstream runs, in a greenlet. It ends once, whatever happens."""
+    """Runs one call on an upstream, in a greenlet. It ends once, whatever happens."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class WireRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ObjectInput(msgspec.Struct, frozen=True, array_like=True):
-    """An input whose content is an object's. `position`: its place among all inputs of the request."""
+    """Names an input whose content is an object's. `position`: its place among all inputs of the request."""
 
     position: int
     object_id: str

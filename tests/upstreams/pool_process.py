@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 if __name__ == "__main__":
@@ -110,16 +111,17 @@ class Commands:
         self.pool.remove(self.pool.find(id), abort=abort, timeout=timeout)
 
     def await_state(self, id: str, state: str) -> None:
-        with gevent.Timeout(15, AssertionError(f"{id} is not {state} after 15 s")):
-            while state != next((u.state.value for u in self.pool.upstreams if u.id == id), "gone"):
-                gevent.sleep(0.005)
+        await_true(
+            lambda: state == next((u.state.value for u in self.pool.upstreams if u.id == id), "gone"),
+            f"{id} is {state}",
+        )
 
     def await_calls(self, waiting: int = 0, running: int = 0) -> None:
-        with gevent.Timeout(15, AssertionError("calls are not as they should be")):
-            while (self.pool.dispatcher.stats().n_waiting, sum(u.in_flight for u in self.pool.upstreams)) != (
-                waiting, running,
-            ):  # fmt: skip
-                gevent.sleep(0.005)
+        def are_so() -> bool:
+            n_running = sum(upstream.in_flight for upstream in self.pool.upstreams)
+            return (self.pool.dispatcher.stats().n_waiting, n_running) == (waiting, running)
+
+        await_true(are_so, f"{waiting} calls wait and {running} run")
 
     def upstreams(self) -> list[dict[str, Any]]:
         return [
@@ -145,9 +147,7 @@ class Commands:
         call.reading = gevent.spawn(call.read)
 
     def await_piece(self, name: str, n_bytes: int = 1) -> None:
-        with gevent.Timeout(15, AssertionError("no piece after 15 s")):
-            while len(self.calls[name].body) < n_bytes:
-                gevent.sleep(0.005)
+        await_true(lambda: len(self.calls[name].body) >= n_bytes, f"{n_bytes} bytes have come")
 
     def results(self, names: list[str] | None = None) -> list[dict[str, Any]]:
         """Waits for the ends of calls, of all if none is named."""
@@ -162,9 +162,7 @@ class Commands:
         self.pool.stop()
 
     def await_stop(self) -> None:
-        with gevent.Timeout(15, AssertionError("it has not stopped after 15 s")):
-            while self.pool.is_ending:
-                gevent.sleep(0.005)
+        await_true(lambda: not self.pool.is_ending, "it has stopped")
 
     def close(self) -> None:
         self.pool.close()
@@ -177,6 +175,13 @@ class Commands:
         greenlets = [g for g in gc.get_objects() if isinstance(g, gevent.Greenlet) and g is not own and not g.dead]
         sockets = [fd for fd in os.listdir("/proc/self/fd") if _is_socket(fd)]
         return {"greenlets": len(greenlets), "sockets": len(sockets)}
+
+
+def await_true(condition: Callable[[], bool], what: str) -> None:
+    """Waits until a condition is true. Raises AssertionError, which says what it is, after 15 s."""
+    with gevent.Timeout(15, AssertionError(f"not after 15 s: {what}")):
+        while not condition():
+            gevent.sleep(0.005)
 
 
 def _is_socket(fd: str) -> bool:

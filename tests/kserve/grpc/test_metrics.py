@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import gevent
 import pytest
@@ -30,6 +31,14 @@ def await_count(front: GrpcFront, n: int, method: str, code: str) -> None:
     with gevent.Timeout(10, AssertionError(f"{front.stats.ended}")):
         while front.stats.ended[method, code] != n:
             gevent.sleep(0.005)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition in the client's event loop, for 10 s at most."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
 
 
 def await_streams(front: GrpcFront, n: int) -> None:
@@ -58,8 +67,7 @@ def test_an_open_stream_is_counted_until_it_ends(front: GrpcFront) -> None:
     async def scenario(stub: Stub) -> None:
         stream = stub.stream()
         await stream.write(infer_request("hang"))
-        while front.stats.n_streams != 1:
-            await asyncio.sleep(0.005)
+        await until(lambda: front.stats.n_streams == 1)
         stream.cancel()
 
     talk(front.port, scenario)
@@ -73,8 +81,7 @@ def test_counts_outlive_the_process_and_its_streams_do_not(front: GrpcFront) -> 
         await stub.infer(infer_request("echo", SEVEN))
         stream = stub.stream()
         await stream.write(infer_request("hang"))
-        while not (front.stats.n_streams and front.stats.ended):
-            await asyncio.sleep(0.005)
+        await until(lambda: bool(front.stats.n_streams and front.stats.ended))
         assert front.pid is not None
         os.kill(front.pid, signal.SIGKILL)
 
