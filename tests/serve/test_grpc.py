@@ -79,4 +79,5 @@ def test_the_grpc_process_ends_with_a_front_that_is_killed_and_follows_the_next_
 
     eventually(lambda: not process.is_alive, within=5)
     eventually(lambda: server.log.count("gRPC listens on") > n_starts, within=40)
+    eventually(lambda: server.get("/v2/models/add/ready")[0] == 200, within=40)
     assert infer(grpc_port(server)).model_name == "add"
