@@ -1,4 +1,4 @@
-"""GET /health: the state of the server, for probes and people. Answers at once, whatever else goes on."""
+"""GET /health and /health/live, for probes and people. They answer at once, whatever else goes on."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ class Health(msgspec.Struct):
     state: Literal["ready", "busy"]
 
 
+class Alive(msgspec.Struct):
+    """The answer of a process that answers at all."""
+
+    status: Literal["alive"]
+
+
 class NotReady(msgspec.Struct):
     """The answer while jobs are refused, with the reason."""
 
@@ -40,7 +46,10 @@ class HealthWorker(HasDecodeStats, Protocol):
 
 
 def blueprint(worker: HealthWorker) -> Blueprint:
-    """Makes GET /health: 200 when jobs are taken, 503 while it loads, after a failure and while the server ends."""
+    """Makes GET /health: 200 when jobs are taken, 503 while it loads, after a failure and while the server ends.
+
+    GET /health/live is 200 in each of these: whoever restarts what does not live must not restart what loads.
+    """
     routes = Blueprint("health", __name__)
 
     @routes.get("/health")
@@ -60,6 +69,17 @@ def blueprint(worker: HealthWorker) -> Blueprint:
         except CorosrvError as error:
             return _unavailable(worker.state, error)
         return json_response({"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"})
+
+    @routes.get("/health/live")
+    @operation(
+        "Server",
+        "Say that the server answers",
+        "200 also while a model is loaded, could not be loaded, or the server ends. Needs no key.",
+        answer=Alive,
+    )
+    @without_key
+    def live() -> Response:
+        return json_response({"status": "alive"})
 
     return routes
 

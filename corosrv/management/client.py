@@ -35,12 +35,21 @@ class ManagementClient:
     def __init__(self, path: str) -> None:
         self.path = path
 
+    def connect(self) -> http.client.HTTPConnection:
+        """Makes a connection, which is opened by the first request."""
+        return UnixConnection(self.path)
+
+    def headers(self) -> dict[str, str]:
+        """Returns what every request carries."""
+        return {}
+
     def call(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the answer's body. Raises ManagementError for a failure, and OSError if no server is there."""
-        connection = UnixConnection(self.path)
+        connection = self.connect()
         try:
             content = None if body is None else json.dumps(body)
-            connection.request(method, target, content, {"Content-Type": "application/json"} if content else {})
+            kind = {"Content-Type": "application/json"} if content else {}
+            connection.request(method, target, content, kind | self.headers())
             answer = connection.getresponse()
             text = answer.read()
         except http.client.HTTPException as error:

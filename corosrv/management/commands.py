@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from corosrv.errors import ManagementError, SettingsError
+from corosrv.errors import ManagementError, Refused, SettingsError
 from corosrv.management.client import ManagementClient, find_server, path_of
+from corosrv.management.membership import Membership
+from corosrv.management.remote import RemoteClient, token_of
 from corosrv.management.tables import duration, pools_table, queues_table, upstreams_table, workers_table
+from corosrv.upstreams.spec import UpstreamSpec
+
+_FRONT_TIMEOUT = 5.0  # seconds that each step of a call to a front may take
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
+_token_option = click.option(
+    "--token-file", default="", help="file with the token of a server named by its URL [COROSRV_MGMT_TOKEN_FILE]"
+)
 
 
 def _server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that say which server is meant, and how the answer is shown."""
     for option in (
         click.option("--json", "is_json", is_flag=True, help="print JSON for programs"),
-        click.option("--server", default="", metavar="PID", help="which server, where several run"),
+        click.option(
+            "--server",
+            default="",
+            metavar="PID_OR_URL",
+            help="which server, where several run here; or the URL of its management port, as http://front:8079",
+        ),
+        _token_option,
         click.option("--run-dir", default="", help="where the server has its socket [COROSRV_RUN_DIR]"),
     ):
         command = option(command)
     return command
 
 
-def _find(run_dir: str, server: str) -> tuple[ManagementClient, dict[str, Any]]:
+def _find(run_dir: str, server: str, token_file: str) -> tuple[ManagementClient, dict[str, Any]]:
     try:
-        return find_server(run_dir, server)
+        if "://" not in server:
+            return find_server(run_dir, server)
+        client = RemoteClient(server, token_of(token_file))
+        return client, client.call("GET", "/v1/server")
+    except OSError as error:
+        raise click.ClickException(f"the server at {server} gave no answer: {error}") from None
     except (ManagementError, SettingsError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -41,9 +63,9 @@ def _call(client: ManagementClient, method: str, target: str, body: dict[str, An
 
 @click.command()
 @_server_options
-def ps(run_dir: str, server: str, is_json: bool) -> None:
+def ps(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     """Show the pools, workers and queues of the server that runs here."""
-    client, about = _find(run_dir, server)
+    client, about = _find(run_dir, server, token_file)
     has_workers = "workers" in about["manages"]
     application: Any = _call(client, "GET", "/v1/pools") if has_workers else {"pools": [], "reason": ""}
     pools = application["pools"]
@@ -70,12 +92,12 @@ def ps(run_dir: str, server: str, is_json: bool) -> None:
 @click.command()
 @click.argument("worker")
 @_server_options
-def drain(worker: str, run_dir: str, server: str, is_json: bool) -> None:
+def drain(worker: str, run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     """Replace a worker, such as default/0: another one starts, then this one ends with its running calls.
 
     Where the host has no room for both, this one ends first.
     """
-    client, _ = _find(run_dir, server)
+    client, _ = _find(run_dir, server, token_file)
     answer = _call(client, "POST", path_of("workers", worker, "drain"))
     click.echo(json.dumps(answer, indent=2) if is_json else f"{worker} (process {answer['pid']}) is being replaced")
 
@@ -85,9 +107,9 @@ def drain(worker: str, run_dir: str, server: str, is_json: bool) -> None:
 @click.argument("least", metavar="MIN", type=click.IntRange(0))
 @click.argument("most", metavar="MAX", type=click.IntRange(0))
 @_server_options
-def scale(pool: str, least: int, most: int, run_dir: str, server: str, is_json: bool) -> None:
+def scale(pool: str, least: int, most: int, run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     """Set how many workers a pool may have, until the server is started again."""
-    client, _ = _find(run_dir, server)
+    client, _ = _find(run_dir, server, token_file)
     answer = _call(client, "PUT", path_of("pools", pool), {"min": least, "max": most})
     if is_json:
         click.echo(json.dumps(answer, indent=2))
@@ -101,18 +123,32 @@ def upstream() -> None:
     """Add, remove and list the servers that requests are forwarded to."""
 
 
+def _upstream_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds what describes an upstream: its URL, and how much it gets."""
+    for option in (
+        click.option("--api-key-env", help="the server's environment variable with the key to send"),
+        click.option("--weight", type=float, help="its share of the requests beside others"),
+        click.option("--concurrency", type=click.IntRange(1), help="requests that it gets at once"),
+        click.option("--model", "models", multiple=True, help="a model that it serves; default: those that it lists"),
+        click.argument("url"),
+    ):
+        command = option(command)
+    return command
+
+
+def _upstream_body(url: str, models: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    return {"url": url, "models": list(models)} | {name: value for name, value in options.items() if value is not None}
+
+
 @upstream.command("add")
-@click.argument("url")
-@click.option("--model", "models", multiple=True, help="a model that it serves; default: those that it lists")
-@click.option("--concurrency", type=click.IntRange(1), help="requests that it gets at once")
-@click.option("--weight", type=float, help="its share of the requests beside others")
-@click.option("--api-key-env", help="the server's environment variable with the key to send")
+@_upstream_options
 @_server_options
-def add_upstream(url: str, models: tuple[str, ...], run_dir: str, server: str, is_json: bool, **options: Any) -> None:
+def add_upstream(
+    url: str, models: tuple[str, ...], run_dir: str, server: str, token_file: str, is_json: bool, **options: Any
+) -> None:
     """Forward requests to another server, too. One that is there already stays as it is."""
-    client, _ = _find(run_dir, server)
-    body = {"url": url, "models": list(models)} | {name: value for name, value in options.items() if value is not None}
-    answer = _call(client, "POST", "/workers", body)
+    client, _ = _find(run_dir, server, token_file)
+    answer = _call(client, "POST", "/workers", _upstream_body(url, models, options))
     click.echo(json.dumps(answer, indent=2) if is_json else f"{answer['id']} ({answer['url']}) is {answer['state']}")
 
 
@@ -120,9 +156,9 @@ def add_upstream(url: str, models: tuple[str, ...], run_dir: str, server: str, i
 @click.argument("name", metavar="URL_OR_ID")
 @click.option("--abort", "is_abort", is_flag=True, help="end its running requests")
 @_server_options
-def remove_upstream(name: str, is_abort: bool, run_dir: str, server: str, is_json: bool) -> None:
+def remove_upstream(name: str, is_abort: bool, run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     """Forward nothing more to a server; running requests end first."""
-    client, _ = _find(run_dir, server)
+    client, _ = _find(run_dir, server, token_file)
     mode = "abort" if is_abort else "drain"
     answer = _call(client, "DELETE", f"/workers/{quote(name, safe='')}?mode={mode}")
     click.echo(json.dumps(answer, indent=2) if is_json else f"{answer['id']} ({answer['url']}) is {answer['state']}")
@@ -130,8 +166,40 @@ def remove_upstream(name: str, is_abort: bool, run_dir: str, server: str, is_jso
 
 @upstream.command("list")
 @_server_options
-def list_upstreams(run_dir: str, server: str, is_json: bool) -> None:
+def list_upstreams(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     """Show the servers that requests are forwarded to."""
-    client, _ = _find(run_dir, server)
+    client, _ = _find(run_dir, server, token_file)
     upstreams = _call(client, "GET", "/workers")["workers"]
     click.echo(json.dumps(upstreams, indent=2) if is_json else upstreams_table(upstreams))
+
+
+@upstream.command("join")
+@_upstream_options
+@click.option(
+    "--server", "fronts", multiple=True, required=True, metavar="URL",
+    help="management port of the fronts, as http://front:8079: each address of the name is one; may be given several "
+    "times",
+)  # fmt: skip
+@_token_option
+@click.option("--every", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="seconds")
+def join_upstreams(
+    url: str, models: tuple[str, ...], fronts: tuple[str, ...], token_file: str, every: float, **options: Any
+) -> None:
+    """Keep a server among the upstreams of fronts, and remove it at the end.
+
+    It is added again every few seconds, in case a front was started anew. SIGTERM and SIGINT end this; what the server
+    runs then may end.
+    """
+    try:
+        token = token_of(token_file)
+        clients = [RemoteClient(front, token, _FRONT_TIMEOUT) for front in fronts]
+        url = UpstreamSpec(url=url).url  # as the fronts will know it
+    except (ManagementError, Refused) as error:
+        raise click.ClickException(str(error)) from None
+    # Blocked, not handled: one that comes in the middle of a call waits for its end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    membership = Membership(clients, _upstream_body(url, models, options), click.echo)
+    membership.renew()
+    while signal.sigtimedwait(_STOPS, every) is None:
+        membership.renew()
+    membership.leave()

@@ -81,7 +81,9 @@ def test_with_any_right_key_all_is_answered(connection: Connection, headers: dic
     assert connection.ask("GET", "/metrics", headers=headers).status == 200
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/health"), ("OPTIONS", CHAT)])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/health"), ("GET", "/v1/health"), ("GET", "/health/live"), ("OPTIONS", CHAT)]
+)
 def test_health_and_options_need_no_key(connection: Connection, method: str, path: str) -> None:
     assert connection.ask(method, path).status in (200, 204)
 

@@ -45,8 +45,10 @@ def test_while_the_model_loads_health_says_so_and_requests_are_told_to_come_back
             assert "loading" in answer.error["message"]
         assert connection.ask("GET", "/metrics").status == 200
 
+    assert server.get("/health/live") == (200, {"status": "alive"})
     fifo.write_bytes(b"no model after all")
     server.wait_until("failed")
+    assert server.get("/health/live") == (200, {"status": "alive"})
 
 
 @pytest.mark.model
