@@ -35,16 +35,26 @@ def _unknown(card: HandlerCard, name: str) -> Refused:
 def choose(card: HandlerCard, outputs: InferOutputs, names: Sequence[str] | None, is_stream: bool) -> InferOutputs:
     """Returns the outputs of these names in their order; all without names. A streamed answer may lack some.
 
-    Raises Refused for a name that this answer lacks, and HandlerFailed if it was declared.
+    Raises HandlerFailed for an output that was declared and that this answer lacks, whether it was named or, unless it
+    is optional, all were wanted; Refused for any other name that it lacks.
     """
-    if names is None:
-        return outputs
     by_name = {tensor.name: tensor for tensor in outputs.outputs}
     if not is_stream:
-        for name in names:
+        for name in _required(card) if names is None else names:
             if name not in by_name:
-                raise HandlerFailed(f"the handler gave no output '{name}'") if card.outputs else _unknown(card, name)
+                raise _missing(card, name) if card.outputs else _unknown(card, name)
+    if names is None:
+        return outputs
     return dataclasses.replace(outputs, outputs=tuple(by_name[name] for name in names if name in by_name))
+
+
+def _required(card: HandlerCard) -> list[str]:
+    """Returns the outputs that a whole answer must have. The last piece of a stream may lack what came before it."""
+    return [] if card.is_stream else [spec.name for spec in card.outputs if not spec.optional]
+
+
+def _missing(card: HandlerCard, name: str) -> HandlerFailed:
+    return HandlerFailed(f"the handler of '{card.name}' gave no output '{name}', which it declares")
 
 
 class UnaryAnswer:

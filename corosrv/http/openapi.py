@@ -163,8 +163,7 @@ def _operation(route: Route, ref: Ref, default_error: Any) -> dict[str, Any]:
     if parameters := [
         *_path_parameters(route),
         *_named_parameters(operation.query, "query"),
-        *_named_parameters(operation.headers, "header"),
-        *_named_parameters(KeyHeader if route.is_keyed else None, "header"),
+        *header_parameters(operation.headers, route.is_keyed),
     ]:
         members["parameters"] = parameters
     if operation.body is not None:
@@ -221,6 +220,13 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
         kind = {"type": "integer", "minimum": 0} if match["kind"] == "int" else {"type": "string", "minLength": 1}
         text = route.operation.parameters.get(match["name"], "")
         yield {"name": match["name"], "in": "path", "required": True, "description": text, "schema": kind}
+
+
+def header_parameters(headers: type[msgspec.Struct] | None, is_keyed: bool) -> Iterable[dict[str, Any]]:
+    """Describes the headers of a struct, and the idempotency key where the route heeds it."""
+    yield from _named_parameters(headers, "header")
+    if is_keyed:
+        yield from _named_parameters(KeyHeader, "header")
 
 
 def _named_parameters(kind: type[msgspec.Struct] | None, place: str) -> Iterable[dict[str, Any]]:

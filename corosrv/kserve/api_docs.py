@@ -8,12 +8,14 @@ from corosrv.http import operation as operations
 from corosrv.http.operation import READS
 from corosrv.kserve import health, infer_types, metadata, schema
 from corosrv.kserve.errors import KserveError
+from corosrv.kserve.terms import CallHeaders
 
 TAG = "Inference"
 _CALLS = (*READS, 404, 429, 500, 502, 503, 504)
 _PARAMETERS = {"name": "the model", "version": "one of its versions, exactly"}
 
 _operation = partial(operations.operation, TAG, error=KserveError)
+_call = partial(_operation, headers=CallHeaders)
 
 _ADD = {
     "inputs": [
@@ -34,7 +36,7 @@ model = _operation("Describe a model", answer=metadata.ModelMetadata, statuses=(
 model_ready = _operation(
     "Say whether a model takes calls", answer=health.ModelReadyAnswer, statuses=(404, 503), parameters=_PARAMETERS
 )
-infer = _operation(
+infer = _call(
     "Call a model",
     "`data` may be flat or nested. With the header `Inference-Header-Content-Length` the body is that many bytes of "
     "JSON and a binary tail, from which inputs with `parameters.binary_data_size` take their content; outputs come "
@@ -46,7 +48,7 @@ infer = _operation(
     parameters=_PARAMETERS,
     examples={"Two inputs": _ADD},
 )
-generate = _operation(
+generate = _call(
     "Generate text with a model",
     "Members beside those named here are inputs of that name where the model has one, and parameters elsewhere.",
     body=schema.GenerateBody,
@@ -55,7 +57,7 @@ generate = _operation(
     parameters=_PARAMETERS,
     examples={"A text": _TEXT},
 )
-generate_stream = _operation(
+generate_stream = _call(
     "Stream a model's text",
     "Each event has a piece of the text; the last one says `done: true`, or is an error. The status waits for the "
     "first piece. Lines that begin with a colon say that there will be more.",
@@ -66,7 +68,7 @@ generate_stream = _operation(
     parameters=_PARAMETERS,
     examples={"A text": _TEXT},
 )
-infer_capability = _operation(
+infer_capability = _call(
     "Call whatever has a capability",
     "`capability` says what each attribute must be: a value, a list of values of which any will do, or an object with "
     "`gt`, `gte`, `lt`, `lte`, `ne`, `prefix`, `glob` or `exists`. Headers `X-Capability-NAME` say the same, and "

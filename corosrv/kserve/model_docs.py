@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from corosrv.http.openapi import header_parameters
 from corosrv.jobs.infer import HandlerCard, ModelStanding
 from corosrv.kserve.api_docs import TAG
 from corosrv.kserve.generate_answer import TEXT_OUTPUT
 from corosrv.kserve.generate_request import TEXT_INPUT
 from corosrv.kserve.json_data import BINARY_ONLY
+from corosrv.kserve.terms import CallHeaders
 from corosrv.tensors import DATATYPES, TensorSpec
 
 _SCHEMA = "#/components/schemas/{}"
@@ -19,13 +21,19 @@ _VARIABLE = 2  # elements that an example has in a dimension of any size
 _MAX_ELEMENTS = 64  # of an example
 
 
-def document(standings: Callable[[], Iterable[ModelStanding]]) -> dict[str, Any]:
-    """Makes a part of the API document: the paths of every model that declares its inputs."""
+def document(standings: Callable[[], Iterable[ModelStanding]], takes_keys: bool = True) -> dict[str, Any]:
+    """Makes a part of the API document: the paths of every model that declares its inputs.
+
+    `takes_keys`: calls heed an idempotency key.
+    """
     paths: dict[str, Any] = {}
     for standing in standings():
         card = standing.card
         if card.capability is None and card.inputs:
             paths |= _paths(card)
+    headers = list(header_parameters(CallHeaders, takes_keys))
+    for path in paths.values():
+        path["post"]["parameters"] = headers
     return {"paths": paths, "components": {"schemas": {}}}
 
 

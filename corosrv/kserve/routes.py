@@ -11,7 +11,7 @@ from corosrv.bodies.body import decode_unscanned
 from corosrv.errors import CorosrvError
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
-from corosrv.http.operation import without_key
+from corosrv.http.operation import View, with_idempotency_key, without_key
 from corosrv.http.reply import json_response
 from corosrv.jobs.infer import CapabilityTarget, InferWorker, ModelTarget
 from corosrv.kserve import api_docs, errors, health, metadata
@@ -35,9 +35,14 @@ def blueprint(
     *,
     check_ready: Callable[[], None],
     find_object: FindObject = no_objects,
+    takes_keys: bool = True,
 ) -> Blueprint:
-    """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now."""
+    """Makes the routes. `check_ready`: raises the Unavailable that calls would meet now.
+
+    `takes_keys`: the worker heeds idempotency keys, and the API document says so.
+    """
     routes = Blueprint("kserve", __name__)
+    keyed: Callable[[View], View] = with_idempotency_key if takes_keys else lambda view: view
     endpoint = InferEndpoint(worker, bodies, stats, limits, find_object)
 
     @routes.get("/v2")
@@ -90,23 +95,27 @@ def blueprint(
     @routes.post(f"{_MODEL}/infer")
     @routes.post(f"{_VERSION}/infer", endpoint="infer_version")
     @api_docs.infer
+    @keyed
     def infer(name: str, version: str = "") -> Response:
         return endpoint.infer(ModelTarget(name, version), endpoint.decode(INFER_DECODER))
 
     @routes.post(f"{_MODEL}/generate")
     @routes.post(f"{_VERSION}/generate", endpoint="generate_version")
     @api_docs.generate
+    @keyed
     def generate(name: str, version: str = "") -> Response:
         return endpoint.generate(ModelTarget(name, version))
 
     @routes.post(f"{_MODEL}/generate_stream")
     @routes.post(f"{_VERSION}/generate_stream", endpoint="generate_stream_version")
     @api_docs.generate_stream
+    @keyed
     def generate_stream(name: str, version: str = "") -> Response:
         return endpoint.generate_stream(ModelTarget(name, version))
 
     @routes.post("/v2/capabilities/infer")
     @api_docs.infer_capability
+    @keyed
     def infer_capability() -> Response:
         decoded = endpoint.decode(CAPABILITY_DECODER)
         body = decoded.body

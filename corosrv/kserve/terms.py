@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
-from corosrv.http.term_headers import PRIORITY, TIMEOUT, parse_priority, parse_timeout
+import msgspec
+from msgspec import Meta
+
+from corosrv.http.term_headers import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, parse_priority, parse_timeout
 from corosrv.idempotency.keys import HEADER as KEY_HEADER
 from corosrv.idempotency.keys import parse_key
-from corosrv.jobs.terms import DEFAULT_PRIORITY, Terms
+from corosrv.jobs.terms import DEFAULT_PRIORITY, LAST_PRIORITY, Terms
 from corosrv.kserve.parameters import FrontParameters
 
 Header = Callable[[str], str | None]  # looks a header up by its name
 
+_SESSION = "X-Session-Id"
 _MAX_SESSION = 200  # characters
+
+
+class CallHeaders(msgspec.Struct):
+    """Describes the headers that say how long a call may take, who goes before it, and what it belongs to."""
+
+    priority: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=LAST_PRIORITY,
+            description="1 is first in the queue, 9 last; 0 is 5. The parameter `priority` goes before it",
+        ),
+    ] = msgspec.field(name=PRIORITY, default=0)
+    timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_TIMEOUT_MS,
+            description="Milliseconds after which the answer is of no use: the call is cancelled and answered with "
+            "504. Of this and the parameter `timeout` the earlier end holds",
+        ),
+    ] = msgspec.field(name=TIMEOUT, default=MAX_TIMEOUT_MS)
+    session: Annotated[
+        str,
+        Meta(
+            max_length=_MAX_SESSION,
+            description="Calls of one session go to the same worker where the handler asks for that. It goes before "
+            "the parameter `sequence_id`",
+        ),
+    ] = msgspec.field(name=_SESSION, default="")
 
 
 def call_terms(
@@ -37,7 +72,7 @@ def call_terms(
         priority=front.priority or parse_priority(header(PRIORITY)) or DEFAULT_PRIORITY,
         deadline=None if timeout is None else now + timeout,
         idempotency_key=_idempotency_key(header),
-        session=(header("X-Session-Id") or str(session))[:_MAX_SESSION],
+        session=(header(_SESSION) or str(session))[:_MAX_SESSION],
     )
 
 

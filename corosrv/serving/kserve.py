@@ -56,6 +56,7 @@ class KservePart:
         """
         self._settings = settings
         self._drain_s = server.drain_s
+        self._takes_keys = server.idempotency_bytes > 0
         self._worker = worker
         self._objects = objects
         self._bodies = bodies
@@ -129,7 +130,7 @@ class KservePart:
 
     def document(self) -> dict[str, Any]:
         """Returns a document of the models that declare their inputs; the routes describe themselves."""
-        return model_docs.document(self._worker.standings)
+        return model_docs.document(self._worker.standings, self._takes_keys)
 
     def has_path(self, path: str) -> bool:
         return errors.has_path(path)
@@ -146,6 +147,7 @@ class KservePart:
                 self._limits,
                 check_ready=self._check_ready,
                 find_object=no_objects if self._objects is None else self._find_object,
+                takes_keys=self._takes_keys,
             )
         ]
         if self._objects is not None:

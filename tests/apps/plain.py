@@ -52,3 +52,9 @@ def leave(request: ModelInferRequest) -> ModelInferResponse:
 def size(request: ModelInferRequest) -> ModelInferResponse:
     """Says how many bytes came."""
     return ModelInferResponse([Tensor("size", "INT64", [1], data=[request["data"].n_bytes])])
+
+
+@app.model("forgetful", outputs=[TensorSpec("given", "INT32", [1]), TensorSpec("forgotten", "INT32", [1])])
+def forget(request: ModelInferRequest) -> dict[str, Any]:
+    """Leaves out one of the outputs that it declares."""
+    return {"given": [1]}

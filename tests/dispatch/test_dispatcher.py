@@ -890,6 +890,30 @@ def test_an_output_that_is_declared_and_missing_is_a_failure_of_the_handler(fron
     assert isinstance(error_of(reader), HandlerFailed)
 
 
+def test_an_answer_without_a_declared_output_fails_if_all_were_asked_for_and_it_is_not_optional(front: Front):
+    specs = [TensorSpec("a", "BYTES", [1]), TensorSpec("b", "BYTES", [1]), TensorSpec("c", "BYTES", [1], optional=True)]
+    host = front.add("p/0", card(outputs=specs))
+    whole, partial = front.call(), front.call(names=["a"])
+
+    host.calls[0].finish(outputs(text("a", b"1")))
+    host.calls[0].finish(outputs(text("a", b"1")))
+
+    error = error_of(whole)
+    assert isinstance(error, HandlerFailed)
+    assert "'b'" in str(error)
+    assert texts(read(partial)) == [b"1"]
+
+
+def test_the_last_piece_of_a_stream_may_lack_declared_outputs(front: Front):
+    specs = [TensorSpec("a", "BYTES", [1]), TensorSpec("b", "BYTES", [1])]
+    host = front.add("p/0", card(outputs=specs, is_stream=True, unary="last"))
+    reader = front.call()
+
+    host.calls[0].finish(outputs(text("a", b"1")))
+
+    assert texts(read(reader)) == [b"1"]
+
+
 # Chains.
 
 

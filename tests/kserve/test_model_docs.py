@@ -47,6 +47,30 @@ def test_the_document_has_the_protocol_and_every_declared_model(client_with_docs
     assert "/v2/models/embed/infer" not in document["paths"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/models/{name}/infer",
+        "/v2/models/{name}/versions/{version}/generate",
+        "/v2/models/{name}/generate_stream",
+        "/v2/capabilities/infer",
+        "/v2/models/words/generate",
+    ],
+)
+def test_the_document_names_the_headers_that_calls_heed(client_with_docs: FlaskClient, path: str):
+    parameters = client_with_docs.get("/openapi.json").json["paths"][path]["post"]["parameters"]
+
+    headers = {parameter["name"] for parameter in parameters if parameter["in"] == "header"}
+    assert headers == {"X-Priority", "X-Request-Timeout-Ms", "X-Session-Id", "Idempotency-Key"}
+
+
+def test_the_document_names_no_idempotency_key_where_none_is_heeded():
+    add = HandlerCard("add", inputs=[TensorSpec("a", "INT32", [1])])
+    paths = model_docs.document(lambda: [ModelStanding(add, "READY")], takes_keys=False)["paths"]
+
+    assert "Idempotency-Key" not in {header["name"] for header in paths["/v2/models/add/infer"]["post"]["parameters"]}
+
+
 def test_every_reference_of_the_document_leads_somewhere(client_with_docs: FlaskClient):
     document = client_with_docs.get("/openapi.json").json
     schemas = document["components"]["schemas"]
