@@ -23,7 +23,8 @@ from tests.serve.wire import Connection
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parent.parent.parent
 START_SECONDS = 40.0  # the probe of libllama and a slow disk included
-STOP_SECONDS = 10.0
+END_SECONDS = 20.0  # for the end of a server, which would wait for its streams for 25
+WAIT_SECONDS = 30.0  # for what should come soon: nothing is claimed of how soon, and a busy machine takes its time
 
 GUNICORN = ("gunicorn", "-k", "gevent", "--no-control-socket")
 APP = (*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app")
@@ -34,7 +35,7 @@ T = TypeVar("T")
 _direct = build_opener(ProxyHandler({}))
 
 
-def eventually(look: Callable[[], T], within: float = 5.0, what: str = "") -> T:
+def eventually(look: Callable[[], T], within: float = WAIT_SECONDS, what: str = "") -> T:
     """Returns what `look` returns as soon as it is true; fails after `within` seconds."""
     deadline = time.monotonic() + within
     while not (seen := look()):
@@ -78,7 +79,7 @@ class Server:
 
     # What it answers
 
-    def get(self, path: str, timeout: float = 10) -> tuple[int, Any]:
+    def get(self, path: str, timeout: float = WAIT_SECONDS) -> tuple[int, Any]:
         """Status, and body as JSON where it is JSON."""
         try:
             with _direct.open(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as answer:
@@ -117,10 +118,10 @@ class Server:
     def cancelled(self) -> float:
         return self.metric('jobs_total{outcome="cancelled"}')
 
-    def wait_metric(self, name: str, value: float, within: float = 5.0) -> None:
+    def wait_metric(self, name: str, value: float, within: float = WAIT_SECONDS) -> None:
         eventually(lambda: self.metric(name) == value, within, f"{name} is {value}")
 
-    def wait_idle(self, within: float = 5.0, prefix: str = "") -> None:
+    def wait_idle(self, within: float = WAIT_SECONDS, prefix: str = "") -> None:
         """Until nothing runs, waits or is held for anybody."""
         gauges = ("running", "waiting", "paused", "readers", "open_streams")
 
@@ -168,15 +169,15 @@ class Server:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def wait(self, within: float) -> int:
-        """Its exit status."""
+    def wait(self, within: float = END_SECONDS) -> int:
+        """Waits for its end and returns its exit status."""
         return self._process.wait(within)
 
     def stop(self) -> None:
         """Kills it with its workers: nobody's stream is worth waiting for in a test that is over. Twice is harmless."""
         if self.is_running:
             os.killpg(self.pid, signal.SIGKILL)  # a session of its own: this process and its workers
-            self.wait(STOP_SECONDS)
+            self.wait()
 
 
 class Process:

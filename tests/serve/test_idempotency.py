@@ -15,6 +15,7 @@ from tests.serve.wire import CHAT, Answer, Connection, chat, request
 
 SHORT = {"max_tokens": 3}
 LONG = {"max_tokens": 5000}
+BEGUN = {"X-Request-Timeout-Ms": "1000"}  # in which an answer has begun also where much else runs
 DONE = 'jobs_total{outcome="length"}'
 
 DIALECTS: list[tuple[str, dict[str, Any]]] = [
@@ -143,7 +144,7 @@ def test_a_key_of_a_megabyte_ends_at_the_limit_of_headers(server: Server) -> Non
 
 
 def test_fifty_requests_at_once_compute_one_answer(server: Server) -> None:
-    key, body = new_key(), chat(max_tokens=25)
+    key, body = new_key(), chat(max_tokens=50)
     before = server.metric(DONE)
 
     def ask(_: int) -> Answer:
@@ -229,8 +230,8 @@ def test_a_request_that_is_refused_leaves_its_key_free(connection: Connection, b
 
 def test_a_request_whose_time_is_over_is_computed_again(connection: Connection) -> None:
     key = new_key()
-    late = connection.post(chat(**LONG), headers={**key, "X-Request-Timeout-Ms": "100"})
-    broken = connection.post(chat(**LONG, stream=True), headers={**new_key(), "X-Request-Timeout-Ms": "100"})
+    late = connection.post(chat(**LONG), headers={**key, **BEGUN})
+    broken = connection.post(chat(**LONG, stream=True), headers={**new_key(), **BEGUN})
 
     answer = connection.post(chat(**SHORT), headers=key)
 
@@ -240,7 +241,7 @@ def test_a_request_whose_time_is_over_is_computed_again(connection: Connection) 
 
 
 def test_a_stream_that_ended_in_an_error_is_computed_again(connection: Connection) -> None:
-    key = {**new_key(), "X-Request-Timeout-Ms": "100"}
+    key = {**new_key(), **BEGUN}
     first = connection.post(chat(**LONG, stream=True), headers=key)
 
     second = connection.post(chat(**LONG, stream=True), headers=key)

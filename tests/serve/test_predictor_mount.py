@@ -63,7 +63,7 @@ def test_a_shutdown_ends_the_predictor_and_leaves_the_app(start_predictor: Start
     worker = server.worker
 
     server.ask("POST", "/shutdown")
-    eventually(lambda: not worker.is_alive, 2, "the worker's end")
+    eventually(lambda: not worker.is_alive, what="the worker's end")
 
     assert server.predict({}).status == 503
     with server.connect() as connection:

@@ -10,7 +10,6 @@ from tests.support.predictors import ASYNC, PredictorServer
 from tests.support.receiver import Receiver
 
 RESTARTING = (*SERVE, "--restart-worker")
-COMES_BACK = 6.0  # seconds, of which one is the pause
 # Is set up once, and never again.
 ONCE = """
 import os
@@ -30,7 +29,7 @@ class Predictor:
 
 
 def is_back(server: PredictorServer) -> None:
-    eventually(lambda: server.health()["status"] == "READY", COMES_BACK, "another worker is set up")
+    eventually(lambda: server.health()["status"] == "READY", what="another worker is set up")
 
 
 def test_a_killed_worker_comes_back(start_predictor: StartPredictor) -> None:
@@ -38,7 +37,7 @@ def test_a_killed_worker_comes_back(start_predictor: StartPredictor) -> None:
     first = server.worker
 
     first.kill()
-    eventually(lambda: server.predict({}).status == 503, 1, "its end is noticed")
+    eventually(lambda: server.predict({}).status == 503, what="its end is noticed")
     is_back(server)
 
     assert server.worker.pid != first.pid
@@ -70,7 +69,7 @@ def test_without_it_the_end_is_final(start_predictor: StartPredictor) -> None:
 
     assert server.predict({"exits": 3}).json["status"] == "failed"
 
-    assert server.health()["status"] == "DEFUNCT"
+    eventually(lambda: server.health()["status"] == "DEFUNCT", what="its end is noticed")
     assert "started again" not in server.process.log
     assert server.process.metric("predictor_restarts_total") == 0
 
@@ -85,10 +84,10 @@ def test_a_worker_that_is_not_set_up_again_is_tried_later_each_time(start_predic
     server = start_predictor(ONCE, command=RESTARTING)
 
     server.predict({})
-    eventually(lambda: "started again in 2 s" in server.process.log, COMES_BACK, "the second pause is longer")
+    eventually(lambda: "started again in 2 s" in server.process.log, what="the second pause is longer")
 
-    assert server.health()["status"] == "SETUP_FAILED"
-    assert "not again" in server.health()["setup"]["logs"]
+    failed = eventually(lambda: health if (health := server.health())["status"] == "SETUP_FAILED" else None)
+    assert "not again" in failed["setup"]["logs"]
     assert server.predict({}).status == 503
 
 
@@ -99,7 +98,7 @@ def test_a_server_that_ends_while_it_pauses_ends_at_once(start_predictor: StartP
 
     server.ask("POST", "/shutdown")
 
-    assert server.process.wait(2) == 0
+    assert server.process.wait() == 0
 
 
 @pytest.mark.parametrize("signal_name", ["SIGSEGV", "SIGABRT"])

@@ -63,7 +63,7 @@ def test_a_set_up_that_hangs_has_its_time(start_predictor: StartPredictor) -> No
 
     assert "timed out after 1 s" in server.health()["setup"]["logs"]
     assert "timed out" in server.predict({}).json["error"]
-    eventually(lambda: not server.process.worker.children(), 6, "the worker's end")
+    eventually(lambda: not server.process.worker.children(), what="the worker's end")
 
 
 def test_slots_need_an_async_predictor(start_predictor: StartPredictor) -> None:

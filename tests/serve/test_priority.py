@@ -21,6 +21,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/completion": {"prompt": "hi", "n_predict": 2},
 }
+ENDLESS = {"max_tokens": 4000}  # a chat of 80 s: no test waits for its end
+BEGUN_MS = "1500"  # in which an answer has begun also where much else runs
 each_path = pytest.mark.parametrize("path", BODIES)
 
 
@@ -38,7 +40,7 @@ class Queue:
         self.server, self.stack = server, stack
         self.n_waiting = 0
         self.holder = stack.enter_context(server.connect())
-        self.holder.send(request("POST", CHAT, chat(stream=True, max_tokens=4000)))
+        self.holder.send(request("POST", CHAT, chat(stream=True) | ENDLESS))
         server.wait_metric("running", 1)
 
     def add(self, body: Any = None, path: str = CHAT, headers: dict[str, str] | None = None) -> Connection:
@@ -61,26 +63,25 @@ def queue(narrow: Server) -> Iterator[Queue]:
 
 @each_path
 def test_an_urgent_request_passes_all_that_wait(queue: Queue, path: str) -> None:
-    others = [queue.add() for _ in range(20)]
+    others = [queue.add(ENDLESS) for _ in range(20)]
     urgent = queue.add({"priority": 1}, path)
     queue.let_go()
 
-    answer = urgent.answer()
+    answer = urgent.answer()  # any of the others would keep it waiting
 
     assert answer.status == 200, answer.body
-    assert sum(other.has_input(0) for other in others) <= 1
-    assert [other.answer().status for other in others] == [200] * 20
+    assert not any(other.has_input(0) for other in others)
 
 
 def test_a_header_says_the_priority_of_a_body_that_does_not(queue: Queue) -> None:
-    usual = queue.add({"priority": 5}, headers={"X-Priority": "1"})
+    usual = queue.add({"priority": 5} | ENDLESS, headers={"X-Priority": "1"})
     last = queue.add({"priority": 0}, headers={"X-Priority": "9"})
     second = queue.add(headers={"X-Priority": "4"})
     queue.let_go()
 
-    second.answer()
-    assert not last.has_input(0)
-    usual.answer()
+    assert second.answer().status == 200
+    assert not last.has_input(0)  # nor later, while the usual one runs
+    usual.reset()
     assert last.answer().status == 200
 
 
@@ -110,21 +111,20 @@ def test_a_request_that_waits_rises_by_a_class_in_ten_seconds(queue: Queue) -> N
     since = time.monotonic()
     queue.holder.head()
     next(None for _ in queue.holder.pieces() if time.monotonic() > since + 11)
-    later = queue.add({"priority": 5})
+    later = queue.add({"priority": 5} | ENDLESS)
     queue.let_go()
 
     assert earlier.answer().status == 200
     assert not later.has_input(0)
-    assert later.answer().status == 200
 
 
 @each_path
 def test_a_request_whose_time_is_over_before_it_has_a_slot_is_never_run(queue: Queue, path: str) -> None:
     began = time.monotonic()
+    with queue.server.connect() as connection:
+        answer = connection.post(BODIES[path], path, {"X-Request-Timeout-Ms": "300"})
 
-    answer = queue.add(path=path, headers={"X-Request-Timeout-Ms": "300"}).answer()
-
-    assert 0.3 <= time.monotonic() - began < 3
+    assert time.monotonic() - began >= 0.3
     assert answer.status == 503
     assert int(answer.headers["retry-after"]) >= 1
     assert "none of it was run" in answer.error["message"]
@@ -136,7 +136,7 @@ def test_a_request_whose_time_is_over_before_it_has_a_slot_is_never_run(queue: Q
 def test_an_answer_that_takes_longer_than_it_may_ends_with_504(narrow: Server, path: str) -> None:
     long = {name: 4000 for name in BODIES[path] if "max" in name or "n_predict" in name}
     with narrow.connect() as connection:
-        answer = connection.post(BODIES[path] | long, path, {"X-Request-Timeout-Ms": "300"})
+        answer = connection.post(BODIES[path] | long, path, {"X-Request-Timeout-Ms": BEGUN_MS})
 
     assert answer.status == 504
     assert "before its answer was complete" in answer.error["message"]
@@ -146,7 +146,7 @@ def test_an_answer_that_takes_longer_than_it_may_ends_with_504(narrow: Server, p
 def test_a_stream_that_takes_longer_than_it_may_ends_with_what_there_is_and_an_error(narrow: Server) -> None:
     with narrow.connect() as connection:
         body = chat(stream=True, max_tokens=4000)
-        answer = connection.post(body, headers={"X-Request-Timeout-Ms": "500"})
+        answer = connection.post(body, headers={"X-Request-Timeout-Ms": BEGUN_MS})
 
     sent = events(answer.body)
     assert answer.status == 200

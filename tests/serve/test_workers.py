@@ -14,8 +14,7 @@ from tests.serve.wire import chat
 @pytest.mark.parametrize("command", [(*APP, "-w", "2"), (*SERVE, "-w", "2")], ids=["gunicorn", "serve"])
 def test_each_worker_has_an_engine_of_its_own_and_the_log_says_so(start: Servers, command: tuple[str, ...]) -> None:
     server = start.start(*command)
-    workers = server.workers()
-    assert len(workers) == 2
+    workers = eventually(lambda: both if len(both := server.workers()) == 2 else None, what="both workers")
 
     def engines() -> bool:
         ready = re.findall(r"engine ready in .* in process (\d+) alone", server.log)

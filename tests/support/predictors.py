@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.serve.server import APP, REPOSITORY, Process, Server, eventually
+from tests.serve.server import APP, REPOSITORY, START_SECONDS, WAIT_SECONDS, Process, Server, eventually
 from tests.serve.wire import Answer, Connection, request
 
 PREDICTORS = REPOSITORY / "tests" / "predictors"
@@ -40,7 +40,7 @@ class PredictorServer:
         environ |= {"SICK": str(folder / "sick"), "TMPDIR": str(folder)}
         self.process = Server(command, environ, folder / "server.log")
         try:
-            eventually(lambda: self.health()["status"] == wait_for, 10, wait_for)
+            eventually(lambda: self.health()["status"] == wait_for, START_SECONDS, wait_for)
         except BaseException:
             self.stop()
             raise
@@ -82,7 +82,7 @@ class PredictorServer:
         health: dict[str, Any] = self.ask("GET", "/health-check").json
         return health
 
-    def wait_for(self, id: str, status: str, within: float = 5.0) -> dict[str, Any]:
+    def wait_for(self, id: str, status: str, within: float = WAIT_SECONDS) -> dict[str, Any]:
         """The prediction once it has that status."""
 
         def look() -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ class PredictorServer:
         assert shown is not None
         return shown
 
-    def wait_for_end(self, id: str, within: float = 5.0) -> dict[str, Any]:
+    def wait_for_end(self, id: str, within: float = WAIT_SECONDS) -> dict[str, Any]:
         """The prediction once it has ended."""
 
         def look() -> dict[str, Any] | None:
