@@ -14,7 +14,7 @@ import pytest
 
 from tests.serve.server import Server, servers
 
-FOLDER = Path(__file__).parent.parent / "deploy" / "app"
+FOLDER = Path(__file__).parents[2] / "deploy" / "app"
 
 
 def command(example: str) -> list[str]:

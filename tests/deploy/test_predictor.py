@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.serve.server import Server, servers
 
 JSON = {"Content-Type": "application/json"}
-FOLDER = Path(__file__).parent.parent / "deploy" / "predictor"
+FOLDER = Path(__file__).parents[2] / "deploy" / "predictor"
 
 
 @pytest.fixture(scope="module")

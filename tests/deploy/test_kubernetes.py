@@ -1,0 +1,221 @@
+"""deploy/kubernetes: its objects are valid, what they name exists, and their containers' commands work together."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from corosrv import settings
+from corosrv.gunicorn_app import options
+from tests.deploy.kubernetes_files import (
+    FOLDER,
+    KUSTOMIZATION,
+    arguments,
+    containers,
+    environment,
+    files,
+    manifest,
+    manifests,
+    pods,
+)
+from tests.serve.server import BIN, REPOSITORY, Server, Servers, eventually, servers
+from tests.serve.wire import CHAT, chat
+
+VERSIONS = ("1.29", "1.37")
+OPTIONAL = {"autoscaling.yaml"}
+SECRETS = {"api-keys": "first,second", "engine-key": "engine-secret", "management-token": "management-secret"}
+CONTAINERS = containers()
+SERVERS = ["front", "engine"]
+
+
+def name_of(found: dict[str, Any]) -> str:
+    return f"{found['kind']}-{found['metadata']['name']}"
+
+
+# What is written.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("found", manifests(), ids=name_of)
+def test_an_object_is_valid(found: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_a_wrong_object_is_found() -> None:
+    wrong = manifest("Deployment", "front")
+    wrong["spec"]["template"]["spec"]["containers"][0]["redinessProbe"] = {}
+
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_the_kustomization_names_every_file_that_is_not_optional() -> None:
+    kustomization = yaml.safe_load((FOLDER / KUSTOMIZATION).read_text())
+
+    assert set(kustomization["resources"]) == set(files()) - OPTIONAL
+    assert {image["name"] for image in kustomization["images"]} >= {each["image"] for each in CONTAINERS.values()}
+
+
+@pytest.mark.parametrize("found", [each for each in manifests() if each["kind"] in ("Service", "PodDisruptionBudget")],
+                         ids=name_of)  # fmt: skip
+def test_a_selector_finds_pods(found: dict[str, Any]) -> None:
+    selector = found["spec"]["selector"]
+    makers = [each for each in manifests() if "template" in each["spec"]]
+    labels = [maker["spec"]["template"]["metadata"]["labels"] for maker in makers]
+
+    assert any((selector.get("matchLabels") or selector).items() <= each.items() for each in labels)
+
+
+def test_services_lead_to_ports_of_containers() -> None:
+    for service in (each for each in manifests() if each["kind"] == "Service"):
+        pod = pods()[service["spec"]["selector"]["app"]]
+        ports = {port["name"] for container in pod["containers"] for port in container.get("ports", ())}
+
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_may_do_nothing_but_its_work(name: str) -> None:
+    (pod,) = [each for each in pods().values() if name in [container["name"] for container in each["containers"]]]
+    context = CONTAINERS[name]["securityContext"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert CONTAINERS[name]["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_is_mounted_is_a_volume(name: str) -> None:
+    (pod,) = [each for each in pods().values() if name in [container["name"] for container in each["containers"]]]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+
+    assert {mount["name"] for mount in CONTAINERS[name]["volumeMounts"]} <= volumes
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_ports_are_those_of_the_command(name: str) -> None:
+    given = {word for word in CONTAINERS[name]["args"] if re.match(r"--(mgmt-)?port=", word)}
+    ports = {port["name"]: port["containerPort"] for port in CONTAINERS[name]["ports"]}
+
+    expected = {f"--port={ports['http']}"} | (
+        {f"--mgmt-port={ports['management']}"} if "management" in ports else set()
+    )
+    assert given == expected
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_variable_is_a_setting(name: str) -> None:
+    environ = environment(CONTAINERS[name], SECRETS, {"metadata.name": "engine-0"})
+
+    assert settings.unknown_variables(environ) == []
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_answers_may_end_before_a_pod_is_killed(name: str) -> None:
+    pod, container = pods()[name], CONTAINERS[name]
+    environ = environment(container, SECRETS, {}) | {"COROSRV_MODEL": "synthetic:?tokens_per_s=1"}
+    command, waits = container["lifecycle"]["preStop"]["exec"]["command"]
+
+    assert command == "sleep"
+    ends = int(waits) + options(settings.load({}, environ))["graceful_timeout"]
+    assert pod["terminationGracePeriodSeconds"] >= ends
+
+
+# What it starts.
+
+
+def here(words: list[str], places: dict[str, str]) -> list[str]:
+    """Returns a command as it is run on this machine: on free ports of its own address."""
+    for before, after in places.items():
+        words = [word.replace(before, after) for word in words]
+    return [re.sub(r"^--(mgmt-)?port=\d+$", r"--\1port=0", word).replace("=0.0.0.0", "=127.0.0.1") for word in words]
+
+
+class Cluster:
+    """The containers of one front and one engine, as processes."""
+
+    def __init__(self, started: Servers, folder: Path) -> None:
+        (folder / "management-token").write_text(SECRETS["management-token"])
+        self.places = {"/secrets/": f"{folder}/"}
+        self.front = self.start(started, "front", COROSRV_MODEL="", COROSRV_RUN_DIR=folder / "run")
+        self.engine = self.start(started, "engine", COROSRV_MODEL="small=synthetic:?tokens_per_s=200")
+        port = re.findall(r"management on http://127\.0\.0\.1:(\d+)", self.front.log)[0]
+        self.places["http://front-management:8079"] = f"http://127.0.0.1:{port}"
+        self.places["http://engine-0.engine:8080"] = f"http://127.0.0.1:{self.engine.port}"
+
+    def start(self, started: Servers, name: str, **changes: Any) -> Server:
+        environ = environment(CONTAINERS[name], SECRETS, {})
+        return started.start(*here(arguments(CONTAINERS[name], environ), self.places), **(environ | changes))
+
+    @contextmanager
+    def joined(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Runs the container that adds the engine to the front."""
+        environ = environment(CONTAINERS["join"], SECRETS, {"metadata.name": "engine-0"})
+        program, *words = here(arguments(CONTAINERS["join"], environ), self.places)
+        process = subprocess.Popen([str(BIN / program), *words], env=os.environ | environ, cwd=REPOSITORY)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def models(self) -> list[str]:
+        with self.front.connect() as connection:
+            listing = connection.ask("GET", "/v1/models", headers={"Authorization": "Bearer second"})
+        return [model["id"] for model in listing.json["data"]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with servers(folder, tmp_path_factory.mktemp("cache")) as started:
+        yield Cluster(started, folder)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_probes_ask_what_is_there(name: str, cluster: Cluster) -> None:
+    server = getattr(cluster, name)
+    container = CONTAINERS[name]
+
+    paths = {kind: probe["httpGet"]["path"] for kind, probe in container.items() if kind.endswith("Probe")}
+    assert paths["livenessProbe"] == "/health/live"
+    assert paths["readinessProbe"] == paths.get("startupProbe", "/health") == "/health"
+    assert {server.get(path)[0] for path in paths.values()} == {200}
+
+
+def test_an_engine_joins_the_front_and_leaves_it_again(cluster: Cluster) -> None:
+    assert cluster.models() == []
+
+    with cluster.joined() as process:
+        eventually(lambda: cluster.models() == ["small"], 20, "the engine's model")
+        with cluster.front.connect() as connection:
+            refused = connection.post(chat(model="small", max_tokens=2), CHAT)
+            answer = connection.post(chat(model="small", max_tokens=2), CHAT, {"Authorization": "Bearer first"})
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+    assert refused.status == 401
+    assert answer.status == 200, answer.body
+    eventually(lambda: cluster.models() == [], 10, "no model")
+
+
+def test_the_metric_to_scale_by_is_one_of_the_front(cluster: Cluster) -> None:
+    autoscaler = manifest("HorizontalPodAutoscaler", "engine")
+    (metric,) = [each["external"]["metric"]["name"] for each in autoscaler["spec"]["metrics"]]
+    with cluster.front.connect() as connection:
+        text = connection.ask("GET", "/metrics", headers={"Authorization": "Bearer first"}).body.decode()
+
+    assert f"# TYPE {metric} gauge\n" in text
