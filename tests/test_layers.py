@@ -13,7 +13,7 @@ STOREYS = (
     ("outgoing", "tensors"),
     ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
     ("dispatch", "wire"),
-    ("models", "objects"),
+    ("cluster", "models", "objects"),
     ("worker",),
     ("engine", "manager", "upstreams"),
     ("http",),

@@ -47,6 +47,8 @@ CorosrvError
 │   ├── NoCapacity           every slot runs a prediction
 │   ├── WorkerGone           the predictor's process has ended
 │   ├── NotHandedOver        a call did not reach its worker
+│   ├── RedisUnavailable     Redis cannot be reached, or did not answer in time
+│   ├── RedisRefused         Redis answered a command with an error
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
@@ -107,6 +109,7 @@ from corosrv.errors.calls import (
     NotHandedOver,
     WorkerLost,
 )
+from corosrv.errors.cluster import RedisRefused, RedisUnavailable
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
 from corosrv.errors.jobs import JobFailed, JobOverdue, JobPutOff, JobRefused
 from corosrv.errors.objects import ObjectExpired, ObjectNotFound, ObjectTooLarge, StoreFull
@@ -208,6 +211,8 @@ __all__ = [
     "QueueFull",
     "ReadTimeout",
     "RedirectRefused",
+    "RedisRefused",
+    "RedisUnavailable",
     "Refused",
     "SettingsError",
     "ShuttingDown",

@@ -1,6 +1,7 @@
 """The settings of a server and of what it serves: read once at the start, checked and frozen."""
 
 from corosrv.settings.app import AppSettings, KserveSettings
+from corosrv.settings.cluster import ClusterSettings
 from corosrv.settings.loading import PARTS, Settings, load, load_predictor, unknown_variables
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings
@@ -11,6 +12,7 @@ from corosrv.settings.upstream import UpstreamSettings
 __all__ = [
     "PARTS",
     "AppSettings",
+    "ClusterSettings",
     "KserveSettings",
     "ModelSettings",
     "OperatorSettings",

@@ -9,6 +9,7 @@ from typing import Any
 
 from corosrv.settings import model_list, sources
 from corosrv.settings.app import AppSettings, KserveSettings
+from corosrv.settings.cluster import ClusterSettings
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings, models_of
 from corosrv.settings.predictor import PredictionSettings
@@ -25,6 +26,7 @@ PARTS: tuple[type, ...] = (
     OperatorSettings,
     KserveSettings,
     UpstreamSettings,
+    ClusterSettings,
 )
 _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
 
@@ -43,6 +45,7 @@ class Settings:
     operator: OperatorSettings = field(default_factory=OperatorSettings)
     kserve: KserveSettings = field(default_factory=KserveSettings)
     upstream: UpstreamSettings | None = None
+    cluster: ClusterSettings | None = None  # None: this server shares nothing with others
     processes: int = 1  # of corosrv serve; one where an application is served, whose workers are processes
 
 
@@ -61,6 +64,7 @@ def load(
     values = raw.values(ModelSettings)
     app = AppSettings(**raw.values(AppSettings))
     upstream = UpstreamSettings(**raw.values(UpstreamSettings))
+    cluster = ClusterSettings(**raw.values(ClusterSettings))
     if not values.get("model") and predictor is None and not app.worker_app and not upstream.is_wanted:
         values["model"] = model_list.packaged_model()
     return Settings(
@@ -71,6 +75,7 @@ def load(
         operator=OperatorSettings(**raw.values(OperatorSettings)),
         kserve=KserveSettings(**raw.values(KserveSettings)),
         upstream=upstream if upstream.is_wanted else None,
+        cluster=cluster if cluster.redis_url else None,
         processes=1 if app.worker_app else app.workers or 1,
     )
 

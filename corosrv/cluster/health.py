@@ -1,0 +1,104 @@
+"""Keeps the state of the link to Redis: asks once a second whether it answers, and tells those who listen."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from enum import Enum
+
+import gevent
+import gevent.event
+
+log = logging.getLogger("corosrv.cluster")
+
+PROBE_INTERVAL = 1.0  # seconds between two probes while Redis answers
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between two while it does not, before jitter
+
+Listener = Callable[[bool], object]
+
+
+class LinkState(Enum):
+    """Tells whether Redis answers."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class LinkHealth:
+    """Holds the state of the link to Redis, and tells each change once: to the log and to listeners.
+
+    Belongs to one thread. It is down until the first success.
+    """
+
+    def __init__(self, address: str) -> None:
+        """`address`: of Redis, for the log; without a password."""
+        self._address = address
+        self._listeners: list[Listener] = []
+        self.state = LinkState.DOWN
+        self.reason = "not connected yet"  # why it is down
+        self.n_losses = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is LinkState.UP
+
+    def on_change(self, listener: Listener) -> None:
+        """Has a listener called with True when Redis answers again, and with False when it no longer does.
+
+        It runs at once, in whichever greenlet noticed the change, and must not wait: it may wake or spawn what does.
+        """
+        self._listeners.append(listener)
+
+    def succeed(self) -> None:
+        """Records that Redis answered."""
+        if not self.is_up:
+            self._change(LinkState.UP, "")
+            log.info("Redis at %s answers", self._address)
+
+    def fail(self, reason: str) -> None:
+        """Records that Redis did not answer."""
+        if self.is_up:
+            self.n_losses += 1
+            self._change(LinkState.DOWN, reason)
+            log.warning("Redis at %s is away: %s", self._address, reason)
+        self.reason = reason
+
+    def _change(self, state: LinkState, reason: str) -> None:
+        self.state, self.reason = state, reason
+        for listener in tuple(self._listeners):
+            try:
+                listener(self.is_up)
+            except Exception:
+                log.exception("a listener to the link to Redis failed")
+
+
+class LinkProbe:
+    """Asks Redis once a second whether it answers; while it does not, after pauses that grow and are jittered."""
+
+    def __init__(self, health: LinkHealth, ping: Callable[[], object]) -> None:
+        """`ping`: asks Redis, tells the health how that went, and raises nothing."""
+        self._health = health
+        self._ping = ping
+        self._is_lost = gevent.event.Event()
+        self._greenlet: gevent.Greenlet | None = None
+        health.on_change(lambda is_up: None if is_up else self._is_lost.set())
+
+    def start(self) -> None:
+        self._greenlet = gevent.spawn(self._run)
+
+    def stop(self) -> None:
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            self._is_lost.clear()
+            self._ping()
+            if self._health.is_up:
+                pause = _FIRST_PAUSE
+                self._is_lost.wait(PROBE_INTERVAL)
+            else:
+                gevent.sleep(random.uniform(pause / 2, pause))
+                pause = min(2 * pause, _LONGEST_PAUSE)
