@@ -17,6 +17,7 @@ STOREYS = (
     ("worker",),
     ("engine", "manager", "upstreams"),
     ("http",),
+    ("groups",),
     ("docs", "doctor", "generation", "management"),
     ("chat",),
     ("anthropic", "kserve", "openai", "predictions"),

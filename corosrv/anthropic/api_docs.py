@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from corosrv.anthropic import answer_types, schema
+from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, operation
-from corosrv.http.terms import QueueHeaders
 
 _TAG = "Messages"
 
@@ -17,7 +17,7 @@ messages = operation(
     answer=answer_types.AnthropicMessage,
     events=answer_types.MessagesEvent,
     error=answer_types.MessagesError,
-    headers=QueueHeaders,
+    headers=GenerateHeaders,
     statuses=GENERATES,
     examples={
         "A question": {"max_tokens": 64, "messages": [{"role": "user", "content": "Name three colours."}]},

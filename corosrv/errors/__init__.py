@@ -49,10 +49,12 @@ CorosrvError
 │   ├── NotHandedOver        a call did not reach its worker
 │   ├── RedisUnavailable     Redis cannot be reached, or did not answer in time
 │   ├── RedisRefused         Redis answered a command with an error
+│   ├── TooManyMembers       as many requests are in groups as may be
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
 ├── CallCancelled            a call was cancelled
+│   └── GroupAborted         with the group of requests that it was in
 ├── HandlerFailed            a handler raised, or returned what it must not
 ├── AnswerTooLarge           a handler's answer is larger than a message may be
 ├── StoreFull                no object can go to make room for another
@@ -103,6 +105,7 @@ from corosrv.errors.calls import (
     CallRefused,
     Conflict,
     DeadlinePassed,
+    GroupAborted,
     HandlerFailed,
     InvalidTensor,
     KeyReused,
@@ -151,6 +154,7 @@ from corosrv.errors.unavailable import (
     Starting,
     TooBusy,
     TooManyBodies,
+    TooManyMembers,
     Unavailable,
 )
 from corosrv.errors.wire import BadFrame, ChannelClosed, FrameTooLarge, ProtocolError, WireError
@@ -174,6 +178,7 @@ __all__ = [
     "ErrorKind",
     "Forbidden",
     "FrameTooLarge",
+    "GroupAborted",
     "HandlerFailed",
     "HttpError",
     "IdTaken",
@@ -222,6 +227,7 @@ __all__ = [
     "StoreFull",
     "TooBusy",
     "TooManyBodies",
+    "TooManyMembers",
     "TooManyReaders",
     "Unauthorized",
     "Unavailable",

@@ -49,6 +49,15 @@ class CallCancelled(CorosrvError):
     code = "cancelled"
 
 
+class GroupAborted(CallCancelled):
+    """The group of the request was aborted, and there is nothing of its answer that could be given."""
+
+    code = "group_aborted"
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"the group {group[:120]!r} of this request was aborted")
+
+
 class KeyReused(Refused):
     """An Idempotency-Key came a second time, with another request."""
 

@@ -54,3 +54,10 @@ class QueueFull(Unavailable):
     status = 429
     kind = ErrorKind.RATE_LIMITED
     code = "queue_full"
+
+
+class TooManyMembers(Unavailable):
+    """The request names a group, and as many requests are in groups as may be."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} requests are in groups; try again, or leave out X-Group-Id")

@@ -15,10 +15,10 @@ from corosrv.forwarding import listing
 from corosrv.forwarding.forwarder import Forwarder
 from corosrv.forwarding.local import Choice, LocalModels
 from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, ForwardedPath
+from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.lean_flask import current
 from corosrv.http.operation import GENERATES, operation
 from corosrv.http.reply import json_response
-from corosrv.http.terms import QueueHeaders
 from corosrv.openai import api_docs
 from corosrv.upstreams.pool import UpstreamPool
 
@@ -62,7 +62,7 @@ class ForwardingRoutes:
             body=dict[str, Any],
             answer=dict[str, Any],
             error=MessagesError if path.is_anthropic else None,
-            headers=QueueHeaders,
+            headers=GenerateHeaders,
             statuses=(*GENERATES, 502),
         )
         def forward() -> Response:

@@ -34,3 +34,4 @@ class Call(msgspec.Struct, frozen=True):
     stream: bool
     answer: Answer
     priority: int | None = None  # the body's; 0 and None leave it to the request's header
+    tells_cancel: bool = False  # the answer has a word for a task that was cancelled

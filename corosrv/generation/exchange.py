@@ -11,9 +11,12 @@ from flask import Response, g, request
 
 from corosrv.errors import CorosrvError
 from corosrv.generation.call import Answer, Call
-from corosrv.generation.failures import failure_of, until_failure
+from corosrv.generation.failures import FailureOf, failure_of, failures_in_group, until_failure
 from corosrv.generation.fields import Defaults
 from corosrv.generation.job_log import JobRecord
+from corosrv.groups.headers import join_group
+from corosrv.groups.member import GroupMember
+from corosrv.groups.table import GroupTable
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.keyed_answers import KeyedAnswers
@@ -30,16 +33,24 @@ View = TypeVar("View", bound=Callable[..., Response])
 class JobEvents:
     """Makes a stream's events from the chunks of one job, which may fail; see corosrv.http.sse.Encoder."""
 
-    __slots__ = ("_answer", "_record", "failure")
+    __slots__ = ("_answer", "_failure_of", "_member", "_record", "failure")
 
-    def __init__(self, answer: Answer, record: JobRecord) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        record: JobRecord,
+        member: GroupMember | None = None,
+        find_failure: FailureOf = failure_of,
+    ) -> None:
         self.failure: CorosrvError | None = None
         self._answer = answer
         self._record = record
+        self._member = member
+        self._failure_of = find_failure
 
     def encode(self, chunks: list[Chunk]) -> bytes:
         self._record.add(chunks)
-        answered, self.failure = until_failure(chunks)
+        answered, self.failure = until_failure(chunks, self._failure_of)
         if self.failure is None:
             return self._answer.events(answered)
         events = self._answer.events(answered) if answered else b""
@@ -50,6 +61,8 @@ class JobEvents:
 
     def close(self) -> None:
         self._record.end()
+        if self._member is not None:
+            self._member.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,7 @@ class RequestFlow:
     limits: Limits
     stats: HttpStats
     answers: KeyedAnswers
+    groups: GroupTable
     logs_json: bool = False
 
     def once(self, view: View) -> View:
@@ -90,27 +104,49 @@ class RequestFlow:
     def collect(self, job: AnyJob, priority: int | None = None) -> list[Chunk]:
         """Submits a job and waits for all its chunks. Raises ClientGone, and JobFailed when one of its tasks failed,
         whereupon the others are cancelled. `priority`: the body's."""
+        return self._collect(job, priority, None, failure_of)
+
+    def _collect(
+        self, job: AnyJob, priority: int | None, member: GroupMember | None, find_failure: FailureOf
+    ) -> list[Chunk]:
         job = replace(job, terms=request_terms(priority))
         record = self._record(job)
         reader = self.worker.submit(job)
         try:
-            return sse.collect(current(request), reader, failure_of, record.add)
+            if member is not None:
+                member.bind(reader.cancel)
+            return sse.collect(current(request), reader, find_failure, record.add)
         finally:
             record.end()
 
     def answer(self, call: Call) -> Response:
         """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
+        member = join_group(self.groups)
+        if member is None:
+            return self._answer(call, None, failure_of)
+        try:
+            answer = self._answer(call, member, failures_in_group(member, tells_cancel=call.tells_cancel))
+        except BaseException:
+            member.leave()
+            raise
         if not call.stream:
-            return json_response(call.answer.complete(self.collect(call.job, call.priority)))
+            member.leave()
+        return answer
+
+    def _answer(self, call: Call, member: GroupMember | None, find_failure: FailureOf) -> Response:
+        if not call.stream:
+            return json_response(call.answer.complete(self._collect(call.job, call.priority, member, find_failure)))
         job = replace(call.job, stream=True, terms=request_terms(call.priority))
         record = self._record(job)
         reader = self.worker.submit(job)
+        if member is not None:
+            member.bind(reader.cancel)
         return sse.response(
             sse.EventStream(
                 request.environ,
                 reader,
                 call.answer.first(),
-                JobEvents(call.answer, record),
+                JobEvents(call.answer, record, member, find_failure),
                 self.limits.ping_interval,
                 self.limits.write_timeout,
                 self.stats,

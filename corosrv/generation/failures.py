@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from corosrv.errors import JobFailed, JobOverdue, JobPutOff, JobRefused
+from corosrv.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused
+from corosrv.groups.member import GroupMember
 from corosrv.jobs import Chunk, Finish
+
+FailureOf = Callable[[Chunk], CorosrvError | None]
 
 # By the code of an error chunk; any other is a bug, or a failed decode.
 _KINDS: dict[str, type[JobFailed]] = {
@@ -28,9 +31,26 @@ def failure_of(chunk: Chunk) -> JobFailed | None:
     return JobFailed("the request was cancelled") if chunk.finish is Finish.CANCELLED else None
 
 
-def until_failure(chunks: Sequence[Chunk]) -> tuple[Sequence[Chunk], JobFailed | None]:
+def failures_in_group(member: GroupMember, *, tells_cancel: bool) -> FailureOf:
+    """Makes what tells why a task of a group's member failed.
+
+    After an abort a task that was cancelled did not, if partial answers are kept and the dialect has a word for them
+    (`tells_cancel`).
+    """
+
+    def failure(chunk: Chunk) -> CorosrvError | None:
+        if chunk.finish is not Finish.CANCELLED or not member.is_aborted:
+            return failure_of(chunk)
+        return None if member.keeps_partial and tells_cancel else member.error()
+
+    return failure
+
+
+def until_failure(
+    chunks: Sequence[Chunk], find_failure: FailureOf = failure_of
+) -> tuple[Sequence[Chunk], CorosrvError | None]:
     """Returns the chunks before the first one whose task failed, and its failure."""
     for number, chunk in enumerate(chunks):
-        if chunk.finish is not None and (failure := failure_of(chunk)) is not None:
+        if chunk.finish is not None and (failure := find_failure(chunk)) is not None:
             return chunks[:number], failure
     return chunks, None

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from corosrv.generation.answer_types import NativeCompletion
 from corosrv.generation.fields import Lora
+from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, NEEDS_MODEL, READS, operation
-from corosrv.http.terms import QueueHeaders
 from corosrv.llamacpp import answer_types, schema
 from corosrv.llamacpp.loading import Success
 from corosrv.openai.chat.schema import ChatBody
@@ -36,7 +36,7 @@ complete = operation(
     body=schema.NativeCompletionBody,
     answer=NativeCompletion | list[NativeCompletion],
     events=NativeCompletion,
-    headers=QueueHeaders,
+    headers=GenerateHeaders,
     statuses=GENERATES,
     examples={
         "A prompt": {"prompt": "Once upon a time", "n_predict": 32},
@@ -50,7 +50,7 @@ infill = operation(
     body=schema.InfillBody,
     answer=NativeCompletion | list[NativeCompletion],
     events=NativeCompletion,
-    headers=QueueHeaders,
+    headers=GenerateHeaders,
     statuses=(*GENERATES, 501),
     examples={"A function": {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 16}},
 )

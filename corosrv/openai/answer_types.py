@@ -8,7 +8,7 @@ import msgspec
 
 from corosrv.generation.answer_types import NativeCompletion, PromptProgress, Timings, TokenLikelihood
 
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class ErrorMembers(msgspec.Struct):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, operation
-from corosrv.http.terms import QueueHeaders
 from corosrv.openai import answer_types
 from corosrv.openai.chat.schema import ChatBody
 from corosrv.openai.completions.schema import CompletionBody
@@ -19,7 +19,7 @@ chat = operation(
     answer=answer_types.ChatCompletion,
     events=answer_types.ChatChunk,
     events_end=_DONE,
-    headers=QueueHeaders,
+    headers=GenerateHeaders,
     statuses=GENERATES,
     examples={
         "A question": {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 64},
@@ -51,7 +51,7 @@ completion = operation(
     answer=answer_types.TextCompletion,
     events=answer_types.TextCompletion,
     events_end=_DONE,
-    headers=QueueHeaders,
+    headers=GenerateHeaders,
     statuses=GENERATES,
     examples={
         "A prompt": {"prompt": "Once upon a time", "max_tokens": 32},

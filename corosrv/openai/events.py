@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from corosrv.openai.answer_types import (
     ChatCompletion,
     ChunkChoice,
     CompletionTokensDetails,
+    Finish,
     PromptTokensDetails,
     TextChoice,
     TextCompletion,
@@ -29,6 +30,11 @@ from corosrv.openai.answer_types import (
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.encode
+
+
+def finish_word(reason: str) -> Finish:
+    """Returns the finish reason of a choice. One that was cancelled has the word of vLLM and SGLang, `abort`."""
+    return "abort" if reason == "cancelled" else cast(Finish, reason)
 
 
 def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:

@@ -18,6 +18,7 @@ from corosrv.engine.builtin_template import check_source
 from corosrv.errors import CorosrvError, Refused, SettingsError
 from corosrv.generation.exchange import Limits, RequestFlow
 from corosrv.generation.fields import Defaults
+from corosrv.groups.table import GroupTable
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
@@ -52,9 +53,10 @@ class ModelPart:
         bodies: BodyReader,
         memory_elsewhere: Callable[[], int] = lambda: 0,
         answers: KeyedAnswers | None = None,
+        groups: GroupTable | None = None,
     ) -> None:
         """`memory_elsewhere`: bytes of the common budget that worker processes claim. `answers`: those that are kept
-        under idempotency keys.
+        under idempotency keys. `groups`: those that requests are in.
 
         Raises SettingsError for a chat template that is none.
         """
@@ -64,6 +66,7 @@ class ModelPart:
         self._stats = stats
         self._bodies = bodies
         self._answers = answers or KeyedAnswers(bodies)
+        self._groups = GroupTable() if groups is None else groups
         self.pool = ModelPool(settings, Engine, watch=_watch, memory_elsewhere=memory_elsewhere)
 
     def json_scanner(self) -> json_limits.Scanner:
@@ -143,6 +146,7 @@ class ModelPart:
             ),
             stats=self._stats,
             answers=self._answers,
+            groups=self._groups,
             logs_json=settings.log_format == "json",
         )
 

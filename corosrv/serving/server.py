@@ -16,6 +16,8 @@ from flask.sansio.scaffold import Scaffold
 from corosrv.bodies import json_limits
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError, NotOffered
+from corosrv.groups import routes as group_routes
+from corosrv.groups.table import GroupTable
 from corosrv.http import access, body, health, metrics, operation
 from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
@@ -53,6 +55,7 @@ class Server:
         self._bodies = BodyReader(server.body_timeout_s, BodyBudget(server.bodies_bytes))
         self._answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, len(server.keys))
         self._stats.registry.register(KeyCollector(self._answers))
+        self._groups = GroupTable()
         self.on_unstartable: Callable[[str], None] = lambda reason: None  # if the application cannot be started
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
@@ -83,6 +86,7 @@ class Server:
             self._bodies,
             lambda: self.app.manager.held_memory if self.app else 0,
             self._answers,
+            self._groups,
         )
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
@@ -200,6 +204,8 @@ class Server:
     def _routes(self) -> Iterator[Blueprint]:
         yield health.blueprint(Readiness(self.parts))
         yield docs.page()
+        if self.models is not None or self.upstreams is not None:
+            yield group_routes.blueprint(self._groups)
         for part in self.parts:
             yield from part.blueprints()
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does

@@ -60,6 +60,8 @@ TABLE = [
     (errors.JobRefused("m", code="grammar_dead_end"), 400, "invalid_request_error", None, "grammar_dead_end"),
     (errors.JobPutOff("m", code="queue_timeout"), 503, "unavailable_error", None, "queue_timeout"),
     (errors.JobOverdue("m", code="deadline_exceeded"), 504, "server_error", None, "deadline_exceeded"),
+    (errors.GroupAborted("g"), 499, "client_closed_request", None, "group_aborted"),
+    (errors.TooManyMembers(2), 503, "unavailable_error", None, None),
     (errors.UsedAfterFork("m"), 503, "unavailable_error", None, None),
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from corosrv.chat.parser import Parser
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
@@ -102,7 +102,7 @@ class ChatAnswer:
             delta = MessageDelta(content=part.text) if part.text else _NOTHING
             return self._frame.event(ChunkChoice(part.choice, delta, self._logprobs(part.tokens), None), **extras)
         if isinstance(part, End):
-            end = ChunkChoice(part.choice, _NOTHING, None, cast(Finish, part.reason))
+            end = ChunkChoice(part.choice, _NOTHING, None, events.finish_word(part.reason))
             return self._frame.end(end, self._tally, self._parser.reasoning_tokens, **extras)
         return self._frame.event(ChunkChoice(part.choice, _delta(part), None, None), **extras)
 
@@ -160,7 +160,7 @@ class _Choice:
             case CallArguments():
                 self._calls[part.call][1].append(part.piece)
             case End():
-                self._finish = cast(Finish, part.reason)
+                self._finish = events.finish_word(part.reason)
 
     def chat_choice(self, logprobs: ChatLogprobs | None) -> ChatChoice:
         assert self._finish is not None

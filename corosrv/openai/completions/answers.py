@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from corosrv.errors import CorosrvError
 from corosrv.generation import likelihood
@@ -36,7 +36,7 @@ class _Choice:
         self.tokens += chunk.tokens
         self.prompt_info += chunk.prompt_info
         if chunk.finish is not None:
-            self.finish = cast(Finish, chunk.finish.value)
+            self.finish = events.finish_word(chunk.finish.value)
 
     @property
     def mean_logprob(self) -> float:
@@ -108,7 +108,7 @@ class TextAnswer:
             elif text := chunk.text:
                 sent += self._piece(chunk.index, text)
             if chunk.finish is not None:
-                end = TextChoice(chunk.index, "", None, cast(Finish, chunk.finish.value))
+                end = TextChoice(chunk.index, "", None, events.finish_word(chunk.finish.value))
                 sent += self._frame.end(end, self._tally, **self._extras.at_end(chunk))
         return sent
 

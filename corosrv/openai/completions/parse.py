@@ -33,7 +33,7 @@ def call(
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, TextAnswer(job, card, options), body.priority)
+    return Call(job, options.stream, TextAnswer(job, card, options), body.priority, tells_cancel=True)
 
 
 def _job(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, operation
-from corosrv.http.terms import QueueHeaders
 from corosrv.openai.answer_types import InputTokens
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
@@ -18,7 +18,7 @@ respond = operation(
     body=schema.ResponseBody,
     answer=ResponseObject,
     events=ResponseEvent,
-    headers=QueueHeaders,
+    headers=GenerateHeaders,
     statuses=GENERATES,
     examples={
         "A question": {"input": "Name three colours.", "max_output_tokens": 64},

@@ -1,0 +1,1 @@
+"""Groups of requests: several answers to one prompt, which stay together and are aborted together."""
