@@ -128,12 +128,16 @@ def _check_is_alone(settings: Settings) -> None:
     ):
         if part is not None:
             raise SettingsError(f"{name} in one process: start gunicorn with one worker (-w 1)")
+    if settings.peer is not None and not settings.peer.replica_id:
+        raise SettingsError("COROSRV_REPLICA_ID must be set where several processes are one of several peers")
 
 
 def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings | None) -> None:
     """Lets gunicorn wait for worker processes to end, and POST /shutdown end gunicorn."""
     worker.endings += [
-        part for part in (server.predictor, server.app, server.upstreams, server.kserve) if part is not None
+        part
+        for part in (server.predictor, server.app, server.upstreams, server.kserve, server.peers)
+        if part is not None
     ]
     if server.app is not None and len(server.parts) <= _PARTS_OF_APP:
         server.on_unstartable = functools.partial(_give_up, server)

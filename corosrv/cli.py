@@ -18,6 +18,7 @@ from corosrv.errors import CorosrvError, SettingsError
 from corosrv.http import descriptors
 from corosrv.management import commands
 from corosrv.settings import PARTS, ModelSettings, ServerSettings, Settings, model_list, sources
+from corosrv.settings.peers import new_replica_id
 
 CONNECTIONS = 10_000
 PORT = 8080
@@ -60,11 +61,15 @@ def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
     return click.option(*flags, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
 
 
-_SHORT = {"workers": ("-w",)}  # short flags of settings
+_SHORT = {"workers": ("-w",), "peers": ("--peer",)}  # other flags of settings
 
 
 # Settings whose flag may be given several times, and what makes one text of them, as the environment has it.
-_JOINERS: dict[str, Callable[[Sequence[str]], str]] = {"model": model_list.join, "upstream": " ".join}
+_JOINERS: dict[str, Callable[[Sequence[str]], str]] = {
+    "model": model_list.join,
+    "upstream": " ".join,
+    "peers": " ".join,
+}
 
 
 def _joined(join: Callable[[Sequence[str]], str]) -> Callable[..., str | None]:
@@ -116,6 +121,8 @@ def serve(
     listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
+    if chosen.peer is not None and not chosen.peer.replica_id:
+        overrides["replica_id"] = new_replica_id()  # here, so that all processes have the same
     workers = chosen.processes
     if chosen.predictor is not None and workers > 1:
         _fail("predictions run in one process: --workers must be 1 with --predictor")

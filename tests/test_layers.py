@@ -22,6 +22,7 @@ STOREYS = (
     ("chat",),
     ("anthropic", "kserve", "openai", "predictions"),
     ("forwarding", "llamacpp"),  # both answer in the shapes of those before
+    ("delegation",),
     ("serving",),
     ("app",),
     ("bench", "gunicorn_app"),

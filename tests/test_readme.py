@@ -32,6 +32,7 @@ SERVERS = [
 UPSTREAMS = (
     "corosrv serve --upstream http://10.0.0.1:8080 --upstream 'http://10.0.0.2:8000?concurrency=64&model=llama-70b'"
 )
+PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --peer-token one-secret-for-all"
 DEADLINE = 60.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -105,7 +106,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = [line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")]
 
-    assert sorted(commands) == sorted(["make test", UPSTREAMS, *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, *SERVERS])
 
 
 @pytest.mark.parametrize("command", SERVERS)
@@ -132,6 +133,14 @@ def test_the_command_of_upstreams_serves(port: int, environ: dict[str, str]) -> 
     command = re.sub(r"http://10\.0\.0\.\d:\d+", f"http://127.0.0.1:{port}", UPSTREAMS)
 
     with running(f"{command} --port {front}", front, environ):
+        pass
+
+
+def test_the_command_of_peers_serves(port: int, environ: dict[str, str]) -> None:
+    own_port = free_port()
+    command = PEERS.replace("http://10.0.0.2:8080", f"http://127.0.0.1:{port}")
+
+    with running(f"{command} --port {own_port}", own_port, environ):
         pass
 
 

@@ -8,7 +8,7 @@ from corosrv.dispatch.capability import parse_preferences, parse_query, weigh
 from corosrv.dispatch.entries import HandlerEntry
 from corosrv.dispatch.registry import Registry
 from corosrv.dispatch.versions import default_card, natural_order
-from corosrv.errors import Conflict, NotFound, Unavailable
+from corosrv.errors import Conflict, NotFound, NoWorker
 from corosrv.jobs.infer import CapabilityTarget, ModelTarget, Target
 
 UNVERSIONED = "1"  # under which the repository's index lists a model that has no versions
@@ -31,9 +31,9 @@ def check_ready(entry: HandlerEntry) -> None:
         raise unavailable(entry)
 
 
-def unavailable(entry: HandlerEntry) -> Unavailable:
+def unavailable(entry: HandlerEntry) -> NoWorker:
     """Makes the refusal of a call that no worker can take, now or soon."""
-    error = Unavailable(f"{name_of(entry)} cannot be called now: {entry.reason}")
+    error = NoWorker(f"{name_of(entry)} cannot be called now: {entry.reason}")
     error.retry_after = RETRY_AFTER
     return error
 

@@ -12,6 +12,7 @@ CorosrvError
 ├── Unauthorized             the request has no key, or an unknown one
 ├── Forbidden                a web page without permission, or a host name that is not this server's
 ├── ClientGone               the client left before its answer was ready
+├── LoopDetected             a request that went from peer to peer has come back
 ├── Refused                  the request is wrong; `param` names the parameter
 │   ├── PromptTooLong        the prompt has more tokens than the context of a slot
 │   ├── BodyTooLarge         the body is over the limit
@@ -41,6 +42,7 @@ CorosrvError
 │   ├── ModelFailed          the model could not be loaded
 │   ├── ShuttingDown         the server is stopping
 │   ├── NoDescriptor         no file descriptor is left
+│   ├── NoWorker             no worker serves the model now
 │   ├── SlotBusy             the slot's task did not end in time
 │   ├── TooManyBodies        the bodies of all requests together are too large
 │   ├── TooBusy              the request could not be checked in time
@@ -113,7 +115,7 @@ from corosrv.errors.calls import (
     WorkerLost,
 )
 from corosrv.errors.cluster import RedisRefused, RedisUnavailable
-from corosrv.errors.http import ClientGone, Forbidden, HttpError, Unauthorized
+from corosrv.errors.http import ClientGone, Forbidden, HttpError, LoopDetected, Unauthorized
 from corosrv.errors.jobs import JobFailed, JobOverdue, JobPutOff, JobRefused
 from corosrv.errors.objects import ObjectExpired, ObjectNotFound, ObjectTooLarge, StoreFull
 from corosrv.errors.predictions import (
@@ -148,6 +150,7 @@ from corosrv.errors.refused import (
 from corosrv.errors.unavailable import (
     ModelFailed,
     NoDescriptor,
+    NoWorker,
     QueueFull,
     ShuttingDown,
     SlotBusy,
@@ -196,12 +199,14 @@ __all__ = [
     "KeyReused",
     "LibllamaError",
     "LoadError",
+    "LoopDetected",
     "ManagementError",
     "Misuse",
     "ModelFailed",
     "ModelNotFound",
     "NoCapacity",
     "NoDescriptor",
+    "NoWorker",
     "NotFound",
     "NotHandedOver",
     "NotOffered",

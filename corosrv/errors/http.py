@@ -39,6 +39,14 @@ class Forbidden(CorosrvError):
         self.code = code
 
 
+class LoopDetected(CorosrvError):
+    """The request has passed this replica before, on its way from peer to peer."""
+
+    status = 508
+    kind = ErrorKind.FAILED
+    code = "loop_detected"
+
+
 class ClientGone(CorosrvError):
     """The client left before its answer was ready; nobody will read the answer."""
 

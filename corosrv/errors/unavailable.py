@@ -29,6 +29,10 @@ class ShuttingDown(Unavailable):
     """The server is stopping."""
 
 
+class NoWorker(Unavailable):
+    """The model or capability is known, but no worker serves it now, and none may be started."""
+
+
 class NoDescriptor(Unavailable):
     """The process has no free file descriptor, and the request needs one."""
 

@@ -21,6 +21,7 @@ from corosrv.waits import own_hub
 PACED = "corosrv.body_is_paced"
 _SHARE = "corosrv.body_share"
 _READ_AHEAD = "corosrv.body_read_ahead"
+_KEPT = "corosrv.body_kept"
 _PIECE = 128 << 10  # bytes
 
 
@@ -31,6 +32,7 @@ class BodyReader:
         """`seconds`: how long a body may take where the server does not look after that."""
         self._seconds = seconds
         self._budget = budget or BodyBudget(2**62)
+        self.keeps_bodies = False  # as they were sent, for take_kept()
 
     def read(self, request: Request, limit: int) -> bytes:
         """Reads the whole body; waits for it.
@@ -59,6 +61,20 @@ class BodyReader:
         body = self._read(request, limit)
         return self._inflate(request, body, encoding, limit) if encoding else body
 
+    def take_kept(self, request: Request) -> bytes | None:
+        """Returns the body as it was sent, which is kept no longer; None if nobody has read it, or none is kept."""
+        body: bytes | None = request.environ.pop(_KEPT, None)
+        return body
+
+    def read_again(self, request: Request, body: bytes, limit: int) -> bytes:
+        """Returns a body that was kept as `read_inflated` does."""
+        request.environ[_READ_AHEAD] = body
+        return self.read_inflated(request, limit)
+
+    def read_as_sent(self, request: Request, limit: int) -> bytes:
+        """Reads the whole body, compressed or not, as `read` does."""
+        return self._read(request, limit)
+
     def _inflate(self, request: Request, body: bytes, encoding: str, limit: int) -> bytes:
         share: BodyShare = request.environ[_SHARE]
         pieces, n_bytes = [], 0
@@ -75,6 +91,13 @@ class BodyReader:
         ahead: bytes | None = environ.pop(_READ_AHEAD, None)
         if ahead is not None:
             return ahead
+        body = self._read_whole(request, limit)
+        if self.keeps_bodies:
+            environ[_KEPT] = body
+        return body
+
+    def _read_whole(self, request: Request, limit: int) -> bytes:
+        environ = request.environ
         length = get_content_length(environ.get("CONTENT_LENGTH"), environ.get("HTTP_TRANSFER_ENCODING"))
         if (length or 0) > limit:
             raise BodyTooLarge(limit)

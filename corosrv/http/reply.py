@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from flask import Response, request
+from flask import Response, g, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.errors import CorosrvError, ErrorKind, Unavailable
 from corosrv.http.flood import Flood, line
+from corosrv.http.lean_flask import current
 
 log = logging.getLogger("corosrv.http")
 # Apart, for anybody can make many of the one kind, among which the other would be lost.
@@ -19,6 +20,7 @@ _unavailable = Flood(log, "%d more requests could not be served")
 _failed = Flood(log, "%d more requests failed")
 
 _PORTION = 65_536  # bytes of a body that are copied and sent at once
+_ERROR = "corosrv_error"
 
 
 class _WholeResponse(Response):
@@ -62,6 +64,7 @@ def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:
 
 def error_response(error: CorosrvError, body: Any) -> Response:
     """Makes the answer for an error from its body in a dialect's shape. Logs what is not the client's doing."""
+    setattr(current(g), _ERROR, error)
     answer = json_response(body, error.status)
     if error.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
@@ -73,6 +76,12 @@ def error_response(error: CorosrvError, body: Any) -> Response:
         flood = _unavailable if isinstance(error, Unavailable) else _failed
         flood.count(lambda: log.warning("%s %s: %s", request.method, line(request.path), line(str(error))))
     return answer
+
+
+def take_error() -> CorosrvError | None:
+    """Returns the error that the current request is answered with, once; None if it is answered well."""
+    error: CorosrvError | None = current(g).pop(_ERROR, None)
+    return error
 
 
 def register_errors(routes: Scaffold, body: Callable[[CorosrvError], Any]) -> None:

@@ -32,7 +32,9 @@ from corosrv.openai import answer_types
 from corosrv.serving.apps import AppPart
 from corosrv.serving.kserve import KservePart
 from corosrv.serving.management import ServerManagement
+from corosrv.serving.offers import ServerOffers
 from corosrv.serving.part import Part
+from corosrv.serving.peers import PeerPart
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
 from corosrv.serving.upstreams import UpstreamPart
@@ -46,7 +48,7 @@ log = logging.getLogger("corosrv")
 
 
 class Server:
-    """The server of one process: its models, predictor, application and upstreams, and the blueprints before them."""
+    """The server of one process: its parts (models, upstreams, handlers, peers), and the blueprints before them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = server = settings.server
@@ -62,7 +64,8 @@ class Server:
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
         self.kserve = self._kserve(settings)
-        parts = (self.models, self.upstreams, self.predictor, self.app, self.kserve)
+        self.peers = self._peers(settings)
+        parts = (self.models, self.upstreams, self.predictor, self.app, self.kserve, self.peers)
         self.parts: list[Part] = [part for part in parts if part is not None]
         self.management = self._management(settings)
         scanner = json_limits.scan if self.models is None else self.models.json_scanner()
@@ -99,7 +102,8 @@ class Server:
             self._bodies,
             self._answers,
             stop_server=lambda: self.on_shutdown(),
-            is_alone=not settings.models and settings.app is None and settings.upstream is None,
+            is_alone=not settings.models
+            and all(part is None for part in (settings.app, settings.upstream, settings.peer)),
         )
 
     def _app(self, settings: Settings) -> AppPart | None:
@@ -120,7 +124,7 @@ class Server:
         return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local)
 
     def _management(self, settings: Settings) -> ServerManagement:
-        managed = [part for part in (self.app, self.upstreams) if part is not None]
+        managed = [part for part in (self.app, self.upstreams, self.peers) if part is not None]
         dispatchers = [] if self.app is None else [self.app.dispatcher]
         if self.upstreams is not None:
             dispatchers.append(self.upstreams.pool.dispatcher)
@@ -138,6 +142,25 @@ class Server:
             return None
         objects = self.app.objects if self.app is not None else None
         return KservePart(settings.kserve, settings.server, self.calls, objects, self._stats, self._bodies, self._check)
+
+    def _peers(self, settings: Settings) -> PeerPart | None:
+        if settings.peer is None:
+            return None
+        offers = ServerOffers(
+            None if self.models is None else self.models.pool,
+            None if self.upstreams is None else self.upstreams.pool,
+            None if self.kserve is None else self.calls,
+            has_predictor=self.predictor is not None,
+        )
+        return PeerPart(
+            settings.peer,
+            settings.server,
+            max(settings.server.max_body_bytes, settings.kserve.v2_max_body_bytes),
+            self._stats,
+            self._bodies,
+            offers,
+            lambda error, path: self.part_of(path).error_body(error, path),
+        )
 
     def _check(self) -> None:
         """Raises the Unavailable that calls would meet now."""
@@ -173,6 +196,8 @@ class Server:
         if self.upstreams is not None:
             self.upstreams.add_hook(scaffold)
         scaffold.after_request(self._complete)
+        if self.peers is not None:
+            self.peers.add_hook(scaffold)
         scaffold.teardown_request(self._end)
         register_errors(scaffold, self.error_body)
 
@@ -229,7 +254,10 @@ class Server:
         notes.corosrv_request_id = access.request_id(http_request)
         view = current_app.view_functions.get(http_request.endpoint or "")
         is_open = http_request.method == "OPTIONS" or operation.is_open(view)
-        notes.corosrv_caller = "" if is_open else self._access.check(http_request)
+        caller = None if self.peers is None else self.peers.guard.admit(http_request.environ)
+        if caller is None:
+            caller = "" if is_open else self._access.check(http_request)
+        notes.corosrv_caller = caller
 
     def _end(self, error: BaseException | None) -> None:
         """Counts the request as ended; its stream may have begun."""

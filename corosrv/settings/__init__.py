@@ -5,6 +5,7 @@ from corosrv.settings.cluster import ClusterSettings
 from corosrv.settings.loading import PARTS, Settings, load, load_predictor, unknown_variables
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings
+from corosrv.settings.peers import PeerSettings
 from corosrv.settings.predictor import PredictionSettings
 from corosrv.settings.server import ServerSettings
 from corosrv.settings.upstream import UpstreamSettings
@@ -16,6 +17,7 @@ __all__ = [
     "KserveSettings",
     "ModelSettings",
     "OperatorSettings",
+    "PeerSettings",
     "PredictionSettings",
     "ServerSettings",
     "Settings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.cluster import ClusterSettings
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings, models_of
+from corosrv.settings.peers import PeerSettings
 from corosrv.settings.predictor import PredictionSettings
 from corosrv.settings.server import ServerSettings
 from corosrv.settings.sources import PREFIX
@@ -27,6 +28,7 @@ PARTS: tuple[type, ...] = (
     KserveSettings,
     UpstreamSettings,
     ClusterSettings,
+    PeerSettings,
 )
 _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
 
@@ -35,7 +37,7 @@ _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
 class Settings:
     """All settings of one process, by part.
 
-    A server has models, a predictor, an application, upstreams, or several of them.
+    A server has models, a predictor, an application, upstreams, peers, or several of them.
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -46,6 +48,7 @@ class Settings:
     kserve: KserveSettings = field(default_factory=KserveSettings)
     upstream: UpstreamSettings | None = None
     cluster: ClusterSettings | None = None  # None: this server shares nothing with others
+    peer: PeerSettings | None = None
     processes: int = 1  # of corosrv serve; one where an application is served, whose workers are processes
 
 
@@ -56,7 +59,8 @@ def load(
 ) -> Settings:
     """Reads the settings from file (also `COROSRV_CONFIG`), environment and `overrides`, the later ones winning.
 
-    Where no model is named it is the packaged one, unless a predictor, an application or upstreams are to be served.
+    Where no model is named it is the packaged one, unless a predictor, an application or upstreams are to be served, or
+    peers answer. With peers an unknown model is for them, and no name of a single model served here.
     Raises SettingsError, which names the variable and the source.
     """
     raw = sources.read(overrides, environ, file, PARTS)
@@ -65,10 +69,13 @@ def load(
     app = AppSettings(**raw.values(AppSettings))
     upstream = UpstreamSettings(**raw.values(UpstreamSettings))
     cluster = ClusterSettings(**raw.values(ClusterSettings))
-    if not values.get("model") and predictor is None and not app.worker_app and not upstream.is_wanted:
+    peer = PeerSettings(**raw.values(PeerSettings))
+    server = ServerSettings(**raw.values(ServerSettings))
+    is_elsewhere = upstream.is_wanted or bool(peer.urls)
+    if not values.get("model") and predictor is None and not app.worker_app and not is_elsewhere:
         values["model"] = model_list.packaged_model()
     return Settings(
-        server=ServerSettings(**raw.values(ServerSettings)),
+        server=replace(server, strict_model=True) if peer.urls else server,
         models=models_of(values),
         predictor=predictor,
         app=app if app.worker_app else None,
@@ -76,6 +83,7 @@ def load(
         kserve=KserveSettings(**raw.values(KserveSettings)),
         upstream=upstream if upstream.is_wanted else None,
         cluster=cluster if cluster.redis_url else None,
+        peer=peer if peer.is_wanted else None,
         processes=1 if app.worker_app else app.workers or 1,
     )
 

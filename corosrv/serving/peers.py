@@ -1,0 +1,185 @@
+"""The part of a server that lets other replicas answer for it, and answers for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import gevent
+from flask import Blueprint
+from flask.sansio.scaffold import Scaffold
+from gevent import monkey
+from prometheus_client.registry import Collector
+
+from corosrv.delegation import announcement, routes
+from corosrv.delegation.announcement import Announcement, OfferedHandler
+from corosrv.delegation.asker import PeerAsker
+from corosrv.delegation.delegator import DelegationOptions, Delegator
+from corosrv.delegation.guard import PeerGuard
+from corosrv.delegation.hook import DelegationHook
+from corosrv.delegation.peer import parse_peer
+from corosrv.delegation.roster import Roster
+from corosrv.delegation.stats import DelegationCollector, DelegationStats
+from corosrv.delegation.views import peer_view
+from corosrv.errors import CorosrvError, ModelFailed, SettingsError, ShuttingDown
+from corosrv.forwarding.dialects import error_body
+from corosrv.http.body_reader import BodyReader
+from corosrv.http.metrics import HttpStats
+from corosrv.jobs import State
+from corosrv.jobs.infer import InferWorker
+from corosrv.management import peer_routes
+from corosrv.settings import PeerSettings, ServerSettings
+from corosrv.settings.peers import new_replica_id
+
+
+class ServedHere(Protocol):
+    """Lists the things that a server serves itself."""
+
+    def formats(self) -> Iterable[str]:
+        """Returns the formats that it speaks; see corosrv.delegation.announcement."""
+
+    def models(self) -> Iterable[str]:
+        """Returns the names of the models of generating dialects."""
+
+    def calls(self) -> InferWorker | None:
+        """Returns what runs calls of the v2 protocol; None if nothing does."""
+
+
+class PeerPart:
+    """Delegates what this server cannot serve, once it is started, and announces what it can."""
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        server: ServerSettings,
+        max_body_bytes: int,
+        stats: HttpStats,
+        bodies: BodyReader,
+        served: ServedHere,
+        body_of_error: Callable[[CorosrvError, str], Any],
+    ) -> None:
+        """`served`: what this server serves itself. `body_of_error`: makes an error's body in the form of a path.
+
+        Raises SettingsError for a wrong peer.
+        """
+        self._served = served
+        self._drain_s = server.drain_s
+        self._failure = ""
+        self._is_stopping = False
+        self._ending: gevent.Greenlet | None = None
+        self._token = settings.peer_token
+        self._stats = DelegationStats()
+        self._peers = tuple(map(parse_peer, settings.urls))
+        _check_urls([peer.record.url for peer in self._peers])
+        self.roster = Roster(settings.replica_id or new_replica_id(), [peer.record for peer in self._peers])
+        self._asker = PeerAsker(self.roster, self._peers, settings.peer_token)
+        self.guard = PeerGuard(self.roster.own_id, settings.peer_token, self._stats)
+        options = DelegationOptions(
+            token=settings.peer_token,
+            max_body_bytes=max_body_bytes,
+            write_timeout=server.write_timeout_s,
+            passes_keys=not server.keys,
+            delegate_max=settings.delegate_max,
+            delegate_on_full=settings.delegate_on_full,
+        )
+        delegator = Delegator(self.roster, self._peers, bodies, stats, self._stats, options, body_of_error)
+        self._hook = DelegationHook(self.roster, delegator, bodies, body_of_error)
+
+    def start(self) -> None:
+        if monkey.is_module_patched("socket"):
+            self._asker.start()
+        else:  # each request has a thread and a hub of its own, or none
+            self._failure = "peers need a server that waits through gevent: gunicorn -k gevent"
+
+    def announce(self) -> Announcement:
+        """Says what this replica serves now: nothing while it stops."""
+        if self._is_stopping:
+            return Announcement(self.roster.own_id)
+        calls = self._served.calls()
+        cards = [] if calls is None else [standing.card for standing in calls.standings()]
+        return Announcement(
+            self.roster.own_id,
+            list(self._served.formats()),
+            list(self._served.models())[: announcement.MAX_OFFERS],
+            [OfferedHandler(card.name, card.version, card.capability) for card in cards[: announcement.MAX_OFFERS]],
+        )
+
+    @property
+    def state(self) -> State:
+        if self._failure:
+            return State.FAILED
+        return State.DRAINING if self._is_stopping else State.READY
+
+    def check(self) -> None:
+        """Raises the Unavailable that calls would meet now. Peers that are gone are no reason: others may come back."""
+        if self._failure:
+            raise ModelFailed(self._failure)
+        if self._is_stopping:
+            raise ShuttingDown("the server is shutting down")
+
+    def stats(self) -> None:
+        """Returns None: nothing is decoded here."""
+
+    def stop(self) -> None:
+        """Lets answers of peers end in `drain_s`; a second call ends them at once. Never waits."""
+        if self._is_stopping:
+            self.hurry()
+            return
+        self._is_stopping = True
+        self._ending = gevent.spawn(self._end)
+
+    def _end(self) -> None:
+        with gevent.Timeout(self._drain_s, False):
+            while self._stats.in_flight:
+                gevent.sleep(0.1)
+        self.hurry()
+
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether stop() was called and a peer still answers."""
+        return self._ending is not None and not self._ending.ready()
+
+    def hurry(self) -> None:
+        """Ends what peers still answer. Returns at once."""
+        for peer in self._peers:
+            peer.abort(ShuttingDown("the server is shutting down"))
+
+    def close(self) -> None:
+        self._asker.close()
+        self.hurry()
+        for peer in self._peers:
+            peer.close()
+
+    def collectors(self) -> tuple[Collector, ...]:
+        return (DelegationCollector(self._stats, lambda: len(self.roster.ready(time.monotonic()))),)
+
+    def apis(self) -> tuple[Blueprint, ...]:
+        """Returns what operators can see of peers."""
+        return (peer_routes.blueprint(self.roster.own_id, self._views),)
+
+    def _views(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [peer_view(peer, now) for peer in self.roster.peers]
+
+    def blueprints(self) -> tuple[Blueprint, ...]:
+        return (routes.blueprint(self.announce),)
+
+    def add_hook(self, scaffold: Scaffold) -> None:
+        """Has every answer looked at before those hooks that were added earlier."""
+        self._hook.add(scaffold)
+
+    def document(self) -> None:
+        """Returns None: the route describes itself."""
+
+    def has_path(self, path: str) -> bool:
+        return path == announcement.PATH
+
+    def error_body(self, error: CorosrvError, path: str) -> Any:
+        return error_body(error, path)
+
+
+def _check_urls(urls: list[str]) -> None:
+    for url in urls:
+        if urls.count(url) > 1:
+            raise SettingsError(f"COROSRV_PEERS: {url} is there twice")
