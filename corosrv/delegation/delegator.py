@@ -67,6 +67,7 @@ class Delegator:
         """`error_body`: makes the body of an error, in the form that a path asks for."""
         self._roster = roster
         self._peers = {peer.record: peer for peer in peers}
+        self._bodies = bodies
         self._targets = TargetFinder(bodies, options.max_body_bytes)
         self._http_stats = http_stats
         self._stats = stats
@@ -124,7 +125,8 @@ class Delegator:
     def _pass_on(self, incoming: Request, call: DelegatedCall, own_error: CorosrvError) -> Response | None:
         make_error = _event_maker(incoming.path, current(g).get("corosrv_request_id", ""), self._error_body)
         call.start()
-        passing = AnswerPassing(incoming, call.reader, make_error, self._options.write_timeout, self._http_stats)
+        hold = partial(self._bodies.hold, incoming)
+        passing = AnswerPassing(incoming, call.reader, make_error, self._options.write_timeout, self._http_stats, hold)
         try:
             response = passing.response()
         except CorosrvError as error:

@@ -61,18 +61,21 @@ class AnswerPassing:
         make_error: Callable[[CorosrvError], bytes],
         write_timeout: float,
         stats: HttpStats,
+        hold: Callable[[int], None],
     ) -> None:
+        """`hold`: counts bytes that are kept until the request is over; raises TooManyBodies."""
         self._request = request
         self._reader = reader
         self._make_error = make_error
         self._write_timeout = write_timeout
         self._stats = stats
+        self._hold = hold
 
     def response(self) -> Response:
         """Returns the answer once it has begun, or is there as a whole where it is no stream. Waits.
 
-        A client that leaves meanwhile cancels the call. Raises ClientGone, the error that has ended the call, and
-        WorkerLost for an answer that cannot be passed on.
+        A client that leaves meanwhile cancels the call. Raises ClientGone, the error that has ended the call,
+        WorkerLost for an answer that cannot be passed on, and TooManyBodies.
         """
         watch = ClientWatch(self._request.environ, self._reader.cancel)
         try:
@@ -105,6 +108,7 @@ class AnswerPassing:
         n_bytes = 0
         while True:
             for piece in _pieces(items):
+                self._hold(len(piece))
                 pieces.append(piece)
                 n_bytes += len(piece)
             if n_bytes > MAX_ANSWER:

@@ -17,6 +17,7 @@ from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.terms import request_terms
 from corosrv.jobs.forward import ForwardRequest
+from corosrv.jobs.terms import FIRST_PRIORITY
 from corosrv.upstreams.pool import UpstreamPool
 
 
@@ -48,7 +49,11 @@ class Forwarder:
         body = self._bodies.read_ahead(current(request), self._options.max_body_bytes)
         return body, peek(body, reads_prompt=self._options.reads_prompts)
 
-    def forward(self, path: ForwardedPath, body: bytes, peeked: Peeked) -> Response:
+    def forward_question(self, path: ForwardedPath, model: str | None) -> Response:
+        """Sends a GET on, before requests that generate. Waits; see AnswerPassing and UpstreamPool.submit."""
+        return self.forward(path, b"", Peeked(model, FIRST_PRIORITY, ""), "GET")
+
+    def forward(self, path: ForwardedPath, body: bytes, peeked: Peeked, method: str = "POST") -> Response:
         """Sends the request on and answers with what comes back. Waits; see AnswerPassing and UpstreamPool.submit."""
         incoming, options = current(request), self._options
         environ = incoming.environ
@@ -58,6 +63,7 @@ class Forwarder:
             session = peeked.session
         query = environ.get("QUERY_STRING", "")
         forwarded = ForwardRequest(
+            method=method,
             path=f"{path.path}?{query}" if query else path.path,
             headers=request_headers(environ, terms.request_id, passes_keys=options.passes_keys),
             body=body,
@@ -65,7 +71,8 @@ class Forwarder:
         )
         reader = self._pool.submit(peeked.model, forwarded, replace(terms, session=session))
         make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
-        answer = AnswerPassing(incoming, reader, make_error, options.write_timeout, self._stats).response()
+        hold = partial(self._bodies.hold, incoming)
+        answer = AnswerPassing(incoming, reader, make_error, options.write_timeout, self._stats, hold).response()
         if path.is_anthropic:
             answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
         return answer

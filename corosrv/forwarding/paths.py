@@ -44,5 +44,7 @@ def _paths() -> tuple[ForwardedPath, ...]:
 
 
 FORWARDED = _paths()
+# What a client of llama-server asks first. /slots and /lora-adapters are of one server, which has to be asked itself.
+PROPS = ForwardedPath("/props", "Models", "Describe a model and its defaults, as llama-server has it")
 BY_PATH = {row.path: row for row in FORWARDED}
 MODELS = ("/v1/models", "/models")

@@ -14,11 +14,12 @@ from corosrv.errors import ModelNotFound
 from corosrv.forwarding import listing
 from corosrv.forwarding.forwarder import Forwarder
 from corosrv.forwarding.local import Choice, LocalModels
-from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, ForwardedPath
+from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, PROPS, ForwardedPath
 from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.lean_flask import current
 from corosrv.http.operation import GENERATES, operation
 from corosrv.http.reply import json_response
+from corosrv.http.terms import QueueHeaders
 from corosrv.openai import api_docs
 from corosrv.upstreams.pool import UpstreamPool
 
@@ -52,6 +53,7 @@ class ForwardingRoutes:
                 routes.add_url_rule(path.path, path.path.replace(".", "_"), self._view(path), methods=["POST"])
         if self._local is None:
             self._add_models(routes)
+            self._add_props(routes)
         return routes
 
     def _view(self, path: ForwardedPath) -> Callable[[], Response]:
@@ -69,6 +71,14 @@ class ForwardingRoutes:
             return self._forwarder.forward(path, *self._forwarder.read())
 
         return forward
+
+    def _add_props(self, routes: Blueprint) -> None:
+        @routes.get(PROPS.path)
+        @operation(
+            PROPS.tag, PROPS.summary, _TEXT, answer=dict[str, Any], headers=QueueHeaders, statuses=(404, 502, 503)
+        )
+        def props() -> Response:
+            return self._forwarder.forward_question(PROPS, current(request).args.get("model"))
 
     def _add_models(self, routes: Blueprint) -> None:
         @routes.get("/v1/models")

@@ -138,6 +138,11 @@ class BodyReader:
             parts.append(piece)
         return b"".join(parts)
 
+    def hold(self, request: Request, n_bytes: int) -> None:
+        """Counts bytes of an answer with the request's body, until the request is over. Raises TooManyBodies."""
+        share: BodyShare = request.environ.setdefault(_SHARE, BodyShare(self._budget))
+        share.grow(n_bytes)
+
     def release(self, request: Request) -> None:
         """Lets go of the request's body, if it had one. Calling it twice is harmless."""
         share: BodyShare | None = request.environ.pop(_SHARE, None)

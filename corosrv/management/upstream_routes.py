@@ -12,6 +12,7 @@ from flask import Blueprint, Response, request
 from corosrv.errors import Refused
 from corosrv.management.routes import decode_body
 from corosrv.management.upstream_views import upstream_view
+from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
 from corosrv.upstreams.spec import DEFAULT_CONCURRENCY, UpstreamSpec, parse
 from corosrv.upstreams.upstream import Upstream
@@ -30,6 +31,7 @@ class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
     weight: float = 1.0
     api_key_env: str = ""
     labels: dict[str, str] = {}
+    abort: AbortKind = AbortKind.AUTO
 
     def spec(self) -> UpstreamSpec:
         """Returns what the body says. Raises Refused, which names the field."""
@@ -40,6 +42,7 @@ class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
             weight=self.weight,
             api_key_env=self.api_key_env,
             labels=self.labels,
+            abort=self.abort,
         )
 
 

@@ -20,10 +20,12 @@ def upstream_view(upstream: Upstream, now: float) -> dict[str, Any]:
         "weight": spec.weight,
         "api_key_env": spec.api_key_env,
         "labels": dict(spec.labels),
+        "aborts": upstream.takes_aborts,
         "in_flight": upstream.in_flight,
         "age_ms": round((now - upstream.added_at) * 1000),
         "ok": stats.ok,
         "aborted": stats.aborted,
         "failed": dict(stats.failed),
+        "tokens_per_s": round(stats.n_tokens / stats.token_s, 3) if stats.token_s else None,
         "first_byte_ms": round(stats.first_byte_s / stats.n_first_bytes * 1000, 3) if stats.n_first_bytes else None,
     }

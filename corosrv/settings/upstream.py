@@ -18,8 +18,8 @@ class UpstreamSettings:
     upstream: str = setting(
         "",
         "URL of another server of models that requests are forwarded to, with its options, as "
-        "http://host:8080?concurrency=16&model=NAME&weight=2&api_key_env=VARIABLE; may be given several times, in the "
-        "environment with commas or spaces between",
+        "http://host:8080?concurrency=16&model=NAME&weight=2&api_key_env=VARIABLE&abort=sglang; may be given several "
+        "times, in the environment with commas or spaces between",
     )
     elastic: bool = setting(
         False, "1: requests are taken though no upstream is named yet: those are added while the server runs"

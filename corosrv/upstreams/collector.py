@@ -14,6 +14,7 @@ _LABELS = ("upstream", "host")
 _GAUGES: dict[str, tuple[str, Callable[[Upstream], float]]] = {
     "permits": ("Calls that the upstream may run at once", lambda upstream: upstream.permits.total),
     "in_flight": ("Calls that it runs", lambda upstream: upstream.in_flight),
+    "idle_connections": ("Open connections that no call is on", lambda upstream: upstream.connections.n_idle),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[Upstream], float]]] = {
     "ok": ("Calls that it answered", lambda upstream: upstream.stats.ok),
@@ -22,6 +23,10 @@ _COUNTERS: dict[str, tuple[str, Callable[[Upstream], float]]] = {
     "first_byte_seconds": ("Time until it began them", lambda upstream: upstream.stats.first_byte_s),
     "call_seconds": ("Time until its calls ended", lambda upstream: upstream.stats.total_s),
     "answer_bytes": ("Bytes of the bodies of its answers", lambda upstream: upstream.stats.n_bytes),
+    "tokens": ("Tokens of its answers, of those that tell", lambda upstream: upstream.stats.n_tokens),
+    "token_seconds": ("Time until the answers that tell their tokens ended", lambda upstream: upstream.stats.token_s),
+    "aborts_sent": ("Requests to its abort endpoint that it took", lambda upstream: upstream.aborter.n_sent),
+    "aborts_failed": ("Those that it did not take", lambda upstream: upstream.aborter.n_failed),
 }
 
 

@@ -46,6 +46,7 @@ class Exchange:
         self._connection: HTTPConnection | None = None
         self._response: HTTPResponse | None = None
         self._is_reusable = True  # the connection, once the answer was read to its end
+        self.is_sent = False  # the upstream may have got something of the request
 
     def begin(self, path: str, request: ForwardRequest, headers: Headers) -> AnswerHead:
         """Sends the request and returns the head of its answer. Waits.
@@ -64,6 +65,7 @@ class Exchange:
         # For each write and read; the one below is for all of them, against an answer that drips.
         connection.sock.settimeout(self._limits.first_byte)
         late = UpstreamLost(f"the upstream did not answer within {self._limits.first_byte:g} s")
+        self.is_sent = True
         try:
             with gevent.Timeout(self._limits.first_byte, late):
                 self._send(connection, path, request, headers)
@@ -156,12 +158,11 @@ def refusal_of(head: AnswerHead, now: float) -> CorosrvError | None:
     """
     status = head.status
     wait = next((value for name, value in head.headers if name.lower() == "retry-after"), None)
+    seconds = retry_after(wait, now)
     if status == 429:
-        return UpstreamBusy(
-            "every upstream that could serve the request is busy", retry_after(wait, now) or SHORTEST_PAUSE
-        )
+        return UpstreamBusy("every upstream that could serve the request is busy", seconds or SHORTEST_PAUSE)
     if status == 503:
-        return UpstreamDown("the upstream takes no requests now")
+        return UpstreamDown("the upstream takes no requests now", seconds)
     if status in (502, 504):
         return UpstreamLost(f"the upstream answered {status}")
     if is_redirect(status):

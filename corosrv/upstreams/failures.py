@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
-from corosrv.errors import NotHandedOver, WorkerLost
+from corosrv.errors import ErrorKind, NotHandedOver, WorkerLost
 
 
 class UpstreamBusy(NotHandedOver):
     """An upstream takes no call for some seconds, and says so itself."""
+
+    status = 429
+    kind = ErrorKind.RATE_LIMITED
+    code = "upstreams_busy"
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -18,6 +22,12 @@ class UpstreamBusy(NotHandedOver):
 
 class UpstreamDown(NotHandedOver):
     """An upstream could not be given a call, which is its fault."""
+
+    def __init__(self, message: str, seconds: float = 0.0) -> None:
+        """`seconds`: for which it has asked to be left alone."""
+        super().__init__(message)
+        self.seconds = seconds
+        self.retry_after = max(math.ceil(seconds), 1)
 
 
 class UpstreamLost(WorkerLost):

@@ -12,6 +12,7 @@ from corosrv.dispatch.entries import HostGroup
 from corosrv.dispatch.policy import Policy
 from corosrv.errors import SettingsError
 from corosrv.jobs.forward import ForwardRequest
+from corosrv.upstreams.ids import rank_name
 from corosrv.upstreams.prefixes import Mark, PrefixIndex, marks_of
 from corosrv.upstreams.rendezvous import score
 from corosrv.upstreams.turns import WeightedTurns
@@ -94,7 +95,7 @@ class StickySessions(LeastLoadedByWeight):
     def _first(self, call: QueuedCall, groups: Sequence[HostGroup]) -> HostGroup:
         """Returns the first in the ranking of the call's session."""
         key = f"{call.job.terms.caller}\0{call.job.terms.session}"
-        return max(groups, key=lambda group: score(key, group.host.id, group.group.weight))
+        return max(groups, key=lambda group: score(key, rank_name(group.host.id), group.group.weight))
 
 
 class PrefixAware(LeastLoadedByWeight):

@@ -20,9 +20,11 @@ from corosrv.jobs.forward import ForwardRequest
 from corosrv.jobs.infer import HandlerCard, InferJob, InferReader, ModelTarget
 from corosrv.jobs.terms import Terms
 from corosrv.upstreams.exchange import ExchangeLimits
-from corosrv.upstreams.prober import Prober
+from corosrv.upstreams.ids import upstream_id
+from corosrv.upstreams.prober import ListedModels, Prober
+from corosrv.upstreams.short_exchange import TIME_LIMIT
 from corosrv.upstreams.spec import UpstreamSpec
-from corosrv.upstreams.upstream import ANY_MODEL, POOL, Upstream, UpstreamHost, UpstreamState, model_card
+from corosrv.upstreams.upstream import ANY_MODEL, POOL, Upstream, UpstreamHost, model_card
 
 log = logging.getLogger("corosrv.upstreams")
 
@@ -70,7 +72,7 @@ class UpstreamPool:
             DispatchSettings(max_calls=settings.max_queue, max_bytes=settings.queue_bytes, logs_json=settings.logs_json)
         )
         self._members: dict[str, _Member] = {}  # by id
-        self._numbers = itertools.count(1)
+        self._models: tuple[str, ...] | None = None  # of all upstreams; None until it is asked for after a change
         self._is_started = False
         self._is_stopping = False
         self._ending: Greenlet | None = None
@@ -98,6 +100,9 @@ class UpstreamPool:
         if not self.dispatcher.drain(self._settings.drain):
             log.warning("calls to upstreams did not end within %g s, and are ended", self._settings.drain)
         self.dispatcher.close()
+        gevent.idle()  # their greenlets end, and send what aborts them
+        for upstream in self.upstreams:
+            upstream.aborter.wait(TIME_LIMIT)
 
     @property
     def is_ending(self) -> bool:
@@ -119,7 +124,8 @@ class UpstreamPool:
     def state(self) -> State:
         if self._is_stopping:
             return State.DRAINING
-        is_ready = any(member.upstream.state is UpstreamState.READY for member in self._members.values())
+        # One that waits for trials counts: without calls, which come to ready servers only, it would wait for ever.
+        is_ready = any(member.upstream.is_worth_waiting for member in self._members.values())
         is_usable = is_ready or self._settings.is_elastic
         return State.READY if is_usable else State.STARTING
 
@@ -149,8 +155,9 @@ class UpstreamPool:
         for member in self._members.values():
             if member.upstream.spec.url == spec.url and not member.upstream.is_draining:
                 return member.upstream, False
-        upstream = Upstream(f"upstream-{next(self._numbers)}", spec, self._settings.limits)
+        upstream = Upstream(upstream_id(spec.url, self._members), spec, self._settings.limits)
         member = self._members[upstream.id] = _Member(upstream, Prober(upstream))
+        self._models = None
         log.info("upstream %s added: %s, %d calls at once", upstream.id, spec.url, spec.concurrency)
         if self._is_started:
             self._expect()
@@ -189,6 +196,7 @@ class UpstreamPool:
         if not upstream.wait_idle(timeout):
             upstream.abort()
             upstream.wait_idle(1.0)  # their greenlets end in the next turns of the hub
+        upstream.aborter.wait(TIME_LIMIT)
         self._leave(member)
 
     def _leave(self, member: _Member) -> None:
@@ -201,6 +209,7 @@ class UpstreamPool:
             member.probing.kill(block=False)
         member.prober.close()
         upstream.close()
+        self._models = None
         if self._members.pop(upstream.id, None) is not None:
             self.dispatcher.forget(upstream.id)
 
@@ -220,7 +229,7 @@ class UpstreamPool:
         failure = member.prober.probe()
         is_due = not upstream.probes.is_up or time.monotonic() - member.listed_at >= LISTING_INTERVAL
         # Asked before the upstream is called ready, which is then true of its models as well.
-        models = member.prober.models() if is_due and not failure else None
+        listed = member.prober.models() if is_due and not failure else None
         if upstream.is_gone:
             return
         now = time.monotonic()
@@ -229,7 +238,7 @@ class UpstreamPool:
         self._give_up_or_not(member, has_changed, now)
         if upstream.probes.is_up and is_due:
             member.listed_at = now
-            self._offer(member, models)
+            self._offer(member, listed or ListedModels(None, upstream.is_sglang))
         if has_changed:
             if upstream.probes.is_up:
                 log.info("upstream %s is ready and serves %s", upstream.id, _list_of(upstream.models))
@@ -247,12 +256,13 @@ class UpstreamPool:
             member.is_given_up = is_given_up
             self._expect_member(member)
 
-    def _offer(self, member: _Member, models: tuple[str, ...] | None) -> None:
-        """Offers the models that an upstream lists; None: those that it listed before."""
+    def _offer(self, member: _Member, models: ListedModels) -> None:
+        """Offers the models that an upstream lists, or those that it listed before."""
         upstream = member.upstream
-        if member.host is not None and models in (None, upstream.models):
+        upstream.is_sglang = models.is_sglang
+        if member.host is not None and models.names in (None, upstream.models):
             return
-        upstream.models = models or upstream.models
+        upstream.models = models.names or upstream.models
         member.incarnation += 1
         member.host = UpstreamHost(upstream, member.incarnation)
         self._expect()
@@ -260,6 +270,7 @@ class UpstreamPool:
 
     def _expect(self) -> None:
         """Tells the dispatcher what may be asked for, and whether it is worth waiting."""
+        self._models = None
         self.dispatcher.expect(
             POOL,
             _cards(self.models()),
@@ -283,11 +294,10 @@ class UpstreamPool:
 
     def models(self) -> tuple[str, ...]:
         """Returns the names that may be asked for, those of the first upstream first."""
-        names: dict[str, None] = {}
-        for upstream in self.upstreams:
-            if not upstream.is_draining:
-                names.update(dict.fromkeys(upstream.models))
-        return tuple(names)
+        if self._models is None:
+            models = (upstream.models for upstream in self.upstreams if not upstream.is_draining)
+            self._models = tuple(dict.fromkeys(itertools.chain.from_iterable(models)))
+        return self._models
 
     def submit(self, model: str | None, request: ForwardRequest, terms: Terms) -> InferReader:
         """Forwards a request, now or when an upstream has a free permit. Never waits.

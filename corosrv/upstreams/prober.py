@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from typing import Any
 
-import gevent
 import msgspec
 
 from corosrv.errors import CorosrvError
 from corosrv.jobs.forward import ForwardRequest
+from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.connections import UpstreamConnections
-from corosrv.upstreams.exchange import Exchange, ExchangeLimits, is_redirect
+from corosrv.upstreams.exchange import is_redirect
+from corosrv.upstreams.short_exchange import ask_shortly
 from corosrv.upstreams.upstream import Upstream
 
 log = logging.getLogger("corosrv.upstreams")
 
-TIME_LIMIT = 2.0  # seconds that one answer may take
-MAX_LISTING = 4 << 20  # bytes
 MAX_MODELS = 1000
 MAX_NAME = 512  # characters
 _LIST = "/v1/models"
 _NOT_THERE = (404, 405, 501)
+_SGLANG = "sglang"  # owns, by its list, the models of an SGLang server
+_HEADERS = (("Accept", "application/json"),)
 
 
 class _Model(msgspec.Struct):
     id: str
+    owned_by: Any = None
 
 
 class _Listing(msgspec.Struct):
@@ -32,6 +36,14 @@ class _Listing(msgspec.Struct):
 
 
 _listing = msgspec.json.Decoder(_Listing)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModels:
+    """Says what an upstream serves. `names`: None if it does not say."""
+
+    names: tuple[str, ...] | None
+    is_sglang: bool = False
 
 
 class Prober:
@@ -55,37 +67,29 @@ class Prober:
             return f"it answered {status} to {self._path}, a redirect, which is not followed"
         return "" if status < 400 or status in _NOT_THERE else f"it answered {status} to {self._path}"
 
-    def models(self) -> tuple[str, ...] | None:
-        """Returns the names of its models; None if it does not say. Waits."""
-        if self._upstream.spec.models:
-            return self._upstream.spec.models
+    def models(self) -> ListedModels:
+        """Returns the names of its models, those that an operator has given it before those that it lists. Waits."""
+        spec = self._upstream.spec
+        if spec.models and spec.abort is not AbortKind.AUTO:
+            return ListedModels(spec.models)
         try:
             status, body = self._get(_LIST)
-            listing = _listing.decode(body) if status == 200 else _Listing()
+            models = _listing.decode(body).data if status == 200 else []
         except (CorosrvError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("upstream %s does not list its models: %.200s", self._upstream.id, error)
-            return None
-        names = dict.fromkeys(model.id for model in listing.data if _is_name(model.id))
+            if not spec.models:
+                log.warning("upstream %s does not list its models: %.200s", self._upstream.id, error)
+            models = []
+        is_sglang = any(model.owned_by == _SGLANG for model in models)
+        return ListedModels(spec.models or self._names(models), is_sglang)
+
+    def _names(self, models: list[_Model]) -> tuple[str, ...] | None:
+        names = dict.fromkeys(model.id for model in models if _is_name(model.id))
         if len(names) > MAX_MODELS:
             log.warning("upstream %s lists %d models; %d are served", self._upstream.id, len(names), MAX_MODELS)
         return tuple(names)[:MAX_MODELS] or None
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        upstream = self._upstream
-        request = ForwardRequest(method="GET")
-        exchange = Exchange(self._connections, ExchangeLimits(TIME_LIMIT, TIME_LIMIT))
-        body = bytearray()
-        late = CorosrvError(f"it did not answer within {TIME_LIMIT:g} s")
-        try:
-            with gevent.Timeout(TIME_LIMIT, late):
-                head = exchange.ask(upstream.path(path), request, upstream.headers((("Accept", "application/json"),)))
-                for piece in exchange.pieces():
-                    body += piece
-                    if len(body) > MAX_LISTING:
-                        raise CorosrvError(f"its answer is longer than {MAX_LISTING >> 20} MiB")
-        finally:
-            exchange.close(is_whole=False)
-        return head.status, bytes(body)
+        return ask_shortly(self._upstream, self._connections, ForwardRequest(method="GET", path=path, headers=_HEADERS))
 
     def close(self) -> None:
         self._connections.close()

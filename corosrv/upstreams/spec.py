@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from corosrv.errors import Refused
 from corosrv.outgoing.urls import is_http_url
+from corosrv.upstreams.abort import AbortKind
 
 DEFAULT_CONCURRENCY = 8
 MAX_CONCURRENCY = 65_536
@@ -18,7 +19,7 @@ Number = TypeVar("Number", int, float)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PASSWORD = re.compile(r"(?<=//).*@", re.DOTALL)
-_OPTIONS = ("concurrency", "model", "weight", "api_key_env")
+_OPTIONS = ("concurrency", "model", "weight", "api_key_env", "abort")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class UpstreamSpec:
     weight: float = 1.0  # its share of the calls, beside those of others
     api_key_env: str = ""  # the environment variable that holds the key to send; empty: no key of its own
     labels: Mapping[str, str] = field(default_factory=dict)
+    abort: AbortKind = AbortKind.AUTO  # how it is told that a request is of no use any more
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _normal_url(self.url))
@@ -67,7 +69,17 @@ def parse(text: str) -> UpstreamSpec:
         concurrency=_number("concurrency", options.get("concurrency", str(DEFAULT_CONCURRENCY)), int),
         weight=_number("weight", options.get("weight", "1"), float),
         api_key_env=options.get("api_key_env", ""),
+        abort=abort_kind(options.get("abort", AbortKind.AUTO.value)),
     )
+
+
+def abort_kind(text: str) -> AbortKind:
+    """Returns the kind of this name. Raises Refused."""
+    try:
+        return AbortKind(text)
+    except ValueError:
+        names = ", ".join(kind.value for kind in AbortKind)
+        raise Refused(f"abort must be one of {names}, not {text[:60]!r}", "abort") from None
 
 
 def _number(name: str, text: str, kind: Callable[[str], Number]) -> Number:

@@ -14,18 +14,21 @@ from enum import Enum
 from urllib.parse import urlsplit
 
 import gevent
-from gevent import Greenlet, GreenletExit
+from gevent import Greenlet
 from gevent.event import Event
 
 from corosrv.dispatch.host import CallListener, HandedCall, HandlerHost, LaneGroup, RunningCall
 from corosrv.dispatch.permits import Permit, PermitPool
-from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed
-from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest, Headers
+from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed
+from corosrv.jobs.forward import Headers
 from corosrv.jobs.infer import HandlerCard
+from corosrv.upstreams.abort import AbortKind
+from corosrv.upstreams.aborter import Aborter
 from corosrv.upstreams.breaker import Breaker, BreakerState
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.exchange import Exchange, ExchangeLimits
 from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamRemoved
+from corosrv.upstreams.forwarded_call import ForwardedCall
 from corosrv.upstreams.probing import ProbeRecord
 from corosrv.upstreams.spec import UpstreamSpec
 
@@ -62,6 +65,8 @@ class UpstreamStats:
     first_byte_s: float = 0.0
     total_s: float = 0.0
     n_bytes: int = 0
+    n_tokens: int = 0  # of the answers that tell theirs
+    token_s: float = 0.0  # that those answers took
 
 
 class Upstream:
@@ -90,6 +95,8 @@ class Upstream:
         self._base_path = parts.path
         self._key = os.environ.get(spec.api_key_env, "") if spec.api_key_env else ""
         self._connections = UpstreamConnections(spec.url, spec.concurrency)
+        self.is_sglang = False  # by the list of its models
+        self.aborter = Aborter(id, self, spec.url)
 
     @property
     def state(self) -> UpstreamState:
@@ -107,8 +114,10 @@ class Upstream:
     def reason(self) -> str:
         """Returns why it takes no calls; an empty text if it does."""
         state = self.state
-        if state is UpstreamState.OPEN and self.breaker.state(time.monotonic()) is not BreakerState.CLOSED:
-            return f"its last calls failed: {self._fault}"
+        breaker = self.breaker.state(time.monotonic())
+        if state is UpstreamState.OPEN and breaker is not BreakerState.CLOSED:
+            words = "its last calls failed" if breaker is BreakerState.OPEN else "single calls try it, after faults"
+            return f"{words}: {self._fault}"
         if state is UpstreamState.OPEN:
             return "it has asked for a pause"
         return self.probes.reason if state is UpstreamState.PROBING else _REASONS.get(state, "")
@@ -117,6 +126,12 @@ class Upstream:
     def takes_calls(self) -> bool:
         is_offered = self.probes.is_up and not self.is_draining and not self.is_gone
         return is_offered and self.breaker.lets_pass(time.monotonic())
+
+    @property
+    def is_worth_waiting(self) -> bool:
+        """Tells whether calls should come: it takes them now, one by one as trials, or after a pause it asked for."""
+        is_offered = self.probes.is_up and not self.is_draining and not self.is_gone
+        return is_offered and self.breaker.state(time.monotonic()) is not BreakerState.OPEN
 
     @property
     def in_flight(self) -> int:
@@ -164,14 +179,19 @@ class Upstream:
 
     # Calls.
 
+    @property
+    def takes_aborts(self) -> bool:
+        kind = self.spec.abort
+        return kind is AbortKind.SGLANG or (kind is AbortKind.AUTO and self.is_sglang)
+
+    def abort_request(self, id: str) -> None:
+        self.aborter.abort(id)
+
     def start_call(self, permit: Permit, call: HandedCall, listener: CallListener) -> RunningCall:
         """Sends a call on, in a greenlet of its own."""
         (item,) = call.items
-        assert isinstance(item.request, ForwardRequest)
         is_trial = self.breaker.begin(time.monotonic())
-        forwarded = ForwardedCall(
-            self, permit, item.request, listener, Exchange(self._connections, self._limits), is_trial
-        )
+        forwarded = ForwardedCall(self, permit, item, listener, Exchange(self._connections, self._limits), is_trial)
         self._calls.add(forwarded)
         self._is_idle.clear()
         forwarded.start()
@@ -179,27 +199,47 @@ class Upstream:
             self.changed()  # no other call passes beside it
         return forwarded
 
+    def begin_answer(self, call: ForwardedCall) -> None:
+        """Counts the beginning of an answer, which decides a trial: a long answer must not keep others waiting."""
+        now = time.monotonic()
+        self.stats.n_first_bytes += 1
+        self.stats.first_byte_s += now - call.started_at
+        if call.is_trial:
+            self._judge(call, None, now)
+            call.is_trial = False
+            self.changed()
+
     def end_call(self, call: ForwardedCall, error: CorosrvError | None) -> None:
         """Counts a call that has ended, whose permit is free again; `error`: of the upstream or of the call's own."""
         self._calls.discard(call)
         if not self._calls:
             self._is_idle.set()
         now = time.monotonic()
-        self.stats.total_s += now - call.started_at
+        self._count(call, error, now)
+        self._judge(call, error, now)
+
+    def _count(self, call: ForwardedCall, error: CorosrvError | None, now: float) -> None:
+        stats = self.stats
+        stats.total_s += now - call.started_at
+        stats.n_bytes += call.n_bytes
         if error is None and not call.fault:
-            self.stats.ok += 1
+            stats.ok += 1
+            if (n_tokens := call.usage.n_tokens()) is not None:
+                stats.n_tokens += n_tokens
+                stats.token_s += now - call.started_at
         elif error is None:
-            self.stats.failed["answered_5xx"] += 1
+            stats.failed["answered_5xx"] += 1
         elif isinstance(error, (CallCancelled, DeadlinePassed, UpstreamRemoved)):
-            self.stats.aborted += 1
+            stats.aborted += 1
         else:
-            self.stats.failed[error.code or type(error).__name__] += 1
-        if isinstance(error, UpstreamBusy):
-            self.breaker.forget_trial(call.is_trial)
+            stats.failed[error.code or type(error).__name__] += 1
+
+    def _judge(self, call: ForwardedCall, error: CorosrvError | None, now: float) -> None:
+        """Tells the breaker what a call says of the upstream."""
+        if isinstance(error, (UpstreamBusy, UpstreamDown)) and error.seconds:
             self.breaker.pause(now + error.seconds)
-        elif isinstance(error, UpstreamRemoved):
-            self.breaker.forget_trial(call.is_trial)
-        elif isinstance(error, (UpstreamDown, UpstreamLost)) or call.fault:
+        is_own_fault = isinstance(error, (UpstreamDown, UpstreamLost)) and not isinstance(error, UpstreamRemoved)
+        if is_own_fault or (error is None and call.fault):
             self._fault = call.fault or str(error)
             self.breaker.fail(call.is_trial, now, random.random())
         elif error is None:
@@ -263,85 +303,3 @@ class UpstreamHost(HandlerHost):
 def model_card(name: str, max_queue: int = 1_000_000) -> HandlerCard:
     """Describes a model of upstreams to the dispatcher. A generation may be repeated: it changes nothing."""
     return HandlerCard(name, platform="upstream", is_stream=True, is_idempotent=True, max_queue=max_queue)
-
-
-class ForwardedCall(RunningCall):
-    """Runs one call on an upstream, in a greenlet. It ends once, whatever happens."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        permit: Permit,
-        request: ForwardRequest,
-        listener: CallListener,
-        exchange: Exchange,
-        is_trial: bool,
-    ) -> None:
-        self.is_trial = is_trial
-        self.fault = ""  # of the upstream, which went on to the client as its answer
-        self.started_at = time.monotonic()
-        self._upstream = upstream
-        self._permit = permit
-        self._request = request
-        self._listener = listener
-        self._exchange = exchange
-        self._greenlet: Greenlet | None = None
-        self._error: CorosrvError | None = None  # why it was ended from outside
-
-    def start(self) -> None:
-        self._greenlet = gevent.spawn(self._run)
-        self._greenlet.rawlink(lambda greenlet: self._end())  # also of one that is killed before it has begun
-
-    def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
-        if is_deadline:
-            self.fail(DeadlinePassed("the call's time is over"))
-        else:
-            self.fail(CallCancelled("the call was cancelled"))
-
-    def fail(self, error: CorosrvError) -> None:
-        """Ends the call, and the connection that it is on. Never waits."""
-        if self._error is None and self._greenlet is not None and not self._greenlet.ready():
-            self._error = error
-            self._greenlet.kill(block=False)
-
-    def _run(self) -> None:
-        is_whole = False
-        try:
-            self._forward()
-            is_whole = True
-        except CorosrvError as error:
-            self._error = self._error or error
-        except GreenletExit:
-            pass
-        except Exception:
-            log.exception("a call to upstream %s failed by a bug", self._upstream.id)
-            self._error = HandlerFailed("the call could not be forwarded")
-        finally:
-            self._exchange.close(is_whole)
-
-    def _forward(self) -> None:
-        upstream, listener, request = self._upstream, self._listener, self._request
-        head = self._exchange.begin(upstream.path(request.path), request, upstream.headers(request.headers))
-        upstream.stats.n_first_bytes += 1
-        upstream.stats.first_byte_s += time.monotonic() - self.started_at
-        if is_fault(head):
-            self.fault = f"it answered {head.status}"
-        listener.on_outputs(0, head, 0)
-        for piece in self._exchange.pieces():
-            upstream.stats.n_bytes += len(piece)
-            listener.on_outputs(0, AnswerBody(data=piece), len(piece))
-            listener.wait_for_room()
-
-    def _end(self) -> None:
-        upstream = self._upstream
-        self._permit.release()
-        upstream.end_call(self, self._error)
-        try:
-            self._listener.on_end(0, self._error)
-        finally:
-            upstream.changed()
-
-
-def is_fault(head: AnswerHead) -> bool:
-    """Returns whether an answer that goes on to the client says that the upstream is not well."""
-    return head.status >= 500 and head.status != 501

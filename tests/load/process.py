@@ -76,13 +76,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(settings: dict[str, str], timeout: float = 120.0) -> Iterator[Server]:
-    """`corosrv serve` with these COROSRV_ settings, ready; ended by its process id."""
+def serving(settings: dict[str, str], timeout: float = 120.0, log: Path | None = None) -> Iterator[Server]:
+    """`corosrv serve` with these COROSRV_ settings, ready; ended by its process id. `log`: where it writes."""
     port = free_port()
     environ = os.environ | {f"COROSRV_{name}": value for name, value in settings.items()}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "corosrv", "serve", "--port", str(port)], env=environ, stderr=subprocess.DEVNULL
-    )
+    with open(log or os.devnull, "wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "corosrv", "serve", "--port", str(port)], env=environ, stderr=out
+        )
     try:
         _wait_until_ready(port, process, time.monotonic() + timeout)
         yield Server(("127.0.0.1", port), _worker_of(process.pid))

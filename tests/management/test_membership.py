@@ -17,10 +17,12 @@ from corosrv.management import upstream_routes
 from corosrv.management.listener import ManagementListener, ManagementSettings
 from corosrv.management.membership import Membership
 from corosrv.management.remote import RemoteClient
+from corosrv.upstreams.ids import upstream_id
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from tests.management.serving import in_thread, short_folder
 
 URL = "http://127.0.0.1:1"
+ID = upstream_id(URL, ())
 TIMEOUT = 30.0  # seconds
 
 
@@ -71,8 +73,8 @@ def test_each_front_gets_the_server_once_however_often_it_is_added(pool: Upstrea
     assert urls(pool) == urls(other_pool) == [URL]
     assert pool.find(URL).spec.concurrency == 3
     assert words == [
-        f"http://127.0.0.1:{first}: {URL} is an upstream, upstream-1",
-        f"http://127.0.0.1:{second}: {URL} is an upstream, upstream-1",
+        f"http://127.0.0.1:{first}: {URL} is an upstream, {ID}",
+        f"http://127.0.0.1:{second}: {URL} is an upstream, {ID}",
     ]
 
 
@@ -137,7 +139,7 @@ def test_the_command_joins_and_leaves_when_it_is_stopped(pool: UpstreamPool):
             process.wait()
             process.stdout.close()
 
-    assert joined == f"http://127.0.0.1:{port}: {URL} is an upstream, upstream-1\n"
+    assert joined == f"http://127.0.0.1:{port}: {URL} is an upstream, {ID}\n"
     assert spec.concurrency == 5
     assert left == f"http://127.0.0.1:{port}: {URL} leaves\n"
     assert status == 0

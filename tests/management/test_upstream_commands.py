@@ -11,10 +11,12 @@ from corosrv.cli import main
 from corosrv.jobs import State
 from corosrv.management import queue_routes, upstream_routes
 from corosrv.management.listener import ManagementListener, ManagementSettings
+from corosrv.upstreams.ids import upstream_id
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from tests.management.serving import in_thread, short_folder
 
 URL = "http://127.0.0.1:1"
+ID = upstream_id(URL, ())
 
 Run = Callable[..., Result]
 
@@ -40,7 +42,7 @@ def run(pool: UpstreamPool) -> Iterator[Run]:
 def test_an_upstream_is_added_as_it_is_described(pool: UpstreamPool, run: Run):
     done = run("upstream", "add", URL, "--model", "a", "--model", "b", "--concurrency", "3", "--weight", "2")
 
-    assert done.output == f"upstream-1 ({URL}) is probing\n"
+    assert done.output == f"{ID} ({URL}) is probing\n"
     spec = pool.find(URL).spec
     assert (spec.models, spec.concurrency, spec.weight) == (("a", "b"), 3, 2.0)
 
@@ -52,10 +54,10 @@ def test_upstreams_are_listed_and_stand_in_ps(run: Run):
         shown = run(*words)
 
         assert shown.exit_code == 0, shown.output
-        assert ["upstream-1", URL, "probing", "0/8"] in [line.split()[:4] for line in shown.output.splitlines()]
+        assert [ID, URL, "probing", "0/8"] in [line.split()[:4] for line in shown.output.splitlines()]
 
 
-@pytest.mark.parametrize("name", [URL, "upstream-1"])
+@pytest.mark.parametrize("name", [URL, ID])
 def test_an_upstream_is_removed_by_its_url_or_its_id(pool: UpstreamPool, run: Run, name: str):
     run("upstream", "add", URL)
 

@@ -120,6 +120,12 @@ def test_paths_of_llama_server_are_forwarded(forwarding: ServerFront, path: str,
     assert answer.json
 
 
+def test_a_client_of_llama_server_gets_the_props_of_an_upstream(forwarding: ServerFront, upstream: Server):
+    assert forwarding.server.get("/props?model=small") == upstream.get("/props")
+    assert forwarding.server.get("/props?model=small")[0] == 200
+    assert forwarding.server.get("/slots")[0] == 404
+
+
 def test_models_are_those_of_upstreams(client: openai.OpenAI, forwarding: ServerFront):
     assert [model.id for model in client.models.list()] == ["small"]
     assert client.models.retrieve("small").id == "small"
@@ -142,9 +148,9 @@ def test_its_api_document_and_metrics_show_upstreams(forwarding: ServerFront, up
     metrics = forwarding.server.metrics()
 
     assert {"/v1/chat/completions", "/v1/messages", "/generate"} <= paths.keys()
-    labels = f'host="127.0.0.1:{upstream.port}"'
-    assert metrics[f'corosrv_upstream_state{{{labels},state="ready",upstream="upstream-1"}}'] == 1
-    assert metrics[f'corosrv_upstream_permits{{{labels},upstream="upstream-1"}}'] == 2
+    host, id = f'host="127.0.0.1:{upstream.port}"', f'upstream="{forwarding.upstream()["id"]}"'
+    assert metrics[f'corosrv_upstream_state{{{host},state="ready",{id}}}'] == 1
+    assert metrics[f"corosrv_upstream_permits{{{host},{id}}}"] == 2
 
 
 # Errors.

@@ -124,6 +124,39 @@ def test_an_upstream_that_asks_for_a_pause_gets_the_call_after_it(serve: Any):
         assert len(case.upstream.requests) == 2
 
 
+def test_answers_that_are_kept_for_their_clients_count_with_bodies(start: Servers):
+    begun, rest = threading.Event(), threading.Event()
+
+    def large(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", "60000")
+        handler.end_headers()
+        handler.wfile.write(b"x" * 59_999)
+        begun.set()
+        assert rest.wait(20)
+        handler.wfile.write(b"x")
+
+    with (
+        scripted(large) as upstream,
+        front(start, upstream.url, max_body_bytes=65_536, bodies_bytes=65_536) as served,
+        served.server.connect() as first,
+    ):
+        first.send(request("POST", CHAT, chat()))
+        assert begun.wait(15)
+
+        eventually(lambda: post_blanks(served, 20_000).status == 503, 10, "the first answer is counted")
+        rest.set()
+        assert len(first.answer().body) == 60_000
+        eventually(lambda: post_blanks(served, 60_000).status == 400, 10, "what it held is free again")
+
+
+def post_blanks(served: ServerFront, n_bytes: int) -> Answer:
+    """Sends a body which is wrong, once there is room for it."""
+    with served.server.connect() as connection:
+        return connection.post(b"[" + b" " * n_bytes + b"]")
+
+
 def test_an_answer_that_is_shorter_than_it_says_is_a_bad_gateway(serve: Any):
     def cut(handler: Handler) -> None:
         handler.send_response(200)

@@ -39,7 +39,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.answer(upstream.health, {})
         elif self.path == "/v1/models":
-            self.answer(200, {"object": "list", "data": [{"id": name} for name in upstream.models]})
+            self.answer(
+                200, {"object": "list", "data": [{"id": name, "owned_by": upstream.owner} for name in upstream.models]}
+            )
         else:
             self.answer(404, {})
 
@@ -76,6 +78,7 @@ class ScriptedUpstream:
     def __init__(self, behaviour: Behaviour | None = None, models: tuple[str, ...] = ("m",)) -> None:
         self.behaviour: Behaviour = behaviour or echo
         self.models = models
+        self.owner = "test"  # of its models, as it lists them
         self.health = 200
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.n_running = 0

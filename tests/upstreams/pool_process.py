@@ -27,6 +27,7 @@ from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
 from corosrv.jobs.infer import InferEnd, InferReader
 from corosrv.jobs.terms import Terms
 from corosrv.upstreams import breaker, probing
+from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.upstreams.spec import UpstreamSpec
@@ -68,6 +69,7 @@ class Call:
         self.body = b""
         self.ends: list[str] = []
         self.words = ""
+        self.error: list[int | None] = []  # its status and Retry-After
         self.reading = None
 
     def read(self) -> None:
@@ -81,9 +83,16 @@ class Call:
                 elif isinstance(item, InferEnd):
                     self.ends.append(type(item.error).__name__ if item.error else "ok")
                     self.words = str(item.error or "")
+                    self.error = [item.error.status, item.error.retry_after] if item.error else []
 
     def told(self) -> dict[str, Any]:
-        return {"status": self.status, "body": self.body.decode(), "ends": self.ends, "words": self.words}
+        return {
+            "status": self.status,
+            "body": self.body.decode(),
+            "ends": self.ends,
+            "words": self.words,
+            "error": self.error,
+        }
 
 
 class Commands:
@@ -101,8 +110,11 @@ class Commands:
         self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))
         self.pool.start()
 
-    def add(self, url: str, concurrency: int = 8, models: tuple[str, ...] = (), up: bool = True) -> list[Any]:
-        upstream, is_new = self.pool.add(UpstreamSpec(url=url, concurrency=concurrency, models=tuple(models)))
+    def add(
+        self, url: str, concurrency: int = 8, models: tuple[str, ...] = (), up: bool = True, abort: str = "auto"
+    ) -> list[Any]:
+        spec = UpstreamSpec(url=url, concurrency=concurrency, models=tuple(models), abort=AbortKind(abort))
+        upstream, is_new = self.pool.add(spec)
         if up:
             self.await_state(upstream.id, "ready")
         return [upstream.id, is_new]
@@ -123,21 +135,32 @@ class Commands:
 
         await_true(are_so, f"{waiting} calls wait and {running} run")
 
+    def await_pool(self, state: str) -> None:
+        await_true(lambda: self.pool.state.value == state, f"the pool is {state}")
+
     def upstreams(self) -> list[dict[str, Any]]:
         return [
             {
                 "id": u.id, "state": u.state.value, "reason": u.reason, "in_flight": u.in_flight, "models": u.models,
                 "permits": [u.permits.total, u.permits.available], "ok": u.stats.ok, "aborted": u.stats.aborted,
-                "failed": u.stats.failed,
+                "failed": u.stats.failed, "tokens": u.stats.n_tokens,
             }
             for u in self.pool.upstreams
         ]  # fmt: skip
 
-    def submit(self, names: list[str], model: str = "m", reads: bool = True, seconds: float | None = None) -> None:
+    def submit(
+        self,
+        names: list[str],
+        model: str = "m",
+        reads: bool = True,
+        seconds: float | None = None,
+        path: str = "/v1/x",
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         """Submits a call for each name, which is its body."""
         for name in names:
             deadline = None if seconds is None else time.monotonic() + seconds
-            request = ForwardRequest(path="/v1/x", body=name.encode())
+            request = ForwardRequest(path=path, body=name.encode(), headers=tuple(map(tuple, headers)))
             self.calls[name] = Call(self.pool.submit(model, request, Terms(deadline=deadline)))
             if reads:
                 self.read(name)
@@ -154,6 +177,14 @@ class Commands:
         calls = [self.calls[name] for name in names or self.calls]
         gevent.joinall([call.reading for call in calls], timeout=30)
         return [call.told() for call in calls]
+
+    def await_idle_connection(self) -> None:
+        (upstream,) = self.pool.upstreams
+        await_true(lambda: upstream.connections.n_idle == 1, "its connection is idle")
+
+    def pass_time(self, seconds: float) -> None:
+        """Returns when so much time has passed."""
+        gevent.sleep(seconds)
 
     def cancel(self, name: str) -> None:
         self.calls[name].reader.close()

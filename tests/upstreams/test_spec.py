@@ -7,6 +7,7 @@ import math
 import pytest
 
 from corosrv.errors import Refused
+from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.spec import DEFAULT_CONCURRENCY, MAX_CONCURRENCY, MAX_WEIGHT, UpstreamSpec, parse
 
 
@@ -15,6 +16,14 @@ def test_a_url_alone_is_enough():
 
     assert spec == UpstreamSpec(url="http://a:8080", models=(), concurrency=DEFAULT_CONCURRENCY, weight=1.0)
     assert spec.api_key_env == ""
+
+
+def test_how_requests_are_aborted_follows_the_url():
+    assert parse("http://a").abort is AbortKind.AUTO
+    assert parse("http://a?abort=sglang").abort is AbortKind.SGLANG
+    with pytest.raises(Refused, match="auto, none, sglang, not 'vllm'") as caught:
+        parse("http://a?abort=vllm")
+    assert caught.value.param == "abort"
 
 
 def test_options_follow_the_url():
