@@ -13,7 +13,7 @@ from tests.hardening.watch import HealthWatch
 from tests.serve.server import Server, Servers, eventually
 from tests.serve.wire import CHAT, Connection, chat, events, request, text_of
 
-NOTICED = 1.0  # seconds; a loaded machine is given as much again
+NOTICED = 10.0  # seconds in which a client that left is noticed; what it asked for would take a minute
 ENDS = pytest.mark.parametrize("end", ["leave", "reset"])
 KINDS = pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 
@@ -56,7 +56,7 @@ def test_h057_h059_who_leaves_while_it_is_decoded_for_frees_its_slot(narrow: Ser
 
     getattr(connection, end)()
 
-    narrow.wait_metric("running", 0, within=2 * NOTICED)
+    narrow.wait_metric("running", 0, within=NOTICED)
 
 
 @ENDS
@@ -69,19 +69,21 @@ def test_h058_who_leaves_the_queue_is_never_decoded_for(narrow: Server, is_strea
 
         getattr(waiting, end)()
 
-        narrow.wait_metric("waiting", 0, within=2 * NOTICED)
+        narrow.wait_metric("waiting", 0, within=NOTICED)
         assert narrow.metric("prompt_tokens_total") == before
 
 
 @ENDS
 def test_h059_who_leaves_while_its_prompt_is_read_is_noticed(narrow: Server, end: str) -> None:
+    cancelled = narrow.cancelled()
     connection = narrow.connect()
     connection.send(request("POST", CHAT, chat("x" * 3900, max_tokens=3000)))
     narrow.wait_metric("running", 1)
 
     getattr(connection, end)()
 
-    narrow.wait_metric("running", 0, within=2 * NOTICED)
+    narrow.wait_idle()
+    assert narrow.cancelled() == cancelled + 1
 
 
 def test_h060_who_leaves_touches_nobody_else(narrow: Server) -> None:
@@ -89,16 +91,19 @@ def test_h060_who_leaves_touches_nobody_else(narrow: Server) -> None:
     with begin(narrow, **fields) as alone:
         expected = text_of(events(alone.answer().body))
 
-    with begin(narrow, **fields) as staying:
+    with begin(narrow, **(fields | {"max_tokens": 3000})) as staying:
+        staying.head()
+        pieces = staying.pieces()
         for _ in range(5):
             leaving = begin(narrow, stream=True)
             narrow.wait_metric("running", 2)
             leaving.reset()
             narrow.wait_metric("running", 1)
-        chunks = events(staying.answer().body)
+        text = ""
+        while len(text) < len(expected):
+            text += text_of(events(next(pieces)))
 
-    assert text_of(chunks) == expected
-    assert chunks[-1] == "[DONE]"
+    assert text.startswith(expected)
 
 
 def test_h061_who_polls_the_state_hides_nobody(narrow: Server) -> None:
@@ -116,7 +121,7 @@ def test_h061_who_polls_the_state_hides_nobody(narrow: Server) -> None:
             connection = begin(narrow)
             narrow.wait_metric("running", 2)
             connection.leave()
-            narrow.wait_metric("running", 1, within=2 * NOTICED)
+            narrow.wait_metric("running", 1, within=NOTICED)
     finally:
         is_over.set()
         polling.join(5)
@@ -126,7 +131,7 @@ def test_h062_hundreds_of_resets_leave_nothing(narrow: Server) -> None:
     for number in range(200):
         begin(narrow, stream=number % 2 == 0).reset()
 
-    narrow.wait_idle(within=4)
+    narrow.wait_idle()
 
 
 def test_h062_a_thousand_connects_that_leave_cost_nothing(narrow: Server) -> None:
@@ -137,7 +142,7 @@ def test_h062_a_thousand_connects_that_leave_cost_nothing(narrow: Server) -> Non
         for number, connection in enumerate(connected, start):
             connection.reset() if number % 2 else connection.leave()
 
-    eventually(lambda: worker.n_descriptors() <= before + 8, 4, "all of them are forgotten")
+    eventually(lambda: worker.n_descriptors() <= before + 8, what="all of them are forgotten")
     with narrow.connect() as connection:
         assert connection.post(chat(max_tokens=1)).status == 200
 
@@ -171,7 +176,7 @@ def test_h065_headers_come_at_once_and_comments_while_it_waits(start: Servers) -
         assert head.status == 200
         assert b'"role":"assistant"' in next(pieces)
         assert next(pieces) == next(pieces) == b":\n\n"
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20  # of the minute that the first one takes
 
 
 def test_h066_a_stream_has_no_name_to_take_it_over_by(narrow: Server) -> None:
@@ -194,10 +199,10 @@ def test_h068_who_accepts_nothing_is_dropped_and_the_others_go_on(start: Servers
     stalled.send(request("POST", CHAT, chat(stream=True, max_tokens=90_000)))
 
     with HealthWatch(server):
-        server.wait_metric('jobs_total{outcome="cancelled"}', 1, within=15)
+        server.wait_metric('jobs_total{outcome="cancelled"}', 1)
         server.wait_idle()
 
-    eventually(lambda: worker.n_descriptors() <= before, 5, "its connection is gone")
+    eventually(lambda: worker.n_descriptors() <= before, what="its connection is gone")
     with stalled, pytest.raises(ConnectionResetError):
         stalled.answer()
 
@@ -211,4 +216,4 @@ def test_h068_who_takes_no_plain_answers_is_dropped_too(start: Servers) -> None:
         with pytest.raises(TimeoutError):
             stalled.send(request("GET", "/v1/models") * 200_000)
 
-        eventually(lambda: worker.n_descriptors() <= before, 10, "its connection is gone")
+        eventually(lambda: worker.n_descriptors() <= before, what="its connection is gone")

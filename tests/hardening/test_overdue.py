@@ -24,7 +24,7 @@ def test_h069_a_job_that_waits_too_long_is_told_when_to_come_back(start: Servers
         streamed.send(request("POST", "/v1/chat/completions", chat(stream=True)))
         whole = open_ones.enter_context(server.connect()).post(chat())
 
-        assert 1 <= time.monotonic() - began < 4
+        assert 1 <= time.monotonic() - began < 40  # of the 80 that the slot is held
         assert (whole.status, whole.error["code"], whole.error["type"]) == (503, "queue_timeout", "unavailable_error")
         assert int(whole.headers["retry-after"]) >= 1
         assert events(streamed.answer().body)[-1]["error"]["code"] == "queue_timeout"
@@ -40,7 +40,7 @@ def test_h067_a_reader_at_its_limit_ends_its_job_after_a_while(start: Servers) -
         stalled.send(request("POST", "/v1/chat/completions", body))
         server.wait_metric("paused", 1)
 
-        eventually(lambda: server.metric("running") == 0 and server.metric("paused") == 0, 5, "its slot is free")
+        eventually(lambda: server.metric("running") == 0 and server.metric("paused") == 0, what="its slot is free")
         assert other.post(chat(max_tokens=1)).status == 200
         assert events(stalled.answer().body)[-1]["error"]["code"] == "client_too_slow"
     server.wait_idle()

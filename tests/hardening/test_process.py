@@ -99,7 +99,7 @@ def test_h095_without_descriptors_accepting_pauses_and_comes_back(start: Servers
         for client in clients:
             client.leave()
 
-        eventually(lambda: server.health() == "ok", 5, "it accepts again")
+        eventually(lambda: server.health() == "ok", what="it accepts again")
 
     assert spent < 0.7, "it spins"
     assert "no file descriptor was left for a client" in server.log
@@ -134,7 +134,7 @@ def test_h096_a_second_sigterm_ends_it_quickly(start: Servers, command: tuple[st
 
     server.signal(signal.SIGTERM)
 
-    assert server.wait(within=5) == 0
+    assert server.wait() == 0
     stream.leave()
 
 
@@ -160,7 +160,7 @@ def test_h096_a_reader_that_stalls_does_not_keep_it(start: Servers) -> None:
 
     server.signal(signal.SIGTERM)
 
-    assert server.wait(within=10) == 0
+    assert server.wait() == 0
     stalled.leave()
 
 
@@ -193,11 +193,11 @@ def test_h094_a_folder_that_cannot_be_written_is_told_and_harms_nobody(start: Se
 
 
 def test_h096_a_stop_while_the_worker_is_being_made_is_not_forgotten(start: Servers) -> None:
-    server = start.start(*SERVE, wait_for=None, drain_s=20)
+    server = start.start(*SERVE, wait_for=None, drain_s=60)
 
     server.signal(signal.SIGTERM)
 
-    assert server.wait(within=10) == 0
+    assert server.wait() == 0
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -208,7 +208,7 @@ def test_h096_an_interrupt_from_a_terminal_leaves_no_traceback(start: Servers, n
         for _ in range(n):
             os.killpg(server.pid, signal.SIGINT)
 
-        assert server.wait(within=5) == 0
+        assert server.wait() == 0
     assert "Traceback" not in server.log
 
 
@@ -217,7 +217,7 @@ def test_h096_a_connection_whose_stream_was_ended_does_not_keep_it(start: Server
     with begin(server, 4000):
         server.signal(signal.SIGTERM)
 
-        assert server.wait(within=5) == 0
+        assert server.wait() == 0
 
 
 def test_h096_clients_that_ask_nothing_do_not_keep_it(start: Servers) -> None:
@@ -227,7 +227,7 @@ def test_h096_clients_that_ask_nothing_do_not_keep_it(start: Servers) -> None:
 
         server.signal(signal.SIGTERM)
 
-        assert server.wait(within=5) == 0
+        assert server.wait() == 0
 
 
 def test_h097_a_stream_lives_through_sighup(start: Servers) -> None:
@@ -235,10 +235,10 @@ def test_h097_a_stream_lives_through_sighup(start: Servers) -> None:
     before = server.workers()
     with begin(server, 150) as stream:
         server.signal(signal.SIGHUP)
-        eventually(lambda: server.health() == "ok" and server.workers() != before, 10, "another worker serves")
+        eventually(lambda: server.health() == "ok" and server.workers() != before, what="another worker serves")
 
         assert events(stream.answer().body)[-1] == "[DONE]"
-    eventually(lambda: before[0] not in server.workers(), 10, "the first one has ended")
+    eventually(lambda: before[0] not in server.workers(), what="the first one has ended")
 
 
 def test_h100_the_wall_clock_tells_dates_in_whole_seconds_and_nothing_else() -> None:

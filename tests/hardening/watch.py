@@ -72,9 +72,11 @@ class Belongings:
         self._n_threads = self._worker.n_threads()
 
     def check_returned(self) -> None:
-        """Slots, descriptors and threads are back within ten seconds, in the same process."""
-        self._server.wait_idle(within=10)
-        eventually(lambda: self._worker.n_descriptors() <= self._n_descriptors + _SPARE, 10, "its descriptors are back")
+        """Waits until slots, descriptors and threads are back, in the same process."""
+        self._server.wait_idle()
+        eventually(
+            lambda: self._worker.n_descriptors() <= self._n_descriptors + _SPARE, what="its descriptors are back"
+        )
         assert self._worker.n_threads() <= self._n_threads + _SPARE
         assert self._server.worker.pid == self._worker.pid
         assert "Traceback" not in self._server.log

@@ -38,7 +38,7 @@ def pause(seconds: float) -> None:
 
 
 def test_a_client_that_sends_nothing_is_given_up(ends: Ends) -> None:
-    with gevent.Timeout(3), pytest.raises(TimeoutError):
+    with gevent.Timeout(20), pytest.raises(TimeoutError):
         ends[0].recv(1)
 
 
@@ -50,7 +50,7 @@ def test_what_came_during_a_pause_is_read(ends: Ends) -> None:
     client.sendall(b"hello")
     pause(0.6)
 
-    assert reading.get(timeout=3) == b"hello"
+    assert reading.get(timeout=20) == b"hello"
 
 
 def test_what_comes_after_a_pause_is_read(ends: Ends) -> None:
@@ -61,7 +61,7 @@ def test_what_comes_after_a_pause_is_read(ends: Ends) -> None:
     pause(0.6)
     gevent.spawn_later(0.1, client.sendall, b"hello")
 
-    assert reading.get(timeout=3) == b"hello"
+    assert reading.get(timeout=20) == b"hello"
 
 
 def test_a_client_that_is_silent_after_a_pause_is_given_up_too(ends: Ends) -> None:
@@ -71,13 +71,13 @@ def test_a_client_that_is_silent_after_a_pause_is_given_up_too(ends: Ends) -> No
     pause(0.6)
 
     with pytest.raises(TimeoutError):
-        reading.get(timeout=3)
+        reading.get(timeout=20)
 
 
 def test_a_client_that_accepts_nothing_is_given_up_soon(ends: Ends) -> None:
     began = time.monotonic()
 
-    with gevent.Timeout(3), pytest.raises(TimeoutError):
+    with gevent.Timeout(20), pytest.raises(TimeoutError):
         ends[0].sendall(b"x" * 10_000_000)
 
     assert time.monotonic() - began < 2

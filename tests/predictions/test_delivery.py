@@ -201,7 +201,7 @@ def test_a_receiver_is_posted_to_again_and_again(receiver: Receiver, monkeypatch
     monkeypatch.setattr(delivery, "CONNECTIONS", 1)
     poster = Poster()
 
-    outcomes = [poster.post(receiver.url, [b"{}"], {}, to_loopback=True, seconds=2) for _ in range(3)]
+    outcomes = [poster.post(receiver.url, [b"{}"], {}, to_loopback=True, seconds=20) for _ in range(3)]
     poster.close()
 
     assert all(outcome.is_delivered for outcome in outcomes)

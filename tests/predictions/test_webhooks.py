@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from itertools import pairwise
 
 import gevent
 import pytest
@@ -20,7 +19,7 @@ START, OUTPUT, LOGS, COMPLETED = Change
 ALL = frozenset(Change)
 NOW = datetime.now(timezone.utc)
 INTERVAL = 0.1
-TIMEOUT = 10
+TIMEOUT = 30
 
 
 def plan(*changes: Change, events: frozenset[Change] = ALL) -> Plan:
@@ -171,18 +170,18 @@ def test_a_start_is_never_sent_as_an_end(sending: Webhooks, receiver: Receiver):
 def test_outputs_are_throttled_and_the_last_one_is_sent(sending: Webhooks, receiver: Receiver):
     prediction = attached(sending, receiver.url, frozenset({OUTPUT, LOGS}))
     prediction.begin(NOW)
+    began = time.monotonic()
 
     for number in range(100):
         prediction.add_output(number)
         prediction.add_log("stdout", "x\n")
         gevent.sleep(0.001)
     until(lambda: receiver.got and len(receiver.got[-1].body["output"]) == 100)
+    seconds = time.monotonic() - began
     prediction.end(Status.SUCCEEDED, NOW)
 
     assert sending.flush(TIMEOUT)
-    times = [got.at for got in receiver.got]
-    assert 2 <= len(times) <= 10
-    assert all(after - before > INTERVAL * 0.8 for before, after in pairwise(times))
+    assert 2 <= len(receiver.got) <= seconds / INTERVAL + 2
 
 
 def test_a_slow_receiver_gets_one_event_for_all_that_happened_meanwhile(sending: Webhooks, receiver: Receiver):

@@ -48,13 +48,13 @@ class ServerFront:
         return str(self.manage("POST", "/workers", {"url": url, **options})["id"])
 
     def wait_state(self, state: str, number: int = 0) -> None:
-        eventually(lambda: self.upstream(number)["state"] == state, 10, f"state {state}")
+        eventually(lambda: self.upstream(number)["state"] == state, what=f"state {state}")
 
     def wait_queued(self, n: int) -> None:
         def depth() -> int:
             return sum(queue["depth"] for queue in self.manage("GET", "/v1/queues")["queues"])
 
-        eventually(lambda: depth() == n, 10, f"{n} queued")
+        eventually(lambda: depth() == n, what=f"{n} queued")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,14 @@ _numbers = itertools.count()
 def forwarding(request: pytest.FixtureRequest) -> Iterator[ServerFront]:
     """One front for all tests, each of which brings an upstream with a model of its own."""
     kept: Servers = request.getfixturevalue("_kept")
+    with front(kept, elastic=1, strict_model=1, api_keys=KEY) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def impatient(request: pytest.FixtureRequest) -> Iterator[ServerFront]:
+    """Another one, which waits for a second only; tests of other things would meet that on a busy machine."""
+    kept: Servers = request.getfixturevalue("_kept")
     with front(kept, elastic=1, strict_model=1, api_keys=KEY, upstream_idle=1, upstream_first_byte=1) as started:
         yield started
 
@@ -45,21 +54,23 @@ class Case:
             return connection.post(chat(**fields), path, {"Authorization": f"Bearer {KEY}"} | (headers or {}))
 
 
+@contextmanager
+def serving(forwarding: ServerFront, behaviour: Behaviour | None = None, **options: Any) -> Iterator[Case]:
+    """Adds an upstream to a front, and removes it in the end."""
+    model = f"model-{next(_numbers)}"
+    with scripted(behaviour, (model,)) as upstream:
+        added = forwarding.add(upstream.url, model=model, **options)
+        eventually(lambda: forwarding.manage("GET", f"/workers/{added}")["state"] == "ready", what="ready")
+        try:
+            yield Case(forwarding, upstream, model)
+        finally:
+            with suppress(ManagementError):  # a test may have removed it
+                forwarding.manage("DELETE", f"/workers/{added}?mode=abort")
+
+
 @pytest.fixture
 def serve(forwarding: ServerFront) -> Any:
-    @contextmanager
-    def serving(behaviour: Behaviour | None = None, **options: Any) -> Iterator[Case]:
-        model = f"model-{next(_numbers)}"
-        with scripted(behaviour, (model,)) as upstream:
-            added = forwarding.add(upstream.url, model=model, **options)
-            eventually(lambda: forwarding.manage("GET", f"/workers/{added}")["state"] == "ready", 10, "ready")
-            try:
-                yield Case(forwarding, upstream, model)
-            finally:
-                with suppress(ManagementError):  # a test may have removed it
-                    forwarding.manage("DELETE", f"/workers/{added}?mode=abort")
-
-    return serving
+    return partial(serving, forwarding)
 
 
 # What goes on, and what comes back.
@@ -187,20 +198,20 @@ def test_a_stream_that_breaks_off_ends_in_an_error_event_between_two_events(serv
     assert last["error"]["type"] == "server_error"
 
 
-def test_a_stream_that_stalls_ends_in_an_error_event(serve: Any):
+def test_a_stream_that_stalls_ends_in_an_error_event(impatient: ServerFront):
     def stall(handler: Handler) -> None:
         handler.begin_stream()
         handler.chunk(EVENT)
         handler.rfile.read(1)  # until the front hangs up
 
-    with serve(stall) as case:
+    with serving(impatient, stall) as case:
         answer = case.ask(stream=True)
 
     assert "sent nothing for 1 s" in events(answer.body)[-1]["error"]["message"]
 
 
-def test_an_upstream_that_never_answers_is_a_bad_gateway(serve: Any):
-    with serve(lambda handler: handler.rfile.read(1)) as case:
+def test_an_upstream_that_never_answers_is_a_bad_gateway(impatient: ServerFront):
+    with serving(impatient, lambda handler: handler.rfile.read(1)) as case:
         answer = case.ask()
 
     assert answer.status == 502
@@ -274,7 +285,7 @@ def test_an_upstream_drains_and_is_gone(serve: Any, forwarding: ServerFront):
 
         assert forwarding.manage("DELETE", f"/workers/{added}?mode=drain&timeout=5")["state"] in ("draining", "gone")
 
-        eventually(lambda: added not in str(forwarding.manage("GET", "/workers")), 5, "gone")
+        eventually(lambda: added not in str(forwarding.manage("GET", "/workers")), what="gone")
         with pytest.raises(ManagementError, match="there is no upstream"):
             forwarding.manage("GET", f"/workers/{added}")
 

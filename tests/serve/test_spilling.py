@@ -29,7 +29,7 @@ def beside(request: pytest.FixtureRequest, other: ScriptedUpstream) -> Iterator[
     kept: Servers = request.getfixturevalue("_kept")
     with front(kept, other.url, model=LOCAL, slots=1, ctx=4096) as started:
         started.wait_state("ready")
-        eventually(lambda: len(started.server.get("/v1/models")[1]["data"]) == 2, 10, "both models")
+        eventually(lambda: len(started.server.get("/v1/models")[1]["data"]) == 2, what="both models")
         yield started
 
 

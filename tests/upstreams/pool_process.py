@@ -199,13 +199,11 @@ class Commands:
         self.pool.close()
 
     def leftovers(self) -> dict[str, int]:
-        """Counts what runs or is open beside this loop, once it does not change any more."""
-        gevent.idle()
-        gc.collect()
-        own = gevent.getcurrent()
-        greenlets = [g for g in gc.get_objects() if isinstance(g, gevent.Greenlet) and g is not own and not g.dead]
-        sockets = [fd for fd in os.listdir("/proc/self/fd") if _is_socket(fd)]
-        return {"greenlets": len(greenlets), "sockets": len(sockets)}
+        """Counts what runs or is open beside this loop; waits for what is about to end."""
+        with gevent.Timeout(15, False):
+            while any(_count_leftovers().values()):
+                gevent.sleep(0.005)
+        return _count_leftovers()
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
@@ -213,6 +211,14 @@ def await_true(condition: Callable[[], bool], what: str) -> None:
     with gevent.Timeout(15, AssertionError(f"not after 15 s: {what}")):
         while not condition():
             gevent.sleep(0.005)
+
+
+def _count_leftovers() -> dict[str, int]:
+    gc.collect()
+    own = gevent.getcurrent()
+    greenlets = [g for g in gc.get_objects() if isinstance(g, gevent.Greenlet) and g is not own and not g.dead]
+    sockets = [fd for fd in os.listdir("/proc/self/fd") if _is_socket(fd)]
+    return {"greenlets": len(greenlets), "sockets": len(sockets)}
 
 
 def _is_socket(fd: str) -> bool:

@@ -20,6 +20,7 @@ from tests.support.receiver import closed_url
 from tests.support.scripted_upstream import Handler, closes, fails_with, scripted
 
 QUICK = ExchangeLimits(first_byte=0.2, idle=0.2)
+QUICK_ONCE_BEGUN = ExchangeLimits(first_byte=20, idle=0.2)
 JSON = (("Content-Type", "application/json"),)
 
 
@@ -353,7 +354,7 @@ def test_an_answer_that_ends_early_loses_the_call(answer: bytes):
     ],
 )
 def test_an_answer_that_stalls_loses_the_call(answer: bytes):
-    with raw_server(answers(answer, then_waits=True)) as url, connected(url, QUICK) as exchange:
+    with raw_server(answers(answer, then_waits=True)) as url, connected(url, QUICK_ONCE_BEGUN) as exchange:
         begun(exchange)
         pieces = exchange.pieces()
 

@@ -20,7 +20,7 @@ from corosrv.worker.parent.app_worker import AppWorkerConfig
 from corosrv.worker.parent.call_asks import HandlerServices
 from tests.worker.app_children.scripted import COMMAND
 
-TIMEOUT = 10.0  # seconds that anything may take
+TIMEOUT = 30.0  # seconds that anything may take
 
 
 @contextlib.contextmanager

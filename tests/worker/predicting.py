@@ -18,7 +18,7 @@ from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.support.hostile_worker import COMMAND
 
-TIMEOUT = 10.0  # seconds that anything may take
+TIMEOUT = 30.0  # seconds that anything may take
 
 _numbers = itertools.count()
 

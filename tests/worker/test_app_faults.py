@@ -70,30 +70,26 @@ def test_a_dead_worker_ends_every_item_of_every_call_once(do: str, parameters: d
         assert is_gone(worker)
 
 
-def test_a_kill_9_is_told_to_callers_within_a_second() -> None:
-    with ready() as worker:
+def test_a_kill_9_is_told_to_callers_before_any_lease_expires() -> None:
+    with ready(lease_s=600.0) as worker:
         waiting = [call(worker, "wait_for_cancel"), call(worker, "hang")]
         for recorder in waiting:
             recorder.wait_for_outputs()
-        began = time.monotonic()
         assert worker.pid is not None
 
         os.kill(worker.pid, signal.SIGKILL)
 
         for recorder in waiting:
             assert isinstance(recorder.wait_until_over()[0], WorkerLost)
-            assert recorder.ended_at - began < 1.0
 
 
-def test_a_kill_9_of_an_idle_worker_is_noticed_at_once() -> None:
-    with ready() as worker:
+def test_a_kill_9_of_an_idle_worker_is_noticed_before_its_lease_expires() -> None:
+    with ready(lease_s=600.0) as worker:
         assert worker.pid is not None
-        began = time.monotonic()
 
         os.kill(worker.pid, signal.SIGKILL)
 
         wait_for(worker, WorkerState.DEFUNCT)
-        assert time.monotonic() - began < 1.0
 
 
 def test_an_item_that_ended_before_the_crash_has_not_failed() -> None:
@@ -350,11 +346,9 @@ def test_a_stopped_worker_is_lost_when_its_lease_expires() -> None:
         waiting.wait_for_outputs()
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
-        began = time.monotonic()
 
         assert isinstance(waiting.wait_until_over()[0], WorkerLost)
 
-        assert waiting.ended_at - began < 5.0
         assert worker.state is WorkerState.DEFUNCT
         assert worker.reason == "no heartbeat came for 0.5 s"
         assert is_gone(worker)
@@ -368,20 +362,20 @@ def test_a_worker_whose_heart_has_stopped_is_lost_though_it_answers() -> None:
 
 
 def test_a_worker_with_a_heartbeat_keeps_its_lease() -> None:
-    with ready(lease_s=1.0) as worker:
+    with ready(lease_s=2.0) as worker:  # forty heartbeats, of which a busy machine may swallow some
         wait_until(lambda: worker.last_heartbeat)
         first = worker.last_heartbeat
         assert first is not None
 
-        wait_until(lambda: worker.last_heartbeat is not None and worker.last_heartbeat > first + 2.0)
+        wait_until(lambda: worker.last_heartbeat is not None and worker.last_heartbeat > first + 2.5)
 
         assert worker.state is WorkerState.READY
 
 
 def test_leases_begin_anew_after_the_server_itself_stood_still() -> None:
-    with ready(lease_s=0.5) as worker:
+    with ready(lease_s=1.5) as worker:
         wait_until(lambda: worker.last_heartbeat)
-        time.sleep(1.5)  # holds the hub: as if this process had been stopped
+        time.sleep(2.5)  # holds the hub: as if this process had been stopped
         beats = worker.last_heartbeat
 
         wait_until(lambda: worker.last_heartbeat != beats)

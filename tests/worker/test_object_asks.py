@@ -15,6 +15,7 @@ from corosrv.wire import attached
 from corosrv.wire.calls import ObjectAnswer, ObjectAsk, ObjectCreate, ObjectDelete, ObjectGet, ObjectLookup
 from corosrv.worker.parent.call_asks import CallAsks, HandlerServices
 from corosrv.worker.parent.object_asks import ObjectAsks
+from tests.support.descriptors import n_descriptors
 
 LARGE = os.urandom(attached.MIN_ATTACHED)
 
@@ -53,10 +54,6 @@ def create(number: int, data: bytes, key: str = "", sha256: str = "0" * 64) -> t
     if len(data) < attached.MIN_ATTACHED:
         return ObjectCreate(number, sha256, "text/plain", data, key=key), ()
     return ObjectCreate(number, sha256, "text/plain", n_attached=len(data), key=key), (attached.make([data]),)
-
-
-def n_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("data", [b"small", LARGE], ids=["within the message", "in a memory file"])
@@ -107,18 +104,18 @@ def test_an_object_of_another_caller_is_not_there(store: ObjectStore):
 
 
 def test_a_refused_object_says_why_and_leaves_no_descriptor(store: ObjectStore):
-    before = n_descriptors()
+    before = n_descriptors("memfd:")
 
     (answer,) = ask(store, create(1, bytes(3 << 20))).answers
 
     assert (answer.status, answer.ref) == (413, None)
     assert "3145728" in answer.message
-    assert n_descriptors() == before
+    assert n_descriptors("memfd:") == before
 
 
 @pytest.mark.parametrize("case", ["no file", "wrong size", "not sealed", "a file too many"])
 def test_a_content_that_is_not_as_announced_is_a_protocol_error_and_leaves_no_descriptor(store: ObjectStore, case: str):
-    before = n_descriptors()
+    before = n_descriptors("memfd:")
     message, fds = create(1, LARGE)
     match case:
         case "no file":
@@ -136,7 +133,7 @@ def test_a_content_that_is_not_as_announced_is_a_protocol_error_and_leaves_no_de
     with pytest.raises(ProtocolError):
         ask(store, (message, fds))
 
-    assert n_descriptors() == before
+    assert n_descriptors("memfd:") == before
 
 
 def test_a_lane_that_is_closed_is_no_error(store: ObjectStore):

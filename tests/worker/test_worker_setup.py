@@ -134,7 +134,7 @@ def test_the_limit_covers_the_start_of_the_process() -> None:
 
 
 def test_a_time_out_ends_grandchildren_too() -> None:
-    with started("has_family:hangs", setup_timeout=3.0) as worker:  # time enough to start the grandchild
+    with started("has_family:hangs", setup_timeout=6.0) as worker:  # time enough to start the grandchild
         wait_for(worker, WorkerState.SETUP_FAILED)
 
         wait_for_death(int(worker.setup.logs.split()[0]))
@@ -159,8 +159,8 @@ def test_a_worker_that_is_ready_too_late_is_not_taken() -> None:
 
 
 def test_a_setup_in_time_is_not_ended_later() -> None:
-    with ready(setup_timeout=3.0) as worker:  # time enough to be ready on a busy machine
-        with gevent.Timeout(3.1, False):
+    with ready(setup_timeout=5.0) as worker:  # time enough to be ready on a busy machine
+        with gevent.Timeout(5.1, False):
             wait_for(worker, WorkerState.DEFUNCT)
 
         assert worker.state is WorkerState.READY

@@ -125,6 +125,6 @@ def calls(request: pytest.FixtureRequest) -> Iterator[None]:
     worker: FunctionWorker = request.getfixturevalue("worker")
     worker.calls.clear()
     yield
-    with gevent.Timeout(5):
+    with gevent.Timeout(START):
         while worker.n_running:
             gevent.sleep(0.001)

@@ -85,8 +85,9 @@ def test_a_process_that_is_killed_has_its_calls_cancelled_and_is_replaced_on_the
     assert codes == (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE)  # as their connection is gone
     wait_until(lambda: own_worker.n_running == 0)
     assert all(call.cancelled.is_set() for call in own_worker.calls)
+    wait_until(lambda: own_front.n_restarts == 1)
     await_state(own_front, WorkerState.READY)
-    assert (own_front.port, own_front.n_restarts) == (port, 1)
+    assert own_front.port == port
     assert own_front.pid != pid
     assert infer(own_front, infer_request("echo", SEVEN)).model_name == "echo"
 
@@ -214,7 +215,7 @@ def test_the_process_ends_with_its_server_also_if_it_hangs(does_hang: bool) -> N
         server.kill()
         server.wait()
 
-    with gevent.Timeout(5):
+    with gevent.Timeout(20):
         while is_alive(pid):
             gevent.sleep(0.01)
 

@@ -351,7 +351,7 @@ def test_a_client_that_cancels_cancels_its_handler(front: GrpcFront, worker: Fun
 
 
 def wait_until_idle(worker: FunctionWorker) -> None:
-    with gevent.Timeout(5):
+    with gevent.Timeout(20):
         while worker.n_running:
             gevent.sleep(0.001)
 
