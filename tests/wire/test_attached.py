@@ -34,7 +34,7 @@ def test_a_mapping_outlives_its_descriptor_and_keeps_none_open() -> None:
     assert value[-1:] == b"x"
     value.release()
     del value
-    assert n_descriptors() == before
+    assert n_descriptors() <= before
 
 
 def test_a_value_of_nothing_is_one() -> None:

@@ -333,4 +333,4 @@ def test_a_closed_channel_leaves_no_descriptor() -> None:
     server.close()
     worker.close()
 
-    assert n_descriptors() == before
+    assert n_descriptors() <= before

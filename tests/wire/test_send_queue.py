@@ -64,7 +64,7 @@ def test_descriptors_go_with_the_first_byte_and_not_before(queue: SendQueue, fd:
     queue.advance(1)
 
     assert queue.head[1] == ()
-    assert n_descriptors() == before
+    assert n_descriptors() <= before
 
 
 def test_nothing_is_left_open_when_a_queue_is_closed(queue: SendQueue, fd: int) -> None:
@@ -76,4 +76,4 @@ def test_nothing_is_left_open_when_a_queue_is_closed(queue: SendQueue, fd: int) 
 
     assert not queue
     assert queue.n_bytes == 0
-    assert n_descriptors() == before
+    assert n_descriptors() <= before

@@ -254,7 +254,7 @@ class P:
 
         child.control.close()
 
-        assert child.process.wait(2) == -signal.SIGKILL
+        assert child.process.wait(TIMEOUT) == -signal.SIGKILL
         _await_empty_group(child.process.pid)
 
 
@@ -268,12 +268,12 @@ def test_user_code_that_never_lets_go_of_the_interpreter_dies_with_the_server(tm
 
         child.drop_lifeline()
 
-        assert child.process.wait(2) == -signal.SIGKILL
+        assert child.process.wait(TIMEOUT) == -signal.SIGKILL
         _await_empty_group(child.process.pid)
 
 
 def _await_empty_group(group: int) -> None:
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + TIMEOUT
     while _living_in_group(group):
         assert time.monotonic() < deadline, "a process is left"
 
@@ -307,7 +307,7 @@ def test_garbage_on_control_ends_the_child(tmp_path: Path) -> None:
         child.sockets[0].sendall(b"\xff" * 100)
 
         assert "control channel is broken" in child.control.receive().reason  # type: ignore[union-attr]
-        assert child.process.wait(2) == -signal.SIGKILL
+        assert child.process.wait(TIMEOUT) == -signal.SIGKILL
 
 
 def test_garbage_on_a_slot_poisons_that_slot(tmp_path: Path) -> None:
