@@ -110,6 +110,8 @@ class Front(GeventWorker):  # type: ignore[misc]
             self._full_collections.look(len(self._connections))
             self._stopping.wait(1.0)
         gevent.sleep(_LAST_CALL)
+        for _ in range(3):  # turns of the hub, in which those are heard who came while the process stood still
+            gevent.sleep(0)
         for server in servers:
             server.close()
         for connection in list(self._connections):

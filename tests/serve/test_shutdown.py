@@ -121,6 +121,43 @@ def test_a_server_that_is_still_loading_ends_at_once(start: Servers, tmp_path: P
     assert not Process(worker).is_alive
 
 
+# Stops when it is asked for /stop, and stands still as soon as the stop has begun, until it may go on.
+PAUSING_APP = """
+import os, signal, gevent
+from gevent import monkey
+
+def pause():
+    os.kill(os.getpid(), signal.SIGTERM)
+    gevent.idle()
+    print("stands still", flush=True)
+    while not os.path.exists("{go_on}"):
+        monkey.get_original("time", "sleep")(0.02)
+    monkey.get_original("time", "sleep")(0.5)
+
+def application(environ, start_response):
+    if environ["PATH_INFO"] == "/stop":
+        gevent.spawn(pause)
+    start_response("200 OK", [("Content-Length", "2")])
+    return [b"ok"]
+"""
+
+
+def test_what_came_while_a_stopping_server_stood_still_is_answered(start: Servers, tmp_path: Path) -> None:
+    (tmp_path / "pausing_app.py").write_text(PAUSING_APP.format(go_on=tmp_path / "go on"))
+    front = ("-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
+    server = start.start("gunicorn", *front, "--pythonpath", str(tmp_path), "pausing_app", wait_for=None)
+    with server.connect() as idle, server.connect() as stopping:
+        assert idle.ask("GET", "/").status == 200
+        stopping.send(request("GET", "/stop"))
+        eventually(lambda: "stands still" in server.log, what="the pause")
+        with server.connect() as new:
+            for connection in (idle, new):
+                connection.send(request("GET", "/"))
+            (tmp_path / "go on").touch()
+
+            assert [connection.answer().status for connection in (idle, new)] == [200, 200]
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
 @COMMANDS
 def test_a_second_signal_ends_it_quickly(
