@@ -169,6 +169,7 @@ def test_a_generator_is_told_where_it_waits(name: str) -> None:
         child.start()
         _await_full(child)
         child.cancel()
+        child.check_health()  # so that it was there before there is room again
 
         heard = child.hear()
 
