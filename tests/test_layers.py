@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 STOREYS = (
     ("errors", "processor"),
-    ("outgoing", "tensors"),
+    ("client", "outgoing", "tensors"),
     ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
     ("dispatch", "wire"),
     ("cluster", "models", "objects"),

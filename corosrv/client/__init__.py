@@ -1,0 +1,10 @@
+"""Asks a server for many answers: rollouts of groups, blocking or with asyncio.
+
+Depends on the standard library alone, and patches nothing.
+"""
+
+from corosrv.client.groups import AnswerToken, GroupAnswer, RolloutGroup
+from corosrv.client.ledger import LostGroup, RolloutReport
+from corosrv.client.rollout import Rollout, rollout
+
+__all__ = ["AnswerToken", "GroupAnswer", "LostGroup", "Rollout", "RolloutGroup", "RolloutReport", "rollout"]

@@ -1,0 +1,195 @@
+"""Sends HTTP/1.1 requests with asyncio, over connections that are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from corosrv.errors import Misuse
+
+MAX_HEAD = 64 * 1024  # bytes
+MAX_BODY = 256 << 20  # bytes
+_NO_BODY = frozenset({204, 304})
+
+
+class ConnectionBroken(Exception):
+    """There is no answer: no connection, or one that broke, or what came is no HTTP. A signal within this package.
+
+    `has_begun`: something of the answer had come.
+    """
+
+    def __init__(self, reason: str, *, has_begun: bool = False) -> None:
+        super().__init__(reason)
+        self.has_begun = has_begun
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """Holds an answer. Names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class ServerAddress:
+    """Says where a server is: `http://host:port`, with a prefix of its paths or without."""
+
+    def __init__(self, url: str) -> None:
+        """Raises Misuse for what is no such URL."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise Misuse(f"url: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise Misuse(f"url must be http://HOST:PORT or https://HOST:PORT, not {url!r}")
+        if parts.username is not None:
+            raise Misuse("url: give the key as api_key, not in the URL")
+        self.host = parts.hostname
+        self.is_tls = parts.scheme == "https"
+        self.port = port or (443 if self.is_tls else 80)
+        self.prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self.netloc = parts.netloc
+
+
+class HttpConnections:
+    """Keeps connections to one server. Belongs to one event loop."""
+
+    def __init__(self, address: ServerAddress, headers: Mapping[str, str]) -> None:
+        """`headers`: of every request."""
+        self._address = address
+        self._tls = ssl.create_default_context() if address.is_tls else None
+        self._headers = {"Host": address.netloc, "Accept-Encoding": "identity", **headers}
+        self._idle: list[_Connection] = []
+
+    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> HttpReply:
+        """Sends a request and returns its answer. Raises ConnectionBroken. Cancelling it closes its connection."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                try:
+                    return await self._ask_over(connection, method, path, headers, body)
+                except ConnectionBroken as broken:
+                    # The server had closed it, as it may between two requests.
+                    if broken.has_begun:
+                        raise
+        return await self._ask_over(await self._connect(), method, path, headers, body)
+
+    async def _connect(self) -> _Connection:
+        address = self._address
+        try:
+            reader, writer = await asyncio.open_connection(address.host, address.port, ssl=self._tls, limit=MAX_HEAD)
+        except OSError as error:
+            raise ConnectionBroken(f"no connection: {error.strerror or error}") from None
+        return _Connection(reader, writer)
+
+    async def _ask_over(
+        self, connection: _Connection, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> HttpReply:
+        fields = {**self._headers, **headers, "Content-Length": str(len(body))}
+        lines = [
+            f"{method} {self._address.prefix}{path} HTTP/1.1",
+            *(f"{name}: {text}" for name, text in fields.items()),
+        ]
+        is_reusable = False
+        try:
+            connection.writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
+            await connection.writer.drain()
+            reply = await connection.read_reply()
+            is_reusable = connection.is_reusable
+            return reply
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+            words = "the connection was lost" if isinstance(error, (OSError, EOFError)) else f"no HTTP answer: {error}"
+            raise ConnectionBroken(words, has_begun=connection.has_begun) from None
+        finally:
+            if is_reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def close(self) -> None:
+        """Closes the connections that nobody uses."""
+        while self._idle:
+            connection = self._idle.pop()
+            connection.close()
+            with suppress(OSError):
+                await connection.writer.wait_closed()
+
+
+class _Connection:
+    """One connection, and the reading of its answers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+        self.has_begun = False
+        self.is_reusable = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self._reader.at_eof() and not self.writer.is_closing()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    async def read_reply(self) -> HttpReply:
+        """Reads one answer. Raises OSError, EOFError, asyncio.LimitOverrunError, and ValueError for what is no HTTP."""
+        self.has_begun = self.is_reusable = False
+        status = 100
+        while 100 <= status < 200:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            self.has_begun = True
+            status, headers = parse_head(head)
+        is_framed = "content-length" in headers or "transfer-encoding" in headers or status in _NO_BODY
+        body = b"" if status in _NO_BODY else await self._read_body(headers)
+        self.is_reusable = is_framed and headers.get("connection", "").lower() != "close"
+        return HttpReply(status, headers, body)
+
+    async def _read_body(self, headers: dict[str, str]) -> bytes:
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            return await self._read_chunks()
+        if "content-length" in headers:
+            return await self._reader.readexactly(_size(headers["content-length"], 10))
+        body = bytearray()
+        while piece := await self._reader.read(MAX_HEAD):
+            body += piece
+            _check_size(len(body))
+        return bytes(body)
+
+    async def _read_chunks(self) -> bytes:
+        body = bytearray()
+        while size := _size((await self._reader.readuntil(b"\r\n")).partition(b";")[0].decode("latin-1"), 16):
+            _check_size(len(body) + size)
+            body += (await self._reader.readexactly(size + 2))[:-2]
+        while await self._reader.readuntil(b"\r\n") != b"\r\n":
+            pass  # trailers, which nobody wants
+        return bytes(body)
+
+
+def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+    """Returns the status and the headers of an answer. Raises ValueError."""
+    status_line, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    version, _, rest = status_line.partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise ValueError(f"it begins with {status_line[:40]!r}")
+    fields = (line.partition(":") for line in lines)
+    return int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in fields}
+
+
+def _size(text: str, base: int) -> int:
+    digits = text.strip()
+    if not digits.isalnum() or not digits.isascii():
+        raise ValueError(f"the size of its body is {digits[:20]!r}")
+    size = int(digits, base)
+    _check_size(size)
+    return size
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BODY:
+        raise ValueError(f"its body is larger than {MAX_BODY} bytes")
