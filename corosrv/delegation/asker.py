@@ -11,12 +11,13 @@ import gevent
 from corosrv.delegation.peer import Peer
 from corosrv.delegation.roster import PeerState, Roster
 from corosrv.errors import CorosrvError, WorkerLost
+from corosrv.upstreams.failures import UpstreamDown
 
 log = logging.getLogger("corosrv.delegation")
 
 INTERVAL = 5.0  # seconds between two questions to a peer that is ready
 FAST_INTERVAL = 1.0  # to one that is not known yet, or cannot be reached
-_UNREACHED = frozenset({PeerState.ASKING, PeerState.DOWN})
+_UNREACHED = frozenset({PeerState.ASKING, PeerState.DOWN, PeerState.STALE})
 
 
 class PeerAsker:
@@ -53,6 +54,8 @@ class PeerAsker:
         record = peer.record
         try:
             announcement = peer.ask(self._token)
+        except UpstreamDown as error:
+            record.note_lost(str(error))
         except CorosrvError as error:
             record.note_failure(str(error))
         else:

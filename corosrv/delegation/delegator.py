@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,11 +16,11 @@ from corosrv.delegation.call import DelegatedCall, PeerRefusal, PeerRequest
 from corosrv.delegation.guard import current_trip, note_visited
 from corosrv.delegation.headers import SERVED_BY, onward_headers
 from corosrv.delegation.peer import Peer
-from corosrv.delegation.reasons import is_for_peers
+from corosrv.delegation.reasons import is_for_peers, is_refused_body
 from corosrv.delegation.request_targets import RequestBody, TargetFinder
 from corosrv.delegation.roster import Roster
 from corosrv.delegation.stats import DelegationStats, Result
-from corosrv.delegation.targets import PeerTarget
+from corosrv.delegation.targets import ModelOfDialect, PeerTarget, dialect_path
 from corosrv.delegation.trip import Trip
 from corosrv.errors import CorosrvError
 from corosrv.forwarding.answers import AnswerPassing
@@ -63,8 +63,10 @@ class Delegator:
         stats: DelegationStats,
         options: DelegationOptions,
         error_body: Callable[[CorosrvError, str], Any],
+        own_models: Callable[[], Iterable[str]],
     ) -> None:
-        """`error_body`: makes the body of an error, in the form that a path asks for."""
+        """`error_body`: makes the body of an error, in the form that a path asks for. `own_models`: names the models of
+        generating dialects that are served here."""
         self._roster = roster
         self._peers = {peer.record: peer for peer in peers}
         self._bodies = bodies
@@ -73,18 +75,21 @@ class Delegator:
         self._stats = stats
         self._options = options
         self._error_body = error_body
+        self._own_models = own_models
 
     def answer(self, own_error: CorosrvError, body: bytes | None) -> Response | None:
         """Returns a peer's answer to the request at hand; None if this server's own error stands. Waits.
 
         `body`: of the request, as it was sent; None if nobody has read it. Raises what ends a call that a peer had.
         """
-        if not self._peers or not is_for_peers(own_error, on_full=self._options.delegate_on_full):
-            return None
         incoming = current(request)
+        is_plain = is_for_peers(own_error, on_full=self._options.delegate_on_full)
+        may_be_foreign = is_refused_body(own_error) and dialect_path(incoming.method, incoming.path) is not None
+        if not self._peers or not (is_plain or may_be_foreign):
+            return None
         request_body = RequestBody(incoming, body)
         target = self._targets.find(request_body)
-        if target is None:
+        if target is None or not (is_plain or self._is_foreign(target)):
             return None
         trip = (current_trip() or Trip()).visit((self._roster.own_id,))
         key = incoming.environ.get("HTTP_IDEMPOTENCY_KEY", "")
@@ -102,6 +107,10 @@ class Delegator:
             self._roster, self._peers, wanted, trip, own_error, self._options.limits, self._stats
         )  # fmt: skip
         return self._pass_on(incoming, call, own_error)
+
+    def _is_foreign(self, target: PeerTarget) -> bool:
+        """Tells whether a body that was refused here names a model of others, who may read it otherwise."""
+        return isinstance(target, ModelOfDialect) and target.name not in set(self._own_models())
 
     def _obstacle(self, target: PeerTarget, trip: Trip) -> Result | None:
         """Returns why no peer is to be asked; None if one is."""

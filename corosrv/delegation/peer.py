@@ -15,6 +15,7 @@ from corosrv.jobs.forward import ForwardRequest, Headers
 from corosrv.settings.peers import REPLICA_ID
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.exchange import Exchange, ExchangeLimits
+from corosrv.upstreams.failures import UpstreamDown, UpstreamLost
 from corosrv.upstreams.spec import UpstreamSpec
 
 ASK_TIMEOUT = 4.0  # seconds that one announcement may take
@@ -47,7 +48,10 @@ class Peer:
         return self._base_path + path
 
     def ask(self, token: str) -> Announcement:
-        """Returns what the peer announces. Waits, ASK_TIMEOUT at most; raises CorosrvError in words for a log."""
+        """Returns what the peer announces. Waits, ASK_TIMEOUT at most.
+
+        Raises CorosrvError in words for a log, UpstreamDown where there is no connection.
+        """
         headers: Headers = (("Accept", "application/json"), (TOKEN, token))
         late = CorosrvError(f"it did not answer within {ASK_TIMEOUT:g} s")
         exchange = Exchange(self._asking, ExchangeLimits(ASK_TIMEOUT, ASK_TIMEOUT))
@@ -62,6 +66,10 @@ class Peer:
                     if len(body) > MAX_BYTES:
                         raise CorosrvError(f"its announcement is longer than {MAX_BYTES >> 20} MiB")
             return parse_announcement(bytes(body))
+        except UpstreamDown as error:
+            raise UpstreamDown(str(error).replace("the upstream", "it")) from None
+        except UpstreamLost as error:
+            raise CorosrvError(str(error).replace("the upstream", "it")) from None
         except BadAnnouncement as error:
             raise CorosrvError(str(error)) from None
         finally:

@@ -14,6 +14,7 @@ from corosrv.errors import (
     NotHandedOver,
     NoWorker,
     QueueFull,
+    Refused,
     Starting,
     WorkerGone,
 )
@@ -42,6 +43,11 @@ def reason_of(error: CorosrvError) -> Reason | None:
     if isinstance(error, ModelNotFound) or (isinstance(error, NotFound) and error.code in _UNKNOWN_CODES):
         return Reason.UNKNOWN
     return Reason.UNKNOWN if isinstance(error, HttpError) and error.status == 404 else None
+
+
+def is_refused_body(error: CorosrvError) -> bool:
+    """Tells whether a body was refused by what this server can read or do, before its model was looked for."""
+    return isinstance(error, Refused) and error.status in (400, 501)
 
 
 def is_for_peers(error: CorosrvError, *, on_full: bool) -> bool:

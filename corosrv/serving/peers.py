@@ -83,7 +83,9 @@ class PeerPart:
             delegate_max=settings.delegate_max,
             delegate_on_full=settings.delegate_on_full,
         )
-        delegator = Delegator(self.roster, self._peers, bodies, stats, self._stats, options, body_of_error)
+        delegator = Delegator(
+            self.roster, self._peers, bodies, stats, self._stats, options, body_of_error, served.models
+        )
         self._hook = DelegationHook(self.roster, delegator, bodies, body_of_error)
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from tests.serve.server import Servers, eventually
 from tests.serve.wire import CHAT, Answer, chat, events, request, text_of
 
 HI = [{"role": "user", "content": "hi"}]
+SHARED = "shared=synthetic:?tokens_per_s=50&slots=1&queue=0"  # two replicas have it
 GHOST = "ghost=README.md"  # a model that every replica announces, and none can load
 ADD = {
     "inputs": [
@@ -38,15 +39,15 @@ class Ring:
 @pytest.fixture(scope="module")
 def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
     kept: Servers = request.getfixturevalue("_kept")
-    models = f"small=synthetic:?tokens_per_s=50,{GHOST}"
+    models = f"small=synthetic:?tokens_per_s=50,{SHARED},{GHOST}"
     with ports(3) as (a, b, c), ExitStack() as stack:
         start = stack.enter_context
-        model = start(replica(kept, "model", a, b.url, c.url, wait_for=None, model=models, slots=1))
-        app = start(
-            replica(kept, "app", b, a.url, c.url, wait_for=None, model=f"large=synthetic:?tokens_per_s=50,{GHOST}",
-                    worker_app="deploy/app/basic.py:app")
-        )  # fmt: skip
-        bare = start(replica(kept, "bare", c, a.url, b.url, wait_for=None, model=f"third=synthetic:,{GHOST}"))
+        handlers = "deploy/app/basic.py:app"
+        models_of_app = f"large=synthetic:?tokens_per_s=50,{SHARED},{GHOST}"
+        options: dict[str, Any] = {"wait_for": None, "slots": 1, "delegate_on_full": 1}
+        model = start(replica(kept, "model", a, b.url, c.url, model=models, **options))
+        app = start(replica(kept, "app", b, a.url, c.url, model=models_of_app, worker_app=handlers, wait_for=None))
+        bare = start(replica(kept, "bare", c, a.url, b.url, model=f"third=synthetic:,{GHOST}", wait_for=None))
         for one in (model, app, bare):
             one.server.wait_until("ok")
         for one in (model, app, bare):
@@ -124,6 +125,16 @@ def test_all_paths_of_a_language_model_are_delegated(ring: Ring, path: str, body
     direct = ask(ring.model, "POST", path, {"model": "small", **body})
     assert (answer.status, answer.headers["x-corosrv-served-by"]) == (direct.status, "model")
     assert answer.json.keys() == direct.json.keys()
+
+
+def test_a_full_queue_is_helped_out_by_a_peer(ring: Ring):
+    with ring.model.server.connect() as connection:
+        connection.send(request("POST", CHAT, chat(model="shared", stream=True, max_tokens=3000)))
+        connection.head()
+
+        answer = post_chat(ring.model, model="shared")
+
+    assert (answer.status, answer.headers["x-corosrv-served-by"]) == (200, "app")
 
 
 def test_a_handler_is_called_across_replicas(ring: Ring):
