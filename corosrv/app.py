@@ -109,7 +109,7 @@ def _make_application() -> Flask:
         limits = ClientLimits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         worker = front.adopt(limits)
         if worker is not None and worker.cfg.workers > 1:
-            _check_is_alone(settings)
+            _check_several(settings)
         app = create_app(settings)
         if worker is not None:
             _end_with(worker, app.extensions["corosrv"], predictor)
@@ -119,15 +119,23 @@ def _make_application() -> Flask:
         sys.exit(NEVER_STARTS)
 
 
-def _check_is_alone(settings: Settings) -> None:
+def _check_several(settings: Settings) -> None:
     """Raises SettingsError for what several processes of one server cannot serve."""
-    for name, part in (
-        ("predictions run", settings.predictor),
-        ("an application's calls queue", settings.app),
-        ("requests for upstreams queue", settings.upstream),
-    ):
-        if part is not None:
-            raise SettingsError(f"{name} in one process: start gunicorn with one worker (-w 1)")
+    if settings.predictor is not None:
+        raise SettingsError("predictions run in one process: start gunicorn with one worker (-w 1)")
+    for name, part in (("an application's calls", settings.app), ("requests for upstreams", settings.upstream)):
+        if part is not None and settings.cluster is None:
+            raise SettingsError(
+                f"{name} queue in one process: start gunicorn with one worker (-w 1), or set COROSRV_REDIS_URL, "
+                "through which several share their queue"
+            )
+    shares = settings.app is not None or settings.upstream is not None
+    for name, port in (("grpc_port", settings.kserve.grpc_port), ("mgmt_port", settings.operator.mgmt_port)):
+        if port and shares:
+            raise SettingsError(
+                f"COROSRV_{name.upper()} is a port of one process: start gunicorn with one worker (-w 1), or leave "
+                "the port out"
+            )
     if settings.peer is not None and not settings.peer.replica_id:
         raise SettingsError("COROSRV_REPLICA_ID must be set where several processes are one of several peers")
 
@@ -136,7 +144,7 @@ def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings
     """Lets gunicorn wait for worker processes to end, and POST /shutdown end gunicorn."""
     worker.endings += [
         part
-        for part in (server.predictor, server.app, server.upstreams, server.kserve, server.peers)
+        for part in (server.predictor, server.app, server.upstreams, server.kserve, server.sharing, server.peers)
         if part is not None
     ]
     if server.app is not None and len(server.parts) <= _PARTS_OF_APP:

@@ -126,8 +126,11 @@ def serve(
     workers = chosen.processes
     if chosen.predictor is not None and workers > 1:
         _fail("predictions run in one process: --workers must be 1 with --predictor")
-    if chosen.upstream is not None and workers > 1:
-        _fail("requests for upstreams queue in one process: --workers must be 1 with --upstream and --elastic")
+    if chosen.upstream is not None and workers > 1 and chosen.cluster is None:
+        _fail(
+            "requests for upstreams queue in one process: --workers must be 1 with --upstream and --elastic, unless "
+            "COROSRV_REDIS_URL is set, through which several share their queue"
+        )
     raise_descriptor_limit(connections)
     _hand_down(config, overrides)
     if workers > 1:

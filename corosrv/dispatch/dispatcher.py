@@ -23,6 +23,7 @@ from corosrv.dispatch.reader import HandlerReader
 from corosrv.dispatch.registry import Registry
 from corosrv.dispatch.scheduler import Scheduler
 from corosrv.dispatch.settings import DispatchSettings
+from corosrv.dispatch.sharing import CallSharing, FreePermits, free_permits
 from corosrv.dispatch.stats import DispatchStats, key_stats
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
@@ -66,6 +67,7 @@ class Dispatcher(InferWorker):
         self._numbers = itertools.count(1)
         self._why_unknown: Callable[[], str] | None = None
         self._is_shutting_down = False
+        self._sharing: CallSharing | None = None
 
     # Hosts and pools.
 
@@ -80,6 +82,7 @@ class Dispatcher(InferWorker):
         self._scheduler.return_local(host.id)
         self._scheduler.serve(self._registry.groups_of(host))
         self._settle()
+        self._scheduler.on_free()
         return True
 
     def remove_host(self, host: HandlerHost) -> bool:
@@ -103,14 +106,16 @@ class Dispatcher(InferWorker):
         can_start: bool = True,
         reason: str = "",
         patience: float | None = None,
+        is_elsewhere: bool = False,
     ) -> None:
         """Says what the workers of a pool offer. Where none is ready, calls wait if the pool can start one.
 
         They wait for `patience` seconds at most. Otherwise they are refused, those that wait as well, with `reason`:
-        words for clients. Replaces what was said of this pool before.
+        words for clients. Replaces what was said of this pool before. `is_elsewhere`: the workers are another front's.
         """
-        self._why_unknown = None
-        self._registry.expect(pool, cards, PoolStanding(can_start, reason, patience), self._clock())
+        if not is_elsewhere:
+            self._why_unknown = None
+        self._registry.expect(pool, cards, PoolStanding(can_start, reason, patience, is_elsewhere), self._clock())
         self._settle()
 
     def forget(self, pool: str) -> None:
@@ -121,6 +126,32 @@ class Dispatcher(InferWorker):
     def on_need(self, listener: Callable[[str], None]) -> None:
         """Calls `listener` with the name of each pool that could start the worker that a call has begun to wait for."""
         self._scheduler.need_listeners.append(listener)
+
+    # Several fronts.
+
+    def share(self, sharing: CallSharing) -> None:
+        """Puts calls that cannot start here at once into a queue that several fronts share, from now on."""
+        self._sharing = sharing
+        self._scheduler.on_free = sharing.on_free
+
+    def free_permits(self) -> FreePermits:
+        """Returns how many calls could start here that wait elsewhere, by the keys that each could be of."""
+        return free_permits(self._registry, self._waiting)
+
+    def known_keys(self) -> list[str]:
+        """Returns the keys of all handlers that are known."""
+        return [entry.key for entry in self._registry]
+
+    def card_of(self, key: str) -> HandlerCard | None:
+        """Returns what workers of this front declare of a key; None if none of them takes its calls now."""
+        entry = self._registry.get(key)
+        return entry.card if entry is not None and entry.is_ready else None
+
+    def submit_here(self, job: InferJob) -> HandlerReader:
+        """Runs or queues a call that came out of the shared queue. Never waits. Raises what `submit` does."""
+        if self._is_shutting_down:
+            raise ShuttingDown("the server is shutting down")
+        return self._submit(job, self._clock(), None, may_share=False)
 
     def _settle(self) -> None:
         """Refuses calls that nobody can serve any more, and forgets what nobody has offered for long."""
@@ -169,7 +200,7 @@ class Dispatcher(InferWorker):
         terms = job.terms
         return self._lives.records.begin(terms.caller, terms.idempotency_key, digest_of(job), now)
 
-    def _submit(self, job: InferJob, now: float, claim: CallClaim | None) -> HandlerReader:
+    def _submit(self, job: InferJob, now: float, claim: CallClaim | None, may_share: bool = True) -> HandlerReader:
         entry = self._entry_of(job)
         queue = self._waiting.queue_of(entry)
         queue.count_arrival(now)
@@ -178,7 +209,12 @@ class Dispatcher(InferWorker):
         try:
             self._check(call, now)
             group = self._scheduler.free_group(call, now)
-            if group is None:
+            sharing = self._sharing if may_share else None
+            if sharing is not None and not sharing.takes(call, group is not None):
+                sharing = None
+            if sharing is not None:
+                check_wait(call.entry, job.terms.waiting_keys)
+            elif group is None:
                 self._check_wait(call, now)
         except CorosrvError as error:
             queue.traffic.count_end(error)
@@ -186,7 +222,10 @@ class Dispatcher(InferWorker):
         if claim is not None:
             call.keeper = AnswerKeeper(claim, entry.card)
         call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
-        self._scheduler.enter(call, group)
+        if sharing is not None:
+            self._scheduler.share(call, sharing)
+        else:
+            self._scheduler.enter(call, group)
         return call.reader
 
     def _entry_of(self, job: InferJob) -> HandlerEntry:
@@ -237,12 +276,19 @@ class Dispatcher(InferWorker):
             self._waiting.queue_of(entry)
         bounds = self._waiting.bounds
         return DispatchStats(
-            keys=tuple(key_stats(queue, self._waiting.oldest(queue), now) for queue in self._waiting),
+            keys=tuple(
+                key_stats(queue, self._waiting.oldest(queue), now, self._n_shared(queue.entry.key))
+                for queue in self._waiting
+            ),
             n_calls=len(self._lives),
             n_waiting=bounds.n_calls,
             n_waiting_bytes=bounds.n_bytes,
             retry_budget=self._lives.budget.left(now),
         )
+
+    def _n_shared(self, key: str) -> int:
+        """Counts the calls of a key that wait in the shared queue, which its workers here could run."""
+        return 0 if self._sharing is None else self._sharing.backlog(key)
 
     # The end.
 

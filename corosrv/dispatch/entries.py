@@ -55,6 +55,7 @@ class PoolStanding:
     can_start: bool
     reason: str = ""
     patience: float | None = None  # seconds that a call waits for its first worker; None: as the dispatcher's settings
+    is_elsewhere: bool = False  # its workers are another front's, which takes calls through the shared queue
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +94,11 @@ class HandlerEntry:
         return any(pool.can_start for pool in self.pools.values())
 
     @property
+    def is_elsewhere(self) -> bool:
+        """True if another front takes its calls through the queue that both share."""
+        return any(pool.is_elsewhere and pool.can_start for pool in self.pools.values())
+
+    @property
     def is_callable(self) -> bool:
         """True if a worker takes its calls, or may be started for them."""
         return self.is_ready or self.is_startable
@@ -108,7 +114,7 @@ class HandlerEntry:
 
     def state(self) -> str:
         """Returns READY, LOADING or UNAVAILABLE."""
-        if self.is_ready:
+        if self.is_ready or self.is_elsewhere:
             return "READY"
         return "LOADING" if self.is_startable else "UNAVAILABLE"
 

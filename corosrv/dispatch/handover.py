@@ -31,11 +31,20 @@ class HandOver(CallListener):
     """Follows one call or batch that a worker has. Each call hears of its end once, and an abandoned one of nothing."""
 
     __slots__ = (
-        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "error", "size",
-        "started_at", "traffic",
+        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "error", "is_shared",
+        "size", "started_at", "traffic",
     )  # fmt: skip
 
-    def __init__(self, outcomes: Outcomes, host: HandlerHost, calls: Sequence[QueuedCall], now: float) -> None:
+    def __init__(
+        self,
+        outcomes: Outcomes,
+        host: HandlerHost,
+        calls: Sequence[QueuedCall],
+        now: float,
+        is_shared: bool = False,
+    ) -> None:
+        """`is_shared`: it went into a queue that several fronts share, and is counted where it runs."""
+        self.is_shared = is_shared
         self._outcomes = outcomes
         self._host = host
         self._calls: list[QueuedCall | None] = list(calls)

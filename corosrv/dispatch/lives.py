@@ -125,6 +125,8 @@ class CallLives(Outcomes):
             self._end(call, error)
 
     def finish_attempt(self, attempt: HandOver) -> None:
+        if attempt.is_shared:
+            return
         # A worker that was lost, and one that refused, say nothing of how long calls take.
         is_measured = not isinstance(attempt.error, (WorkerLost, NotHandedOver))
         attempt.traffic.count_finish(attempt.size, self._clock() - attempt.started_at, is_measured)

@@ -14,6 +14,7 @@ from corosrv.dispatch.lives import CallLives
 from corosrv.dispatch.lookup import unavailable
 from corosrv.dispatch.policy import Policy, idleness
 from corosrv.dispatch.registry import Registry
+from corosrv.dispatch.sharing import CallSharing
 from corosrv.dispatch.timetable import AT_ONCE, Timetable
 from corosrv.dispatch.waiting import WaitingCalls
 
@@ -46,6 +47,7 @@ class Scheduler:
         self._changed: dict[HostGroup, None] = {}  # groups that may have a permit for a waiting call, in order
         self._is_serving = False
         self.need_listeners: list[Callable[[str], None]] = []
+        self.on_free: Callable[[], None] = lambda: None  # called when permits may be free that no call waits for here
 
     # Calls.
 
@@ -85,6 +87,12 @@ class Scheduler:
         elif call.entry.batch_limits is not None:
             self.serve(call.entry.groups)
 
+    def share(self, call: QueuedCall, sharing: CallSharing) -> None:
+        """Takes a new call, and puts it into the queue that several fronts share."""
+        self._lives.begin(call)
+        attempt = HandOver(self._lives, sharing.host, [call], self._clock(), is_shared=True)
+        attempt.watch(sharing.put(call, attempt))
+
     def resume(self, call: QueuedCall) -> None:
         """Lets a call wait once more, for another worker than the last if there is one."""
         if not call.entry.is_callable:
@@ -123,6 +131,7 @@ class Scheduler:
                 for entry, _ in list(group.entries.values()):
                     self.refuse_unservable(entry)
         self.serve(groups)
+        self.on_free()
 
     def return_local(self, host_id: str) -> None:
         """Returns the calls that wait for one worker to their keys, where any may take them."""
@@ -194,8 +203,8 @@ class Scheduler:
         return True
 
     def _await_start(self, call: QueuedCall, now: float) -> None:
-        pools = {name: standing for name, standing in call.entry.pools.items() if standing.can_start}
-        patience = max((standing.patience or self._longest_start for standing in pools.values()), default=0.0)
+        pools = {name: pool for name, pool in call.entry.pools.items() if pool.can_start and not pool.is_elsewhere}
+        patience = max((pool.patience or self._longest_start for pool in pools.values()), default=0.0)
         call.appointment = self._timetable.add(now + patience, self._give_up_start, call)
         for pool in pools:
             for listener in self.need_listeners:

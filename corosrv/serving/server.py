@@ -37,6 +37,7 @@ from corosrv.serving.part import Part
 from corosrv.serving.peers import PeerPart
 from corosrv.serving.predictor import PredictorPart
 from corosrv.serving.readiness import Readiness
+from corosrv.serving.sharing import Sharing
 from corosrv.serving.upstreams import UpstreamPart
 from corosrv.settings import Settings
 from corosrv.worker.parent.asks import submit_to
@@ -63,6 +64,7 @@ class Server:
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
+        self.sharing = self._sharing(settings)
         self.kserve = self._kserve(settings)
         self.peers = self._peers(settings)
         parts = (self.models, self.upstreams, self.predictor, self.app, self.kserve, self.peers)
@@ -123,6 +125,22 @@ class Server:
         local = None if self.models is None else self.models.pool
         return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local)
 
+    def _sharing(self, settings: Settings) -> Sharing | None:
+        if settings.cluster is None or (self.app is None and self.upstreams is None):
+            return None
+        sharing = Sharing(settings.cluster)
+        if self.app is not None and settings.app is not None:
+            limits = settings.app
+            sharing.add("app", self.app.dispatcher, max_calls=limits.max_queue, max_bytes=limits.queue_bytes)
+        if self.upstreams is not None and settings.upstream is not None:
+            sharing.add(
+                "upstreams",
+                self.upstreams.pool.dispatcher,
+                max_calls=settings.upstream.upstream_queue,
+                max_bytes=settings.upstream.upstream_queue_bytes,
+            )
+        return sharing
+
     def _management(self, settings: Settings) -> ServerManagement:
         managed = [part for part in (self.app, self.upstreams, self.peers) if part is not None]
         dispatchers = [] if self.app is None else [self.app.dispatcher]
@@ -181,12 +199,17 @@ class Server:
         self._is_started = True
         atexit.register(self.management.close)
         self.management.start()
+        if self.sharing is not None:
+            atexit.register(self.sharing.close)
+            self.sharing.start()
         for part in self.parts:
             atexit.register(part.close)
             part.start()
 
     def stop(self) -> None:
         """Refuses new work and lets running work end in its time; a second call ends it at once."""
+        if self.sharing is not None:
+            self.sharing.stop()
         for part in self.parts:
             part.stop()
 
@@ -245,7 +268,7 @@ class Server:
         """Lets a request in, or raises why it may not pass."""
         self.start()
         http_request, notes = current(request), current(g)
-        if not self._has_warned and http_request.environ.get("wsgi.multiprocess"):
+        if self.models and not self._has_warned and http_request.environ.get("wsgi.multiprocess"):
             self._has_warned = True
             log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
         notes.corosrv_is_busy = True

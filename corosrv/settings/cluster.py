@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from corosrv.settings import sources
-from corosrv.settings.checks import Check, between, empty_or
+from corosrv.settings.checks import Check, between, empty_or, one_of
 from corosrv.settings.sources import setting
 
 _NAMESPACE = Check(
@@ -36,6 +36,11 @@ class ClusterSettings:
     )
     redis_timeout: float = setting(
         1.0, "seconds in which Redis must answer a command; connections have half of it", check=between(0.05, 60)
+    )
+    redis_fallback: str = setting(
+        "local",
+        "what happens to calls while Redis is away: `local` runs those that this server can run itself, `refuse` none",
+        check=one_of("local", "refuse"),
     )
 
     def __post_init__(self) -> None:
