@@ -51,6 +51,10 @@ load: $(INSTALLED)
 	$(BIN)/python -m tests.load.predictor_process
 	$(BIN)/python -m tests.load.predictions
 	$(BIN)/python -m tests.load.predictor_faults
+	$(BIN)/python -m tests.load.upstream_faults
+	$(BIN)/python -m tests.load.upstream_permits
+	$(BIN)/python -m tests.load.upstream_streams
+	$(BIN)/python -m tests.load.shared_prompts
 
 # Side by side with llama-server: the tables and plots in benchmarks/. ROUNDS=1 QUICK=1 for a first look.
 bench: $(INSTALLED)

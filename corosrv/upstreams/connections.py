@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections import deque
 from functools import cache
 from http.client import HTTPConnection, HTTPSConnection
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import gevent
@@ -28,6 +30,7 @@ class UpstreamConnections:
         parts = urlsplit(url)
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
+        self._is_numeric = _is_address(self._host)
         self._port = parts.port
         self._max_idle = max_idle
         self._idle: deque[tuple[HTTPConnection, float]] = deque()  # the one used last is last
@@ -79,7 +82,26 @@ class UpstreamConnections:
     def _new(self) -> HTTPConnection:
         if self._is_tls:
             return HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT, context=_tls_context())
-        return HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT)
+        kind = _NumericConnection if self._is_numeric else HTTPConnection
+        return kind(self._host, self._port, timeout=CONNECT_TIMEOUT)
+
+
+class _NumericConnection(HTTPConnection):
+    """Connects to a host that is an address, and not a name: gevent looks up both in threads."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect((self.host, self.port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.load.upstream_faults import CONCURRENCY, SETTINGS, TURN, Ended, Fault, commands, healthy_times, run
+from tests.load.upstream_faults import CONCURRENCY, SETTINGS, Ended, Fault, commands, healthy_times, run
 from tests.load.upstream_servers import load_front, upstream_servers
 
 
@@ -15,7 +15,7 @@ def test_calls_end_once_each_while_their_upstreams_are_killed_and_stopped() -> N
         upstream_servers(*commands("")) as servers,
         load_front(servers, CONCURRENCY, **SETTINGS) as front,
     ):
-        result = run(servers, front, 2.5 * TURN, 1.0)
+        result = run(servers, front, 2, quiet=0.5, turn=2.0)
 
     assert {fault.kind for fault in result.faults} == {"killed", "stopped"}
     assert result.tally.outcomes()["200 whole"] > 10

@@ -144,14 +144,11 @@ class Fault:
     ended: float
 
 
-def fail_in_turn(servers: Sequence[UpstreamServer], seconds: float) -> list[Fault]:
-    """Kills and stops the servers in turn. Waits."""
+def fail_in_turn(servers: Sequence[UpstreamServer], n_turns: int, seconds: float) -> list[Fault]:
+    """Kills and stops the servers in turn, for some seconds each. Waits."""
     faults = []
-    over = time.monotonic() + seconds
-    for turn in itertools.count():
+    for turn in range(n_turns):
         began = time.monotonic()
-        if began + TURN > over:
-            return faults
         number = turn % len(servers)
         server = servers[number]
         kind = "killed" if turn // len(servers) % 2 == number % 2 else "stopped"
@@ -161,11 +158,11 @@ def fail_in_turn(servers: Sequence[UpstreamServer], seconds: float) -> list[Faul
             server.wait()
         else:
             server.send(signal.SIGSTOP)
-            time.sleep(STOPPED * TURN)
+            time.sleep(STOPPED * seconds)
             server.send(signal.SIGCONT)
         faults.append(Fault(number, kind, began, time.monotonic() + RECOVERY))
-        time.sleep(max(began + TURN - time.monotonic(), 0))
-    raise AssertionError("never")
+        time.sleep(max(began + seconds - time.monotonic(), 0))
+    return faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +175,9 @@ class Result:
     healthy: list[float]
 
 
-def run(servers: Sequence[UpstreamServer], front: LoadedFront, seconds: float, quiet_seconds: float) -> Result:
+def run(
+    servers: Sequence[UpstreamServer], front: LoadedFront, n_turns: int, quiet: float, turn: float = TURN
+) -> Result:
     """Puts the load on the front. Raises AssertionError, which names the calls that went wrong."""
     tally, is_over = Tally(), threading.Event()
     port = front.server.address[1]
@@ -186,9 +185,9 @@ def run(servers: Sequence[UpstreamServer], front: LoadedFront, seconds: float, q
     for client in clients:
         client.start()
     try:
-        time.sleep(quiet_seconds)
+        time.sleep(quiet)
         faults_from = time.monotonic()
-        faults = fail_in_turn(servers, seconds)
+        faults = fail_in_turn(servers, n_turns, turn)
     finally:
         is_over.set()
         for client in clients:
@@ -203,8 +202,8 @@ def run(servers: Sequence[UpstreamServer], front: LoadedFront, seconds: float, q
         for call in front.ended_calls()
         if call["outcome"] == "ok" and call["attempts"] == 1
     }
-    quiet = [call.seconds for call in tally.calls if call.is_good and call.ended < faults_from]
-    return Result(tally, faults, quiet, healthy_times(tally.calls, faults, answered, faults_from))
+    quiet_times = [call.seconds for call in tally.calls if call.is_good and call.ended < faults_from]
+    return Result(tally, faults, quiet_times, healthy_times(tally.calls, faults, answered, faults_from))
 
 
 def servers_number(url: str, servers: Sequence[UpstreamServer]) -> int:
@@ -250,7 +249,7 @@ def main() -> None:
         upstream_servers(*commands(arguments.llama_server)) as servers,
         load_front(servers, CONCURRENCY, **SETTINGS) as front,
     ):
-        result = run(servers, front, arguments.seconds, arguments.quiet)
+        result = run(servers, front, int(arguments.seconds / TURN), arguments.quiet)
         stats = front.manage("GET", "/workers")["workers"]
     kinds = Counter(fault.kind for fault in result.faults)
     print(f"{len(result.tally.calls)} calls, {dict(kinds)} upstreams; none lost without an error, none answered twice")

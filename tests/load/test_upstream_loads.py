@@ -1,0 +1,43 @@
+"""Short forms of the loads on fronts of upstreams."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.load.upstream_permits import PERMITS, Growth, compare, grow, growth
+from tests.load.upstream_servers import corosrv_server, load_front, upstream_servers
+from tests.load.upstream_streams import Load, measure
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_streams_through_a_front_all_complete_without_a_thread_more() -> None:
+    load = Load(60, plateau=0.5)
+
+    with upstream_servers(load.command()) as servers, load_front(servers, load.n_streams) as front:
+        figures = measure(front, load)
+
+    assert (figures.outcome.n_done, figures.outcome.n_failed) == (60, 0)
+    assert figures.n_open == 60
+    assert figures.loaded.threads == figures.idle.threads
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_queue_answers_as_a_semaphore_does_and_an_added_upstream_takes_its_share() -> None:
+    command = corosrv_server(PERMITS)
+
+    with upstream_servers(command, command) as (first, second), load_front([first], PERMITS) as front:
+        rates = compare(first, front, 1, 0.5)
+        grow(front, second, 0.5)
+        shares = [worker["ok"] for worker in front.manage("GET", "/workers")["workers"]]
+
+    assert min(*rates.bare, *rates.front) > 0
+    assert min(shares) > 0
+
+
+def test_rates_are_read_from_the_times_at_which_calls_ended() -> None:
+    before = [0.1 * number for number in range(100)]  # ten a second, until the tenth second
+    after = [12.0 + 0.05 * number for number in range(400)]  # twenty a second, from the twelfth on
+
+    assert growth([*before, *after], added_at=10.0, seconds=5.0, over=30.0) == Growth(10.0, 20.0, pytest.approx(1.9))
