@@ -171,6 +171,10 @@ class Dispatcher(InferWorker):
             ModelStanding(entry.card, entry.state(), "" if entry.is_ready else entry.reason) for entry in self._registry
         )
 
+    def cards_here(self) -> list[HandlerCard]:
+        """Returns the handlers that workers of this server take calls of now."""
+        return [entry.card for entry in self._registry if entry.is_ready]
+
     def find(self, target: Target) -> HandlerCard:
         return self._look_up(target).card
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,10 +16,11 @@ from corosrv.jobs.stats import DecodeStats, HasDecodeStats
 
 
 class Health(msgspec.Struct):
-    """The answer while jobs are taken; `busy`: a new one would wait."""
+    """The answer while jobs are taken; `busy`: a new one would wait. `redis`: only where servers share one."""
 
     status: Literal["ok"]
     state: Literal["ready", "busy"]
+    redis: Literal["up", "down"] | None = None
 
 
 class Alive(msgspec.Struct):
@@ -45,10 +47,11 @@ class HealthWorker(HasDecodeStats, Protocol):
         """Raises the Unavailable that a job would meet now."""
 
 
-def blueprint(worker: HealthWorker) -> Blueprint:
+def blueprint(worker: HealthWorker, redis_state: Callable[[], str] | None = None) -> Blueprint:
     """Makes GET /health: 200 when jobs are taken, 503 while it loads, after a failure and while the server ends.
 
     GET /health/live is 200 in each of these: whoever restarts what does not live must not restart what loads.
+    `redis_state`: tells whether Redis is up or down; that is shown and changes nothing else, for jobs run without it.
     """
     routes = Blueprint("health", __name__)
 
@@ -68,7 +71,8 @@ def blueprint(worker: HealthWorker) -> Blueprint:
             worker.check()
         except CorosrvError as error:
             return _unavailable(worker.state, error)
-        return json_response({"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"})
+        answer = {"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"}
+        return json_response(answer if redis_state is None else answer | {"redis": redis_state()})
 
     @routes.get("/health/live")
     @operation(

@@ -14,6 +14,8 @@ from flask import Blueprint, Response, current_app, g, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.bodies import json_limits
+from corosrv.cluster.front_id import host_name
+from corosrv.cluster.served import FrontOffer
 from corosrv.docs import routes as docs
 from corosrv.errors import CorosrvError, NotOffered
 from corosrv.groups import routes as group_routes
@@ -30,6 +32,7 @@ from corosrv.kserve.several import SeveralWorkers
 from corosrv.llamacpp.metrics import with_token_counter
 from corosrv.openai import answer_types
 from corosrv.serving.apps import AppPart
+from corosrv.serving.cluster import Cluster
 from corosrv.serving.kserve import KservePart
 from corosrv.serving.management import ServerManagement
 from corosrv.serving.offers import ServerOffers
@@ -64,6 +67,7 @@ class Server:
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
+        self.cluster = None if settings.cluster is None else Cluster(settings.cluster, self._served_here)
         self.sharing = self._sharing(settings)
         self.kserve = self._kserve(settings)
         self.peers = self._peers(settings)
@@ -74,6 +78,8 @@ class Server:
         json_limits.use_scanner(body.scan_in_thread(scanner))
         for collector in chain.from_iterable(part.collectors() for part in self.parts):
             self._stats.registry.register(collector)
+        if self.cluster is not None:
+            self._stats.registry.register(self.cluster.collector())
         self._access = access.Access(server.keys, server.origins, server.hosts)
         self._is_started = False
         self._has_warned = False
@@ -126,9 +132,9 @@ class Server:
         return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local)
 
     def _sharing(self, settings: Settings) -> Sharing | None:
-        if settings.cluster is None or (self.app is None and self.upstreams is None):
+        if settings.cluster is None or self.cluster is None or (self.app is None and self.upstreams is None):
             return None
-        sharing = Sharing(settings.cluster)
+        sharing = Sharing(settings.cluster, self.cluster)
         if self.app is not None and settings.app is not None:
             limits = settings.app
             sharing.add("app", self.app.dispatcher, max_calls=limits.max_queue, max_bytes=limits.queue_bytes)
@@ -147,7 +153,17 @@ class Server:
         if self.upstreams is not None:
             dispatchers.append(self.upstreams.pool.dispatcher)
         apis = [api for part in managed for api in part.apis()]
+        if self.cluster is not None:
+            apis.append(self.cluster.api())
         return ServerManagement(settings.operator, lambda: Readiness(self.parts).state, apis, dispatchers)
+
+    def _served_here(self) -> FrontOffer:
+        """Says what this server serves, for other fronts."""
+        handlers = {} if self.app is None else {"app": self.app.dispatcher.cards_here()}
+        if self.upstreams is not None:
+            handlers["upstreams"] = self.upstreams.pool.dispatcher.cards_here()
+        models = [] if self.models is None else sorted(self.models.pool.names())
+        return FrontOffer(host_name(), models, handlers)
 
     def _kserve(self, settings: Settings) -> KservePart | None:
         workers: list[InferWorker] = []
@@ -197,6 +213,9 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
+        if self.cluster is not None:
+            atexit.register(self.cluster.close)
+            self.cluster.start()
         atexit.register(self.management.close)
         self.management.start()
         if self.sharing is not None:
@@ -210,6 +229,8 @@ class Server:
         """Refuses new work and lets running work end in its time; a second call ends it at once."""
         if self.sharing is not None:
             self.sharing.stop()
+        if self.cluster is not None:
+            self.cluster.stop()
         for part in self.parts:
             part.stop()
 
@@ -250,7 +271,7 @@ class Server:
         return root
 
     def _routes(self) -> Iterator[Blueprint]:
-        yield health.blueprint(Readiness(self.parts))
+        yield health.blueprint(Readiness(self.parts), None if self.cluster is None else self.cluster.redis_state)
         yield docs.page()
         if self.models is not None or self.upstreams is not None:
             yield group_routes.blueprint(self._groups)

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
+import functools
 
-from gevent import monkey
-
-from corosrv.cluster.connection import RedisClient
-from corosrv.cluster.keys import KeyNames
 from corosrv.cluster.queue_link import QueueLink
 from corosrv.cluster.queue_names import QueueNames
 from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.errors import SettingsError
+from corosrv.serving.cluster import Cluster
 from corosrv.settings import ClusterSettings
 
-_LONGEST_NAME = 60  # characters of a machine's name
+_ELSEWHERE = "other fronts"  # as a pool of workers
 
 
 class Sharing:
     """Shares the calls of this server's dispatchers with other fronts, once it is started."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
-        """Raises SettingsError."""
+    def __init__(self, settings: ClusterSettings, cluster: Cluster) -> None:
         self._settings = settings
-        self._client = RedisClient(settings.redis_url, settings.redis_timeout)
-        self._link = QueueLink(self._client, QueueNames(KeyNames(settings.redis_namespace), new_front_id()))
+        self._registry = cluster.registry
+        self._link = QueueLink(cluster.client, QueueNames(cluster.names, cluster.front))
         self._is_started = False
 
     def add(self, domain: str, dispatcher: Dispatcher, *, max_calls: int, max_bytes: int) -> None:
@@ -34,14 +27,18 @@ class Sharing:
         falls_back = self._settings.redis_fallback == "local"
         queue = self._link.add(domain, dispatcher, max_calls=max_calls, max_bytes=max_bytes, falls_back=falls_back)
         dispatcher.share(queue)
+        self._registry.on_change(functools.partial(self._expect_elsewhere, domain, dispatcher))
+
+    def _expect_elsewhere(self, domain: str, dispatcher: Dispatcher) -> None:
+        """Tells a dispatcher which handlers other fronts serve, so that it takes calls of those as well."""
+        if cards := self._registry.handlers(domain):
+            dispatcher.expect(_ELSEWHERE, cards, is_elsewhere=True)
+        else:
+            dispatcher.forget(_ELSEWHERE)
 
     def start(self) -> None:
-        """Begins to share. Waits for Redis, once, and goes on without it. Raises SettingsError."""
-        if not monkey.is_module_patched("socket"):
-            raise SettingsError("COROSRV_REDIS_URL needs a server that waits through gevent: gunicorn -k gevent")
+        """Begins to share. The cluster is started before."""
         self._is_started = True
-        self._client.ping()
-        self._client.start()
         self._link.start()
 
     def stop(self) -> None:
@@ -61,9 +58,3 @@ class Sharing:
         if self._is_started:
             self._is_started = False
             self._link.close()
-            self._client.close()
-
-
-def new_front_id() -> str:
-    """Makes the id of this process among the fronts, which no other has at any time."""
-    return f"{socket.gethostname()[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,0 +1,97 @@
+"""The part of a server that shares with other servers through Redis: its link, and who serves what."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+from flask import Blueprint, Response
+from gevent import monkey
+
+from corosrv.cluster.collector import ClusterCollector
+from corosrv.cluster.connection import RedisClient
+from corosrv.cluster.front_id import new_front_id
+from corosrv.cluster.keys import KeyNames
+from corosrv.cluster.registry import FrontRegistry
+from corosrv.cluster.served import FrontOffer, FrontRecord
+from corosrv.cluster.server_check import check_server, parse_info
+from corosrv.errors import SettingsError
+from corosrv.http.reply import json_response
+from corosrv.settings import ClusterSettings
+
+log = logging.getLogger("corosrv.cluster")
+
+START_SECONDS = 10.0  # for which a start waits for Redis
+_PAUSE = 0.5  # seconds between two tries
+
+
+class Cluster:
+    """Holds what this server shares: `client` for commands, `names` of keys, `front`, its id, and the registry."""
+
+    def __init__(self, settings: ClusterSettings, describe: Callable[[], FrontOffer]) -> None:
+        """`describe`: says what this server serves. Raises SettingsError for a wrong URL, and without redis-py."""
+        self.client = RedisClient(settings.redis_url, settings.redis_timeout)
+        self.names = KeyNames(settings.redis_namespace)
+        self.front = new_front_id()
+        self.registry = FrontRegistry(self.client, self.names, self.front, describe)
+        self._is_started = False
+
+    def start(self) -> None:
+        """Waits START_SECONDS for Redis at most, checks it, and registers this front.
+
+        Raises SettingsError where Redis does not answer, or cannot be relied on; see check_server().
+        """
+        if not monkey.is_module_patched("socket"):
+            raise SettingsError("COROSRV_REDIS_URL needs a server that waits through gevent: gunicorn -k gevent")
+        self._await_redis()
+        for warning in check_server(parse_info(self.client.execute("INFO").decode("utf-8", "replace"))):
+            log.warning("%s", warning)
+        self._is_started = True
+        self.client.start()
+        self.registry.start()
+
+    def _await_redis(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.client.ping():
+            if time.monotonic() >= deadline:
+                raise SettingsError(
+                    f"COROSRV_REDIS_URL: Redis at {self.client.address} does not answer: {self.client.health.reason}"
+                )
+            gevent.sleep(_PAUSE)
+
+    def stop(self) -> None:
+        """Tells the other fronts that this one serves nothing any more. Twice is harmless."""
+        self.registry.leave()
+
+    def close(self) -> None:
+        """Leaves the other fronts, and closes the connections. Twice is harmless."""
+        if self._is_started:
+            self._is_started = False
+            self.registry.close()
+            self.client.close()
+
+    def redis_state(self) -> str:
+        """Returns `up` or `down`: whether Redis answers."""
+        return self.client.health.state.value
+
+    def collector(self) -> ClusterCollector:
+        return ClusterCollector(self.client.health, lambda: len(self.registry.other_fronts))
+
+    def api(self) -> Blueprint:
+        """Returns what operators can ask: which fronts there are, and what they serve."""
+        routes = Blueprint("fronts", __name__)
+
+        @routes.get("/v1/fronts")
+        def fronts() -> Response:
+            others = [_describe(record) for record in self.registry.other_fronts]
+            return json_response({"id": self.front, "redis": self.redis_state(), "others": others})
+
+        return routes
+
+
+def _describe(record: FrontRecord) -> dict[str, Any]:
+    handlers = {domain: [card.key for card in cards] for domain, cards in record.served.handlers.items()}
+    return {"id": record.id, "host": record.served.host, "models": record.served.models, "handlers": handlers}

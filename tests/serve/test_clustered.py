@@ -1,0 +1,79 @@
+"""Two real fronts that share one real Redis: who knows of whom, and what goes on without Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.clustered import ClusteredFronts, clustered_fronts
+from tests.serve.server import SERVE, START_SECONDS, Servers, eventually
+from tests.support.redis_server import redis_server
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[ClusteredFronts]:
+    with clustered_fronts(tmp_path_factory.mktemp("clustered"), cache) as fronts:
+        yield fronts
+
+
+def others(fronts: ClusteredFronts) -> list[dict[str, Any]]:
+    """Returns what the second front knows of others."""
+    shown: list[dict[str, Any]] = fronts.b.manage("GET", "/v1/fronts")["others"]
+    return shown
+
+
+def test_a_front_knows_what_the_other_serves(fronts: ClusteredFronts):
+    eventually(lambda: others(fronts) and others(fronts)[0]["handlers"]["app"], 20, "the other's handlers")
+
+    (other,) = others(fronts)
+
+    assert other["id"] == fronts.a.manage("GET", "/v1/fronts")["id"]
+    assert "synthetic" in other["models"]
+    assert any(key.startswith("model:") for key in other["handlers"]["app"])
+
+
+def test_health_and_metrics_say_that_redis_is_away_and_back_and_work_goes_on(fronts: ClusteredFronts):
+    server = fronts.b.server
+    eventually(lambda: server.metric("cluster_fronts") == 1, 20, "the other front")
+    assert server.get("/health")[1]["redis"] == "up"
+
+    fronts.redis.kill()
+    eventually(lambda: server.get("/health")[1]["redis"] == "down", 20, "redis down")
+    chat = server.client().chat.completions.create(
+        model="synthetic", messages=[{"role": "user", "content": "hi"}], max_tokens=2
+    )
+    status, _ = server.get("/health")
+    fronts.redis.start()
+    eventually(lambda: server.get("/health")[1]["redis"] == "up", 20, "redis up")
+
+    assert chat.choices[0].message.content
+    assert status == 200
+    assert server.metric("redis_losses_total") == 1
+    assert server.metric("redis_up") == 1
+    eventually(lambda: len(others(fronts)) == 1, 20, "the other front is registered again")
+    assert server.log.count("is away") == 1
+
+
+def test_a_server_does_not_start_on_a_redis_that_evicts(start: Servers):
+    with redis_server(maxmemory="10mb", maxmemory_policy="allkeys-lru") as redis:
+        error = failed_start(start, redis.url)
+
+    assert "maxmemory-policy allkeys-lru" in error
+
+
+def test_a_server_does_not_start_with_a_wrong_password_and_shows_none(start: Servers):
+    with redis_server(requirepass="right") as redis:
+        error = failed_start(start, redis.url.replace("right", "s3cret"))
+
+    assert "does not answer: it refuses the user or password" in error
+    assert "s3cret" not in error
+
+
+def failed_start(start: Servers, url: str) -> str:
+    """Returns the log of a server that must not start, once it has ended."""
+    server = start.start(*SERVE, wait_for=None, redis_url=url)
+    assert server.wait(START_SECONDS) == 1
+    return server.log
