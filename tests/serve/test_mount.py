@@ -153,6 +153,7 @@ def test_flasks_own_server_answers_too(start: Servers) -> None:
     server = open_engine(start.start(*FLASK, wait_for=None))
     with server.connect() as connection:
         whole = connection.post(chat(max_tokens=20), CHAT)
+    with server.connect() as connection:
         streamed = connection.post(chat(max_tokens=20, stream=True), CHAT)
 
     assert whole.status == streamed.status == 200

@@ -20,6 +20,7 @@ from corosrv.wire.calls import AskEnd
 
 log = logging.getLogger("corosrv.grpc")
 
+_DEADLINE_SLACK = 0.25  # seconds by which a client's clock for its call may be ahead
 _FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's log says why")
 
 
@@ -158,7 +159,10 @@ def _pairs(context: Any) -> metadata.Pairs:
 
 
 def _code_of_cancel(context: Any) -> grpc.StatusCode:
-    """Returns the code of a call that grpcio has cancelled: for its client, or because its time is over."""
+    """Returns the code of a call that grpcio has cancelled: for its client, or because its time is over.
+
+    The client counts from when it sent the call, and so gives up a little before the time is over here.
+    """
     remaining = context.time_remaining()
-    is_over = remaining is not None and remaining <= 0
+    is_over = remaining is not None and remaining <= _DEADLINE_SLACK
     return grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED

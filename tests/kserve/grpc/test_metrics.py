@@ -28,9 +28,10 @@ def front() -> Iterator[GrpcFront]:
 
 
 def await_count(front: GrpcFront, n: int, method: str, code: str) -> None:
-    with gevent.Timeout(10, AssertionError(f"{front.stats.ended}")):
+    with gevent.Timeout(20, False):
         while front.stats.ended[method, code] != n:
             gevent.sleep(0.005)
+    assert front.stats.ended[method, code] == n, front.stats.ended
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -42,9 +43,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def await_streams(front: GrpcFront, n: int) -> None:
-    with gevent.Timeout(10, AssertionError(f"{front.stats.n_streams} streams")):
+    with gevent.Timeout(20, False):
         while front.stats.n_streams != n:
             gevent.sleep(0.005)
+    assert front.stats.n_streams == n
 
 
 def test_calls_are_counted_by_method_and_code(front: GrpcFront) -> None:
