@@ -148,8 +148,7 @@ def test_a_call_for_an_upstream_that_stays_down_is_refused_in_time(pool: PoolPro
         runs, waits = pool.do("results")
 
         assert runs["ends"] == ["ok"]
-        assert len(waits["ends"]) == 1
-        assert waits["ends"] == ["Unavailable"], waits
+        assert waits["ends"] in (["Unavailable"], ["NoWorker"]), waits  # its patience ends now or at the next look
         assert bodies(a) == ["runs"]
         with pytest.raises(RuntimeError, match="no upstream is ready"):
             pool.do("submit", names=["later"])
