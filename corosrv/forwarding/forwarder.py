@@ -9,15 +9,21 @@ from flask import Response, g, request
 
 from corosrv.forwarding.answers import AnswerPassing
 from corosrv.forwarding.dialects import error_event
+from corosrv.forwarding.grouped import GroupedReader, as_stream
 from corosrv.forwarding.headers import request_headers
+from corosrv.forwarding.joining import AnswerJoin
 from corosrv.forwarding.paths import ForwardedPath
 from corosrv.forwarding.peek import MAX_SESSION, Peeked, peek
+from corosrv.groups.headers import join_group
+from corosrv.groups.member import GroupMember
+from corosrv.groups.table import GroupTable
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.terms import request_terms
 from corosrv.jobs.forward import ForwardRequest
-from corosrv.jobs.terms import FIRST_PRIORITY
+from corosrv.jobs.infer import InferReader
+from corosrv.jobs.terms import FIRST_PRIORITY, Terms
 from corosrv.upstreams.pool import UpstreamPool
 
 
@@ -35,8 +41,17 @@ class ForwardOptions:
 class Forwarder:
     """Forwards the request at hand."""
 
-    def __init__(self, pool: UpstreamPool, bodies: BodyReader, stats: HttpStats, options: ForwardOptions) -> None:
+    def __init__(
+        self,
+        pool: UpstreamPool,
+        bodies: BodyReader,
+        stats: HttpStats,
+        options: ForwardOptions,
+        groups: GroupTable | None = None,
+    ) -> None:
+        """`groups`: those that requests are in."""
         self._pool = pool
+        self._groups = GroupTable() if groups is None else groups
         self._bodies = bodies
         self._stats = stats
         self._options = options
@@ -61,18 +76,38 @@ class Forwarder:
         session = environ.get("HTTP_X_SESSION_ID", "")[:MAX_SESSION]
         if not session and options.reads_sessions:
             session = peeked.session
+        member = join_group(self._groups)
+        if member is not None:
+            session = session or f"group {member.name}"  # its answers come from one upstream where that can be
+        join = None if member is None else as_stream(path.path, body)
         query = environ.get("QUERY_STRING", "")
         forwarded = ForwardRequest(
             method=method,
             path=f"{path.path}?{query}" if query else path.path,
             headers=request_headers(environ, terms.request_id, passes_keys=options.passes_keys),
-            body=body,
+            body=body if join is None else join[0],
             prompt=peeked.prompt,
         )
-        reader = self._pool.submit(peeked.model, forwarded, replace(terms, session=session))
+        reader = self._submit(peeked.model, forwarded, replace(terms, session=session), member, join and join[1])
         make_error = partial(error_event, is_anthropic=path.is_anthropic, request_id=terms.request_id)
         hold = partial(self._bodies.hold, incoming)
         answer = AnswerPassing(incoming, reader, make_error, options.write_timeout, self._stats, hold).response()
         if path.is_anthropic:
             answer.headers["Request-Id"] = str(current(g).get("corosrv_request_id", ""))
         return answer
+
+    def _submit(
+        self,
+        model: str | None,
+        forwarded: ForwardRequest,
+        terms: Terms,
+        member: GroupMember | None,
+        join: AnswerJoin | None,
+    ) -> InferReader:
+        if member is None:
+            return self._pool.submit(model, forwarded, terms)
+        try:
+            return GroupedReader(self._pool.submit(model, forwarded, terms), member, join)
+        except BaseException:
+            member.leave()
+            raise

@@ -1,4 +1,4 @@
-"""Reads the headers by which a request says to which group it belongs."""
+"""Reads the header by which a request says to which group it belongs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from corosrv.http.lean_flask import current
 from corosrv.http.terms import QueueHeaders
 
 GROUP = "X-Group-Id"
-SPLIT = "X-Group-Split"
 MAX_NAME = 255  # characters
 
-_FIELD, _SPLIT_FIELD = "HTTP_X_GROUP_ID", "HTTP_X_GROUP_SPLIT"  # in WSGI's words
+_FIELD = "HTTP_X_GROUP_ID"  # in WSGI's words
 _PLAIN = re.compile(rf"[!-~]{{1,{MAX_NAME}}}")
-_WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class GenerateHeaders(QueueHeaders):
@@ -40,10 +38,6 @@ class GenerateHeaders(QueueHeaders):
             "`DELETE /v1/groups/{id}` ends them",
         ),
     ] = msgspec.field(name=GROUP, default="")
-    split: Annotated[
-        bool,
-        Meta(description="`true`: the `n` answers of a request that is forwarded may come from several upstreams"),
-    ] = msgspec.field(name=SPLIT, default=False)
 
 
 def group_of(environ: Mapping[str, Any]) -> str:
@@ -54,14 +48,6 @@ def group_of(environ: Mapping[str, Any]) -> str:
     if not _PLAIN.fullmatch(name):
         raise Refused(f"{GROUP}: must be 1 to {MAX_NAME} characters of printable ASCII without spaces", GROUP)
     return str(name)
-
-
-def may_split(environ: Mapping[str, Any]) -> bool:
-    """Returns whether a request's answers may come from several upstreams. Raises Refused, which names the header."""
-    word = environ.get(_SPLIT_FIELD, "false").strip().lower()
-    if word not in _WORDS:
-        raise Refused(f"{SPLIT}: must be true or false, not {word[:40]!r}", SPLIT)
-    return _WORDS[word]
 
 
 def join_group(table: GroupTable) -> GroupMember | None:

@@ -129,7 +129,7 @@ class Server:
         if settings.upstream is None:
             return None
         local = None if self.models is None else self.models.pool
-        return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local)
+        return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local, self._groups)
 
     def _sharing(self, settings: Settings) -> Sharing | None:
         if settings.cluster is None or self.cluster is None or (self.app is None and self.upstreams is None):

@@ -17,6 +17,7 @@ from corosrv.forwarding.dialects import error_body
 from corosrv.forwarding.forwarder import Forwarder, ForwardOptions
 from corosrv.forwarding.local import LocalModels
 from corosrv.forwarding.routes import ForwardingRoutes
+from corosrv.groups.table import GroupTable
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs import State, Worker
@@ -71,8 +72,12 @@ class UpstreamPart:
         stats: HttpStats,
         bodies: BodyReader,
         local: NamedModels | None = None,
+        groups: GroupTable | None = None,
     ) -> None:
-        """`local`: the models that are served beside upstreams. Raises SettingsError for a wrong upstream."""
+        """`local`: the models that are served beside upstreams; `groups`: those that requests are in.
+
+        Raises SettingsError for a wrong upstream.
+        """
         self._is_beside = local is not None
         self._failure = ""
         self.pool = UpstreamPool(
@@ -99,7 +104,7 @@ class UpstreamPart:
         )
         models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
         self._routes = ForwardingRoutes(
-            self.pool, Forwarder(self.pool, bodies, stats, options), models_here, is_strict=server.strict_model
+            self.pool, Forwarder(self.pool, bodies, stats, options, groups), models_here, is_strict=server.strict_model
         )
 
     def start(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from corosrv.errors import Refused
-from corosrv.groups.headers import MAX_NAME, group_of, may_split
+from corosrv.groups.headers import MAX_NAME, group_of
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,3 @@ def test_a_group_is_named_by_its_header(header, group):
 def test_a_name_that_is_none_is_refused(header):
     with pytest.raises(Refused, match="X-Group-Id"):
         group_of({"HTTP_X_GROUP_ID": header})
-
-
-@pytest.mark.parametrize(("header", "splits"), [(None, False), ("true", True), ("1", True), ("False", False)])
-def test_a_request_says_whether_it_may_be_split(header, splits):
-    assert may_split({} if header is None else {"HTTP_X_GROUP_SPLIT": header}) is splits
-
-
-def test_any_other_word_is_refused():
-    with pytest.raises(Refused, match="X-Group-Split"):
-        may_split({"HTTP_X_GROUP_SPLIT": "perhaps"})
