@@ -186,7 +186,7 @@ class RolloutRun:
                 index=index,
                 prompt=prompt,
                 answers=answers,
-                is_complete=len(answers) == self._maker.n and all(answer.is_complete for answer in answers),
+                is_complete=len(answers) >= self._maker.n and all(answer.is_complete for answer in answers),
                 n_attempts=sum(reply.n_attempts for reply in replies),
                 prompt_tokens=max(int(usage.get("prompt_tokens") or 0) for usage in usages),
                 completion_tokens=sum(int(usage.get("completion_tokens") or 0) for usage in usages),
