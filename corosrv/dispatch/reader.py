@@ -20,7 +20,17 @@ class HandlerReader(InferReader):
     Belongs to the hub's thread; one greenlet takes. Nothing but memory is held while nobody takes.
     """
 
-    __slots__ = ("_cancel", "_card", "_has_ended", "_is_closed", "_is_replayed", "_items", "_n_bytes", "_news", "_room")
+    __slots__ = (
+        "_cancel",
+        "_card",
+        "_has_ended",
+        "_is_closed",
+        "_is_replayed",
+        "_items",
+        "_n_bytes",
+        "_on_news",
+        "_room",
+    )
 
     def __init__(self, card: HandlerCard, cancel: Callable[[], None], is_replayed: bool = False) -> None:
         """`cancel`: ends the call, by calling `end`, unless it has ended."""
@@ -31,7 +41,7 @@ class HandlerReader(InferReader):
         self._n_bytes = 0  # of those
         self._has_ended = False
         self._is_closed = False
-        self._news: Event | None = None  # while a greenlet takes
+        self._on_news: Callable[[], None] | None = None  # while a greenlet takes, or somebody wants to be told
         self._room: Event | None = None  # while the handler waits
 
     @classmethod
@@ -65,14 +75,24 @@ class HandlerReader(InferReader):
         return self._empty()
 
     def _wait(self, timeout: float | None) -> None:
-        if self._news is not None:
-            raise Misuse("another greenlet takes from this reader already; give each greenlet a reader of its own")
-        self._news = Event()
+        news = Event()
+        self._listen(news.set)
         try:
-            if not self._news.wait(timeout):
+            if not news.wait(timeout):
                 raise ReadTimeout(f"nothing to read for {timeout:g} s")
         finally:
-            self._news = None
+            self._on_news = None
+
+    def on_news(self, listener: Callable[[], None]) -> bool:
+        if self._items or self._has_ended:
+            return False
+        self._listen(listener)
+        return True
+
+    def _listen(self, listener: Callable[[], None]) -> None:
+        if self._on_news is not None:
+            raise Misuse("another greenlet takes from this reader already; give each greenlet a reader of its own")
+        self._on_news = listener
 
     def pump(self, sink: Sink[InferItem], timeout: float | None = None) -> None:
         """Hands all unread items to `sink` until it returns False or the last one was taken.
@@ -121,8 +141,9 @@ class HandlerReader(InferReader):
             self._room.set()
 
     def _wake(self) -> None:
-        if self._news is not None:
-            self._news.set()
+        on_news, self._on_news = self._on_news, None
+        if on_news is not None:
+            on_news()
 
     def wait_for_room(self) -> None:
         """Waits while more than MAX_UNREAD bytes are unread and the call has not ended."""

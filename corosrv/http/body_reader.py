@@ -145,9 +145,14 @@ class BodyReader:
 
     def release(self, request: Request) -> None:
         """Lets go of the request's body, if it had one. Calling it twice is harmless."""
-        share: BodyShare | None = request.environ.pop(_SHARE, None)
+        share = self.hand_over(request)
         if share is not None:
             share.close()
+
+    def hand_over(self, request: Request) -> BodyShare | None:
+        """Returns the request's share of the budget, which the caller closes instead of releasing the body."""
+        share: BodyShare | None = request.environ.pop(_SHARE, None)
+        return share
 
 
 def _pieces(source: Any, length: int) -> Iterator[bytes]:

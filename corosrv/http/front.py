@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -15,7 +16,6 @@ from typing import Any, Protocol
 
 import gevent
 from gevent.event import Event
-from gevent.pool import Pool
 from gunicorn import sock as gunicorn_socket
 from gunicorn.config import PostRequest
 from gunicorn.http import wsgi
@@ -26,14 +26,16 @@ from gunicorn.workers.ggevent import GeventWorker
 
 from corosrv.http import access, descriptors
 from corosrv.http.body_reader import PACED
+from corosrv.http.client_pool import ClientPool
 from corosrv.http.connection import ClientLimits, Connection
 from corosrv.http.flood import Flood
 from corosrv.http.full_collections import FullCollections
+from corosrv.http.late import PARKS, LateBody
 from corosrv.http.listener import Listener
 from corosrv.http.message import HttpResponse, LateErrors, UnloggedResponse
 from corosrv.http.pace import TooSlow
 from corosrv.http.refusal import Overloaded
-from corosrv.http.sse import EventStream
+from corosrv.http.served_client import HttpExchange, ServedClient, send
 from corosrv.http.stops import let_stops_through
 from corosrv.processor import garbage_times
 from corosrv.waits import awake_clock
@@ -45,6 +47,8 @@ _GUNICORNS_CONNECTIONS = 1000  # what it takes when it is not told
 # Extra connections accepted over the limit, to refuse them politely or to answer /health.
 RESERVE = 64
 _RESERVE_PATIENCE = 0.5  # seconds
+# Clients from which on one that waits for an answer gives its greenlet back: memory for a tenth of a millisecond.
+_MANY = 128
 _LAST_CALL = 0.3  # seconds in which those who had connected before the stop are still let in, and answered
 _HURRY = 2.5  # seconds that what goes on beside requests gets at a quick end
 _HANGS = 1.0  # seconds of the processor between two heartbeats
@@ -173,10 +177,13 @@ class Front(GeventWorker):  # type: ignore[misc]
     def _listen(self, listener: Any) -> Listener:
         listener.setblocking(1)
         options = {"ssl_context": gunicorn_socket.ssl_context(self.cfg)} if self.cfg.is_ssl else {}
-        pool = Pool(self.worker_connections + RESERVE)
+        pool = ClientPool(self.worker_connections + RESERVE)
 
         def handle(client: Any, address: Any) -> None:
-            self.handle(listener, client, address)
+            if self.cfg.is_ssl or negotiation.prior_knowledge_allowed(self.cfg, address):
+                self.handle(listener, client, address)
+            else:
+                self._welcome(client, address, listener.getsockname(), pool)
 
         return Listener(listener, handle, pool, **options)
 
@@ -184,66 +191,105 @@ class Front(GeventWorker):  # type: ignore[misc]
     def _is_full(self) -> bool:
         return len(self._connections) > self.worker_connections
 
-    def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serves one client to its end."""
-        if self.cfg.is_ssl or negotiation.prior_knowledge_allowed(self.cfg, addr):
-            super().handle(listener, client, addr)
-            return
-        client.setblocking(1)
-        connection = Connection(self.cfg, client, addr, self.limits)
+    def _welcome(self, socket: Any, address: Any, listener_name: Any, pool: ClientPool) -> None:
+        socket.setblocking(1)
+        connection = Connection(self.cfg, socket, address, self.limits)
         self._connections.add(connection)
-        is_spare = self._is_full
+        self._serve(ServedClient(connection, socket, address, listener_name, pool, is_spare=self._is_full))
+
+    def _serve(self, client: ServedClient, late: HttpExchange | None = None) -> None:
+        """Serves a client to its end, or until an answer is late: then it is called again with that exchange."""
+        connection, is_parked = client.connection, False
         try:
-            self._serve(connection, listener.getsockname(), client, addr, is_spare)
+            is_parked = self._answer_requests(client, late)
         except TimeoutError:
             connection.abort()  # it takes nothing, and would have the system keep what was meant for it
         except OSError as error:
             log.debug("a client left: %s", error)
         finally:
-            self._connections.discard(connection)
-            connection.close(*([_RESERVE_PATIENCE] if is_spare or not self.alive else []))
+            if not is_parked:
+                self._connections.discard(connection)
+                connection.close(*([_RESERVE_PATIENCE] if client.is_spare or not self.alive else []))
 
-    def _serve(self, connection: Connection, name: Any, client: Any, addr: Any, is_spare: bool) -> None:
+    def _answer_requests(self, client: ServedClient, late: HttpExchange | None) -> bool:
+        """Sends the answer that was late, if there is one, and answers what follows. Returns whether it was parked."""
         try:
-            for request in connection.requests():
-                if is_spare and not request.path.endswith("/health"):
+            if late is not None and not self._finish(late):
+                return False
+            for request in client.requests:
+                if client.is_spare and not request.path.endswith("/health"):
                     raise Overloaded
-                if not self.handle_request(name, request, client, addr):
-                    return
+                exchange = self._begin(client.listener_name, request, client.socket, client.address)
+                if self._park(client, exchange):
+                    return True
+                if not self._finish(exchange):
+                    return False
         except (ParseException, TooSlow, Overloaded) as error:
             self._unread.count()
-            connection.refuse(error)
+            client.connection.refuse(error)
         except OSError:
             raise
         except Exception as error:  # a bug of ours or of the application's ends one connection, not the worker
             log.exception("a request could not be answered")
-            connection.refuse(error)
+            client.connection.refuse(error)
+        return False
+
+    def _park(self, client: ServedClient, exchange: HttpExchange) -> bool:
+        """Returns whether the client is served on when its answer is there; the current greenlet has to end then."""
+        body = exchange.body
+        if not isinstance(body, LateBody):
+            return False
+        if not body.on_ready(functools.partial(client.pool.resume, self._serve, client, exchange)):
+            return False
+        client.pool.park()
+        if isinstance(exchange.answer, UnloggedResponse):
+            exchange.answer.forget_request()
+        return True
 
     def handle_request(self, listener_name: Any, req: Request, sock: Any, addr: Any) -> bool:
         """Runs one request through the application; True when another may follow on this connection. Waits."""
-        began = datetime.now()
-        is_logged = self._logs_requests
-        logged: dict[str, Any] = {}  # the environ, where it is still needed at the end
-        answer: HttpResponse | None = None
+        return self._finish(self._begin(listener_name, req, sock, addr))
+
+    def _begin(self, listener_name: Any, request: Request, sock: Any, addr: Any) -> HttpExchange:
+        """Runs one request through the application, whose answer is to be sent. Waits."""
+        exchange = HttpExchange(request)
         try:
-            self.cfg.pre_request(self, req)
-            response_class = HttpResponse if is_logged else UnloggedResponse
-            answer, environ = wsgi.create(req, sock, addr, listener_name, self.cfg, response_class=response_class)
-            if is_logged:
-                logged = environ
+            self.cfg.pre_request(self, request)
+            response_class = HttpResponse if self._logs_requests else UnloggedResponse
+            answer, environ = wsgi.create(request, sock, addr, listener_name, self.cfg, response_class=response_class)
+            exchange.answer = answer
+            if self._logs_requests:
+                exchange.environ = environ
             environ["wsgi.multithread"] = True
             environ[PACED] = True
+            if len(self._connections) > _MANY:
+                environ[PARKS] = True
             self._count_request()
             if not self.alive or not self.cfg.keepalive or self._is_full:
                 answer.force_close()
-            body = self.wsgi(environ, answer.start_response)
-            del environ  # two kilobytes that a stream would keep
-            self._send(answer, body)
+            exchange.body = self.wsgi(environ, answer.start_response)
+        except BaseException:
+            self._log_end(exchange)
+            raise
+        return exchange
+
+    def _finish(self, exchange: HttpExchange) -> bool:
+        """Sends an answer; True when another request may follow on this connection. Waits."""
+        answer = exchange.answer
+        assert answer is not None
+        try:
+            if not self.alive:
+                answer.force_close()
+            send(answer, exchange.body)
             return self.alive and not answer.should_close()
         finally:
-            if is_logged and self._has_access_log and answer is not None and answer.status is not None:
-                self.log.access(answer, req, access.redacted(logged), datetime.now() - began)
-            self.cfg.post_request(self, req, logged, answer)
+            self._log_end(exchange)
+
+    def _log_end(self, exchange: HttpExchange) -> None:
+        answer, request = exchange.answer, exchange.request
+        if self._logs_requests and self._has_access_log and answer is not None and answer.status is not None:
+            self.log.access(answer, request, access.redacted(exchange.environ), datetime.now() - exchange.began)
+        self.cfg.post_request(self, request, exchange.environ, answer)
 
     @property
     def _has_access_log(self) -> bool:
@@ -259,28 +305,6 @@ class Front(GeventWorker):  # type: ignore[misc]
         if self.nr >= self.max_requests and self.alive:
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
-
-    def _send(self, answer: HttpResponse, body: Any) -> None:
-        """Sends the body to its end, and closes it. Waits."""
-        try:
-            if isinstance(body, wsgi.FileWrapper):
-                answer.write_file(body)
-            elif isinstance(body, EventStream):
-                body.send_all(answer.write)
-            else:
-                for piece in body:
-                    answer.write(piece)
-            answer.close()
-        except OSError:
-            raise
-        except Exception:  # a bug of the application's, whose answer has begun: it can only be cut off
-            if not answer.headers_sent:
-                raise
-            log.exception("an answer could not be finished")
-            answer.force_close()
-        finally:
-            if hasattr(body, "close"):
-                body.close()
 
 
 def adopt(limits: ClientLimits) -> Front | None:

@@ -33,7 +33,7 @@ class Listener(StreamServer):  # type: ignore[misc]
     max_accept = 512  # in one turn: to accept costs a hundredth of what it takes to answer
 
     def __init__(self, listener: Any, handle: Callable[[Any, Any], None], pool: Pool, **tls: Any) -> None:
-        """`pool`: how many clients are served at once."""
+        """`handle`: serves a client and closes its socket. `pool`: how many are served at once."""
         self._starved = Flood(log, "no file descriptor was left for a client, %d times")
         self._arrivals = Arrivals()
         self._n_begun = 0  # in this turn of the hub
@@ -92,14 +92,15 @@ class Listener(StreamServer):  # type: ignore[misc]
             raise
 
     def _serve(self, client: Any, address: Any) -> None:
-        """Serves one client and closes its socket. Waits.
+        """Serves one client. Waits.
 
         gevent's own function does so through `*args`, whose call every open stream would keep on its stack.
         """
         try:
             self._handle(client, address)
-        finally:
+        except BaseException:
             self.do_close(client, address)
+            raise
 
     def close(self) -> None:
         """Accepts nobody any more; who was accepted is served. Calling it twice is harmless."""

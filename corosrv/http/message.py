@@ -213,8 +213,12 @@ class UnloggedResponse(HttpResponse):
 
     def _take_head(self) -> bytes:
         head = super()._take_head()
-        request = self.req
         self.headers = ()
+        self.forget_request()
+        return head
+
+    def forget_request(self) -> None:
+        """Forgets what the request said, but for how its connection goes on. Call it when the application has it."""
+        request = self.req
         request.headers = [(name, value) for name, value in request.headers if name == "CONNECTION"]
         request.uri = request.path = request.query = request.fragment = ""
-        return head

@@ -62,9 +62,13 @@ def encoded_response(pieces: Sequence[bytes], status: int = 200) -> Response:
     return answer
 
 
-def error_response(error: CorosrvError, body: Any) -> Response:
-    """Makes the answer for an error from its body in a dialect's shape. Logs what is not the client's doing."""
-    setattr(current(g), _ERROR, error)
+def error_response(error: CorosrvError, body: Any, request_line: str = "") -> Response:
+    """Makes the answer for an error from its body in a dialect's shape. Logs what is not the client's doing.
+
+    `request_line`: method and path for the log, where no request of Flask's is at hand.
+    """
+    if not request_line:
+        setattr(current(g), _ERROR, error)
     answer = json_response(body, error.status)
     if error.status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
@@ -74,7 +78,9 @@ def error_response(error: CorosrvError, body: Any) -> Response:
         answer.headers["Connection"] = "close"
     if error.status >= 500 and error.kind is not ErrorKind.NOT_OFFERED:
         flood = _unavailable if isinstance(error, Unavailable) else _failed
-        flood.count(lambda: log.warning("%s %s: %s", request.method, line(request.path), line(str(error))))
+        flood.count(
+            lambda: log.warning("%s: %s", line(request_line or f"{request.method} {request.path}"), line(str(error)))
+        )
     return answer
 
 

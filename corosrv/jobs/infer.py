@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -134,6 +134,13 @@ class InferReader(Reader[InferItem], Protocol):
     @property
     def is_replayed(self) -> bool:
         """True if these are the answers of an earlier call with the same idempotency key."""
+        return False
+
+    def on_news(self, listener: Callable[[], None]) -> bool:
+        """Calls `listener` once, when there is something to take; it must not wait.
+
+        Returns False, and never calls it, if there is now, or if this reader cannot tell: `take` waits then.
+        """
         return False
 
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 from flask import Request, Response, g, request
 
-from corosrv.errors import ClientGone, CorosrvError, HandlerFailed, ReadTimeout
+from corosrv.errors import ClientGone, CorosrvError, ReadTimeout
 from corosrv.http import sse
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.callers import caller
 from corosrv.http.client import ClientWatch
-from corosrv.http.compression import chosen_encoding, compress
+from corosrv.http.late import respond
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
-from corosrv.http.reply import whole_response
 from corosrv.http.terms import arrival
-from corosrv.jobs.infer import InferJob, InferOutputs, InferReader, InferRequest, InferWorker, Target
+from corosrv.jobs.infer import HandlerCard, InferJob, InferOutputs, InferReader, InferRequest, InferWorker, Target
 from corosrv.jobs.terms import Terms
 from corosrv.kserve import errors
 from corosrv.kserve.binary_tail import LENGTH_HEADER
@@ -32,9 +30,9 @@ from corosrv.kserve.infer_request import Body, DecodedRequest, decode_request
 from corosrv.kserve.object_inputs import FindObject, no_objects
 from corosrv.kserve.parameters import FrontParameters
 from corosrv.kserve.terms import call_terms
+from corosrv.kserve.unary_answer import Encode, UnaryCallAnswer
 from corosrv.tensors import check_inputs
 
-_BINARY = "application/octet-stream"
 _PING = b": wait\n\n"
 
 
@@ -78,22 +76,13 @@ class InferEndpoint:
         """
         incoming = current(request)
         reader = self.submit(target, decoded.request, decoded.front)
-        if reader.is_replayed:
-            return _marked(lambda: self._infer_answer(incoming, reader, decoded))
-        return self._infer_answer(incoming, reader, decoded)
-
-    def _infer_answer(self, incoming: Request, reader: InferReader, decoded: DecodedRequest[Any]) -> Response:
-        *_, answer = each_answer(incoming, reader)
-        encoded = encode_answer(reader.card, decoded.id, answer, decoded.is_binary, self.limits.max_body_bytes)
-        return _response(encoded, _accepted_encodings(incoming))
+        encode = partial(_encode_last, reader.card, decoded, self.limits.max_body_bytes)
+        return _respond(incoming, reader, encode)
 
     def generate(self, target: Target) -> Response:
         """Makes one call for text, and answers with all of it. Waits, and raises as `infer` does."""
-        incoming = current(request)
         reader, answer = self._submit_text(target)
-        if reader.is_replayed:
-            return _marked(lambda: _text_answer(incoming, reader, answer))
-        return _text_answer(incoming, reader, answer)
+        return _respond(current(request), reader, partial(_encode_text, answer))
 
     def generate_stream(self, target: Target) -> Response:
         """Makes one call for text, and answers with events. Waits for the first of them, or as long as may be silent.
@@ -174,10 +163,23 @@ def _terms(incoming: Request, call: InferRequest, front: FrontParameters) -> Ter
     )
 
 
-def _text_answer(incoming: Request, reader: InferReader, answer: GeneratedText) -> Response:
-    with contextlib.closing(each_answer(incoming, reader)) as answers:  # a text that is too long ends its call
-        whole_answer = answer.joined(answers)
-    return _response(EncodedAnswer([msgspec.json.encode(whole_answer)], False), _accepted_encodings(incoming))
+def _encode_last(
+    card: HandlerCard, decoded: DecodedRequest[Any], max_json: int, outputs: Iterator[InferOutputs]
+) -> EncodedAnswer:
+    *_, answer = outputs
+    return encode_answer(card, decoded.id, answer, decoded.is_binary, max_json)
+
+
+def _encode_text(text: GeneratedText, outputs: Iterator[InferOutputs]) -> EncodedAnswer:
+    return EncodedAnswer([msgspec.json.encode(text.joined(outputs))], False)
+
+
+def _respond(incoming: Request, reader: InferReader, encode: Encode) -> Response:
+    """Answers a call with what `encode` makes of its outputs. May wait; raises what UnaryCallAnswer.answer raises."""
+    pending = UnaryCallAnswer(incoming.environ, reader, encode)
+    if reader.is_replayed:
+        return _marked(lambda: respond(incoming, pending))
+    return respond(incoming, pending)
 
 
 def _marked(make_answer: Callable[[], Response]) -> Response:
@@ -188,44 +190,3 @@ def _marked(make_answer: Callable[[], Response]) -> Response:
         answer = errors.answer_error(error)
     answer.headers["Idempotency-Replayed"] = "true"
     return answer
-
-
-def _response(encoded: EncodedAnswer, accept_encoding: str) -> Response:
-    """Makes the answer's response, compressed if that was asked for."""
-    encoding = chosen_encoding(accept_encoding)
-    pieces = encoded.pieces if encoding is None else compress(encoded.pieces, encoding)
-    response = whole_response(pieces, _BINARY if encoded.is_binary else "application/json")
-    if encoded.is_binary:
-        response.headers[LENGTH_HEADER] = str(len(encoded.pieces[0]))
-    if encoding is not None:
-        response.headers["Content-Encoding"] = encoding
-        response.headers["Vary"] = "Accept-Encoding"
-    return response
-
-
-def _accepted_encodings(incoming: Request) -> str:
-    return str(incoming.environ.get("HTTP_ACCEPT_ENCODING", ""))
-
-
-def each_answer(incoming: Request, reader: InferReader) -> Generator[InferOutputs]:
-    """Yields the answers of a call as they come, at least one, and closes the reader. Waits.
-
-    Raises the call's error, and ClientGone where the client left, whose call is cancelled.
-    """
-    watch = ClientWatch(incoming.environ, reader.cancel)
-    has_answer = False
-    try:
-        with reader:
-            while items := reader.take():
-                for item in items:
-                    if isinstance(item, InferOutputs):
-                        has_answer = True
-                        yield item
-                    elif watch.is_gone:  # whose call was cancelled, which is no failure of its own
-                        raise ClientGone("the client left before its answer was ready")
-                    elif item.error is not None:
-                        raise item.error
-    finally:
-        watch.close()
-    if not has_answer:
-        raise HandlerFailed("the model ended without an answer")

@@ -25,8 +25,9 @@ def has_path(path: str) -> bool:
     return path == "/v2" or path.startswith("/v2/")
 
 
-def answer_error(error: CorosrvError) -> Response:
-    answer = error_response(error, error_body(error))
+def answer_error(error: CorosrvError, request_line: str = "") -> Response:
+    """Makes the answer for an error. `request_line`: method and path, where no request of Flask's is at hand."""
+    answer = error_response(error, error_body(error), request_line)
     if isinstance(error, ShuttingDown):
         answer.headers["Connection"] = "close"
     return answer
@@ -34,4 +35,4 @@ def answer_error(error: CorosrvError) -> Response:
 
 def register_errors(routes: Scaffold) -> None:
     """Gives errors of these routes the shape of the v2 protocol."""
-    routes.register_error_handler(CorosrvError, answer_error)
+    routes.register_error_handler(CorosrvError, lambda error: answer_error(error))

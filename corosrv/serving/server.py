@@ -25,6 +25,7 @@ from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.key_collector import KeyCollector
 from corosrv.http.keyed_answers import KeyedAnswers
+from corosrv.http.late import PARKS, LateResponse, RequestAccount
 from corosrv.http.lean_flask import current
 from corosrv.http.reply import register_errors
 from corosrv.jobs.infer import InferWorker
@@ -292,6 +293,8 @@ class Server:
         if self.models and not self._has_warned and http_request.environ.get("wsgi.multiprocess"):
             self._has_warned = True
             log.warning("several worker processes: process %d loads its own copy of the model", os.getpid())
+        if self.peers is not None:  # may have to answer what nobody here could after all: they need the request
+            http_request.environ.pop(PARKS, None)
         notes.corosrv_is_busy = True
         notes.corosrv_began = time.monotonic()
         self._stats.begin_work()
@@ -315,5 +318,9 @@ class Server:
         response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(http_request)
         self._access.allow(http_request, response)
         route = http_request.url_rule.rule if http_request.url_rule else "none"
-        self._stats.count_answer(route, response.status_code)
+        if isinstance(response, LateResponse):
+            current(g).pop("corosrv_is_busy", False)
+            response.account = RequestAccount(self._stats, route, self._bodies.hand_over(http_request))
+        else:
+            self._stats.count_answer(route, response.status_code)
         return response
