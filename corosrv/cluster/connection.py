@@ -132,6 +132,8 @@ class RedisClient:
             yield
         except self._redis.exceptions.AuthenticationError as error:  # says nothing of the password itself
             reason = f"it refuses the user or password ({error})"
+            self.health.fail(reason)
+            raise RedisRefused(f"Redis cannot be used: {reason}", "NOAUTH") from None
         except (self._redis.ConnectionError, self._redis.TimeoutError, OSError) as error:
             reason = str(error)
         except self._redis.RedisError as error:

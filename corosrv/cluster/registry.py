@@ -132,17 +132,21 @@ class FrontRegistry:
         self._replace(self._read())
         self._read_at = now
 
+    def step(self) -> None:
+        """Updates if Redis answers; if it has not for EXPIRY seconds, forgets the other fronts. Raises nothing."""
+        try:
+            self.update()
+        except CorosrvError as error:
+            log.debug("the registry of fronts waits: %s", error)
+            if self._clock() >= self._read_at + EXPIRY:
+                self._replace({})
+        except Exception:
+            log.exception("the registry of fronts failed")
+
     def _run(self) -> None:
         while True:
             self._wake.clear()
-            try:
-                self.update()
-            except CorosrvError as error:
-                log.debug("the registry of fronts waits: %s", error)
-                if self._clock() >= self._read_at + EXPIRY:
-                    self._replace({})
-            except Exception:
-                log.exception("the registry of fronts failed")
+            self.step()
             self._wake.wait(READ_INTERVAL)
 
     def _read(self) -> dict[str, FrontRecord]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from flask import Request, Response, g, request
 
 from corosrv.http.body_reader import BodyReader
@@ -22,6 +23,7 @@ from corosrv.http.reply import whole_response
 from corosrv.http.sse import EventStream
 from corosrv.idempotency.keys import HEADER, parse_key
 from corosrv.idempotency.records import LIFETIME, MAX_BYTES, KeyClaim, KeyedRecords
+from corosrv.idempotency.shared import SharedClaim, SharedRecords
 from corosrv.waits import ThreadLock, call_in_thread
 
 log = logging.getLogger("corosrv.http")
@@ -54,13 +56,51 @@ class KeptAnswer:
         return response
 
 
+class AnswerClaim:
+    """Gives the right to answer the first request under a key, in this server and among those that it shares with."""
+
+    __slots__ = ("_records", "_shared")
+
+    def __init__(self, records: KeyClaim[KeptAnswer], shared: SharedClaim | None = None) -> None:
+        self._records = records
+        self._shared = shared
+
+    def share(self, shared: SharedClaim | None) -> None:
+        self._shared = shared
+
+    def grow(self, n_bytes: int) -> bool:
+        """Counts bytes of the answer; see KeyClaim."""
+        return self._records.grow(n_bytes)
+
+    def finish(self, answer: KeptAnswer, now: float) -> None:
+        """Keeps the answer, unless it is too large."""
+        is_kept = self._records.finish(answer, now)
+        if self._shared is None:
+            return
+        if is_kept:
+            self._shared.finish(msgspec.msgpack.encode(answer))
+        else:
+            self._shared.drop()
+
+    def drop(self) -> None:
+        """Frees the key."""
+        self._records.drop()
+        if self._shared is not None:
+            self._shared.drop()
+
+    def abandon(self) -> None:
+        """Has the key freed among the servers that share it. May be called while garbage is collected."""
+        if self._shared is not None:
+            self._shared.abandon()
+
+
 def keep_if(is_good: Callable[[], bool]) -> None:
     """Lets the current request's answer be kept only if `is_good` holds when the answer is complete."""
     setattr(current(g), _KEEP_IF, is_good)
 
 
 class KeyedAnswers:
-    """Keeps answers under the keys of requests, in memory. Usable from any thread.
+    """Keeps answers under the keys of requests: in memory, and with other servers where they share. For any thread.
 
     Kept is what ended well: no error, and no stream that broke off. A request that fails, or whose client leaves while
     it runs, leaves its key free, and its repetition is computed anew.
@@ -73,8 +113,13 @@ class KeyedAnswers:
         self._bodies = bodies
         self._records: KeyedRecords[KeptAnswer] = KeyedRecords(max_bytes, lifetime, n_callers)
         self._lock = ThreadLock()
-        self._lost_claims: deque[KeyClaim[KeptAnswer]] = deque()
+        self._lost_claims: deque[AnswerClaim] = deque()
+        self._shared: SharedRecords | None = None
         self.n_replayed = 0
+
+    def share(self, records: SharedRecords) -> None:
+        """Answers repeated requests from these records as well, from now on, and keeps new answers there."""
+        self._shared = records
 
     @property
     def n_records(self) -> int:
@@ -113,6 +158,9 @@ class KeyedAnswers:
         if isinstance(begun, KeptAnswer):
             self.n_replayed += 1
             return begun.response()
+        if (answer := self._begin_shared(begun, key, digest)) is not None:
+            self.n_replayed += 1
+            return answer.response()
         recording = AnswerRecording(self, begun)
         try:
             response = view()
@@ -122,29 +170,50 @@ class KeyedAnswers:
             raise
         return response
 
-    def _begin(self, key: str, digest: bytes) -> KeptAnswer | KeyClaim[KeptAnswer]:
+    def _begin(self, key: str, digest: bytes) -> KeptAnswer | AnswerClaim:
         with self._lock:
             while self._lost_claims:
                 self._lost_claims.popleft().drop()
-            return self._records.begin(caller(), key, digest, time.monotonic())
+            begun = self._records.begin(caller(), key, digest, time.monotonic())
+        return begun if isinstance(begun, KeptAnswer) else AnswerClaim(begun)
+
+    def _begin_shared(self, claim: AnswerClaim, key: str, digest: bytes) -> KeptAnswer | None:
+        """Asks the servers that share records; returns their answer, or None with a claim that counts there too."""
+        if self._shared is None:
+            return None
+        try:
+            begun = self._shared.begin(caller(), key, digest)
+            answer = msgspec.msgpack.decode(begun, type=KeptAnswer) if isinstance(begun, bytes) else None
+        except msgspec.MsgspecError:  # kept by another version, or by somebody else: it is computed once more
+            log.warning("an answer under an Idempotency-Key that another server kept cannot be read")
+            return None
+        except BaseException:
+            self.drop(claim)
+            raise
+        if isinstance(begun, bytes):
+            self.drop(claim)
+        else:
+            claim.share(begun)
+        return answer
 
     # For recordings.
 
-    def grow(self, claim: KeyClaim[KeptAnswer], n_bytes: int) -> bool:
-        """Counts bytes of an answer in the making; see KeyClaim."""
+    def grow(self, claim: AnswerClaim, n_bytes: int) -> bool:
+        """Counts bytes of an answer in the making; see AnswerClaim."""
         with self._lock:
             return claim.grow(n_bytes)
 
-    def finish(self, claim: KeyClaim[KeptAnswer], answer: KeptAnswer) -> None:
+    def finish(self, claim: AnswerClaim, answer: KeptAnswer) -> None:
         with self._lock:
             claim.finish(answer, time.monotonic())
 
-    def drop(self, claim: KeyClaim[KeptAnswer]) -> None:
+    def drop(self, claim: AnswerClaim) -> None:
         with self._lock:
             claim.drop()
 
-    def drop_later(self, claim: KeyClaim[KeptAnswer]) -> None:
+    def drop_later(self, claim: AnswerClaim) -> None:
         """Drops a claim before the next one is made. Takes no lock: garbage may be collected while it is held."""
+        claim.abandon()
         self._lost_claims.append(claim)
 
 
@@ -154,9 +223,9 @@ class AnswerRecording:
     Ends once. One that nobody ends, because the server broke down around it, ends as dropped when it is collected.
     """
 
-    def __init__(self, answers: KeyedAnswers, claim: KeyClaim[KeptAnswer]) -> None:
+    def __init__(self, answers: KeyedAnswers, claim: AnswerClaim) -> None:
         self._answers = answers
-        self._claim: KeyClaim[KeptAnswer] | None = claim
+        self._claim: AnswerClaim | None = claim
         self._is_good: Callable[[], bool] | None = None
         self._status = 200
         self._headers: tuple[tuple[str, str], ...] = ()

@@ -6,12 +6,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from corosrv.errors import Conflict, KeyReused
+from corosrv.idempotency.shared import key_reused, still_running
 
 LIFETIME = 24 * 3600.0  # seconds for which an answer is kept
 MAX_BYTES = 64 << 20  # of all records
 RECORD_BYTES = 1024  # that a record takes besides its answer, about: they bound the number of records
-RETRY_AFTER = 1  # seconds, told while the first call still runs
 
 Answer = TypeVar("Answer")
 
@@ -56,11 +55,9 @@ class CallerRecords(Generic[Answer]):
             self.grow(record, RECORD_BYTES)
             return KeyClaim(self, key, record)
         if record.digest != digest:
-            raise KeyReused("the Idempotency-Key was used for another request; choose a new one")
+            raise key_reused()
         if record.answer is None:
-            error = Conflict("the first request with this Idempotency-Key is still running", None, "still_running")
-            error.retry_after = RETRY_AFTER
-            raise error
+            raise still_running()
         return record.answer
 
     def grow(self, record: KeyRecord[Answer], n_bytes: int) -> bool:

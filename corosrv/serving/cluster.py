@@ -14,11 +14,12 @@ from gevent import monkey
 from corosrv.cluster.collector import ClusterCollector
 from corosrv.cluster.connection import RedisClient
 from corosrv.cluster.front_id import new_front_id
+from corosrv.cluster.key_records import KeyRecords
 from corosrv.cluster.keys import KeyNames
 from corosrv.cluster.registry import FrontRegistry
 from corosrv.cluster.served import FrontOffer, FrontRecord
 from corosrv.cluster.server_check import check_server, parse_info
-from corosrv.errors import SettingsError
+from corosrv.errors import RedisRefused, RedisUnavailable, SettingsError
 from corosrv.http.reply import json_response
 from corosrv.settings import ClusterSettings
 
@@ -37,7 +38,13 @@ class Cluster:
         self.names = KeyNames(settings.redis_namespace)
         self.front = new_front_id()
         self.registry = FrontRegistry(self.client, self.names, self.front, describe)
+        self._key_records: KeyRecords | None = None
         self._is_started = False
+
+    def key_records(self, max_bytes: int, lifetime: float) -> KeyRecords:
+        """Makes the shared records of idempotency keys; see KeyRecords. They live as long as the cluster."""
+        self._key_records = KeyRecords(self.client, self.names, max_bytes, lifetime)
+        return self._key_records
 
     def start(self) -> None:
         """Waits START_SECONDS for Redis at most, checks it, and registers this front.
@@ -52,14 +59,23 @@ class Cluster:
         self._is_started = True
         self.client.start()
         self.registry.start()
+        if self._key_records is not None:
+            self._key_records.start()
 
     def _await_redis(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not self.client.ping():
-            if time.monotonic() >= deadline:
-                raise SettingsError(
-                    f"COROSRV_REDIS_URL: Redis at {self.client.address} does not answer: {self.client.health.reason}"
-                )
+        while True:
+            try:
+                self.client.execute("PING")
+                return
+            except RedisRefused as error:
+                raise SettingsError(f"COROSRV_REDIS_URL: {error}") from None
+            except RedisUnavailable:
+                if time.monotonic() >= deadline:
+                    reason = self.client.health.reason
+                    raise SettingsError(
+                        f"COROSRV_REDIS_URL: Redis at {self.client.address} does not answer: {reason}"
+                    ) from None
             gevent.sleep(_PAUSE)
 
     def stop(self) -> None:
@@ -70,6 +86,8 @@ class Cluster:
         """Leaves the other fronts, and closes the connections. Twice is harmless."""
         if self._is_started:
             self._is_started = False
+            if self._key_records is not None:
+                self._key_records.close()
             self.registry.close()
             self.client.close()
 

@@ -69,6 +69,9 @@ class Server:
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
         self.cluster = None if settings.cluster is None else Cluster(settings.cluster, self._served_here)
+        if self.cluster is not None and server.idempotency_bytes:
+            room = server.idempotency_bytes // max(len(server.keys), 1)
+            self._answers.share(self.cluster.key_records(room, server.idempotency_s))
         self.sharing = self._sharing(settings)
         self.kserve = self._kserve(settings)
         self.peers = self._peers(settings)

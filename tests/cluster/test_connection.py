@@ -192,7 +192,7 @@ def test_a_wrong_password_is_told_without_being_shown():
     with redis_server(requirepass="right") as server:
         client = RedisClient(server.url.replace("right", "s3cret"))
 
-        with pytest.raises(RedisUnavailable, match="password") as error:
+        with pytest.raises(RedisRefused, match="password") as error:
             client.execute("PING")
 
     assert "s3cret" not in str(error.value)

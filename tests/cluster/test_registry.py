@@ -182,3 +182,20 @@ def test_a_look_at_fronts_that_have_not_changed_reads_no_description(front: Make
     b.registry.update()
 
     assert b.registry.handlers("app") == [ECHO]
+
+
+def test_without_redis_the_copy_stays_for_its_time_and_no_longer(own_redis: RedisServer):
+    client = RedisClient(own_redis.url, timeout=5)
+    a, b = Front(client, "a"), Front(client, "b")
+    a.serve(ECHO)
+    b.registry.step()
+    own_redis.kill()
+
+    b.now += EXPIRY / 2
+    b.registry.step()
+    assert b.registry.handlers("app") == [ECHO]
+
+    b.now += EXPIRY
+    b.registry.step()
+    assert b.registry.handlers("app") == []
+    client.close()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.serve.clustered import ClusteredFronts, clustered_fronts
-from tests.serve.server import SERVE, START_SECONDS, Servers, eventually
+from tests.serve.server import SERVE, START_SECONDS, Server, Servers, eventually
+from tests.serve.wire import CHAT, Answer, chat, request
 from tests.support.redis_server import redis_server
 
 
@@ -33,6 +34,51 @@ def test_a_front_knows_what_the_other_serves(fronts: ClusteredFronts):
     assert other["id"] == fronts.a.manage("GET", "/v1/fronts")["id"]
     assert "synthetic" in other["models"]
     assert any(key.startswith("model:") for key in other["handlers"]["app"])
+
+
+def ask(server: Server, key: str, **body: Any) -> Answer:
+    """Asks for a chat under a key, once more while the key is told to be busy: what ended is written soon after."""
+
+    def answer() -> Answer | None:
+        with server.connect() as connection:
+            answer = connection.post({**chat(max_tokens=3), **body}, CHAT, {"Idempotency-Key": key})
+        return None if answer.status == 409 else answer
+
+    return eventually(answer, 20, "an answer other than 409")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_key_that_was_sent_to_one_front_is_answered_by_the_other(fronts: ClusteredFronts, stream: bool):
+    key = f"across-{stream}"
+    first = ask(fronts.a.server, key, stream=stream)
+
+    second = ask(fronts.b.server, key, stream=stream)
+
+    assert second.headers["idempotency-replayed"] == "true"
+    assert (second.status, second.body) == (200, first.body)
+    assert ask(fronts.b.server, key, stream=stream, max_tokens=4).status == 422
+
+
+def test_a_front_that_dies_while_it_runs_a_key_frees_it(fronts: ClusteredFronts):
+    record = "corosrv:{default}:record::dying"
+    body, key = {**chat(max_tokens=5000), "stream": True}, {"Idempotency-Key": "dying"}
+    with fronts.a.server.connect() as running, fronts.b.server.connect() as other:
+        running.send(request("POST", CHAT, body, key))
+        eventually(lambda: ":1" in fronts.redis.command("EXISTS", record), 20, "a record")
+        assert other.post(body, CHAT, key).status == 409
+
+        fronts.a.server.worker.kill()
+        fronts.redis.command("PEXPIRE", record, "1")  # as if its lease were over: nobody renews it
+        status = eventually(lambda: _status_unless_409(fronts.b.server, body, key), 20, "a free key")
+
+    assert status == 200
+
+
+def _status_unless_409(server: Server, body: dict[str, Any], key: dict[str, str]) -> int | None:
+    with server.connect() as connection:
+        connection.send(request("POST", CHAT, body, key))
+        status = connection.head().status
+    return None if status == 409 else status
 
 
 def test_health_and_metrics_say_that_redis_is_away_and_back_and_work_goes_on(fronts: ClusteredFronts):
@@ -68,7 +114,7 @@ def test_a_server_does_not_start_with_a_wrong_password_and_shows_none(start: Ser
     with redis_server(requirepass="right") as redis:
         error = failed_start(start, redis.url.replace("right", "s3cret"))
 
-    assert "does not answer: it refuses the user or password" in error
+    assert "it refuses the user or password" in error
     assert "s3cret" not in error
 
 
