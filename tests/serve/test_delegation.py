@@ -19,6 +19,7 @@ from tests.serve.wire import CHAT, Answer, chat, events, request, text_of
 HI = [{"role": "user", "content": "hi"}]
 SHARED = "shared=synthetic:?tokens_per_s=50&slots=1&queue=0"  # two replicas have it
 GHOST = "ghost=README.md"  # a model that every replica announces, and none can load
+PREDICTOR = "deploy/predictor/predict.py:Predictor"
 ADD = {
     "inputs": [
         {"name": "a", "datatype": "INT32", "shape": [2], "data": [1, 2]},
@@ -42,11 +43,12 @@ def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
     models = f"small=synthetic:?tokens_per_s=50,{SHARED},{GHOST}"
     with ports(3) as (a, b, c), ExitStack() as stack:
         start = stack.enter_context
-        handlers = "deploy/app/basic.py:app"
+        handlers = "tests/apps/shared.py:app"
         models_of_app = f"large=synthetic:?tokens_per_s=50,{SHARED},{GHOST}"
         options: dict[str, Any] = {"wait_for": None, "slots": 1, "delegate_on_full": 1}
         model = start(replica(kept, "model", a, b.url, c.url, model=models, **options))
-        app = start(replica(kept, "app", b, a.url, c.url, model=models_of_app, worker_app=handlers, wait_for=None))
+        app = start(replica(kept, "app", b, a.url, c.url, model=models_of_app, worker_app=handlers, predictor=PREDICTOR,
+                              wait_for=None))  # fmt: skip
         bare = start(replica(kept, "bare", c, a.url, b.url, model=f"third=synthetic:,{GHOST}", wait_for=None))
         for one in (model, app, bare):
             one.server.wait_until("ok")
@@ -146,8 +148,58 @@ def test_a_handler_is_called_across_replicas(ring: Ring):
 
 def test_a_handler_is_described_and_found_ready_across_replicas(ring: Ring):
     assert ask(ring.model, "GET", "/v2/models/add").json["name"] == "add"
-    assert ask(ring.model, "GET", "/v2/models/norm/versions/2/ready").status == 200
-    assert ask(ring.model, "GET", "/v2/models/norm/versions/9/ready").status == 404
+    assert ask(ring.model, "GET", "/v2/models/versioned/versions/2/ready").status == 200
+    assert ask(ring.model, "GET", "/v2/models/versioned/versions/9/ready").status == 404
+
+
+@pytest.mark.parametrize(("name", "status"), [("loses", 404), ("sleeps", 503)])
+def test_what_a_handler_answers_is_no_reason_to_ask_anybody_else(ring: Ring, name: str, status: int):
+    before = ring.app.delegated(), ring.bare.delegated()
+    body = {"inputs": [{"name": "n", "datatype": "INT32", "shape": [1], "data": [4]}]}
+
+    answer = ask(ring.app, "POST", f"/v2/models/{name}/infer", body)
+
+    assert (answer.status, answer.headers["x-corosrv-served-by"]) == (status, "app")
+    assert (ring.app.delegated(), ring.bare.delegated()) == before
+
+
+@pytest.mark.parametrize("query", [{"type": "double"}, {"size": {"gte": 8}}])
+def test_a_capability_is_found_across_replicas(ring: Ring, query: dict[str, Any]):
+    body = {"capability": query, "inputs": [{"name": "n", "datatype": "INT32", "shape": [1], "data": [4]}]}
+
+    answer = ask(ring.model, "POST", "/v2/capabilities/infer", body)
+    by_header = ask(
+        ring.bare, "POST", "/v2/capabilities/infer", {"inputs": body["inputs"]}, {"X-Capability-Type": "double"}
+    )
+
+    assert (answer.status, answer.headers["x-corosrv-served-by"]) == (200, "app")
+    assert answer.json["outputs"][0]["data"] == by_header.json["outputs"][0]["data"] == [8]
+
+
+def test_a_capability_that_nobody_has_is_answered_here(ring: Ring):
+    body = {"capability": {"type": "triple"}, "inputs": []}
+
+    answer = ask(ring.model, "POST", "/v2/capabilities/infer", body)
+
+    assert (answer.status, answer.headers["x-corosrv-served-by"]) == (404, "model")
+
+
+def test_a_prediction_is_run_by_the_replica_that_has_a_predictor(ring: Ring):
+    answer = ask(ring.bare, "POST", "/predictions", {"input": {"name": "Ada", "times": 2}})
+
+    assert (answer.status, answer.headers["x-corosrv-served-by"]) == (200, "app")
+    assert "".join(answer.json["output"]) == "Hello, Ada! Hello, Ada! "
+
+
+def test_a_prediction_that_runs_on_is_found_and_cancelled_across_replicas(ring: Ring):
+    body = {"input": {"name": "Ada"}}
+    created = ask(ring.bare, "PUT", "/predictions/delegated-1", body, {"Prefer": "respond-async"})
+
+    look_up = ask(ring.bare, "GET", "/predictions/delegated-1")
+
+    assert created.status in (200, 202)
+    assert look_up.json["id"] == "delegated-1"
+    assert ask(ring.bare, "GET", "/predictions/nobody-s").status == 404
 
 
 def test_a_binary_body_passes_as_it_is(ring: Ring):
@@ -160,7 +212,7 @@ def test_a_binary_body_passes_as_it_is(ring: Ring):
     answer = ask(ring.model, "POST", "/v2/models/add/infer", body, {"Inference-Header-Content-Length": str(len(head))})
 
     assert answer.status == 200
-    assert answer.body[int(answer.headers["inference-header-content-length"]) :] == (12).to_bytes(8, "little")
+    assert answer.body[int(answer.headers["inference-header-content-length"]) :] == (12).to_bytes(4, "little")
 
 
 def test_a_model_generates_through_v2_across_replicas(ring: Ring):
@@ -299,7 +351,7 @@ def test_a_client_that_leaves_before_the_answer_ends_its_call_at_the_peer(ring: 
     cancelled = ring.model.server.cancelled()
     with ring.bare.server.connect() as connection:
         connection.send(request("POST", CHAT, chat(model="small", max_tokens=3000)))
-        ring.bare.server.wait_metric("delegated_in_flight", 1)
+        ring.model.server.wait_metric("running", 1)
         connection.leave()
 
     eventually(lambda: ring.model.server.cancelled() > cancelled, 10, "the peer's job is cancelled")

@@ -15,6 +15,7 @@ from tests.serve.replicas import Replica, ports, replica
 from tests.serve.server import Servers, eventually
 from tests.serve.wire import CHAT, Answer, chat, events, request
 
+KEY = "a-key-of-the-peer-alone"
 LIMIT = 60.0  # seconds for what takes STALE_AFTER and a little
 
 
@@ -37,7 +38,7 @@ def trio(request: pytest.FixtureRequest) -> Iterator[Trio]:
     slow = "synthetic:?tokens_per_s=20"
     with ports(3) as (a, b, c), ExitStack() as stack:
         mortal = stack.enter_context(replica(kept, "mortal", b, wait_for=None, model=f"mortal={slow}"))
-        sleeper = stack.enter_context(replica(kept, "sleeper", c, wait_for=None, model=f"sleeper={slow}"))
+        sleeper = stack.enter_context(replica(kept, "sleeper", c, wait_for=None, model=f"sleeper={slow}", api_keys=KEY))
         here = stack.enter_context(replica(kept, "here", a, b.url, c.url, model="own=synthetic:"))
         for peer in (mortal, sleeper):
             here.wait_peer(peer.base_url, "ready")
@@ -56,6 +57,14 @@ def test_a_peer_that_is_killed_ends_its_stream_in_an_error_and_gets_nothing_more
     answer = trio.ask("mortal")
     assert (answer.status, answer.headers["x-corosrv-served-by"]) == (404, "here")
     assert trio.ask("own").status == 200
+
+
+def test_a_peer_that_asks_for_keys_believes_the_token_and_no_caller_s_word(trio: Trio):
+    with trio.sleeper.server.connect() as connection:
+        direct = connection.post(chat(model="sleeper"), CHAT, {"X-Corosrv-Caller": "ab", "X-Corosrv-Path": "here"})
+
+    assert direct.status == 401
+    assert trio.ask("sleeper").status == 200
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ class Case:
     here: Replica
     first: ScriptedPeer
     second: ScriptedPeer
+    spare: ScriptedPeer
     others: dict[str, str]  # URLs by what is wrong
 
     def ask(self, model: str, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
@@ -51,8 +52,9 @@ def _case(request: pytest.FixtureRequest) -> Iterator[Case]:
     kept: Servers = request.getfixturevalue("_kept")
     with ports(1) as (own,), ExitStack() as stack:
         start = stack.enter_context
-        first = start(scripted_peer("first", "only-first", "both", "third"))
-        second = start(scripted_peer("second", "both"))
+        first = start(scripted_peer("first", "only-first", "both", "three-have-it", "third"))
+        second = start(scripted_peer("second", "both", "three-have-it"))
+        spare = start(scripted_peer("spare", "three-have-it"))
         wrong = {
             "babbles": start(scripted_peer("x", announcing=babble)),
             "lists": start(scripted_peer("x", announcing=lambda handler: handler.answer(200, ["both"]))),
@@ -64,17 +66,18 @@ def _case(request: pytest.FixtureRequest) -> Iterator[Case]:
         # In a path of its own, so that the first one is not named twice.
         expected = f"{first.url}/elsewhere?id=somebody"
         here = start(
-            replica(kept, "here", own, first.url, second.url, *others.values(), expected,
+            replica(kept, "here", own, first.url, second.url, spare.url, *others.values(), expected,
                     model="third=synthetic:?tokens_per_s=50", slots=1, queue=0, delegate_max=MAX)
         )  # fmt: skip
         here.wait_peer(first.url, "ready")
         here.wait_peer(second.url, "ready")
-        yield Case(here, first, second, others)
+        here.wait_peer(spare.url, "ready")
+        yield Case(here, first, second, spare, others)
 
 
 @pytest.fixture
 def case(_case: Case) -> Iterator[Case]:
-    _case.first.behaviour = _case.second.behaviour = echo
+    _case.first.behaviour = _case.second.behaviour = _case.spare.behaviour = echo
     yield _case
     _case.here.server.wait_metric("delegated_in_flight", 0, 10)
 
@@ -163,6 +166,18 @@ def test_a_peer_that_cannot_serve_a_call_lets_one_other_be_asked(case: Case, sta
     assert len(case.first.requests) + len(case.second.requests) - n_before in (3, 4)
     assert sorted(paths, key=len) in (["here", "here,first"], ["here", "here,second"])
     assert (answer.status, answer.headers["x-corosrv-served-by"]) == (200, "second")
+
+
+def test_no_third_peer_is_asked_for_one_request(case: Case):
+    peers = (case.first, case.second, case.spare)
+    for peer in peers:
+        peer.behaviour = fails_with(503)
+    n_before = sum(len(peer.requests) for peer in peers)
+
+    answer = case.ask("three-have-it")
+
+    assert answer.status == 503
+    assert sum(len(peer.requests) for peer in peers) == n_before + 2
 
 
 def test_a_busy_peer_s_answer_says_more_than_this_server_s(case: Case):
