@@ -255,10 +255,11 @@ class Front(GeventWorker):  # type: ignore[misc]
         exchange = HttpExchange(request)
         try:
             self.cfg.pre_request(self, request)
-            response_class = HttpResponse if self._logs_requests else UnloggedResponse
+            is_logged = self._logs_requests
+            response_class = HttpResponse if is_logged else UnloggedResponse
             answer, environ = wsgi.create(request, sock, addr, listener_name, self.cfg, response_class=response_class)
             exchange.answer = answer
-            if self._logs_requests:
+            if is_logged:
                 exchange.environ = environ
             environ["wsgi.multithread"] = True
             environ[PACED] = True
@@ -287,7 +288,7 @@ class Front(GeventWorker):  # type: ignore[misc]
 
     def _log_end(self, exchange: HttpExchange) -> None:
         answer, request = exchange.answer, exchange.request
-        if self._logs_requests and self._has_access_log and answer is not None and answer.status is not None:
+        if exchange.environ and self._has_access_log and answer is not None and answer.status is not None:
             self.log.access(answer, request, access.redacted(exchange.environ), datetime.now() - exchange.began)
         self.cfg.post_request(self, request, exchange.environ, answer)
 

@@ -21,6 +21,7 @@ from tests.load.process import Server, serving, usage
 
 LONG = 600.0  # seconds that the first call takes, for which all others wait
 N_LOOKS = 200
+PORTION = 500
 
 
 def call() -> bytes:
@@ -51,9 +52,11 @@ def main() -> None:
         first.sendall(sent)
         server.get("/health")
         before = usage(server.worker_pid)
-        for _ in range(n_calls):
+        for n_sent in range(1, n_calls + 1):
             connection = stack.enter_context(socket.create_connection(server.address))
             connection.sendall(sent)
+            if n_sent % PORTION == 0:  # whoever asks for the depth waits behind those who came before
+                wait_for_depth(server, n_sent)
         wait_for_depth(server, n_calls)
         after = usage(server.worker_pid)
         times = []
