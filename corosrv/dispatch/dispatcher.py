@@ -167,8 +167,9 @@ class Dispatcher(InferWorker):
 
     def standings(self) -> tuple[ModelStanding, ...]:
         self._purge()
+        states = ((entry, entry.state()) for entry in self._registry)
         return tuple(
-            ModelStanding(entry.card, entry.state(), "" if entry.is_ready else entry.reason) for entry in self._registry
+            ModelStanding(entry.card, state, "" if state == "READY" else entry.reason) for entry, state in states
         )
 
     def cards_here(self) -> list[HandlerCard]:

@@ -23,11 +23,11 @@ class ClusteredFronts:
 
 @contextmanager
 def clustered_fronts(folder: Path, cache: Path) -> Iterator[ClusteredFronts]:
-    """Starts them: both serve the synthetic model, and only the first one the handlers of an application."""
+    """Starts them: both serve the synthetic model, and each the handlers of another application."""
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
         started = stack.enter_context(servers(folder, cache))
         shared = {"redis_url": redis.url, "model": "synthetic:?tokens_per_s=50"}
         a = stack.enter_context(front(started, worker_app="deploy/app/basic.py:app", **shared))
-        b = stack.enter_context(front(started, **shared))
+        b = stack.enter_context(front(started, worker_app="deploy/app/streaming.py:app", **shared))
         yield ClusteredFronts(redis, a, b)

@@ -36,6 +36,24 @@ def test_a_front_knows_what_the_other_serves(fronts: ClusteredFronts):
     assert any(key.startswith("model:") for key in other["handlers"]["app"])
 
 
+def test_a_handler_of_one_front_is_listed_ready_and_called_at_the_other(fronts: ClusteredFronts):
+    server = fronts.b.server
+    eventually(lambda: server.get("/v2/models/norm/ready")[0] == 200, 20, "the other's handler is ready")
+
+    with server.connect() as connection:
+        (row,) = [row for row in connection.post({}, "/v2/repository/index").json if row["name"] == "counter"]
+        point = {"name": "point", "datatype": "FP64", "shape": [2], "data": [3, 4]}
+        answer = connection.post({"inputs": [point]}, "/v2/models/norm/infer")
+
+    assert row == {"name": "counter", "version": "1", "state": "READY", "reason": ""}
+    assert server.get("/v2/models/norm")[1]["versions"] == ["1", "2"]
+    assert answer.json["outputs"][0]["data"] == [5.0]
+
+
+def test_a_front_holds_few_connections(fronts: ClusteredFronts):
+    assert fronts.redis.command("CLIENT", "LIST").count("name=") < 2 * 10
+
+
 def ask(server: Server, key: str, **body: Any) -> Answer:
     """Asks for a chat under a key, once more while the key is told to be busy: what ended is written soon after."""
 
@@ -97,10 +115,9 @@ def test_health_and_metrics_say_that_redis_is_away_and_back_and_work_goes_on(fro
 
     assert chat.choices[0].message.content
     assert status == 200
-    assert server.metric("redis_losses_total") == 1
     assert server.metric("redis_up") == 1
     eventually(lambda: len(others(fronts)) == 1, 20, "the other front is registered again")
-    assert server.log.count("is away") == 1
+    assert server.log.count("is away") == server.metric("redis_losses_total") > 0  # once for each loss
 
 
 def test_a_server_does_not_start_on_a_redis_that_evicts(start: Servers):
