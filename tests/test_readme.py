@@ -165,6 +165,18 @@ def test_the_openai_snippet_prints_an_answer(port: int) -> None:
     assert answer.stdout.strip()
 
 
+def test_the_rollout_snippet_reports_what_came_of_its_prompts(environ: dict[str, str]) -> None:
+    port = free_port()
+    program = block("python", "rollout(").replace(":8080", f":{port}")
+
+    with running(f"corosrv serve --model synthetic: --port {port}", port, environ):
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
+        )
+
+    assert re.search(r"^\d+ groups submitted: ([5-9]|1\d) complete, \d+ partial, 0 lost", ended.stdout), ended.stdout
+
+
 def test_the_mount_snippet_answers_under_its_prefix(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "readme_app.py").write_text(block("python", "register_blueprint"))
     port = free_port()
