@@ -109,7 +109,7 @@ def _make_application() -> Flask:
         limits = ClientLimits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         worker = front.adopt(limits)
         if worker is not None and worker.cfg.workers > 1:
-            _check_several(settings)
+            check_several(settings)
         app = create_app(settings)
         if worker is not None:
             _end_with(worker, app.extensions["corosrv"], predictor)
@@ -119,7 +119,7 @@ def _make_application() -> Flask:
         sys.exit(NEVER_STARTS)
 
 
-def _check_several(settings: Settings) -> None:
+def check_several(settings: Settings) -> None:
     """Raises SettingsError for what several processes of one server cannot serve."""
     if settings.predictor is not None:
         raise SettingsError("predictions run in one process: start gunicorn with one worker (-w 1)")

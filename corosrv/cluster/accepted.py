@@ -47,6 +47,11 @@ class AcceptedCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
+    @property
+    def n_sending(self) -> int:
+        """The number of calls that Redis has not confirmed yet."""
+        return sum(call.state is SharedCallState.SENDING for call in self._calls.values())
+
     def enqueue(
         self, terms: EntryTerms, body: bytes, listener: CallListener, *, may_run_here: Callable[[], bool]
     ) -> SharedCall:

@@ -20,6 +20,7 @@ from corosrv.errors import QueueFull, RedisUnavailable
 from corosrv.jobs.infer import HandlerCard
 
 RETRY_AFTER = 1  # seconds
+PATIENCE = 5.0  # seconds for which calls wait that no front serves: after Redis was away, fronts register anew
 
 
 class QueueHost(HandlerHost):
@@ -70,6 +71,7 @@ class SharedQueue(CallSharing):
         self._host = QueueHost()
         self._is_stopping = False
         self._put: dict[SharedCall, HandlerEntry] = {}  # calls in the queue, with what they are for
+        self._unserved_since: dict[str, float] = {}  # keys that calls wait for and no front serves
 
     def stop(self) -> None:
         """Puts nothing more into the queue, and takes nothing out; what runs goes on."""
@@ -139,9 +141,14 @@ class SharedQueue(CallSharing):
         return shared_call
 
     def refuse_unservable(self) -> None:
-        """Ends the calls in the queue that no front serves any more."""
+        """Ends the calls in the queue that no front has served for PATIENCE seconds."""
+        now = time.monotonic()
+        unserved: dict[str, float] = {}
         for call, entry in list(self._put.items()):
             if call.state is SharedCallState.ENDED:
                 del self._put[call]
             elif not entry.is_callable:
-                call.refuse(unavailable(entry))
+                unserved[entry.key] = self._unserved_since.get(entry.key, now)
+                if now - unserved[entry.key] >= PATIENCE:
+                    call.refuse(unavailable(entry))
+        self._unserved_since = unserved

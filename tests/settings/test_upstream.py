@@ -83,3 +83,4 @@ def test_upstreams_and_several_processes_are_refused():
 
     assert result.exit_code == 1
     assert "--workers must be 1 with --upstream" in result.output
+    assert "COROSRV_REDIS_URL" in result.output

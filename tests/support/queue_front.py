@@ -141,6 +141,7 @@ class QueueFront:
         self._link = QueueLink(self._client, names, timing)
         self._dispatcher = Dispatcher()
         self._readers: dict[str, Any] = {}
+        self._n_submitted = 0
         cards = [
             HandlerCard(name, is_idempotent=name != "sleep", is_stream=name == "stream", max_queue=options.max_queue)
             for name in options.models
@@ -177,6 +178,7 @@ class QueueFront:
         pieces: list[str] = []
         try:
             reader = self._readers[id] = self._dispatcher.submit(job)
+            self._n_submitted += 1
             while items := reader.take():
                 for item in items:
                     if isinstance(item, InferEnd):
@@ -197,7 +199,13 @@ class QueueFront:
 
     def count(self) -> None:
         accepted, deliveries = self._link.accepted, self._link.deliveries
-        say(event="count", accepted=len(accepted), running=len(deliveries), bytes=accepted.n_bytes)
+        say(
+            event="count",
+            submitted=self._n_submitted,
+            accepted=len(accepted),
+            sending=accepted.n_sending,
+            running=len(deliveries),
+        )
 
 
 def _said(error: CorosrvError | None) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""One gunicorn of several workers, each of them a front with worker processes of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from corosrv.app import check_several
+from corosrv.errors import SettingsError
+from corosrv.settings import load
+from tests.serve.server import GUNICORN, Server, eventually, servers
+from tests.support.redis_server import redis_server
+
+APP = "tests/support/napping_app.py:app"
+N_CALLS = 60
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Server]:
+    """Runs two fronts on one port; each has one worker process."""
+    with redis_server() as redis, servers(tmp_path_factory.mktemp("pair"), cache) as started:
+        server = started.start(
+            *GUNICORN, "-b", "127.0.0.1:0", "-w", "2", "corosrv.app", worker_app=APP, workers="1", redis_url=redis.url
+        )
+        eventually(lambda: server.log.count("is ready") == 2, 60, "two workers")
+        yield server
+
+
+def nap(server: Server, seconds: float) -> tuple[int, int]:
+    """Calls the handler; returns the status, and the process that ran it."""
+    tensor = {"name": "seconds", "datatype": "FP64", "shape": [1], "data": [seconds]}
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("POST", "/v2/models/nap/infer", json.dumps({"inputs": [tensor]}))
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+        return answer.status, body["outputs"][0]["data"][0] if answer.status == 200 else 0
+    finally:
+        connection.close()
+
+
+def test_calls_of_one_port_run_in_the_workers_of_both_fronts(pair: Server):
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(lambda _: nap(pair, 0.02), range(N_CALLS)))
+
+    assert [status for status, _ in answers] == [200] * N_CALLS
+    assert len(Counter(pid for _, pid in answers)) == 2
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"worker_app": APP}, {"upstream": "http://127.0.0.1:9"}], ids=["application", "upstreams"]
+)
+def test_several_fronts_without_redis_are_refused_in_words(overrides: dict[str, str]):
+    with pytest.raises(SettingsError, match=r"queue in one process: .* or set COROSRV_REDIS_URL"):
+        check_several(load(overrides, {}))
+
+
+def test_a_port_of_one_process_is_refused_to_several():
+    shared = {"worker_app": APP, "redis_url": "redis://127.0.0.1:9", "grpc_port": 8001}
+
+    with pytest.raises(SettingsError, match="COROSRV_GRPC_PORT is a port of one process"):
+        check_several(load(shared, {}))
