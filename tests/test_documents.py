@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("CONTRIBUTING.md", "docs/architecture.md", "docs/how-to.md")
+DOCUMENTS = ("CONTRIBUTING.md", "docs/architecture.md", "docs/how-to.md", "docs/scaling.md")
 PLACE = re.compile(r"`((?:corosrv|native|tests|docs|deploy|benchmarks)/[\w./-]*)`")
 ROW = re.compile(r"^\| \*\*(I\d+)\*\* .*`([\w./-]+)`: \"([^\"]+)\" \|$", re.MULTILINE)
 
@@ -20,6 +20,13 @@ def test_every_file_that_a_document_names_exists(document: str):
     missing = sorted({place for place in PLACE.findall(read(document)) if not (ROOT / place).exists()})
 
     assert missing == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "README.md"])
+def test_every_command_behind_a_figure_is_there(document: str):
+    modules = re.findall(r"`python -m ((?:tests|benchmarks)[\w.]+)", read(document))
+
+    assert [module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").exists()] == []
 
 
 @pytest.mark.parametrize(("invariant", "file", "title"), ROW.findall(read("docs/architecture.md")))
