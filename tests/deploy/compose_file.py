@@ -25,9 +25,9 @@ def document(environ: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any
     return found
 
 
-def services() -> dict[str, Any]:
+def services(environ: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Returns the services by name."""
-    found: dict[str, Any] = document()["services"]
+    found: dict[str, Any] = document(environ)["services"]
     return found
 
 

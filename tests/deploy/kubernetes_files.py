@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,18 @@ def manifest(kind: str, name: str) -> dict[str, Any]:
 
 def pods() -> dict[str, dict[str, Any]]:
     """Returns the specifications of pods, by the name of what makes them."""
-    makers = [each for each in manifests() if "template" in each["spec"]]
-    return {maker["metadata"]["name"]: maker["spec"]["template"]["spec"] for maker in makers}
+    return {maker["metadata"]["name"]: maker["spec"]["template"]["spec"] for maker in makers()}
+
+
+def makers() -> list[dict[str, Any]]:
+    """Returns what makes pods."""
+    return [each for each in manifests() if "template" in each["spec"]]
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Returns the options of a command such as `redis-server --name value ...`, by name."""
+    _, *rest = words
+    return {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
 
 
 def containers() -> dict[str, dict[str, Any]]:
@@ -44,7 +54,9 @@ def environment(container: Mapping[str, Any], secrets: Mapping[str, str], fields
     for variable in container.get("env", ()):
         source = variable.get("valueFrom", {})
         if "secretKeyRef" in source:
-            environ[variable["name"]] = secrets[source["secretKeyRef"]["key"]]
+            reference = source["secretKeyRef"]
+            if reference["key"] in secrets or not reference.get("optional"):
+                environ[variable["name"]] = secrets[reference["key"]]
         elif "fieldRef" in source:
             environ[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
         else:

@@ -24,16 +24,24 @@ from tests.deploy.kubernetes_files import (
     containers,
     environment,
     files,
+    makers,
     manifest,
     manifests,
+    options_of,
     pods,
 )
 from tests.serve.server import BIN, REPOSITORY, Server, Servers, eventually, servers
 from tests.serve.wire import CHAT, chat
+from tests.support.redis_server import redis_server
 
 VERSIONS = ("1.29", "1.37")
-OPTIONAL = {"autoscaling.yaml"}
-SECRETS = {"api-keys": "first,second", "engine-key": "engine-secret", "management-token": "management-secret"}
+OPTIONAL = {"autoscaling.yaml", "redis.yaml"}
+SECRETS = {
+    "api-keys": "first,second",
+    "engine-key": "engine-secret",
+    "management-token": "management-secret",
+    "redis-password": "redis-secret",
+}
 CONTAINERS = containers()
 SERVERS = ["front", "engine"]
 
@@ -63,15 +71,14 @@ def test_the_kustomization_names_every_file_that_is_not_optional() -> None:
     kustomization = yaml.safe_load((FOLDER / KUSTOMIZATION).read_text())
 
     assert set(kustomization["resources"]) == set(files()) - OPTIONAL
-    assert {image["name"] for image in kustomization["images"]} >= {each["image"] for each in CONTAINERS.values()}
+    assert {image["name"] for image in kustomization["images"]} == {CONTAINERS[name]["image"] for name in SERVERS}
 
 
 @pytest.mark.parametrize("found", [each for each in manifests() if each["kind"] in ("Service", "PodDisruptionBudget")],
                          ids=name_of)  # fmt: skip
 def test_a_selector_finds_pods(found: dict[str, Any]) -> None:
     selector = found["spec"]["selector"]
-    makers = [each for each in manifests() if "template" in each["spec"]]
-    labels = [maker["spec"]["template"]["metadata"]["labels"] for maker in makers]
+    labels = [maker["spec"]["template"]["metadata"]["labels"] for maker in makers()]
 
     assert any((selector.get("matchLabels") or selector).items() <= each.items() for each in labels)
 
@@ -100,7 +107,8 @@ def test_a_container_may_do_nothing_but_its_work(name: str) -> None:
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_what_is_mounted_is_a_volume(name: str) -> None:
     (pod,) = [each for each in pods().values() if name in [container["name"] for container in each["containers"]]]
-    volumes = {volume["name"] for volume in pod["volumes"]}
+    claims = [claim for maker in makers() for claim in maker["spec"].get("volumeClaimTemplates", ())]
+    volumes = {volume["name"] for volume in pod.get("volumes", ())} | {claim["metadata"]["name"] for claim in claims}
 
     assert {mount["name"] for mount in CONTAINERS[name]["volumeMounts"]} <= volumes
 
@@ -210,6 +218,27 @@ def test_an_engine_joins_the_front_and_leaves_it_again(cluster: Cluster) -> None
     assert refused.status == 401
     assert answer.status == 200, answer.body
     eventually(lambda: cluster.models() == [], 10, "no model")
+
+
+def test_the_front_shares_its_queue_through_redis_as_that_is_started(tmp_path: Path) -> None:
+    environ = environment(CONTAINERS["redis"], SECRETS, {})
+    chosen = options_of(arguments(CONTAINERS["redis"], environ))
+    with redis_server(**chosen) as redis, servers(tmp_path, tmp_path / "cache") as started:
+        secrets = SECRETS | {"redis-url": redis.url}
+        assert f":{secrets['redis-password']}@" in redis.url
+        (tmp_path / "management-token").write_text(SECRETS["management-token"])
+
+        front = started.start(
+            *here(CONTAINERS["front"]["args"], {"/secrets/": f"{tmp_path}/"}),
+            **environment(CONTAINERS["front"], secrets, {}),
+            COROSRV_MODEL="",
+            COROSRV_RUN_DIR=tmp_path / "run",
+        )
+
+        eventually(lambda: f"Redis at 127.0.0.1:{redis.port}" in front.log, what="a word about Redis")
+        assert "answers" in front.log
+        assert "appendonly" not in front.log
+        assert "noeviction" not in front.log
 
 
 def test_the_metric_to_scale_by_is_one_of_the_front(cluster: Cluster) -> None:
