@@ -1,7 +1,8 @@
 """Knows how generations are ended on upstreams that do not notice, or not soon, that a connection was closed.
 
-SGLang takes POST /abort_request with the id of a request, which may be chosen in the request's body. llama-server, vLLM
-and corosrv end what a closed connection asked for; they have and need no such path.
+SGLang takes POST /abort_request with the id of a request, which may be chosen in the request's body. vLLM and corosrv
+end what a closed connection asked for, and need no such path. llama-server has none either; it ends streams in this
+way, and computes an answer that is no stream to its end, whoever asked for it.
 """
 
 from __future__ import annotations
