@@ -143,8 +143,11 @@ def test_a_server_that_was_killed_is_away_and_commands_fail_at_once(own_redis: R
         client.execute("GET", "a")
 
     assert not client.health.is_up
-    with pytest.raises(RedisUnavailable, match="refused"):
+    own_redis.start()
+    with pytest.raises(RedisUnavailable, match="refused"):  # without a try: only the probe finds out
         client.execute("GET", "a")
+    client.ping()
+    assert client.execute("GET", "a") is None
 
 
 def test_connections_of_a_former_life_serve_the_next(own_redis: RedisServer):

@@ -115,6 +115,29 @@ def test_a_front_that_died_frees_its_key_and_its_late_end_changes_nothing(
     assert a.begin("me", "k", b"d") == b"answer"
 
 
+def test_a_front_that_lost_its_lease_neither_renews_nor_drops_that_of_another(
+    a: KeyRecords, b: KeyRecords, client: RedisClient
+):
+    lost = claim(a)
+    client.execute("DEL", RECORD)  # as if its lease had ended
+    claim(b)
+    client.execute("PEXPIRE", RECORD, 2000)
+
+    a.renew()
+    lost.drop()
+    a.write()
+
+    assert 0 < client.execute("PTTL", RECORD) <= 2000
+
+
+def test_an_answer_that_replaces_another_of_its_key_counts_once(a: KeyRecords, client: RedisClient):
+    for _ in range(3):
+        keep(a, "k", b"x" * RECORD_BYTES)
+        client.execute("DEL", RECORD)  # as if its time were over
+
+    assert int(client.execute("HGET", NAMES.name("record-sizes", "me"), "")) == 2 * RECORD_BYTES
+
+
 def test_a_claim_that_was_abandoned_is_dropped_instead_of_renewed(a: KeyRecords, b: KeyRecords):
     claim(a).abandon()
 
