@@ -57,9 +57,9 @@ def test_a_unix_socket_serves_as_well(redis: RedisServer):
 
 
 def test_a_blocking_read_waits_longer_than_a_command_may(client: RedisClient, redis: RedisServer):
-    patient = RedisClient(redis.url, timeout=0.1).open_blocking(longest=5)
+    patient = RedisClient(redis.url, timeout=0.5).open_blocking(longest=5)
 
-    assert patient.execute("BLPOP", "nothing", 0.4) is None
+    assert patient.execute("BLPOP", "nothing", 0.8) is None
     patient.close()
 
 

@@ -90,7 +90,7 @@ def test_an_abort_ends_all_requests_of_the_group_in_an_error(grouping: Server, p
 
 def test_others_go_on(grouping: Server, pool: ThreadPoolExecutor):
     asked = pool.submit(ask, grouping, "mine")
-    kept = pool.submit(ask, grouping, "other", max_tokens=300)
+    kept = pool.submit(ask, grouping, "other", max_tokens=800)
     wait_running(grouping, 2)
 
     abort(grouping, "mine")
@@ -156,12 +156,12 @@ def test_dialects_without_a_word_for_it_end_in_an_error(grouping, pool, path: st
 
 def test_a_partial_answer_is_not_kept_under_its_idempotency_key(grouping: Server, pool: ThreadPoolExecutor):
     key = {"Idempotency-Key": "k"}
-    asked = pool.submit(ask, grouping, "g", headers=key, max_tokens=300)
+    asked = pool.submit(ask, grouping, "g", headers=key, max_tokens=800)
     wait_running(grouping, 1)
     abort(grouping, "g", "?partial=true")
     assert asked.result(20).json["choices"][0]["finish_reason"] == "abort"
 
-    again = ask(grouping, "g", headers=key, max_tokens=300)
+    again = ask(grouping, "g", headers=key, max_tokens=800)
 
     assert again.json["choices"][0]["finish_reason"] == "length"
     assert "idempotency-replayed" not in again.headers

@@ -31,7 +31,11 @@ class RedisServer:
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        # Bound as long as this lives, so that nobody else is given the port, and not listened to.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = int(self._reserved.getsockname()[1])
         self.password = options.get("requirepass", "")
         self.start()
 
@@ -87,6 +91,11 @@ class RedisServer:
             self._process.kill()
             self._process.wait(START_SECONDS)
 
+    def close(self) -> None:
+        """Kills it, and gives its port back."""
+        self.kill()
+        self._reserved.close()
+
     def pause(self) -> None:
         """Stops it in mid-air: connections stay, nothing is answered."""
         assert self._process is not None
@@ -120,13 +129,6 @@ def redis_server(**options: str) -> Iterator[RedisServer]:
         try:
             yield server
         finally:
-            server.kill()
+            server.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

@@ -26,7 +26,7 @@ from corosrv.errors import CorosrvError
 from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
 from corosrv.jobs.infer import InferEnd, InferReader
 from corosrv.jobs.terms import Terms
-from corosrv.upstreams import breaker, probing
+from corosrv.upstreams import breaker, forwarded_call, probing
 from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
@@ -103,6 +103,7 @@ class Commands:
     def __init__(self) -> None:
         probing.INTERVAL = probing.FAST_INTERVAL = 0.05
         breaker.FIRST_PAUSE = 0.3
+        forwarded_call.LINGER = 1.5  # as a busy machine is slow
         self.calls: dict[str, Call] = {}
 
     def new(self, first_byte: float = 10.0, idle: float = 10.0, **settings: Any) -> None:

@@ -217,7 +217,7 @@ def test_a_call_that_ends_early_is_aborted_by_the_id_that_its_upstream_was_given
     with scripted(behaviour) as a:
         a.owner = owner
         id, _ = pool.do("add", url=a.url, abort=abort)
-        pool.do("submit", names=['{"model":"m"}'], path=CHAT, seconds=1.0 if way == "deadline" else None)
+        pool.do("submit", names=['{"model":"m"}'], path=CHAT, seconds=2.0 if way == "deadline" else None)
         pool.do("await_piece", name='{"model":"m"}')
 
         if way == "cancel":
@@ -225,8 +225,8 @@ def test_a_call_that_ends_early_is_aborted_by_the_id_that_its_upstream_was_given
         elif way == "remove":
             pool.do("remove", id=id, abort=True)
 
-        assert behaviour.has_aborted.wait(10)
-        assert behaviour.stream.is_closed.wait(5)
+        assert behaviour.has_aborted.wait(15)
+        assert behaviour.stream.is_closed.wait(15)
         sent = json.loads(a.requests[0][2])
         assert behaviour.aborted == [sent["rid"]]
         assert sent["model"] == "m"
@@ -245,7 +245,7 @@ def test_upstreams_without_an_abort_endpoint_get_bodies_as_they_were_sent_and_no
 
         pool.do("cancel", name="{}")
 
-        assert behaviour.stream.is_closed.wait(5)
+        assert behaviour.stream.is_closed.wait(15)
         pool.do("stop")
         pool.do("await_stop")
         assert bodies(a) == ["{}"]
