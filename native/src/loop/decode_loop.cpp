@@ -1,7 +1,6 @@
 #include "loop/decode_loop.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <iterator>
 #include <utility>
@@ -9,19 +8,6 @@
 namespace corosrv {
 
 namespace {
-
-constexpr auto kLookInterval = std::chrono::milliseconds(250);  // at the soonest, for what is overdue
-
-constexpr auto kDeadlineInterval = std::chrono::milliseconds(20);  // at the soonest, for deadlines
-
-constexpr auto kLate = std::chrono::seconds(1);   // longer than a step takes, but of slow models
-constexpr auto kGrace = std::chrono::seconds(2);  // for readers to be read after a pause of the process
-
-// Never, where the limit is 0.
-Clock::time_point after(Clock::time_point since, double limit_s) {
-  if (limit_s <= 0) return Clock::time_point::max();
-  return since + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s));
-}
 
 struct Draw {
   Sequence* sequence;
@@ -94,21 +80,19 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
       sharing_(backend, limits.cache_bytes),
       memory_(backend, sharing_.cache(), limits.slots),
       board_(limits.slots),
-      budget_(limits.step_ms / 1000, limits.rows) {
+      budget_(limits.step_ms / 1000, limits.rows),
+      time_limits_(limits.queue_s, limits.stall_s) {
   stats_.slots = limits.slots;
   publish();
 }
 
 void DecodeLoop::run() {
   for (;;) {
-    const bool has_work = scheduler_.has_work();
-    const Clock::duration wait = has_work ? Clock::duration::zero() : patience();
-    awaited_ = has_work ? passed_ : wait < Clock::duration::zero() ? Clock::time_point::max() : Clock::now() + wait;
-    Inbox::Mail mail = inbox_.take(has_work, wait);
+    const Clock::duration patience = time_limits_.patience(scheduler_, Clock::now());
+    Inbox::Mail mail = inbox_.take(scheduler_.has_work(), patience);
     const bool is_closing = mail.is_closing;
     take(std::move(mail));
-    end_expired();
-    end_overdue();
+    end_late();
     step();
     settle();
     answer_slot_requests();
@@ -136,7 +120,7 @@ void DecodeLoop::add(Submission submission) {
   const std::shared_ptr<Reader> reader = submission.reader;
   const int32_t index = submission.task.index;
   const uint64_t owner = submission.task.sharing_scope.owner;
-  next_deadline_ = std::min(next_deadline_, submission.task.deadline);
+  time_limits_.add(submission.task.deadline);
   try {
     scheduler_.add(std::make_unique<Sequence>(std::move(submission), backend_.vocabulary(), backend_.info().context,
                                               signals_, stats_));
@@ -147,59 +131,12 @@ void DecodeLoop::add(Submission submission) {
   }
 }
 
-// When somebody has waited too long: for a first slot, or for a reader that nobody reads.
-Clock::time_point DecodeLoop::overdue_at(const Sequence& sequence) const {
-  if (sequence.is_paused()) return after(sequence.paused(), limits_.stall_s);
-  if (!sequence.has_had_slot()) return after(sequence.submitted(), limits_.queue_s);
-  return Clock::time_point::max();
-}
-
-// Until the first of them is overdue or has its deadline, where nothing else would wake the loop; negative: for ever.
-Clock::duration DecodeLoop::patience() {
-  auto first = Clock::time_point::max();
-  scheduler_.for_each([&](const Sequence& sequence) { first = std::min(first, overdue_at(sequence)); });
-  if (first != Clock::time_point::max()) first = std::max(first, next_look_);
-  first = std::min(first, next_deadline_);
-  if (first == Clock::time_point::max()) return Clock::duration(-1);
-  return std::max(first - Clock::now(), Clock::duration::zero());
-}
-
-// After a pause of the whole process those who read get a moment to do so: the time that passed was not theirs.
-void DecodeLoop::end_overdue() {
-  const auto now = passed_ = Clock::now();
-  // Once until somebody was looked at: slow steps are no pause, and must not put it off for ever.
-  if (now - kLate > awaited_ && !std::exchange(has_grace_, true)) next_look_ = now + kGrace;
-  if (now < next_look_) return;
-  next_look_ = now + kLookInterval;
-  has_grace_ = false;
-  note_paused();  // whoever was read during a long step is not overdue
-  scheduler_.for_each([&](Sequence& sequence) {
-    if (now < overdue_at(sequence)) return;
-    if (sequence.is_paused()) {
-      sequence.finish(Finish::kError, "the answer was read too slowly", kClientTooSlow);
-    } else {
-      sequence.finish(Finish::kError, "the request waited for a slot for too long; try again later", kQueueTimeout);
-    }
-  });
-  settle();
-}
-
-// What waits has cost nothing yet, and may be asked for again; what has begun has an answer that is not whole.
-void DecodeLoop::end_expired() {
+void DecodeLoop::end_late() {
+  if (time_limits_.end_expired(scheduler_, Clock::now())) settle();
   const auto now = Clock::now();
-  if (now < next_deadline_) return;
-  next_deadline_ = Clock::time_point::max();
-  scheduler_.for_each([&](Sequence& sequence) {
-    if (now < sequence.deadline()) {
-      next_deadline_ = std::min(next_deadline_, std::max(sequence.deadline(), now + kDeadlineInterval));
-    } else if (sequence.has_had_slot()) {
-      sequence.finish(Finish::kError, "the time of the request was over before its answer was complete",
-                      kDeadlineExceeded);
-    } else {
-      sequence.finish(Finish::kError, "the time of the request was over before a slot was free; none of it was run",
-                      kQueueTimeout);
-    }
-  });
+  if (!time_limits_.is_look_due(now)) return;
+  note_paused();  // whoever was read during a long step is not overdue
+  time_limits_.end_overdue(scheduler_, now);
   settle();
 }
 

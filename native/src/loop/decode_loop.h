@@ -14,6 +14,7 @@
 #include "loop/slot_board.h"
 #include "loop/slot_memory.h"
 #include "loop/step_budget.h"
+#include "loop/time_limits.h"
 #include "model/backend.h"
 
 namespace corosrv {
@@ -49,10 +50,7 @@ class DecodeLoop {
  private:
   void take(Inbox::Mail mail);
   void add(Submission submission);
-  Clock::time_point overdue_at(const Sequence& sequence) const;
-  Clock::duration patience();
-  void end_overdue();
-  void end_expired();
+  void end_late();
   void answer_slot_requests();
   void step();
   void note_paused();
@@ -80,13 +78,9 @@ class DecodeLoop {
   std::vector<std::shared_ptr<SlotRequest>> slot_requests_;  // that wait until their slot is idle
   SlotBoard board_;
   StepBudget budget_;
+  TimeLimits time_limits_;
   std::vector<Row> rows_;
-  Clock::time_point passed_;     // when the last pass looked for what is overdue
-  Clock::time_point awaited_;    // when this pass was meant to do so
-  bool has_grace_ = false;       // this pass came late, as after a pause, and blames nobody yet
-  Clock::time_point next_look_;  // for what is overdue
-  Clock::time_point next_deadline_ = Clock::time_point::max();  // of all sequences, or sooner
-  bool is_out_of_room_ = false;                                 // the step that runs found no room in the KV cache
+  bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 
   Mutex mutex_;
   LoopStats published_ GUARDED_BY(mutex_);
