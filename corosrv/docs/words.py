@@ -15,6 +15,7 @@ TAGS = {
     "Inference": "KServe's v2 protocol, the Open Inference Protocol: models and capabilities that take tensors.",
     "Embeddings": "Vectors of texts, and ranking of documents.",
     "Tokens": "Conversions between texts and tokens.",
+    "Groups": "Requests that belong together, and are aborted together.",
     "Models": "The models and their states.",
     "Server": "Health, metrics and documentation of the server.",
 }
