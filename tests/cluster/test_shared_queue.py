@@ -22,7 +22,7 @@ QUEUE = "model%3Asleep%3A:normal"
 StartFront = Callable[..., FrontProcess]
 
 
-QUICK = {"renew": 0.3, "claim_ms": 3000, "hold_ms": 1000}
+QUICK = {"renew": 0.3, "claim_ms": 5000, "hold_ms": 1000}
 
 
 @dataclass
@@ -233,19 +233,22 @@ def own_redis() -> Iterator[RedisServer]:
 def test_without_redis_a_front_runs_what_it_can_and_refuses_the_rest(
     start_front: StartFront, own_redis: RedisServer, starts: Path
 ):
-    front = start_front("a", own_redis, models=["sleep", "stream"])
+    front = start_front("a", own_redis)
     remote = start_front("b", own_redis, slots=0)
+    strict = start_front("c", own_redis, falls_back=False, namespace="strict")
     front.submit("running", seconds=1)
     await_line(starts, "started", "running")
 
     own_redis.kill()
     remote.submit("refused", seconds=0)
     refused = remote.end_of("refused", 20)
+    strict.submit("strict", seconds=0)
     front.submit("local", seconds=0)
 
     assert (refused["status"], refused["retry_after"]) == (503, 1)
     assert front.end_of("running")["pieces"] == ["1 a"]
     assert front.end_of("local")["pieces"] == ["1 a"]
+    assert strict.end_of("strict")["status"] == 503
 
 
 def test_calls_that_wait_are_still_there_after_redis_was_killed(
