@@ -27,7 +27,7 @@ run: $(INSTALLED)
 test: $(INSTALLED) $(CLIENTS)
 	@echo "corosrv: building the native tests, plain and under sanitizers (about 4 minutes on 2 cores, the first time)"
 	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
-	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py

@@ -38,6 +38,7 @@ def test_no_dump_of_threads_interrupts_a_build(pytestconfig: pytest.Config) -> N
 
 
 @BUILDS
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "thread", "address"])
 def test_the_native_core_passes_its_tests(kind: str, tmp_path: Path) -> None:
     assert shutil.which("make"), "the native tests need make"
