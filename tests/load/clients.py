@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 DONE = b"data: [DONE]"
-EVENT = b"\n\ndata: "
+EVENT = b"data: {"
 
 
 @dataclass(slots=True)
