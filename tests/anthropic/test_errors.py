@@ -22,6 +22,7 @@ TYPES = {
     501: "invalid_request_error",
     503: "overloaded_error",
     504: "api_error",
+    508: "api_error",
 }
 
 
