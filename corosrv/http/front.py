@@ -73,6 +73,7 @@ class Front(GeventWorker):  # type: ignore[misc]
     worker_connections: int
     limits = ClientLimits()
     _is_quitting = False
+    _hangs_up = False  # on clients whose last answer was sent, without a look whether they ask for more
 
     def init_process(self) -> None:
         self.harden()
@@ -118,6 +119,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             gevent.sleep(0)
         for server in servers:
             server.close()
+        self._hangs_up = True
         for connection in list(self._connections):
             connection.hang_up()
         # By the monotonic clock: a wall clock that is set would end streams, or keep them.
@@ -282,7 +284,7 @@ class Front(GeventWorker):  # type: ignore[misc]
             if not self.alive:
                 answer.force_close()
             send(answer, exchange.body)
-            return self.alive and not answer.should_close()
+            return not self._hangs_up and not answer.should_close()
         finally:
             self._log_end(exchange)
 

@@ -158,6 +158,36 @@ def test_what_came_while_a_stopping_server_stood_still_is_answered(start: Server
             assert [connection.answer().status for connection in (idle, new)] == [200, 200]
 
 
+# Is told to stop when the answer to /stop was sent, and nothing has happened since.
+STOPPED_APP = """
+import os, signal
+
+class Body(list):
+    def close(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def application(environ, start_response):
+    start_response("200 OK", [("Content-Length", "2")])
+    return (Body if environ["PATH_INFO"] == "/stop" else list)([b"ok"])
+"""
+
+
+def test_a_request_that_came_before_the_stop_is_answered_though_it_waited_behind_another(
+    start: Servers, tmp_path: Path
+) -> None:
+    (tmp_path / "stopped_app.py").write_text(STOPPED_APP)
+    front = ("-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0")
+    server = start.start("gunicorn", *front, "--pythonpath", str(tmp_path), "stopped_app", wait_for=None)
+    with server.connect() as connection:
+        connection.send(request("GET", "/stop") + request("GET", "/"))
+
+        assert connection.answer().status == 200
+        last = connection.answer()
+
+        assert last.status == 200
+        assert last.headers["connection"] == "close"
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT], ids=lambda number: number.name)
 @COMMANDS
 def test_a_second_signal_ends_it_quickly(
