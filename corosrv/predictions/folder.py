@@ -45,11 +45,12 @@ class ServerFolder:
             # Else another server that starts just now took the folder for one that was left behind.
 
     def close(self) -> None:
-        """Removes the folder. Waits for the disk. Later calls do nothing."""
-        if self._path is not None:
-            shutil.rmtree(self._path, ignore_errors=True)
-            os.close(self._lock)
-            self._path, self._lock = None, -1
+        """Removes the folder. Waits for the disk. Later calls do nothing, nor does another thread's meanwhile."""
+        path, self._path = self._path, None
+        if path is not None:
+            lock, self._lock = self._lock, -1
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
 
 
 def sweep() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from corosrv.cluster.connection import RedisClient
@@ -9,6 +11,7 @@ from corosrv.cluster.key_records import LEASE, MAX_ANSWER, KeyRecords, LeasedCla
 from corosrv.cluster.key_scripts import RECORD_BYTES
 from corosrv.cluster.keys import KeyNames
 from corosrv.errors import Conflict, KeyReused
+from tests.serve.server import eventually
 from tests.support.redis_server import RedisServer, redis_server
 
 NAMES = KeyNames("test")
@@ -174,10 +177,14 @@ def test_an_answer_that_is_too_large_to_be_sent_leaves_its_key_free(client: Redi
 
 def test_answers_whose_time_is_over_count_no_more(client: RedisClient):
     short = KeyRecords(client, NAMES, MAX_BYTES, lifetime=0.001)
-    for number in range(4):
-        keep(short, f"k{number}", b"x")
+    numbers = itertools.count()
 
-    assert client.execute("ZCARD", NAMES.name("records", "me")) <= 1
+    def count_after_another() -> int:
+        keep(short, f"k{next(numbers)}", b"x")
+        return int(client.execute("ZCARD", NAMES.name("records", "me")))
+
+    keep(short, "first", b"x")
+    eventually(lambda: count_after_another() == 1, what="the answers before the last one are gone")
 
 
 def test_without_redis_nothing_is_shared_and_nothing_waits(a: KeyRecords):

@@ -56,6 +56,26 @@ def test_a_closed_folder_is_gone_with_its_files_and_can_be_used_again(folder: Se
     assert Path(folder.new_path()).parent.is_dir()
 
 
+def test_a_folder_that_is_closed_once_more_meanwhile_is_removed_once(
+    folder: ServerFolder, temporary: Path, monkeypatch: pytest.MonkeyPatch
+):
+    os.mkdir(folder.new_path())
+    remove, n_removed = shutil.rmtree, 0
+
+    def remove_slowly(path: str, ignore_errors: bool) -> None:
+        nonlocal n_removed
+        n_removed += 1
+        if n_removed < 3:
+            folder.close()
+        remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_slowly)
+    folder.close()
+
+    assert n_removed == 1
+    assert not list(temporary.iterdir())
+
+
 def test_a_folder_that_somebody_removed_is_made_and_locked_again(folder: ServerFolder, temporary: Path):
     shutil.rmtree(Path(folder.new_path()).parent)
 

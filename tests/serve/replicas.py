@@ -30,6 +30,10 @@ class Replica(ServerFront):
     def wait_peer(self, url: str, state: str, within: float = 30.0) -> None:
         eventually(lambda: self.peers()[url]["state"] == state, within, f"{url} is {state}\n{self.server.log}")
 
+    def wait_handler(self, url: str, name: str, within: float = 60.0) -> None:
+        """Waits until a peer has said that it serves a handler: at first it may still start its workers."""
+        eventually(lambda: name in self.peers()[url]["handlers"], within, f"{url} announces {name}\n{self.server.log}")
+
     def delegated(self) -> dict[str, float]:
         """Returns how many requests could not be served here, by what became of them."""
         name = "corosrv_delegated_total{result="

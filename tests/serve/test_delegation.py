@@ -55,7 +55,8 @@ def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
         for one in (model, app, bare):
             for url in {a.url, b.url, c.url} - {one.base_url}:
                 one.wait_peer(url, "ready")
-        eventually(lambda: "add" in bare.peers()[b.url]["handlers"], 60, "the handlers are announced")
+        model.wait_handler(b.url, "add")
+        bare.wait_handler(b.url, "add")
         yield Ring(model, app, bare)
 
 
