@@ -106,9 +106,10 @@ def test_health_and_metrics_say_that_redis_is_away_and_back_and_work_goes_on(fro
 
     fronts.redis.kill()
     eventually(lambda: server.get("/health")[1]["redis"] == "down", 20, "redis down")
-    chat = server.client().chat.completions.create(
-        model="synthetic", messages=[{"role": "user", "content": "hi"}], max_tokens=2
-    )
+    with server.client() as client:
+        chat = client.chat.completions.create(
+            model="synthetic", messages=[{"role": "user", "content": "hi"}], max_tokens=2
+        )
     status, _ = server.get("/health")
     fronts.redis.start()
     eventually(lambda: server.get("/health")[1]["redis"] == "up", 20, "redis up")

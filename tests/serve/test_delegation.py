@@ -73,13 +73,12 @@ def post_chat(at: Replica, headers: dict[str, str] | None = None, **fields: Any)
 
 
 def test_a_chat_is_answered_by_the_replica_that_has_its_model(ring: Ring):
-    answer = ring.bare.server.client().chat.completions.with_raw_response.create(
-        model="small", messages=HI, max_tokens=5, seed=1, temperature=0
-    )
+    asked: dict[str, Any] = {"model": "small", "messages": HI, "max_tokens": 5, "seed": 1, "temperature": 0}
+    with ring.bare.server.client() as client:
+        answer = client.chat.completions.with_raw_response.create(**asked)
 
-    direct = ring.model.server.client().chat.completions.create(
-        model="small", messages=HI, max_tokens=5, seed=1, temperature=0
-    )
+    with ring.model.server.client() as client:
+        direct = client.chat.completions.create(**asked)
     assert answer.parse().choices[0].message.content == direct.choices[0].message.content
     assert answer.headers["x-corosrv-served-by"] == "model"
 
@@ -101,11 +100,11 @@ def test_a_stream_comes_piece_by_piece(ring: Ring):
 
 
 def test_anthropic_s_client_is_answered_across_replicas(ring: Ring):
-    client = anthropic.Anthropic(base_url=ring.bare.base_url, api_key="none", max_retries=0)
-
-    message = client.messages.create(model="small", max_tokens=3, messages=[{"role": "user", "content": "hi"}])
-    with client.messages.stream(model="small", max_tokens=3, messages=[{"role": "user", "content": "hi"}]) as stream:
-        text = stream.get_final_text()
+    asked: dict[str, Any] = {"model": "small", "max_tokens": 3, "messages": HI}
+    with anthropic.Anthropic(base_url=ring.bare.base_url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            text = stream.get_final_text()
 
     assert message.usage.output_tokens == 3
     assert text
@@ -383,5 +382,5 @@ def test_a_body_that_is_no_json_is_refused_here(ring: Ring):
 
 
 def test_the_official_client_sees_an_error_of_the_usual_kind(ring: Ring):
-    with pytest.raises(openai.NotFoundError, match="nobody-has-it"):
-        ring.bare.server.client().chat.completions.create(model="nobody-has-it", messages=HI)
+    with ring.bare.server.client() as client, pytest.raises(openai.NotFoundError, match="nobody-has-it"):
+        client.chat.completions.create(model="nobody-has-it", messages=HI)

@@ -34,13 +34,16 @@ def forwarding(request: pytest.FixtureRequest, upstream: Server) -> Iterator[Ser
 
 
 @pytest.fixture
-def client(forwarding: ServerFront) -> openai.OpenAI:
-    return forwarding.server.client()
+def client(forwarding: ServerFront) -> Iterator[openai.OpenAI]:
+    with forwarding.server.client() as client:
+        yield client
 
 
 @pytest.fixture
-def messages_client(forwarding: ServerFront) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{forwarding.server.port}", api_key="none", max_retries=0)
+def messages_client(forwarding: ServerFront) -> Iterator[anthropic.Anthropic]:
+    url = f"http://127.0.0.1:{forwarding.server.port}"
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 # The official clients.
@@ -49,7 +52,8 @@ def messages_client(forwarding: ServerFront) -> anthropic.Anthropic:
 def test_a_chat_is_answered_as_the_upstream_answers_it(client: openai.OpenAI, upstream: Server):
     answer = client.chat.completions.create(model="small", messages=HI, max_tokens=5, seed=1, temperature=0)
 
-    direct = upstream.client().chat.completions.create(model="small", messages=HI, max_tokens=5, seed=1, temperature=0)
+    with upstream.client() as its_client:
+        direct = its_client.chat.completions.create(model="small", messages=HI, max_tokens=5, seed=1, temperature=0)
     assert answer.choices[0].message.content == direct.choices[0].message.content
     assert answer.usage is not None
     assert (answer.model, answer.usage.completion_tokens) == ("small", 5)
@@ -258,9 +262,12 @@ def test_an_upstream_that_dies_in_mid_stream_gives_an_error_event(start: Servers
 
 
 def test_an_upstream_that_is_added_takes_calls_that_wait(start: Servers, upstream: Server):
-    with front(start, elastic=1, wait_for=None) as started, ThreadPoolExecutor() as threads:
+    with (
+        front(start, elastic=1, wait_for=None) as started,
+        started.server.client() as client,
+        ThreadPoolExecutor() as threads,
+    ):
         started.server.wait_until("ok")
-        client = started.server.client()
         calls = [
             threads.submit(client.chat.completions.create, model="small", messages=HI, max_tokens=2) for _ in range(5)
         ]

@@ -41,6 +41,13 @@ def ask(server: Server, group: str, path: str = CHAT, key: str = "none", **field
         return connection.post(body, path, headers)
 
 
+def long_chat(group: str) -> dict[str, Any]:
+    """The arguments of the official client for a chat in this group."""
+    messages = [{"role": "user", "content": "hi"}]
+    headers = {"X-Group-Id": group}
+    return {"model": "synthetic", "messages": messages, "max_tokens": LONG, "extra_headers": headers}
+
+
 def abort(server: Server, group: str, query: str = "", key: str = "none") -> Answer:
     with server.connect() as connection:
         return connection.ask("DELETE", f"/v1/groups/{group}{query}", None, {"Authorization": f"Bearer {key}"})
@@ -168,33 +175,25 @@ def test_a_partial_answer_is_not_kept_under_its_idempotency_key(grouping: Server
 
 
 def test_the_openai_client_reads_a_partial_answer(grouping: Server, pool: ThreadPoolExecutor):
-    client = grouping.client()
-    messages: Any = [{"role": "user", "content": "hi"}]
-    create = client.chat.completions.create
-    asked = pool.submit(
-        create, model="synthetic", messages=messages, max_tokens=LONG, extra_headers={"X-Group-Id": "g"}
-    )
-    wait_running(grouping, 1)
+    with grouping.client() as client:
+        asked = pool.submit(client.chat.completions.create, **long_chat("g"))
+        wait_running(grouping, 1)
 
-    abort(grouping, "g", "?partial=true")
+        abort(grouping, "g", "?partial=true")
 
-    choice = asked.result(20).choices[0]
+        choice = asked.result(20).choices[0]
     assert (choice.finish_reason, bool(choice.message.content)) == ("abort", True)
 
 
 def test_the_openai_client_does_not_repeat_what_was_aborted(grouping: Server, pool: ThreadPoolExecutor):
-    client = grouping.client(max_retries=2)
-    messages: Any = [{"role": "user", "content": "hi"}]
-    create = client.chat.completions.create
-    asked = pool.submit(
-        create, model="synthetic", messages=messages, max_tokens=LONG, extra_headers={"X-Group-Id": "g"}
-    )
-    wait_running(grouping, 1)
+    with grouping.client(max_retries=2) as client:
+        asked = pool.submit(client.chat.completions.create, **long_chat("g"))
+        wait_running(grouping, 1)
 
-    abort(grouping, "g")
+        abort(grouping, "g")
 
-    with pytest.raises(openai.APIStatusError, match="was aborted"):
-        asked.result(20)
+        with pytest.raises(openai.APIStatusError, match="was aborted"):
+            asked.result(20)
     assert grouping.metric("running") == 0
 
 

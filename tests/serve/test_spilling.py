@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import openai
 import pytest
 
 from tests.serve.fronts import ServerFront, front
@@ -77,11 +76,10 @@ def test_requests_spill_over_when_more_wait_than_there_are_slots(beside: ServerF
 
 
 def test_the_list_has_all_models_once(beside: ServerFront):
-    client: openai.OpenAI = beside.server.client()
-
-    assert [model.id for model in client.models.list()] == ["small", "large"]
-    assert client.models.retrieve("large").owned_by == "corosrv"
-    assert client.models.retrieve("small").id == "small"
+    with beside.server.client() as client:
+        assert [model.id for model in client.models.list()] == ["small", "large"]
+        assert client.models.retrieve("large").owned_by == "corosrv"
+        assert client.models.retrieve("small").id == "small"
 
 
 def test_its_health_is_that_of_its_own_model(start: Servers):
