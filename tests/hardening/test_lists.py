@@ -37,6 +37,7 @@ def hold() -> Iterator[HubHold]:
     gc.unfreeze()
 
 
+@pytest.mark.timeout(600)  # nine hundred requests, one after the other
 def test_h028_no_list_or_map_of_a_body_holds_the_hub(serving: Flask, hold: HubHold) -> None:
     routes = [route for route in routes_of(serving) if route.path not in SAME]
     findings = [
