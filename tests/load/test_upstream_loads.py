@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.load import upstream_chats
 from tests.load.upstream_permits import PERMITS, Growth, compare, grow, growth
 from tests.load.upstream_servers import corosrv_server, load_front, upstream_servers
 from tests.load.upstream_streams import Load, measure
@@ -34,6 +35,19 @@ def test_a_queue_answers_as_a_semaphore_does_and_an_added_upstream_takes_its_sha
 
     assert min(*rates.bare, *rates.front) > 0
     assert min(shares) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_short_chats_through_a_front_are_all_answered() -> None:
+    with upstream_servers(upstream_chats.COMMAND) as (upstream,), load_front([upstream], 32) as front:
+        taken = upstream_chats.first_tokens(upstream.port, front.server.address[1], 3)
+        figures = upstream_chats.throughput(front, 0.5)
+
+    assert len(taken.direct) == len(taken.forwarded) == 3
+    assert figures.outcome.refusals == []
+    assert figures.rate > 0
+    assert figures.cost > 0
 
 
 def test_rates_are_read_from_the_times_at_which_calls_ended() -> None:
