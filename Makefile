@@ -10,6 +10,7 @@ BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
+TESTED   := $(VENV)/.pytest-status
 NATIVE   := $(wildcard native/src/*/* native/include/* native/*.py)
 CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
@@ -23,11 +24,11 @@ run: $(INSTALLED)
 	$(BIN)/corosrv serve --host $(HOST) --port $(PORT)
 
 # The tests of one file run one after the other, files on all processors. A native test that cannot be built here fails,
-# or is skipped, in its turn and says why.
+# or is skipped, in its turn and says why. $(TESTED) tells continuous integration how pytest ended.
 test: $(INSTALLED) $(CLIENTS)
 	@echo "corosrv: building the native tests, plain and under sanitizers (about 4 minutes on 2 cores, the first time)"
 	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST) || { echo $$? > $(TESTED); false; }
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py

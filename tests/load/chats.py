@@ -10,11 +10,13 @@ import argparse
 import contextlib
 import json
 import statistics
+from dataclasses import dataclass
 
-from tests.load.callers import run
+from tests.load.callers import Outcome
+from tests.load.callers import run as run_callers
 from tests.load.clients import request
 from tests.load.predictions import profile
-from tests.load.process import serving, usage
+from tests.load.process import Server, serving, usage
 
 N_CONNECTIONS = 32
 BODY = {"messages": [{"role": "user", "content": "Say one word."}], "max_tokens": 1}
@@ -22,28 +24,65 @@ CHAT = request("/v1/chat/completions", json.dumps(BODY).encode())
 SETTINGS = {"MODEL": "synthetic:?tokens_per_s=0", "SLOTS": str(N_CONNECTIONS), "CTX": "512"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What one round of short chats gave."""
+
+    outcome: Outcome
+    seconds: float
+    cpu: float  # seconds of the thread that serves HTTP
+
+    @property
+    def rate(self) -> float:
+        """Returns the chats a second."""
+        return len(self.outcome.times) / self.seconds
+
+    @property
+    def cost(self) -> float:
+        """Returns the milliseconds of the thread that serves HTTP that one chat took."""
+        return 1e3 * self.cpu / len(self.outcome.times)
+
+    def __str__(self) -> str:
+        outcome = self.outcome
+        return (
+            f"{self.rate:.0f} chats/s, p50 {outcome.percentile(50):.1f} ms, p99 {outcome.percentile(99):.1f} ms, "
+            f"{len(outcome.refusals)} refused; {self.cost:.3f} ms of the front's thread for each"
+        )
+
+
+def throughput(server: Server, sent: bytes, seconds: float) -> Throughput:
+    """Sends a request over 32 connections, again and again, for so many seconds."""
+    before = usage(server.worker_pid)
+    outcome = run_callers(server.address, sent, N_CONNECTIONS, seconds)
+    return Throughput(outcome, seconds, usage(server.worker_pid).main_cpu - before.main_cpu)
+
+
+def show(server: Server, sent: bytes, options: argparse.Namespace) -> None:
+    """Prints the throughput of each round, and the median cost of a chat."""
+    costs = []
+    length = options.rounds * options.seconds
+    with profile(server.worker_pid, length) if options.profile else contextlib.nullcontext():
+        for _ in range(options.rounds):
+            figures = throughput(server, sent, options.seconds)
+            print(figures, flush=True)
+            costs.append(figures.cost)
+    print(f"median: {statistics.median(costs):.3f} ms of the front's thread for each chat")
+
+
+def read_options(description: str | None) -> argparse.Namespace:
+    """Returns what the command line says: seconds, rounds and profile."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
-    arguments = parser.parse_args()
-    costs = []
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = read_options(__doc__)
     with serving(SETTINGS) as server:
-        run(server.address, CHAT, N_CONNECTIONS, 1.0)  # warm
-        with profile(server.worker_pid, arguments.seconds) if arguments.profile else contextlib.nullcontext():
-            for _ in range(arguments.rounds):
-                before = usage(server.worker_pid)
-                outcome = run(server.address, CHAT, N_CONNECTIONS, arguments.seconds)
-                after, n_chats = usage(server.worker_pid), len(outcome.times)
-                costs.append((after.main_cpu - before.main_cpu) / n_chats * 1e3)
-                print(
-                    f"{n_chats / arguments.seconds:.0f} chats/s, p50 {outcome.percentile(50):.1f} ms, "
-                    f"p99 {outcome.percentile(99):.1f} ms, {len(outcome.refusals)} refused; "
-                    f"{costs[-1]:.3f} ms of the front's thread for each",
-                    flush=True,
-                )
-    print(f"median: {statistics.median(costs):.3f} ms of the front's thread for each chat")
+        throughput(server, CHAT, 1.0)  # warm
+        show(server, CHAT, options)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def ask(server: Server, group: str, path: str = CHAT, key: str = "none", **field
 
 
 def long_chat(group: str) -> dict[str, Any]:
-    """The arguments of the official client for a chat in this group."""
+    """Returns the arguments of the official client for a long chat in this group."""
     messages = [{"role": "user", "content": "hi"}]
     headers = {"X-Group-Id": group}
     return {"model": "synthetic", "messages": messages, "max_tokens": LONG, "extra_headers": headers}
