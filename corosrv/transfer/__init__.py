@@ -1,0 +1,1 @@
+"""Brings embedding rows from an encoder process to the language side, in blocks of one shared pool."""

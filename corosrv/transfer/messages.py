@@ -1,0 +1,149 @@
+"""Defines the messages between the language side, which owns the pool, and its encoder process.
+
+All travel over the control channel as msgpack, and each carries the epoch: the number of the encoder process among
+those that this pool has had. Messages of another epoch, or of a transfer that the receiver does not know, are dropped.
+Rows travel in the pool alone: little-endian float32, `n_embd` numbers each.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
+    epoch: int
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """Says how the pool is cut into blocks. All sizes are bytes but `block_rows`, the rows that a block holds."""
+
+    n_blocks: int
+    block_rows: int
+    row_bytes: int
+    stride: int  # from one block to the next
+
+
+class ImagePixels(msgspec.Struct, frozen=True, tag="pixels", tag_field="kind"):
+    """Describes an image whose pixels come beside the message, in a sealed memory file of 3 * width * height bytes.
+
+    They are RGB, row by row from the top.
+    """
+
+    width: int
+    height: int
+
+
+class TokenIds(msgspec.Struct, frozen=True, tag="tokens", tag_field="kind"):
+    """Names tokens whose rows of the model's token table are wanted."""
+
+    ids: tuple[int, ...]
+
+
+class TokenSegment(msgspec.Struct, frozen=True, tag="tokens", tag_field="kind"):
+    """Holds tokens that stand around or between rows, as libmtmd puts them there. They are not transferred."""
+
+    ids: tuple[int, ...]
+
+
+class RowSegment(msgspec.Struct, frozen=True, tag="rows", tag_field="kind", omit_defaults=True):
+    """Announces `n` rows that are transferred, and how the decode loop has to read them.
+
+    `n_positions`: how far the positions of the sequence move; 0 where it is `n`. `positions`: of M-RoPE, four for each
+    row (t, x, y, z), relative to the first position of the segment; empty otherwise.
+    """
+
+    n: int
+    is_non_causal: bool = False
+    is_mrope: bool = False
+    n_positions: int = 0
+    positions: tuple[tuple[int, int, int, int], ...] = ()
+
+
+Payload = ImagePixels | TokenIds
+Segment = TokenSegment | RowSegment
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """Comes first in both directions: to the encoder with the pool as a descriptor, and back once it has loaded.
+
+    `n_embd`: the width of a row; 0 from a side that does not know it. An encoder that differs is not used.
+    """
+
+    version: int
+    geometry: Geometry
+    n_embd: int
+
+
+# To the encoder.
+
+
+class OpenTransfer(_Message, frozen=True, tag="open"):
+    """Asks for the rows of an item. `source`: mtmd or table. `tid` is higher than any before it."""
+
+    tid: int
+    source: str
+    payload: Payload
+
+
+class GrantBlocks(_Message, frozen=True, tag="grant"):
+    """Lends blocks for the rows from `offset` on; `capacity` is blocks times block_rows. Generations begin at 1."""
+
+    tid: int
+    gen: int
+    offset: int
+    blocks: tuple[int, ...]
+    capacity: int
+
+
+class CancelTransfer(_Message, frozen=True, tag="cancel"):
+    """Stops a transfer; answered by TransferAborted."""
+
+    tid: int
+
+
+class CloseTransfer(_Message, frozen=True, tag="close"):
+    """Ends a transfer of which all rows were copied; the encoder drops its own."""
+
+    tid: int
+
+
+# To the language side.
+
+
+class TransferMeta(_Message, frozen=True, tag="meta"):
+    """Describes the item once it is encoded. `total` is the sum of the rows of its segments."""
+
+    tid: int
+    total: int
+    n_embd: int
+    segments: tuple[Segment, ...]
+
+
+class BlocksFilled(_Message, frozen=True, tag="filled"):
+    """Reports that rows `offset` to `offset + n` and the headers of their blocks are written."""
+
+    tid: int
+    gen: int
+    offset: int
+    n: int
+    total: int
+
+
+class EncodeFailed(_Message, frozen=True, tag="enc_failed"):
+    """Reports that a transfer was given up, and that nothing more will be written for it."""
+
+    tid: int
+    code: str
+    text: str
+
+
+class TransferAborted(_Message, frozen=True, tag="aborted"):
+    """Answers CancelTransfer: nothing more will be written for the transfer."""
+
+    tid: int
+
+
+ToEncoder = Hello | OpenTransfer | GrantBlocks | CancelTransfer | CloseTransfer
+ToLanguage = Hello | TransferMeta | BlocksFilled | EncodeFailed | TransferAborted
