@@ -1,0 +1,71 @@
+"""Writes small projector files with random weights: what turns a picture into rows for a language model."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support import gguf
+
+IMAGE_SIZE, PATCH_SIZE = 56, 14  # pixels
+N_ROWS = (IMAGE_SIZE // PATCH_SIZE) ** 2
+WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2  # of the vision encoder; libmtmd leaves the last layer of an mlp type out
+
+
+def write_mlp(path: Path, n_embd: int, lacks: Sequence[str] = ()) -> Path:
+    """A projector of llava's first type: 16 rows of `n_embd` numbers for each image. `lacks`: tensors left out."""
+    shapes: dict[str, gguf.Shape] = {
+        "v.patch_embd.weight": (PATCH_SIZE, PATCH_SIZE, 3, WIDTH),
+        "v.position_embd.weight": (WIDTH, N_ROWS),
+        **_layers(),
+        **_linear("mm.0", WIDTH, n_embd),
+        **_linear("mm.2", n_embd, n_embd),
+    }
+    return gguf.write(path, _metadata("mlp", n_embd), _tensors(shapes, lacks))
+
+
+def random_pixels(width: int = IMAGE_SIZE, height: int = IMAGE_SIZE, seed: int = 1) -> bytes:
+    """RGB, row by row."""
+    return random.Random(seed).randbytes(3 * width * height)
+
+
+def _metadata(kind: str, n_embd: int) -> dict[str, Any]:
+    return {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": kind,
+        "clip.use_gelu": True,
+        "clip.vision.image_size": IMAGE_SIZE,
+        "clip.vision.patch_size": PATCH_SIZE,
+        "clip.vision.embedding_length": WIDTH,
+        "clip.vision.feed_forward_length": INNER,
+        "clip.vision.block_count": LAYERS,
+        "clip.vision.projection_dim": n_embd,
+        "clip.vision.attention.head_count": HEADS,
+        "clip.vision.attention.layer_norm_epsilon": 1e-5,
+        "clip.vision.image_mean": [0.5, 0.5, 0.5],
+        "clip.vision.image_std": [0.5, 0.5, 0.5],
+    }
+
+
+def _layers() -> dict[str, gguf.Shape]:
+    shapes: dict[str, gguf.Shape] = {}
+    for layer in range(LAYERS):
+        prefix = f"v.blk.{layer}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            shapes |= _linear(f"{prefix}.{name}", WIDTH, WIDTH)
+        shapes |= _linear(f"{prefix}.ffn_up", WIDTH, INNER)
+        shapes |= _linear(f"{prefix}.ffn_down", INNER, WIDTH)
+        for name in ("ln1", "ln2"):
+            shapes |= {f"{prefix}.{name}.weight": (WIDTH,), f"{prefix}.{name}.bias": (WIDTH,)}
+    return shapes
+
+
+def _linear(name: str, inputs: int, outputs: int) -> dict[str, gguf.Shape]:
+    return {f"{name}.weight": (inputs, outputs), f"{name}.bias": (outputs,)}
+
+
+def _tensors(shapes: dict[str, gguf.Shape], lacks: Sequence[str]) -> dict[str, tuple[gguf.Shape, Sequence[float]]]:
+    unknown = set(lacks) - set(shapes)
+    assert not unknown, f"no such tensors: {unknown}"
+    return gguf.random_tensors({name: shape for name, shape in shapes.items() if name not in lacks})
