@@ -132,7 +132,7 @@ class Projector:
             bitmap = mtmd_cpp.mtmd_bitmap_init(width, height, source)
             closing.callback(mtmd_cpp.mtmd_bitmap_free, bitmap)
             chunks = mtmd_cpp.mtmd_input_chunks_init()
-            assert bitmap and chunks  # they fail by std::bad_alloc alone, which ends the process
+            assert chunks  # it fails by std::bad_alloc alone, which ends the process, as the one before does
             closing.callback(mtmd_cpp.mtmd_input_chunks_free, chunks)
             part = mtmd_cpp.mtmd_input_part(None, bitmap)
             parts = (ctypes.POINTER(mtmd_cpp.mtmd_input_part) * 1)(ctypes.pointer(part))

@@ -98,7 +98,10 @@ class _Transfer:
 
 
 class EncoderSide:
-    """Owns the live transfers and their rows. The caller carries out the actions, in their order, before the next call."""
+    """Owns the live transfers and their rows.
+
+    The caller carries out the actions that it gets, in their order, before its next call.
+    """
 
     def __init__(self, epoch: int, geometry: Geometry, n_embd: int) -> None:
         self._epoch = epoch
@@ -111,6 +114,10 @@ class EncoderSide:
     @property
     def n_live(self) -> int:
         return len(self._live)
+
+    def is_live(self, tid: int) -> bool:
+        """Returns whether anybody waits for this transfer."""
+        return tid in self._live
 
     @property
     def n_rows_held(self) -> int:

@@ -1,0 +1,35 @@
+"""`python -m corosrv.encoder --model FILE --control FD --lifeline FD`: the encoder, which only a server starts."""
+
+from __future__ import annotations
+
+import sys
+
+# -m puts the working directory first, where a module may be called as one of Python's is.
+sys.path.pop(0)
+
+import argparse
+import logging
+import os
+
+from corosrv.encoder.process import EncoderProcess
+from corosrv.worker.child import lifeline
+
+
+def main(arguments: list[str]) -> None:
+    """Encodes until the server ends or cannot be served."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--mmproj", default="")
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--control", type=int, required=True)
+    parser.add_argument("--lifeline", type=int, required=True)
+    options = parser.parse_args(arguments)
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # it would start a debugger, which waits, in a process that is ending
+    lifeline.hang_on(options.lifeline)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    EncoderProcess(options.control, options.mmproj, options.model, options.threads).run()
+    os._exit(1)  # libmtmd may have threads of its own, and destructors that wait for them
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

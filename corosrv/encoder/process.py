@@ -1,0 +1,128 @@
+"""Joins the encoder's two threads: one reads messages and writes rows, the main one encodes.
+
+An encode cannot be interrupted, so that cancels, grants and the end of the server are for the other thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import msgspec.msgpack
+
+from corosrv.encoder.encoding import Encoding, EncodingFailed
+from corosrv.encoder.side import Action, Encode, EncoderSide, Reply, Write
+from corosrv.encoder.sources import Sources
+from corosrv.encoder.writer import PoolWriter
+from corosrv.errors import LoadError, WireError
+from corosrv.transfer.messages import PROTOCOL_VERSION, Hello, OpenTransfer, ToEncoder, ToLanguage
+from corosrv.wire import descriptors
+from corosrv.wire.codec import StructCodec
+from corosrv.wire.process_messages import Fatal, ProcessMessage
+from corosrv.worker.child.control import Control
+from corosrv.worker.child.outbox import Ferry
+
+LAST_WORDS = 5.0  # seconds in which the server takes the reason of an end
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """Holds an item that waits for the main thread, and owns the descriptor of its pixels; -1 for none."""
+
+    message: OpenTransfer
+    pixels: int
+
+
+class EncoderProcess:
+    """Owns the control channel and, from the first Hello on, the pool and the transfers."""
+
+    def __init__(self, control_fd: int, mmproj: str, model: str, n_threads: int) -> None:
+        """Takes the channel. An empty `mmproj` leaves the token table as the only source."""
+        codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
+        self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())
+        self._files = mmproj, model, n_threads
+        self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
+        self._is_greeted = False
+        self._tasks: SimpleQueue[EncodeTask] = SimpleQueue()  # no longer than what the server has opened
+        # Held for decisions and writes, by both threads: once a cancel is answered, no write goes on.
+        self._lock = threading.Lock()
+        self._side: EncoderSide | None = None  # once both files are open and the pool is mapped
+        self._writer: PoolWriter
+
+    def run(self) -> None:
+        """Loads the files and encodes for as long as the process lives. Returns where it cannot, and has said why."""
+        self._control.start(self._on_message)
+        try:
+            sources = Sources(*self._files)
+            self._begin(sources.n_embd)
+        except (LoadError, WireError) as error:
+            self._control.outbox.post(Fatal(str(error)))
+            self._control.outbox.flush(LAST_WORDS)
+            return
+        while True:
+            self._encode(sources, self._tasks.get())
+
+    def _begin(self, n_embd: int) -> None:
+        """Maps the pool that comes with the first Hello, and answers it. Waits for it. Raises ProtocolError."""
+        hello, fds = self._hellos.get()
+        try:
+            if hello.version != PROTOCOL_VERSION:
+                raise WireError(f"the server speaks version {hello.version} of the protocol, not {PROTOCOL_VERSION}")
+            if len(fds) != 1:
+                raise WireError(f"{len(fds)} descriptors came with the first message, where the pool's is needed")
+            if hello.n_embd not in (0, n_embd):
+                raise WireError(f"rows have {hello.n_embd} numbers for the server, where the model has {n_embd}")
+            self._writer = PoolWriter(fds[0], hello.geometry, n_embd)
+        finally:
+            descriptors.close_all(fds)
+        with self._lock:
+            self._side = EncoderSide(hello.epoch, hello.geometry, n_embd)
+            self._control.outbox.post(Hello(hello.epoch, PROTOCOL_VERSION, hello.geometry, n_embd))
+
+    def _on_message(self, message: ToEncoder, fds: tuple[int, ...]) -> None:
+        """Handles a message in the control thread. Raises WireError for one before the answer to the first Hello."""
+        if isinstance(message, Hello) and not self._is_greeted:
+            self._is_greeted = True
+            self._hellos.put((message, fds))
+            return
+        with self._lock:
+            if self._side is None:
+                raise WireError(f"{type(message).__name__} came before this process was ready")
+            spare = self._carry_out(self._side.receive(message), fds)
+        descriptors.close_all(spare)
+
+    def _carry_out(self, actions: list[Action], fds: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Does what the side asks for, and returns the descriptors that nobody took."""
+        for action in actions:
+            if isinstance(action, Write):
+                self._writer.write(action.grant, action.encoding, action.n)
+            elif isinstance(action, Reply):
+                self._control.outbox.post(action.message)
+            elif isinstance(action, Encode):
+                pixels, fds = (fds[0], fds[1:]) if fds else (-1, ())
+                self._tasks.put(EncodeTask(action.message, pixels))
+        return fds
+
+    def _encode(self, sources: Sources, task: EncodeTask) -> None:
+        """Encodes one item in the main thread, unless it was cancelled already."""
+        tid, result = task.message.tid, self._result(sources, task)
+        with self._lock:
+            assert self._side is not None
+            if isinstance(result, Encoding):
+                self._carry_out(self._side.encoded(tid, result))
+            elif result is not None:
+                self._carry_out(self._side.failed(tid, result))
+
+    def _result(self, sources: Sources, task: EncodeTask) -> Encoding | EncodingFailed | None:
+        try:
+            with self._lock:
+                if self._side is None or not self._side.is_live(task.message.tid):
+                    return None
+            return sources.encode(task.message, task.pixels)
+        except EncodingFailed as error:
+            return error
+        finally:
+            if task.pixels >= 0:
+                os.close(task.pixels)

@@ -1,0 +1,58 @@
+"""Chooses what encodes an item: libmtmd for images, the token table for tokens."""
+
+from __future__ import annotations
+
+import logging
+
+from corosrv.encoder.encoding import Encoding, EncodingFailed
+from corosrv.encoder.mtmd import LogTail, Projector
+from corosrv.encoder.table import TokenTable
+from corosrv.errors import LoadError, ProtocolError
+from corosrv.transfer.messages import ImagePixels, OpenTransfer, TokenIds
+from corosrv.wire import attached
+
+log = logging.getLogger("corosrv.encoder")
+
+MTMD, TABLE = "mtmd", "table"
+
+
+class Sources:
+    """Owns the opened files. Belongs to the thread that encodes."""
+
+    def __init__(self, mmproj: str, model: str, n_threads: int) -> None:
+        """Opens the files; an empty `mmproj` is none. Takes seconds.
+
+        Raises LoadError, also for a projector whose rows the decode loop cannot read.
+        """
+        self._table = TokenTable(model)
+        self._projector: Projector | None = None
+        if mmproj:
+            tail = LogTail(lambda line: log.debug("%s", line))
+            tail.attach()
+            log.info("opening the projector %s", mmproj)
+            self._projector = Projector(mmproj, model, tail, n_threads)
+            check_needs(self._projector, mmproj)
+        self.n_embd = self._projector.n_embd if self._projector else self._table.n_embd
+
+    def encode(self, message: OpenTransfer, pixels: int) -> Encoding:
+        """Returns the rows of an item, whose pixels are in the memory file `pixels`. Raises EncodingFailed."""
+        payload = message.payload
+        if message.source == TABLE and isinstance(payload, TokenIds):
+            return self._table.encode(payload.ids)
+        if message.source != MTMD or not isinstance(payload, ImagePixels):
+            raise EncodingFailed("bad_source", f"the source {message.source!r:.40} takes no such item")
+        if self._projector is None:
+            raise EncodingFailed("no_projector", "this encoder has no projector file")
+        try:
+            content = attached.map_value(pixels, 3 * payload.width * payload.height)
+        except ProtocolError as error:
+            raise EncodingFailed("bad_image", str(error)) from error
+        return self._projector.encode(payload.width, payload.height, content)
+
+
+def check_needs(projector: Projector, mmproj: str) -> None:
+    """Raises LoadError for a projector whose rows need what the decode loop does not do."""
+    needs = {"M-RoPE positions": projector.is_mrope, "attention that is not causal": projector.is_non_causal}
+    missing = [name for name, is_needed in needs.items() if is_needed]
+    if missing:
+        raise LoadError(f"the projector {mmproj} needs {' and '.join(missing)}, which this version does not support")

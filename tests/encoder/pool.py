@@ -1,0 +1,133 @@
+"""The language side's part of a pool and its channel, driven by hand."""
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Sequence
+
+import gevent
+import msgspec.msgpack
+from gevent.event import Event
+from gevent.queue import Queue
+
+from corosrv.encoder.reports import describe_end
+from corosrv.encoder.writer import HEADER, HEADER_BYTES, PAGE, first_block, pool_bytes
+from corosrv.transfer.messages import (
+    PROTOCOL_VERSION,
+    Geometry,
+    GrantBlocks,
+    Hello,
+    ImagePixels,
+    OpenTransfer,
+    ToEncoder,
+    TokenIds,
+    ToLanguage,
+)
+from corosrv.wire import attached
+from corosrv.wire.codec import StructCodec
+from corosrv.wire.process_messages import Fatal, ProcessMessage
+from corosrv.worker.parent.linked_process import LinkedProcess
+from corosrv.worker.parent.process import Exit
+
+PATIENCE = 60  # seconds; a start of Python, with numpy, on a loaded machine
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+EPOCH = 1
+
+
+def geometry(n_blocks: int = 4, block_rows: int = 8, n_embd: int = 32) -> Geometry:
+    row_bytes = 4 * n_embd
+    return Geometry(n_blocks, block_rows, row_bytes, -(-block_rows * row_bytes // 4096) * 4096)
+
+
+class HandPool:
+    """Owns a pool's memory file and reads it as the language side would."""
+
+    def __init__(self, shape: Geometry, seals: int = SEALS) -> None:
+        self.shape = shape
+        self.fd = os.memfd_create("test-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, pool_bytes(shape))
+        if seals:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+
+    def header(self, block: int) -> tuple[int, ...]:
+        return HEADER.unpack(os.pread(self.fd, HEADER.size, PAGE + HEADER_BYTES * block))
+
+    def rows(self, block: int) -> list[tuple[float, ...]]:
+        """The rows that the block's header says it has."""
+        start, n_embd = first_block(self.shape) + block * self.shape.stride, self.shape.row_bytes // 4
+        data = os.pread(self.fd, self.header(block)[4] * self.shape.row_bytes, start)
+        return [struct.unpack_from(f"<{n_embd}f", data, at) for at in range(0, len(data), self.shape.row_bytes)]
+
+    def content(self) -> bytes:
+        return os.pread(self.fd, pool_bytes(self.shape), 0)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+class HandDriver:
+    """Owns an encoder process, sends what a test says and keeps what it answers. Is a ProcessListener."""
+
+    def __init__(self, model: str, mmproj: str = "") -> None:
+        self.answers: Queue[ToLanguage] = Queue()
+        self.fatal = ""
+        self.exit: Exit | None = None
+        self.ended = Event()
+        codec: StructCodec[ToEncoder, ToLanguage | ProcessMessage] = StructCodec(
+            ToLanguage | ProcessMessage, msgspec.msgpack
+        )
+        self.files = model, mmproj
+        self.has_answered = False
+        self.process = LinkedProcess(self, codec, codec)
+        command = [sys.executable, "-m", "corosrv.encoder", "--model", model, "--threads", "1"]
+        self.process.start([*command, *(["--mmproj", mmproj] if mmproj else [])])
+
+    def on_control(self, message) -> None:
+        if isinstance(message, Fatal):
+            self.fatal = message.reason
+        else:
+            self.answers.put(message)
+
+    def on_end(self, exit: Exit, fault: str) -> None:
+        self.exit = exit
+        self.ended.set()
+
+    def send(self, message: ToEncoder, fds: Sequence[int] = ()) -> None:
+        self.process.control.send(message, fds)
+
+    def answer(self) -> ToLanguage:
+        """The next answer. Waits."""
+        message = self.answers.get(timeout=PATIENCE)
+        self.has_answered = True
+        return message
+
+    def greet(self, pool: HandPool, n_embd: int = 0, version: int = PROTOCOL_VERSION) -> None:
+        self.send(Hello(EPOCH, version, pool.shape, n_embd), [pool.fd])
+
+    def open_image(self, tid: int, width: int, height: int, pixels: bytes) -> None:
+        fd = attached.make([pixels])
+        try:
+            self.send(OpenTransfer(EPOCH, tid, "mtmd", ImagePixels(width, height)), [fd])
+        finally:
+            os.close(fd)
+
+    def open_tokens(self, tid: int, ids: tuple[int, ...]) -> None:
+        self.send(OpenTransfer(EPOCH, tid, "table", TokenIds(ids)))
+
+    def grant(self, pool: HandPool, tid: int, gen: int, offset: int, blocks: tuple[int, ...]) -> None:
+        self.send(GrantBlocks(EPOCH, tid, gen, offset, blocks, len(blocks) * pool.shape.block_rows))
+
+    def wait_for_end(self) -> str:
+        """How the process ended."""
+        assert self.ended.wait(PATIENCE)
+        return str(self.exit)
+
+    def report(self) -> str:
+        return describe_end(str(self.exit), self.fatal, self.has_answered, *self.files)
+
+    def close(self) -> None:
+        self.process.end_within(0)
+        gevent.idle()

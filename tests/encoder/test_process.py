@@ -1,0 +1,249 @@
+"""The encoder as a process of its own, driven message by message."""
+
+import os
+import re
+import signal
+import struct
+
+import pytest
+
+from corosrv.transfer.messages import (
+    BlocksFilled,
+    CancelTransfer,
+    CloseTransfer,
+    EncodeFailed,
+    Hello,
+    ImagePixels,
+    OpenTransfer,
+    RowSegment,
+    TransferAborted,
+    TransferMeta,
+)
+from tests.encoder.pool import EPOCH, HandDriver, HandPool, geometry
+from tests.support import gguf, projector
+
+N_EMBD = 32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(gguf.write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def mmproj(tmp_path_factory):
+    return str(projector.write_mlp(tmp_path_factory.mktemp("projector") / "mlp.gguf", N_EMBD))
+
+
+@pytest.fixture
+def pool():
+    pool = HandPool(geometry(n_embd=N_EMBD))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def start():
+    drivers = []
+
+    def start(*arguments) -> HandDriver:
+        drivers.append(HandDriver(*arguments))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture
+def encoder(start, model, mmproj, pool):
+    driver = start(model, mmproj)
+    driver.greet(pool, N_EMBD)
+    assert driver.answer() == Hello(EPOCH, 1, pool.shape, N_EMBD)
+    return driver
+
+
+def table_rows(path: str, ids: tuple[int, ...]) -> list[tuple[float, ...]]:
+    """The rows of the tiny model's table, drawn as its writer drew them."""
+    shapes = {"token_embd.weight": (N_EMBD, 259)}
+    _, values = gguf.random_tensors(shapes)["token_embd.weight"]
+    single = struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values))
+    return [single[token * N_EMBD : (token + 1) * N_EMBD] for token in ids]
+
+
+def test_token_rows_come_in_rounds_through_two_blocks(encoder, pool, model):
+    ids = tuple(range(40, 60))
+    encoder.open_tokens(1, ids)
+    meta = encoder.answer()
+    rows = []
+
+    for gen, offset in ((1, 0), (2, 16)):
+        encoder.grant(pool, 1, gen, offset, (3, 1))
+        filled = encoder.answer()
+        assert filled == BlocksFilled(EPOCH, 1, gen, offset, min(16, 20 - offset), 20)
+        rows += pool.rows(3) + pool.rows(1)
+
+    assert meta == TransferMeta(EPOCH, 1, 20, N_EMBD, (RowSegment(20),))
+    assert rows == table_rows(model, ids)
+    assert [pool.header(block) for block in (3, 1)] == [(EPOCH, 1, 2, 16, 4), (EPOCH, 1, 2, 24, 0)]
+
+
+def test_an_image_becomes_sixteen_finite_rows(encoder, pool):
+    encoder.open_image(1, 56, 56, projector.random_pixels())
+    meta = encoder.answer()
+    encoder.grant(pool, 1, 1, 0, (0, 1))
+
+    assert encoder.answer() == BlocksFilled(EPOCH, 1, 1, 0, 16, 16)
+    assert meta == TransferMeta(EPOCH, 1, 16, N_EMBD, (RowSegment(16, n_positions=16),))
+    rows = pool.rows(0) + pool.rows(1)
+    assert len(set(rows)) == 16
+    assert all(abs(number) < 1e6 for row in rows for number in row)
+
+
+def test_a_second_grant_of_one_generation_and_one_after_a_cancel_write_nothing(encoder, pool):
+    encoder.open_tokens(1, (1, 2, 3))
+    encoder.answer()
+    encoder.grant(pool, 1, 1, 0, (0,))
+    filled, content = encoder.answer(), pool.content()
+
+    encoder.grant(pool, 1, 1, 0, (2,))
+    again = encoder.answer()
+    encoder.send(CancelTransfer(EPOCH, 1))
+    aborted = encoder.answer()
+    encoder.grant(pool, 1, 2, 3, (3,))
+    encoder.open_tokens(2, (4,))  # whose answer shows that the grant before it was handled
+
+    assert (again, aborted) == (filled, TransferAborted(EPOCH, 1))
+    assert encoder.answer() == TransferMeta(EPOCH, 2, 1, N_EMBD, (RowSegment(1),))
+    assert pool.content() == content
+
+
+def test_descriptors_of_images_do_not_stay_open(encoder):
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{encoder.process.pid}/fd"))
+
+    before = descriptors()
+    for tid in range(1, 9):
+        encoder.open_image(tid, 56, 56, projector.random_pixels())
+        assert isinstance(encoder.answer(), TransferMeta)
+        encoder.open_image(tid, 56, 56, projector.random_pixels())  # a duplicate, which is ignored
+        encoder.send(CloseTransfer(EPOCH, tid))
+    encoder.open_tokens(9, (1,))
+    encoder.answer()
+
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("size", [(56, 55), (0, 0), (1 << 40, 1)], ids=["too few", "none", "huge"])
+def test_pixels_that_are_no_image_of_their_size_are_refused_in_words(encoder, size):
+    encoder.open_image(1, *size, projector.random_pixels())
+
+    failed = encoder.answer()
+
+    assert isinstance(failed, EncodeFailed)
+    assert (failed.code, failed.tid) == ("bad_image", 1)
+
+
+@pytest.mark.parametrize(
+    "width_height_pixels", [(0, 10, b""), (40_000, 1, bytes(120_000))], ids=["no pixels", "over the limit of a side"]
+)
+def test_images_that_libmtmd_cannot_take_are_refused(encoder, width_height_pixels):
+    encoder.open_image(1, *width_height_pixels)
+
+    assert encoder.answer().code == "bad_image"
+
+
+def test_an_image_without_its_pixels_is_refused(encoder):
+    encoder.send(OpenTransfer(EPOCH, 1, "mtmd", ImagePixels(56, 56)))
+
+    assert encoder.answer().code == "bad_image"
+
+
+def test_a_token_that_does_not_exist_is_refused(encoder):
+    encoder.open_tokens(1, (5, 259))
+
+    assert encoder.answer() == EncodeFailed(EPOCH, 1, "bad_token", "there is no token 259; the model has 259")
+
+
+def test_an_encoder_without_a_projector_serves_tokens_and_refuses_images(start, model, pool):
+    driver = start(model)
+    driver.greet(pool)
+    assert driver.answer() == Hello(EPOCH, 1, pool.shape, N_EMBD)
+
+    driver.open_image(1, 56, 56, projector.random_pixels())
+    driver.open_tokens(2, (1,))
+
+    assert {type(driver.answer()) for _ in range(2)} == {EncodeFailed, TransferMeta}
+
+
+def test_a_projector_of_another_width_is_refused_in_words(start, model, tmp_path):
+    driver = start(model, str(projector.write_mlp(tmp_path / "wide.gguf", 64)))
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert re.match(
+        r"the encoder cannot serve: the projector .*/wide.gguf cannot be used .* \(n_embd = 32\) .* \(n_embd = 64\)",
+        driver.report(),
+    )
+
+
+@pytest.mark.parametrize("missing", ["model", "projector"])
+def test_a_missing_file_is_named(start, model, missing):
+    driver = start("/no/such.gguf") if missing == "model" else start(model, "/no/such.gguf")
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert "/no/such.gguf" in driver.fatal
+
+
+def test_a_projector_that_kills_libmtmd_kills_the_encoder_alone(start, model, tmp_path):
+    path = projector.write_mlp(tmp_path / "no_mm2.gguf", N_EMBD, lacks=["mm.2.weight", "mm.2.bias"])
+
+    driver = start(model, str(path))
+
+    assert driver.wait_for_end() == "signal 11 (SIGSEGV)"
+    assert driver.report() == (
+        f"the encoder process ended by signal 11 (SIGSEGV) while it opened the projector {path} and the model {model}; "
+        "libmtmd does not survive a projector file that is damaged or lacks tensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "seals", "words"),
+    [
+        (geometry(n_embd=64), None, "256 bytes"),
+        (geometry(n_blocks=0), None, "holds nothing"),
+        (geometry(), 0, "resized"),
+    ],
+    ids=["width", "no blocks", "no seals"],
+)
+def test_a_pool_that_does_not_fit_is_refused_in_words(start, model, shape, seals, words):
+    bad_pool = HandPool(shape) if seals is None else HandPool(shape, seals)
+    driver = start(model)
+
+    driver.greet(bad_pool)
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert words in driver.fatal
+    bad_pool.close()
+
+
+def test_another_version_of_the_protocol_is_refused(start, model, pool):
+    driver = start(model)
+
+    driver.greet(pool, version=2)
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert "version 2" in driver.fatal
+
+
+def test_an_encoder_that_is_killed_while_it_serves_is_reported_as_such(encoder):
+    os.kill(encoder.process.pid, signal.SIGKILL)
+
+    assert encoder.wait_for_end() == "signal 9 (SIGKILL)"
+    assert encoder.report() == "the encoder process ended by signal 9 (SIGKILL) while it served"
+
+
+def test_the_encoder_ends_with_its_channel(encoder):
+    encoder.process.control.hang_up()
+    encoder.process.control.close()
+
+    assert encoder.wait_for_end() in ("exit code 1", f"signal {signal.SIGKILL:d} (SIGKILL)")

@@ -1,0 +1,104 @@
+"""`python -m tests.support.helper_logits`: logits after an image, by libmtmd's own helper and by rows from elsewhere.
+
+Reads JSON: paths of a model and a projector, the image, the texts around it, and the segments with their rows. Prints
+both rows of logits, as hexadecimal bytes. It runs in a process of its own, for libmtmd may end it.
+"""
+
+import contextlib
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from llama_cpp import llama_cpp, mtmd_cpp
+
+N_CTX = 256
+
+
+def main() -> None:
+    case = json.load(sys.stdin)
+    llama_cpp.llama_log_set(_silence, ctypes.c_void_p(0))
+    mtmd_cpp.mtmd_log_set(_silence, ctypes.c_void_p(0))
+    parameters = llama_cpp.llama_model_default_params()
+    model = llama_cpp.llama_model_load_from_file(case["model"].encode(), parameters)
+    print(json.dumps({"helper": logits(model, case, by_helper), "rows": logits(model, case, by_rows)}))
+
+
+def logits(model: Any, case: dict[str, Any], evaluate: Callable[[Any, Any, dict[str, Any]], None]) -> str:
+    """The logits of the last token in a context of its own."""
+    parameters = llama_cpp.llama_context_default_params()
+    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = N_CTX
+    parameters.n_threads = parameters.n_threads_batch = 1
+    context = llama_cpp.llama_init_from_model(model, parameters)
+    evaluate(context, model, case)
+    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    data = ctypes.string_at(llama_cpp.llama_get_logits_ith(context, -1), 4 * n_vocab)
+    llama_cpp.llama_free(context)
+    return data.hex()
+
+
+def by_helper(context: Any, model: Any, case: dict[str, Any]) -> None:
+    with contextlib.ExitStack() as closing:
+        parameters = mtmd_cpp.mtmd_context_params_default()
+        parameters.warmup, parameters.print_timings, parameters.n_threads = False, False, 1
+        projector = mtmd_cpp.mtmd_init_from_file(case["mmproj"].encode(), model, parameters)
+        closing.callback(mtmd_cpp.mtmd_free, projector)
+        pixels = bytes.fromhex(case["pixels"])
+        source = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels)
+        bitmap = mtmd_cpp.mtmd_bitmap_init(case["width"], case["height"], source)
+        closing.callback(mtmd_cpp.mtmd_bitmap_free, bitmap)
+        chunks = mtmd_cpp.mtmd_input_chunks_init()
+        closing.callback(mtmd_cpp.mtmd_input_chunks_free, chunks)
+        words = (case["before"] + mtmd_cpp.mtmd_default_marker().decode() + case["after"]).encode()
+        text = mtmd_cpp.mtmd_input_text(words, len(words), True, True)
+        bitmaps = (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(bitmap)
+        assert mtmd_cpp.mtmd_tokenize(projector, chunks, ctypes.byref(text), bitmaps, 1) == 0
+        end = llama_cpp.llama_pos()
+        code = mtmd_cpp.mtmd_helper_eval_chunks(projector, context, chunks, 0, 0, N_CTX, True, ctypes.byref(end))
+        assert code == 0
+
+
+def by_rows(context: Any, model: Any, case: dict[str, Any]) -> None:
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    pieces: list[list[int] | bytes] = [tokens(vocabulary, case["before"], True)]
+    pieces += [bytes.fromhex(piece) if isinstance(piece, str) else piece for piece in case["segments"]]
+    pieces += [tokens(vocabulary, case["after"], False)]
+    n_past = 0
+    for piece in pieces:
+        n_past += decode(context, model, piece, n_past)
+
+
+def tokens(vocabulary: Any, text: str, add_special: bool) -> list[int]:
+    ids = (llama_cpp.llama_token * N_CTX)()
+    data = text.encode()
+    return ids[: llama_cpp.llama_tokenize(vocabulary, data, len(data), ids, N_CTX, add_special, True)]
+
+
+def decode(context: Any, model: Any, piece: list[int] | bytes, n_past: int) -> int:
+    """Decodes tokens, or rows of numbers; returns how many."""
+    n_embd = llama_cpp.llama_model_n_embd_inp(model)
+    n = len(piece) // (4 * n_embd) if isinstance(piece, bytes) else len(piece)
+    if not n:
+        return 0
+    batch = llama_cpp.llama_batch_init(n, n_embd if isinstance(piece, bytes) else 0, 1)
+    batch.n_tokens = n
+    if isinstance(piece, bytes):
+        ctypes.memmove(batch.embd, piece, len(piece))
+    for index in range(n):
+        if not isinstance(piece, bytes):
+            batch.token[index] = piece[index]
+        batch.pos[index], batch.n_seq_id[index], batch.logits[index] = n_past + index, 1, index == n - 1
+        batch.seq_id[index][0] = 0
+    assert llama_cpp.llama_decode(context, batch) == 0
+    llama_cpp.llama_batch_free(batch)
+    return n
+
+
+@llama_cpp.llama_log_callback
+def _silence(level: int, text: bytes, data: Any) -> None:
+    """Drops a line."""
+
+
+if __name__ == "__main__":
+    main()
