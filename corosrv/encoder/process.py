@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -38,11 +39,16 @@ class EncodeTask:
 class EncoderProcess:
     """Owns the control channel and, from the first Hello on, the pool and the transfers."""
 
-    def __init__(self, control_fd: int, mmproj: str, model: str, n_threads: int) -> None:
-        """Takes the channel. An empty `mmproj` leaves the token table as the only source."""
+    def __init__(
+        self, control_fd: int, mmproj: str, model: str, n_threads: int, supports: Collection[str] = ()
+    ) -> None:
+        """Takes the channel. An empty `mmproj` leaves the token table as the only source.
+
+        `supports`: what the decode loop does for rows, see corosrv.encoder.sources.
+        """
         codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
         self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())
-        self._files = mmproj, model, n_threads
+        self._settings = mmproj, model, n_threads, supports
         self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
         self._is_greeted = False
         self._tasks: SimpleQueue[EncodeTask] = SimpleQueue()  # no longer than what the server has opened
@@ -55,7 +61,7 @@ class EncoderProcess:
         """Loads the files and encodes for as long as the process lives. Returns where it cannot, and has said why."""
         self._control.start(self._on_message)
         try:
-            sources = Sources(*self._files)
+            sources = Sources(*self._settings)
             self._begin(sources.n_embd)
         except (LoadError, WireError) as error:
             self._control.outbox.post(Fatal(str(error)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.encoder.mtmd import LogTail, Projector
@@ -15,12 +16,15 @@ log = logging.getLogger("corosrv.encoder")
 
 MTMD, TABLE = "mtmd", "table"
 
+MROPE, NON_CAUSAL = "mrope", "non_causal"  # what rows may need of the decode loop
+_WORDS = {MROPE: "M-RoPE positions", NON_CAUSAL: "attention that is not causal"}
+
 
 class Sources:
     """Owns the opened files. Belongs to the thread that encodes."""
 
-    def __init__(self, mmproj: str, model: str, n_threads: int) -> None:
-        """Opens the files; an empty `mmproj` is none. Takes seconds.
+    def __init__(self, mmproj: str, model: str, n_threads: int, supports: Collection[str] = ()) -> None:
+        """Opens the files; an empty `mmproj` is none. Takes seconds. `supports`: what the decode loop does for rows.
 
         Raises LoadError, also for a projector whose rows the decode loop cannot read.
         """
@@ -31,7 +35,7 @@ class Sources:
             tail.attach()
             log.info("opening the projector %s", mmproj)
             self._projector = Projector(mmproj, model, tail, n_threads)
-            check_needs(self._projector, mmproj)
+            check_needs(self._projector, mmproj, supports)
         self.n_embd = self._projector.n_embd if self._projector else self._table.n_embd
 
     def encode(self, message: OpenTransfer, pixels: int) -> Encoding:
@@ -50,9 +54,9 @@ class Sources:
         return self._projector.encode(payload.width, payload.height, content)
 
 
-def check_needs(projector: Projector, mmproj: str) -> None:
-    """Raises LoadError for a projector whose rows need what the decode loop does not do."""
-    needs = {"M-RoPE positions": projector.is_mrope, "attention that is not causal": projector.is_non_causal}
-    missing = [name for name, is_needed in needs.items() if is_needed]
+def check_needs(projector: Projector, mmproj: str, supports: Collection[str]) -> None:
+    """Raises LoadError, by name, for a projector whose rows need what the decode loop does not do."""
+    needs = {MROPE: projector.is_mrope, NON_CAUSAL: projector.is_non_causal}
+    missing = [_WORDS[need] for need, is_needed in needs.items() if is_needed and need not in supports]
     if missing:
         raise LoadError(f"the projector {mmproj} needs {' and '.join(missing)}, which this version does not support")

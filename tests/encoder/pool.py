@@ -71,7 +71,7 @@ class HandPool:
 class HandDriver:
     """Owns an encoder process, sends what a test says and keeps what it answers. Is a ProcessListener."""
 
-    def __init__(self, model: str, mmproj: str = "") -> None:
+    def __init__(self, model: str, mmproj: str = "", supports: Sequence[str] = ()) -> None:
         self.answers: Queue[ToLanguage] = Queue()
         self.fatal = ""
         self.exit: Exit | None = None
@@ -83,7 +83,8 @@ class HandDriver:
         self.has_answered = False
         self.process = LinkedProcess(self, codec, codec)
         command = [sys.executable, "-m", "corosrv.encoder", "--model", model, "--threads", "1"]
-        self.process.start([*command, *(["--mmproj", mmproj] if mmproj else [])])
+        command += ["--mmproj", mmproj] if mmproj else []
+        self.process.start([*command, *(f"--supports={need}" for need in supports)])
 
     def on_control(self, message) -> None:
         if isinstance(message, Fatal):

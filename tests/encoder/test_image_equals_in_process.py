@@ -1,13 +1,18 @@
 """Rows by the encoder process against libmtmd's own helper in one process: the same logits, bit for bit."""
 
+import functools
 import json
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from corosrv.encoder.sources import MROPE, NON_CAUSAL
 from corosrv.transfer.messages import RowSegment, TokenSegment, TransferMeta
 from tests.encoder.pool import HandDriver, HandPool, geometry
 from tests.support import gguf, projector
@@ -15,15 +20,32 @@ from tests.support import gguf, projector
 N_EMBD = 32
 
 
+WRITERS: dict[str, tuple[Callable[..., Path], Callable[..., Path]]] = {
+    "mlp": (gguf.write_llama, projector.write_mlp),
+    "idefics3": (gguf.write_llama, projector.write_idefics3),  # tiles
+    "gemma3": (gguf.write_llama, projector.write_gemma3),  # not causal
+    "qwen2vl": (gguf.write_qwen2vl, projector.write_qwen2vl),  # M-RoPE
+}
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> tuple[str, str]:
+def files(tmp_path_factory) -> Callable[[str], tuple[str, str]]:
+    """The paths of a model and a projector of this type."""
     folder = tmp_path_factory.mktemp("files")
-    return str(gguf.write_llama(folder / "tiny.gguf")), str(projector.write_mlp(folder / "mlp.gguf", N_EMBD))
+
+    @functools.cache
+    def write(kind: str) -> tuple[str, str]:
+        write_model, write_projector = WRITERS[kind]
+        model = write_model(folder / f"{kind}.gguf", context=1024)
+        return str(model), str(write_projector(folder / f"{kind}-mmproj.gguf", N_EMBD))
+
+    return write
 
 
-def segments_by_process(files: tuple[str, str], n_blocks: int, image: dict[str, Any]) -> list[list[int] | str]:
+def segments_by_process(model: str, mmproj: str, image: dict[str, Any], n_blocks: int) -> list[dict[str, Any]]:
     """Token ids and rows, as the encoder process gives them through a pool of this size."""
-    pool, driver = HandPool(geometry(n_blocks, block_rows=4, n_embd=N_EMBD)), HandDriver(*files)
+    pool = HandPool(geometry(n_blocks, block_rows=4, n_embd=N_EMBD))
+    driver = HandDriver(model, mmproj, (MROPE, NON_CAUSAL))
     try:
         driver.greet(pool, N_EMBD)
         driver.answer()
@@ -43,44 +65,68 @@ def segments_by_process(files: tuple[str, str], n_blocks: int, image: dict[str, 
         pool.close()
 
 
-def _content(segment: TokenSegment | RowSegment, rows: list[tuple[float, ...]]) -> list[int] | str:
-    if isinstance(segment, TokenSegment):
-        return list(segment.ids)
-    taken, rows[: segment.n] = rows[: segment.n], []
-    return b"".join(struct.pack(f"<{len(row)}f", *row) for row in taken).hex()
+def _content(segment: TokenSegment | RowSegment, rows: list[tuple[float, ...]]) -> dict[str, Any]:
+    """A segment as values for JSON, with its share of the rows."""
+    content = msgspec.structs.asdict(segment)
+    if isinstance(segment, RowSegment):
+        taken, rows[: segment.n] = rows[: segment.n], []
+        content["rows"] = b"".join(struct.pack(f"<{len(row)}f", *row) for row in taken).hex()
+    return content
 
 
-def run_helper(case: dict[str, Any]) -> dict[str, str]:
+def compare(model: str, mmproj: str, image: dict[str, Any], segments: list[dict[str, Any]]) -> dict[str, str]:
     """Both rows of logits. Waits."""
+    case = {"model": model, "mmproj": mmproj, **image, "before": "Look: ", "after": " what?", "segments": segments}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.helper_logits"],
         input=json.dumps(case), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    logits: dict[str, str] = json.loads(done.stdout)
+    return logits
 
 
-@pytest.mark.parametrize(("n_blocks", "size"), [(1, (56, 56)), (3, (100, 30)), (64, (17, 90))])
-def test_image_equals_in_process(files, n_blocks, size):
-    width, height = size
-    image = {"width": width, "height": height, "pixels": projector.random_pixels(width, height).hex()}
+def picture(width: int = 56, height: int = 56, seed: int = 1) -> dict[str, Any]:
+    return {"width": width, "height": height, "pixels": projector.random_pixels(width, height, seed).hex()}
 
-    segments = segments_by_process(files, n_blocks, image)
-    logits = run_helper(
-        {"model": files[0], "mmproj": files[1], **image, "before": "Look: ", "after": " what?", "segments": segments}
-    )
+
+@pytest.mark.parametrize(
+    ("kind", "n_blocks", "image"),
+    [
+        ("mlp", 1, picture()),
+        ("mlp", 3, picture(100, 30)),
+        ("mlp", 64, picture(17, 90)),
+        ("idefics3", 2, picture(100, 60)),
+        ("gemma3", 2, picture(70, 60)),
+        ("qwen2vl", 2, picture(112, 84)),
+    ],
+    ids=["one block", "three blocks", "64 blocks", "tiles", "non-causal", "M-RoPE"],
+)
+def test_image_equals_in_process(files, kind, n_blocks, image):
+    segments = segments_by_process(*files(kind), image, n_blocks)
+
+    logits = compare(*files(kind), image, segments)
 
     assert len(logits["rows"]) == 2 * 4 * 259
     assert logits["rows"] == logits["helper"]
 
 
-def test_another_image_gives_other_logits(files):
-    image = {"width": 56, "height": 56, "pixels": projector.random_pixels(seed=1).hex()}
-    other = {**image, "pixels": projector.random_pixels(seed=2).hex()}
+def test_tiles_have_text_around_and_between_them(files):
+    segments = segments_by_process(*files("idefics3"), picture(100, 60), 4)
 
-    segments = segments_by_process(files, 4, other)
-    logits = run_helper(
-        {"model": files[0], "mmproj": files[1], **image, "before": "Look: ", "after": " what?", "segments": segments}
-    )
+    assert ["ids" in segment for segment in segments] == [True, False] * 5 + [True]
+
+
+def test_mrope_rows_have_positions_of_their_place_in_the_image(files):
+    (rows,) = [s for s in segments_by_process(*files("qwen2vl"), picture(112, 84), 4) if "rows" in s]
+
+    assert (rows["n"], rows["n_positions"]) == (12, 4)
+    assert rows["positions"][:5] == ((0, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 3, 0, 0), (0, 0, 1, 0))
+
+
+def test_another_image_gives_other_logits(files):
+    segments = segments_by_process(*files("mlp"), picture(seed=2), 4)
+
+    logits = compare(*files("mlp"), picture(seed=1), segments)
 
     assert logits["rows"] != logits["helper"]

@@ -186,6 +186,23 @@ def test_a_projector_of_another_width_is_refused_in_words(start, model, tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    ("write_model", "write_projector", "words"),
+    [
+        (gguf.write_qwen2vl, projector.write_qwen2vl, "M-RoPE positions"),
+        (gguf.write_llama, projector.write_gemma3, "attention that is not causal"),
+    ],
+    ids=["M-RoPE", "non-causal"],
+)
+def test_a_projector_whose_rows_nobody_can_read_is_refused_by_name(
+    start, tmp_path, write_model, write_projector, words
+):
+    driver = start(str(write_model(tmp_path / "m.gguf")), str(write_projector(tmp_path / "p.gguf", N_EMBD)))
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert f"p.gguf needs {words}, which this version does not support" in driver.fatal
+
+
 @pytest.mark.parametrize("missing", ["model", "projector"])
 def test_a_missing_file_is_named(start, model, missing):
     driver = start("/no/such.gguf") if missing == "model" else start(model, "/no/such.gguf")

@@ -132,6 +132,35 @@ def write_llama(path: Path, context: int = 256, **more: Any) -> Path:
     return write(path, metadata, random_tensors(shapes))
 
 
+def write_qwen2vl(path: Path, context: int = 256) -> Path:
+    """A decoder with M-RoPE that reads bytes: two layers, 32 numbers wide."""
+    width, inner, layers, heads = 32, 64, 2, 2
+    metadata: dict[str, Any] = {
+        "general.architecture": "qwen2vl",
+        "general.name": "tiny",
+        "qwen2vl.context_length": context,
+        "qwen2vl.embedding_length": width,
+        "qwen2vl.block_count": layers,
+        "qwen2vl.feed_forward_length": inner,
+        "qwen2vl.attention.head_count": heads,
+        "qwen2vl.attention.layer_norm_rms_epsilon": 1e-5,
+        "qwen2vl.rope.dimension_sections": [2, 3, 3, 0],
+        **byte_tokenizer(),
+    }
+    n_tokens = len(metadata["tokenizer.ggml.tokens"])
+    shapes: dict[str, Shape] = {"token_embd.weight": (width, n_tokens), "output.weight": (width, n_tokens)}
+    shapes["output_norm.weight"] = (width,)
+    for layer in range(layers):
+        for name in ("attn_q", "attn_k", "attn_v"):
+            shapes |= {f"blk.{layer}.{name}.weight": (width, width), f"blk.{layer}.{name}.bias": (width,)}
+        shapes[f"blk.{layer}.attn_output.weight"] = (width, width)
+        for name, shape in {"ffn_gate": (width, inner), "ffn_up": (width, inner), "ffn_down": (inner, width)}.items():
+            shapes[f"blk.{layer}.{name}.weight"] = shape
+        for name in ("attn_norm", "ffn_norm"):
+            shapes[f"blk.{layer}.{name}.weight"] = (width,)
+    return write(path, metadata, random_tensors(shapes))
+
+
 WORDS = ("the", "cat", "dog", "sat", "ran", "on", "mat", "road", "a", "red", "big", "house", "river", "boat", "why")
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *("\u2581" + word for word in WORDS))
 

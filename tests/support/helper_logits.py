@@ -6,6 +6,7 @@ both rows of logits, as hexadecimal bytes. It runs in a process of its own, for 
 
 import contextlib
 import ctypes
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp, mtmd_cpp
 
-N_CTX = 256
+N_CTX = 1024
 
 
 def main() -> None:
@@ -60,13 +61,19 @@ def by_helper(context: Any, model: Any, case: dict[str, Any]) -> None:
 
 
 def by_rows(context: Any, model: Any, case: dict[str, Any]) -> None:
+    """Decodes token batches and row batches in turn, as the segments say."""
     vocabulary = llama_cpp.llama_model_get_vocab(model)
-    pieces: list[list[int] | bytes] = [tokens(vocabulary, case["before"], True)]
-    pieces += [bytes.fromhex(piece) if isinstance(piece, str) else piece for piece in case["segments"]]
-    pieces += [tokens(vocabulary, case["after"], False)]
+    segments = [
+        {"ids": tokens(vocabulary, case["before"], True)},
+        *case["segments"],
+        {"ids": tokens(vocabulary, case["after"], False)},
+    ]
     n_past = 0
-    for piece in pieces:
-        n_past += decode(context, model, piece, n_past)
+    for are_ids, group in itertools.groupby(segments, key=lambda segment: "ids" in segment):
+        if are_ids:  # neighbours are one batch, for a batch's size may change its numbers
+            n_past += decode_tokens(context, [token for segment in group for token in segment["ids"]], n_past)
+        else:
+            n_past += sum(decode_rows(context, model, segment, n_past) for segment in group)
 
 
 def tokens(vocabulary: Any, text: str, add_special: bool) -> list[int]:
@@ -75,24 +82,39 @@ def tokens(vocabulary: Any, text: str, add_special: bool) -> list[int]:
     return ids[: llama_cpp.llama_tokenize(vocabulary, data, len(data), ids, N_CTX, add_special, True)]
 
 
-def decode(context: Any, model: Any, piece: list[int] | bytes, n_past: int) -> int:
-    """Decodes tokens, or rows of numbers; returns how many."""
-    n_embd = llama_cpp.llama_model_n_embd_inp(model)
-    n = len(piece) // (4 * n_embd) if isinstance(piece, bytes) else len(piece)
-    if not n:
-        return 0
-    batch = llama_cpp.llama_batch_init(n, n_embd if isinstance(piece, bytes) else 0, 1)
-    batch.n_tokens = n
-    if isinstance(piece, bytes):
-        ctypes.memmove(batch.embd, piece, len(piece))
+def decode_tokens(context: Any, ids: list[int], n_past: int) -> int:
+    """Decodes tokens, and returns by how much positions move."""
+    batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+    for index, token in enumerate(ids):
+        batch.token[index], batch.pos[index] = token, n_past + index
+    _decode(context, batch, len(ids))
+    return len(ids)
+
+
+def decode_rows(context: Any, model: Any, segment: dict[str, Any], n_past: int) -> int:
+    """Decodes the rows of one segment in a batch of their own, and returns by how much positions move."""
+    rows, n = bytes.fromhex(segment["rows"]), segment["n"]
+    n_embd, positions = llama_cpp.llama_model_n_embd_inp(model), segment["positions"]
+    batch = llama_cpp.llama_batch_init(n * (4 if positions else 1), n_embd, 1)
+    ctypes.memmove(batch.embd, rows, len(rows))
     for index in range(n):
-        if not isinstance(piece, bytes):
-            batch.token[index] = piece[index]
-        batch.pos[index], batch.n_seq_id[index], batch.logits[index] = n_past + index, 1, index == n - 1
-        batch.seq_id[index][0] = 0
+        if positions:
+            for section in range(4):  # a section after another
+                batch.pos[section * n + index] = n_past + positions[index][section] if section < 3 else 0
+        else:
+            batch.pos[index] = n_past + index
+    llama_cpp.llama_set_causal_attn(context, not segment["is_non_causal"])
+    _decode(context, batch, n)
+    llama_cpp.llama_set_causal_attn(context, True)
+    return segment["n_positions"] or n
+
+
+def _decode(context: Any, batch: Any, n: int) -> None:
+    batch.n_tokens = n
+    for index in range(n):
+        batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, 0, index == n - 1
     assert llama_cpp.llama_decode(context, batch) == 0
     llama_cpp.llama_batch_free(batch)
-    return n
 
 
 @llama_cpp.llama_log_callback

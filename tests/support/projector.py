@@ -8,7 +8,7 @@ from typing import Any
 from tests.support import gguf
 
 IMAGE_SIZE, PATCH_SIZE = 56, 14  # pixels
-N_ROWS = (IMAGE_SIZE // PATCH_SIZE) ** 2
+N_PATCHES = (IMAGE_SIZE // PATCH_SIZE) ** 2
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2  # of the vision encoder; libmtmd leaves the last layer of an mlp type out
 
 
@@ -16,12 +16,37 @@ def write_mlp(path: Path, n_embd: int, lacks: Sequence[str] = ()) -> Path:
     """A projector of llava's first type: 16 rows of `n_embd` numbers for each image. `lacks`: tensors left out."""
     shapes: dict[str, gguf.Shape] = {
         "v.patch_embd.weight": (PATCH_SIZE, PATCH_SIZE, 3, WIDTH),
-        "v.position_embd.weight": (WIDTH, N_ROWS),
+        "v.position_embd.weight": (WIDTH, N_PATCHES),
         **_layers(),
         **_linear("mm.0", WIDTH, n_embd),
         **_linear("mm.2", n_embd, n_embd),
     }
     return gguf.write(path, _metadata("mlp", n_embd), _tensors(shapes, lacks))
+
+
+def write_idefics3(path: Path, n_embd: int) -> Path:
+    """A projector of SmolVLM's type: an image over 56 pixels is cut into tiles, with text between their rows."""
+    scale = 2
+    shapes = {**_body(), "mm.model.fc.weight": (WIDTH * scale * scale, n_embd)}
+    more = {"clip.vision.projector.scale_factor": scale, "clip.vision.preproc_image_size": 2 * IMAGE_SIZE}
+    return gguf.write(path, _metadata("idefics3", n_embd) | more, _tensors(shapes))
+
+
+def write_gemma3(path: Path, n_embd: int) -> Path:
+    """A projector of Gemma 3's type, whose rows are read without causal attention."""
+    shapes = {**_body(), "mm.input_projection.weight": (n_embd, WIDTH), "mm.soft_emb_norm.weight": (WIDTH,)}
+    more = {"clip.vision.projector.scale_factor": 2}
+    return gguf.write(path, _metadata("gemma3", n_embd) | more, _tensors(shapes))
+
+
+def write_qwen2vl(path: Path, n_embd: int) -> Path:
+    """A projector of Qwen2-VL's type, for models with M-RoPE (gguf.write_qwen2vl): four patches make a row."""
+    merged = 4 * WIDTH
+    shapes = {**_body(), **_linear("mm.0", merged, merged), **_linear("mm.2", merged, n_embd)}
+    for name in ("v.position_embd.weight", "v.patch_embd.bias"):
+        del shapes[name]
+    shapes["v.patch_embd.weight.1"] = shapes["v.patch_embd.weight"]  # of the second frame of a video
+    return gguf.write(path, _metadata("qwen2vl_merger", n_embd), _tensors(shapes))
 
 
 def random_pixels(width: int = IMAGE_SIZE, height: int = IMAGE_SIZE, seed: int = 1) -> bytes:
@@ -48,6 +73,18 @@ def _metadata(kind: str, n_embd: int) -> dict[str, Any]:
     }
 
 
+def _body() -> dict[str, gguf.Shape]:
+    """The tensors of a vision encoder that ends in a norm."""
+    return {
+        "v.patch_embd.weight": (PATCH_SIZE, PATCH_SIZE, 3, WIDTH),
+        "v.patch_embd.bias": (WIDTH,),
+        "v.position_embd.weight": (WIDTH, N_PATCHES),
+        "v.post_ln.weight": (WIDTH,),
+        "v.post_ln.bias": (WIDTH,),
+        **_layers(),
+    }
+
+
 def _layers() -> dict[str, gguf.Shape]:
     shapes: dict[str, gguf.Shape] = {}
     for layer in range(LAYERS):
@@ -65,7 +102,7 @@ def _linear(name: str, inputs: int, outputs: int) -> dict[str, gguf.Shape]:
     return {f"{name}.weight": (inputs, outputs), f"{name}.bias": (outputs,)}
 
 
-def _tensors(shapes: dict[str, gguf.Shape], lacks: Sequence[str]) -> dict[str, tuple[gguf.Shape, Sequence[float]]]:
+def _tensors(shapes: dict[str, gguf.Shape], lacks: Sequence[str] = ()) -> dict[str, tuple[gguf.Shape, Sequence[float]]]:
     unknown = set(lacks) - set(shapes)
     assert not unknown, f"no such tensors: {unknown}"
     return gguf.random_tensors({name: shape for name, shape in shapes.items() if name not in lacks})
