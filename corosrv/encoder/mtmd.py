@@ -164,7 +164,7 @@ class Projector:
     def _positions(self, chunk: Any, n: int) -> tuple[tuple[int, int, int, int], ...]:
         image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(chunk)
         places = (mtmd_cpp.mtmd_image_tokens_get_decoder_pos(image, 0, index) for index in range(n))
-        return tuple((place.t, place.x, place.y, place.z) for place in places)
+        return tuple((place.t, place.y, place.x, place.z) for place in places)  # libllama's order
 
     def close(self) -> None:
         """Closes both files. Later calls do nothing."""

@@ -51,7 +51,7 @@ class RowSegment(msgspec.Struct, frozen=True, tag="rows", tag_field="kind", omit
     """Announces `n` rows that are transferred, and how the decode loop has to read them.
 
     `n_positions`: how far the positions of the sequence move; 0 where it is `n`. `positions`: of M-RoPE, four for each
-    row (t, x, y, z), relative to the first position of the segment; empty otherwise.
+    row (t, y, x, z: libllama's order), relative to the first position of the segment; empty otherwise.
     """
 
     n: int

@@ -121,7 +121,7 @@ def test_mrope_rows_have_positions_of_their_place_in_the_image(files):
     (rows,) = [s for s in segments_by_process(*files("qwen2vl"), picture(112, 84), 4) if "rows" in s]
 
     assert (rows["n"], rows["n_positions"]) == (12, 4)
-    assert rows["positions"][:5] == ((0, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 3, 0, 0), (0, 0, 1, 0))
+    assert rows["positions"][:5] == ((0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 2, 0), (0, 0, 3, 0), (0, 1, 0, 0))
 
 
 def test_another_image_gives_other_logits(files):

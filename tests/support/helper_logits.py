@@ -100,7 +100,9 @@ def decode_rows(context: Any, model: Any, segment: dict[str, Any], n_past: int) 
     for index in range(n):
         if positions:
             for section in range(4):  # a section after another
-                batch.pos[section * n + index] = n_past + positions[index][section] if section < 3 else 0
+                batch.pos[section * n + index] = (
+                    n_past + positions[index][section] if section < 3 else 0
+                )  # z is not used
         else:
             batch.pos[index] = n_past + index
     llama_cpp.llama_set_causal_attn(context, not segment["is_non_causal"])
