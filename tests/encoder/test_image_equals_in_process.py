@@ -96,11 +96,10 @@ def picture(width: int = 56, height: int = 56, seed: int = 1) -> dict[str, Any]:
         ("mlp", 1, picture()),
         ("mlp", 3, picture(100, 30)),
         ("mlp", 64, picture(17, 90)),
-        ("idefics3", 2, picture(100, 60)),
         ("gemma3", 2, picture(70, 60)),
         ("qwen2vl", 2, picture(112, 84)),
     ],
-    ids=["one block", "three blocks", "64 blocks", "tiles", "non-causal", "M-RoPE"],
+    ids=["one block", "three blocks", "64 blocks", "non-causal", "M-RoPE"],
 )
 def test_image_equals_in_process(files, kind, n_blocks, image):
     segments = segments_by_process(*files(kind), image, n_blocks)
