@@ -12,7 +12,7 @@ import logging
 import os
 
 from corosrv.encoder.process import EncoderProcess
-from corosrv.encoder.sources import MROPE, NON_CAUSAL
+from corosrv.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.worker.child import lifeline
 
 

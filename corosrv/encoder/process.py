@@ -44,7 +44,7 @@ class EncoderProcess:
     ) -> None:
         """Takes the channel. An empty `mmproj` leaves the token table as the only source.
 
-        `supports`: what the decode loop does for rows, see corosrv.encoder.sources.
+        `supports`: what the decode loop does for rows, see corosrv.transfer.messages.
         """
         codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
         self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())

@@ -9,14 +9,11 @@ from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.encoder.mtmd import LogTail, Projector
 from corosrv.encoder.table import TokenTable
 from corosrv.errors import LoadError, ProtocolError
-from corosrv.transfer.messages import ImagePixels, OpenTransfer, TokenIds
+from corosrv.transfer.messages import MROPE, MTMD, NON_CAUSAL, TABLE, ImagePixels, OpenTransfer, TokenIds
 from corosrv.wire import attached
 
 log = logging.getLogger("corosrv.encoder")
 
-MTMD, TABLE = "mtmd", "table"
-
-MROPE, NON_CAUSAL = "mrope", "non_causal"  # what rows may need of the decode loop
 _WORDS = {MROPE: "M-RoPE positions", NON_CAUSAL: "attention that is not causal"}
 
 

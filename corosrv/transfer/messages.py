@@ -11,6 +11,9 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 
+MTMD, TABLE = "mtmd", "table"  # sources: libmtmd encodes images, the model's token table has rows of tokens
+MROPE, NON_CAUSAL = "mrope", "non_causal"  # what rows may need of the decode loop
+
 
 class _Message(msgspec.Struct, tag_field="type", frozen=True, omit_defaults=True):
     epoch: int
@@ -80,7 +83,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class OpenTransfer(_Message, frozen=True, tag="open"):
-    """Asks for the rows of an item. `source`: mtmd or table. `tid` is higher than any before it."""
+    """Asks for the rows of an item. `source`: MTMD or TABLE. `tid` is higher than any before it."""
 
     tid: int
     source: str

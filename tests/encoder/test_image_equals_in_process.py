@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from corosrv.encoder.sources import MROPE, NON_CAUSAL
-from corosrv.transfer.messages import RowSegment, TokenSegment, TransferMeta
+from corosrv.transfer.messages import MROPE, NON_CAUSAL, RowSegment, TokenSegment, TransferMeta
 from tests.encoder.pool import HandDriver, HandPool, geometry
 from tests.support import gguf, projector
 
