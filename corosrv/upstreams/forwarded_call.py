@@ -18,6 +18,7 @@ from corosrv.dispatch.permits import Permit
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed
 from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest, Headers
 from corosrv.upstreams.abort import tag
+from corosrv.upstreams.complaints import AnsweredError
 from corosrv.upstreams.exchange import Exchange
 from corosrv.upstreams.stream_end import StreamEnd
 from corosrv.upstreams.usage import UsageReader
@@ -71,6 +72,7 @@ class ForwardedCall(RunningCall):
         assert isinstance(item.request, ForwardRequest)
         self.is_trial = is_trial  # and nothing has come yet that decides it
         self.fault = ""  # of the upstream, which went on to the client as its answer
+        self.error_body: AnsweredError | None = None  # of an answer that is a fault
         self.started_at = time.monotonic()
         self.n_bytes = 0
         self.usage = UsageReader()
@@ -84,6 +86,16 @@ class ForwardedCall(RunningCall):
         self._abort_id = ""  # by which the upstream knows the request
         self._error: CorosrvError | None = None  # why it was ended from outside
         self._has_ended = False
+
+    @property
+    def request_hash(self) -> int:
+        """Returns a number that requests have in common if they ask the same, and seldom otherwise."""
+        return hash((self._request.path, self._request.body))
+
+    @property
+    def is_complaint(self) -> bool:
+        """Tells whether its answer is a 500 that the request itself may have caused; known at its end."""
+        return self.error_body is not None and self.error_body.is_well_formed
 
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run)
@@ -123,6 +135,7 @@ class ForwardedCall(RunningCall):
         upstream, listener, request = self._upstream, self._listener, self._prepared()
         head = self._exchange.begin(upstream.path(request.path), request, upstream.headers(request.headers))
         self.fault = fault_of(head)
+        self.error_body = AnsweredError(head) if self.fault else None
         upstream.begin_answer(self)
         listener.on_outputs(0, head, 0)
         end = StreamEnd() if _is_event_stream(head) else None
@@ -130,6 +143,8 @@ class ForwardedCall(RunningCall):
         for piece in pieces:
             self.n_bytes += len(piece)
             self.usage.feed(piece)
+            if self.error_body is not None:
+                self.error_body.feed(piece)
             listener.on_outputs(0, AnswerBody(data=piece), len(piece))
             if end is not None and end.feed(piece):
                 return pieces

@@ -19,6 +19,7 @@ from corosrv.jobs import State
 from corosrv.jobs.forward import ForwardRequest
 from corosrv.jobs.infer import HandlerCard, InferJob, InferReader, ModelTarget
 from corosrv.jobs.terms import Terms
+from corosrv.upstreams import probing
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.ids import upstream_id
 from corosrv.upstreams.prober import ListedModels, Prober
@@ -222,10 +223,13 @@ class UpstreamPool:
                 self._probe(member)
             except Exception:
                 log.exception("upstream %s could not be probed, by a bug", upstream.id)
-            gevent.sleep(upstream.probes.interval)
+            # No sooner, whatever it answers; then when the time has come, or an answer of it calls for a probe.
+            gevent.sleep(min(probing.SHORTEST_INTERVAL, upstream.probes.interval))
+            upstream.has_doubt.wait(max(upstream.probes.interval - probing.SHORTEST_INTERVAL, 0.0))
 
     def _probe(self, member: _Member) -> None:
         upstream = member.upstream
+        upstream.has_doubt.clear()
         failure = member.prober.probe()
         is_due = not upstream.probes.is_up or time.monotonic() - member.listed_at >= LISTING_INTERVAL
         # Asked before the upstream is called ready, which is then true of its models as well.
@@ -234,6 +238,7 @@ class UpstreamPool:
             return
         now = time.monotonic()
         has_changed = upstream.probes.note(failure)
+        upstream.settle_doubts(failure)
         upstream.connections.close_idle()
         self._give_up_or_not(member, has_changed, now)
         if upstream.probes.is_up and is_due:

@@ -6,6 +6,7 @@ N_FAILURES = 3  # probes in a row that an upstream falls after
 N_SUCCESSES = 2  # probes in a row that one which fell rises after
 INTERVAL = 10.0  # seconds between two probes of one that is up
 FAST_INTERVAL = 2.0  # between two of one that is not
+SHORTEST_INTERVAL = 0.5  # between two, whatever the upstream answers
 
 
 class ProbeRecord:

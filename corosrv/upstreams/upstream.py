@@ -24,7 +24,8 @@ from corosrv.jobs.forward import Headers
 from corosrv.jobs.infer import HandlerCard
 from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.aborter import Aborter
-from corosrv.upstreams.breaker import Breaker, BreakerState
+from corosrv.upstreams.breaker import MAX_FAULTS, Breaker, BreakerState
+from corosrv.upstreams.complaints import Complaints
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.exchange import Exchange, ExchangeLimits
 from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamRemoved
@@ -91,6 +92,9 @@ class Upstream:
         self._timer: Greenlet | None = None  # until the breaker lets a call pass
         self._timer_at = math.inf
         self._fault = ""  # the last one
+        self.has_doubt = Event()  # it has answered 500, and is to be probed for that
+        self._complaints = Complaints()
+        self._n_doubts = 0  # of these answers, until the next probe says more
         parts = urlsplit(spec.url)
         self._base_path = parts.path
         self._key = os.environ.get(spec.api_key_env, "") if spec.api_key_env else ""
@@ -204,7 +208,10 @@ class Upstream:
         now = time.monotonic()
         self.stats.n_first_bytes += 1
         self.stats.first_byte_s += now - call.started_at
-        if call.is_trial:
+        if not call.fault:
+            self._complaints.clear()
+        is_decided = call.error_body is None or not call.error_body.is_pending
+        if call.is_trial and is_decided:
             self._judge(call, None, now)
             call.is_trial = False
             self.changed()
@@ -239,13 +246,29 @@ class Upstream:
         if isinstance(error, (UpstreamBusy, UpstreamDown)) and error.seconds:
             self.breaker.pause(now + error.seconds)
         is_own_fault = isinstance(error, (UpstreamDown, UpstreamLost)) and not isinstance(error, UpstreamRemoved)
-        if is_own_fault or (error is None and call.fault):
+        if error is None and call.is_complaint and not self._complaints.add(call.request_hash, now):
+            self._doubt(call)
+        elif is_own_fault or (error is None and call.fault):
             self._fault = call.fault or str(error)
             self.breaker.fail(call.is_trial, now, random.random())
         elif error is None:
             self.breaker.succeed(call.is_trial)
         else:
             self.breaker.forget_trial(call.is_trial)
+
+    def _doubt(self, call: ForwardedCall) -> None:
+        """Has the upstream probed: an answer of 500 says nothing by itself, for the request may have caused it."""
+        self.breaker.forget_trial(call.is_trial)
+        self._n_doubts = min(self._n_doubts + 1, MAX_FAULTS)
+        self.has_doubt.set()
+
+    def settle_doubts(self, failure: str) -> None:
+        """Counts the answers of 500 that came before a probe as faults if the probe has failed, and forgets them."""
+        n_doubts, self._n_doubts = self._n_doubts, 0
+        if failure and n_doubts:
+            self._fault = f"it answered 500, and {failure}"
+            for _ in range(n_doubts):
+                self.breaker.fail(True, time.monotonic(), random.random())
 
     def wait_idle(self, timeout: float) -> bool:
         """Waits until it runs no call; returns False after `timeout` seconds."""

@@ -123,6 +123,15 @@ def fails_with(status: int, **headers: str) -> Behaviour:
     return lambda handler: handler.answer(status, {"error": {"message": "as the test says"}}, **headers)
 
 
+def crashes(handler: Handler) -> None:
+    """Answers 500 as a server does that does not know what has happened to it."""
+    handler.send_response(500)
+    handler.send_header("Content-Type", "text/plain")
+    handler.send_header("Content-Length", "5")
+    handler.end_headers()
+    handler.wfile.write(b"Oops\n")
+
+
 def closes(handler: Handler) -> None:
     """Ends the connection without an answer."""
     handler.close_connection = True

@@ -12,8 +12,9 @@ from tests.upstreams.pool_process import PoolProcess
 class Gate:
     """Lets answers go on when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, behaviour: Behaviour = echo) -> None:
         self.opening = threading.Event()
+        self._behaviour = behaviour
         self._arrivals = threading.Semaphore(0)
 
     def await_arrivals(self, n: int) -> None:
@@ -23,7 +24,7 @@ class Gate:
     def __call__(self, handler: Handler) -> None:
         self._arrivals.release()
         assert self.opening.wait(20)
-        echo(handler)
+        self._behaviour(handler)
 
 
 class Streams:

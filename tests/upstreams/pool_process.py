@@ -26,7 +26,7 @@ from corosrv.errors import CorosrvError
 from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
 from corosrv.jobs.infer import InferEnd, InferReader
 from corosrv.jobs.terms import Terms
-from corosrv.upstreams import breaker, forwarded_call, probing
+from corosrv.upstreams import breaker, complaints, forwarded_call, probing
 from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
@@ -101,12 +101,22 @@ class Commands:
     pool: UpstreamPool
 
     def __init__(self) -> None:
-        probing.INTERVAL = probing.FAST_INTERVAL = 0.05
         breaker.FIRST_PAUSE = 0.3
         forwarded_call.LINGER = 1.5  # as a busy machine is slow
         self.calls: dict[str, Call] = {}
 
-    def new(self, first_byte: float = 10.0, idle: float = 10.0, **settings: Any) -> None:
+    def new(
+        self,
+        first_byte: float = 10.0,
+        idle: float = 10.0,
+        complaints_for: float = 10.0,
+        probes_each: float = 0.05,
+        probes_soonest: float = 0.02,
+        **settings: Any,
+    ) -> None:
+        complaints.DURATION = complaints_for
+        probing.INTERVAL = probing.FAST_INTERVAL = probes_each
+        probing.SHORTEST_INTERVAL = probes_soonest
         self.calls = {}
         self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))
         self.pool.start()

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.support.scripted_upstream import Behaviour, Handler, echo, fails_with, scripted
+from tests.support.scripted_upstream import Behaviour, Handler, crashes, echo, fails_with, scripted
 from tests.upstreams.behaviours import Gate, InTurn, Streams, bodies, ends, one
 from tests.upstreams.pool_process import PoolProcess
 
@@ -27,7 +27,7 @@ def opens_breaker(pool: PoolProcess) -> None:
 
 def test_a_trial_is_decided_at_the_head_of_its_answer(pool: PoolProcess):
     long_answer = Streams()
-    with scripted(InTurn(*[fails_with(500)] * 5, long_answer, echo)) as a:
+    with scripted(InTurn(*[crashes] * 5, long_answer, echo)) as a:
         pool.do("add", url=a.url)
         opens_breaker(pool)
 
@@ -53,7 +53,7 @@ def test_a_trial_that_fails_by_its_head_opens_the_breaker_before_its_answer_is_w
         assert rest.wait(20)
         handler.wfile.write(b"o")
 
-    with scripted(InTurn(*[fails_with(500)] * 5, fails_slowly, echo)) as a:
+    with scripted(InTurn(*[crashes] * 5, fails_slowly, echo)) as a:
         id, _ = pool.do("add", url=a.url)
         opens_breaker(pool)
 
@@ -70,7 +70,7 @@ def test_a_trial_that_fails_by_its_head_opens_the_breaker_before_its_answer_is_w
 
 
 def test_a_pool_whose_upstreams_wait_for_trials_is_ready_for_the_calls_that_try_them(pool: PoolProcess):
-    with scripted(InTurn(*[fails_with(500)] * 5, echo)) as a:
+    with scripted(InTurn(*[crashes] * 5, echo)) as a:
         pool.do("add", url=a.url)
         opens_breaker(pool)
 

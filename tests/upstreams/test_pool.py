@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.receiver import closed_url
-from tests.support.scripted_upstream import Handler, closes, echo, fails_with, scripted
+from tests.support.scripted_upstream import Handler, closes, crashes, echo, fails_with, scripted
 from tests.upstreams.behaviours import Gate, InTurn, Streams, bodies, ends, one
 from tests.upstreams.pool_process import PoolProcess
 
@@ -160,7 +160,7 @@ def test_a_call_for_an_upstream_that_stays_down_is_refused_in_time(pool: PoolPro
 
 def test_five_faults_open_the_breaker_and_one_trial_passes_and_two_close_it(pool: PoolProcess):
     trial = Gate()
-    behaviour = InTurn(*[fails_with(500)] * 5, trial)
+    behaviour = InTurn(*[crashes] * 5, trial)
     with scripted(behaviour) as a:
         pool.do("add", url=a.url, concurrency=4)
         for i in range(5):
