@@ -9,11 +9,12 @@ from flask import Response, g, request
 
 from corosrv.forwarding.answers import AnswerPassing
 from corosrv.forwarding.dialects import error_event
-from corosrv.forwarding.grouped import GroupedReader, as_stream
+from corosrv.forwarding.event_join import EventJoin
+from corosrv.forwarding.grouped import GroupedReader
 from corosrv.forwarding.headers import request_headers
-from corosrv.forwarding.joining import AnswerJoin
 from corosrv.forwarding.paths import ForwardedPath
 from corosrv.forwarding.peek import MAX_SESSION, Peeked, peek
+from corosrv.forwarding.streamed_body import as_stream
 from corosrv.groups.headers import join_group
 from corosrv.groups.member import GroupMember
 from corosrv.groups.table import GroupTable
@@ -102,7 +103,7 @@ class Forwarder:
         forwarded: ForwardRequest,
         terms: Terms,
         member: GroupMember | None,
-        join: AnswerJoin | None,
+        join: EventJoin | None,
     ) -> InferReader:
         if member is None:
             return self._pool.submit(model, forwarded, terms)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from corosrv.errors import WorkerLost
+from corosrv.forwarding.event_join import ABORT, EventJoin, StreamedError
 from corosrv.forwarding.headers import media_type
-from corosrv.forwarding.joining import AnswerJoin, StreamedError
 from corosrv.groups.member import GroupMember
 from corosrv.jobs.forward import AnswerBody, AnswerHead
 from corosrv.jobs.infer import HandlerCard, InferEnd, InferItem, InferReader
@@ -17,37 +17,7 @@ from corosrv.jobs.reader import Sink
 EVENT_STREAM = "text/event-stream"
 MAX_JOINED = 64 << 20  # bytes of events that are joined to one answer
 
-_CHATS = frozenset({"/v1/chat/completions", "/chat/completions"})
-_TEXTS = frozenset({"/v1/completions"})
 _OF_STREAMS = frozenset({"cache-control", "content-type", "x-accel-buffering"})
-_ABORT = "abort"  # the finish reason of what was cut off; see corosrv.openai.events
-
-
-def as_stream(path: str, body: bytes) -> tuple[bytes, AnswerJoin] | None:
-    """Makes the body that asks for an answer as a stream, and what joins that to the answer that was asked for.
-
-    Returns None where that cannot be, or a stream is asked for anyway. The body is known to be a JSON object.
-    """
-    if path not in _CHATS and path not in _TEXTS:
-        return None
-    members: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    options: dict[str, Any] = {
-        name: msgspec.json.decode(members[name]) for name in ("stream", "n", "best_of", "prompt") if name in members
-    }
-    n = options.get("n") or 1
-    if options.get("stream") or options.get("best_of") or not _is_number(n):
-        return None  # with several tries it is known at the end alone which are the best
-    prompt = options.get("prompt")
-    n_prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
-    members["stream"] = msgspec.Raw(b"true")
-    members["stream_options"] = msgspec.Raw(b'{"include_usage":true}')
-    n_choices = n * n_prompts
-    join = AnswerJoin(n_choices if 0 < n_choices <= 128 else 1, is_chat=path in _CHATS)
-    return msgspec.json.encode(members), join
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class GroupedReader(InferReader):
@@ -57,7 +27,7 @@ class GroupedReader(InferReader):
     come of it by an abort is an answer as well, if the abort keeps partial ones.
     """
 
-    def __init__(self, reader: InferReader, member: GroupMember, join: AnswerJoin | None) -> None:
+    def __init__(self, reader: InferReader, member: GroupMember, join: EventJoin | None) -> None:
         self._reader = reader
         self._member = member
         self._join = join
@@ -98,7 +68,7 @@ class GroupedReader(InferReader):
             return [item]
         return self._feed(self._join, item.data)
 
-    def _feed(self, join: AnswerJoin, data: bytes) -> list[InferItem]:
+    def _feed(self, join: EventJoin, data: bytes) -> list[InferItem]:
         if self._outcome is not None:
             return []
         try:
@@ -123,7 +93,7 @@ class GroupedReader(InferReader):
         if self._member.is_aborted and end.error is not None:
             if join is None or not self._member.keeps_partial:
                 return [InferEnd(self._member.error())]
-            return [*self._answer(200, join.answer(_ABORT)), InferEnd(None)]
+            return [*self._answer(200, join.answer(ABORT)), InferEnd(None)]
         if join is None or end.error is not None:
             return [end]
         if not join.is_complete:

@@ -5,50 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
+from corosrv.forwarding.event_join import EventJoin, StreamedError
 
-from corosrv.errors import WorkerLost
-
-_DATA = b"data:"
-_DONE = b"[DONE]"
 _PIECES = ("content", "reasoning_content", "reasoning", "refusal")  # of a delta: strings that follow each other
 _OBJECTS = {"chat.completion.chunk": "chat.completion"}
 MAX_CHOICES = 1024
 
 
-class StreamedError(Exception):
-    """The upstream has ended the stream with an error event, whose body this is. A signal to JoiningReader."""
-
-    def __init__(self, body: dict[str, Any]) -> None:
-        super().__init__(str(body.get("error")))
-        self.body = body
-
-
-class AnswerJoin:
-    """Takes the bytes of an event stream, and makes one answer of them; knows chats and texts."""
+class AnswerJoin(EventJoin):
+    """Makes the answer of the choices of a chat or a text."""
 
     def __init__(self, n_choices: int, *, is_chat: bool) -> None:
         """`n_choices`: that were asked for, and are in the answer even if nothing of them has come."""
-        self.n_bytes = 0  # that were taken
+        super().__init__()
         self._is_chat = is_chat
-        self._held = b""
         self._members: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
         for index in range(n_choices):
             self._choice(index)
 
-    def feed(self, data: bytes) -> None:
-        """Takes the next bytes. Raises StreamedError, and WorkerLost for what is no stream of a completion."""
-        self.n_bytes += len(data)
-        *lines, self._held = (self._held + data).split(b"\n")
-        for line in lines:
-            if line.startswith(_DATA) and (event := line[len(_DATA) :].strip()) not in (b"", _DONE):
-                try:
-                    self._take(msgspec.json.decode(event))
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    raise WorkerLost(f"the upstream's stream is none of a completion: {error}") from None
-
-    def _take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, Any]) -> None:
         if "error" in event and not event.get("choices"):
             raise StreamedError(event)
         for name, value in event.items():
@@ -81,11 +57,9 @@ class AnswerJoin:
 
     @property
     def is_complete(self) -> bool:
-        """Tells whether each choice has its finish reason."""
         return all(choice["finish_reason"] is not None for choice in self._choices.values())
 
     def answer(self, unfinished: str | None = None) -> dict[str, Any]:
-        """Makes the answer. `unfinished`: the finish reason of choices that have none."""
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
             choice["finish_reason"] = choice["finish_reason"] or unfinished

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from corosrv.errors import WorkerLost
-from corosrv.forwarding.joining import AnswerJoin, StreamedError
+from corosrv.forwarding.event_join import StreamedError
+from corosrv.forwarding.joining import AnswerJoin
 
 
 def events(*values) -> bytes:
@@ -113,5 +114,5 @@ def test_an_error_in_the_stream_is_raised():
      b'data: {"choices":[{"index":"x"}]}\n', b'data: {"choices":[{"logprobs":[7]}]}\n'],
 )  # fmt: skip
 def test_what_is_no_completion_is_refused(data):
-    with pytest.raises(WorkerLost, match="none of a completion"):
+    with pytest.raises(WorkerLost, match="no answer to the request"):
         joined(data)

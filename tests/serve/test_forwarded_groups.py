@@ -76,6 +76,58 @@ def test_an_abort_with_partial_answers_with_what_there_is(forwarding: ServerFron
     upstream.wait_idle()
 
 
+def stop_of(answer: dict[str, Any]) -> tuple[str, str]:
+    """Returns the text of an answer and why it ended, whatever its dialect."""
+    if "stop_type" in answer:
+        return answer["content"], answer["stop_type"]
+    if answer.get("type") == "message":
+        return answer["content"][0]["text"], answer["stop_reason"]
+    assert answer["status"] == answer["output"][0]["status"] == "incomplete"
+    return answer["output"][0]["content"][0]["text"], answer["incomplete_details"]["reason"]
+
+
+def hello(path: str, n: int) -> dict[str, Any]:
+    """Makes a body for a path that is neither chat nor text, which asks for so many tokens."""
+    if path == "/completion":
+        return {"prompt": "hi", "n_predict": n, "seed": 3}
+    if path == "/v1/messages":
+        return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, "model": "m", "seed": 3}
+    return {"input": "hi", "max_output_tokens": n, "store": False, "seed": 3}
+
+
+OTHERS = ["/completion", "/v1/messages", "/v1/responses"]
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_an_answer_of_another_dialect_is_the_upstreams_own(forwarding: ServerFront, upstream: Server, path: str):
+    through, direct = (ask(server, "g", path, body=hello(path, 5)).json for server in (forwarding.server, upstream))
+
+    def what_lasts(answer: dict[str, Any]) -> dict[str, Any]:
+        changing = ("id", "created_at", "completed_at", "timings", "id_slot", "usage")
+        kept = {name: value for name, value in answer.items() if name not in changing}
+        if "output" in kept:
+            kept["output"] = [{**item, "id": ""} for item in kept["output"]]
+        return kept
+
+    assert what_lasts(through) == what_lasts(direct)
+    assert through.keys() == direct.keys()
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_an_abort_with_partial_answers_in_each_dialect(forwarding: ServerFront, upstream: Server, pool, path: str):
+    asked = pool.submit(ask, forwarding.server, "g", path, body=hello(path, LONG))
+    wait_text(upstream, 1)
+
+    assert abort(forwarding.server, "g", "?partial=true").json["n_requests"] == 1
+
+    answer = asked.result(20)
+    text, reason = stop_of(answer.json)
+    assert (answer.status, reason) == (200, "abort")
+    assert text
+    assert answer.headers["content-type"] == "application/json"
+    upstream.wait_idle()
+
+
 def test_an_abort_ends_all_requests_at_the_upstream(forwarding: ServerFront, upstream: Server, pool):
     asked = [pool.submit(ask, forwarding.server, "g", stream=stream) for stream in (False, True)]
     wait_text(upstream, 2)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from corosrv.jobs.forward import AnswerHead
-from corosrv.upstreams.complaints import DURATION, MAX_ERROR, N_DIFFERENT, Complaints, AnsweredError
+from corosrv.upstreams.complaints import DURATION, MAX_ERROR, N_DIFFERENT, AnsweredError, Complaints
 from tests.support.scripted_upstream import ScriptedUpstream, crashes, echo, fails_with, scripted
 from tests.upstreams.behaviours import Gate, InTurn, ends, one
 from tests.upstreams.pool_process import PoolProcess
