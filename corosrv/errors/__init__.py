@@ -51,6 +51,7 @@ CorosrvError
 │   ├── NotHandedOver        a call did not reach its worker
 │   ├── RedisUnavailable     Redis cannot be reached, or did not answer in time
 │   ├── RedisRefused         Redis answered a command with an error
+│   ├── EncoderBusy          as many images as may wait for the encoder do
 │   ├── TooManyMembers       as many requests are in groups as may be
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
@@ -75,6 +76,7 @@ CorosrvError
 ├── WireError                two processes cannot talk to each other
 │   ├── BadFrame             the received bytes are no message
 │   ├── ProtocolError        a message came that is not allowed now
+│   │   └── RowsNotFinite    the encoder wrote numbers that are not finite
 │   ├── FrameTooLarge        the message is larger than the channel carries
 │   └── ChannelClosed        the other end is closed
 └── Misuse                   a bug of the caller; the message says what to do instead
@@ -148,6 +150,7 @@ from corosrv.errors.refused import (
     UnsupportedMedia,
 )
 from corosrv.errors.unavailable import (
+    EncoderBusy,
     ModelFailed,
     NoDescriptor,
     NoWorker,
@@ -160,7 +163,7 @@ from corosrv.errors.unavailable import (
     TooManyMembers,
     Unavailable,
 )
-from corosrv.errors.wire import BadFrame, ChannelClosed, FrameTooLarge, ProtocolError, WireError
+from corosrv.errors.wire import BadFrame, ChannelClosed, FrameTooLarge, ProtocolError, RowsNotFinite, WireError
 
 __all__ = [
     "AnswerTooLarge",
@@ -178,6 +181,7 @@ __all__ = [
     "CorosrvError",
     "DeadlinePassed",
     "DestinationRefused",
+    "EncoderBusy",
     "ErrorKind",
     "Forbidden",
     "FrameTooLarge",
@@ -224,6 +228,7 @@ __all__ = [
     "RedisRefused",
     "RedisUnavailable",
     "Refused",
+    "RowsNotFinite",
     "SettingsError",
     "ShuttingDown",
     "SignatureError",

@@ -65,3 +65,10 @@ class TooManyMembers(Unavailable):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"more than {limit} requests are in groups; try again, or leave out X-Group-Id")
+
+
+class EncoderBusy(Unavailable):
+    """Too many images wait for the encoder."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} images wait for the encoder already; try again")

@@ -17,6 +17,10 @@ class ProtocolError(WireError):
     """A message arrived that is not allowed, or not allowed now; the sender is broken."""
 
 
+class RowsNotFinite(ProtocolError):
+    """The encoder wrote rows with numbers that are not finite; they must not reach the decode loop."""
+
+
 class FrameTooLarge(WireError):
     """The message is larger than the channel carries; nothing was sent."""
 

@@ -1,0 +1,118 @@
+"""Follows one transfer through its states."""
+
+from __future__ import annotations
+
+from corosrv.errors import Misuse
+from corosrv.transfer.blocks import Allocation
+from corosrv.transfer.messages import BlocksFilled, Payload, RowSegment, TransferMeta
+from corosrv.transfer.states import MOVES, Poll, TransferResult, TransferState
+
+
+class TransferSession:
+    """Holds what is known of one transfer, and decides what each message of the encoder means for it.
+
+    The invariant is done <= filled <= gen <= done + 1. An allocation is known by its generation: equal blocks, lengths
+    or states may belong to any round. Nobody but the core changes a session.
+    """
+
+    def __init__(self, rid: int, source: str, payload: Payload, now: float, ends_at: float) -> None:
+        self.rid = rid
+        self.source = source
+        self.payload = payload
+        self.deadline = ends_at
+        self.state = TransferState.QUEUED
+        self.changed_at = now  # when the last valid thing happened to it
+        self.tid = 0  # what the encoder knows it by, once it is open
+        self.gen = 0  # the last that was granted
+        self.filled = 0  # the last that the encoder has reported
+        self.done = 0  # the last that was copied
+        self.received = 0  # rows that were copied
+        self.total = 0  # rows; 0 while unknown
+        self.n_filled = 0  # rows of the generation that was filled last
+        self.capacity = 0  # rows of the allocation
+        self.allocation: Allocation | None = None
+        self.meta: TransferMeta | None = None
+        self.reserved = 0  # bytes of the staging budget
+        self.rows: bytearray | None = None
+        self.result: TransferResult | None = None
+        self.reason = ""
+
+    def enter(self, state: TransferState, now: float) -> None:
+        """Moves on to a state. Raises Misuse for a move that there is not."""
+        if state not in MOVES[self.state]:
+            raise Misuse(f"transfer {self.rid} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+        self.changed_at = now
+
+    @property
+    def poll(self) -> Poll:
+        """Says how far it is; reading it changes nothing."""
+        if self.state is TransferState.DONE:
+            return Poll.SUCCESS
+        if self.state in (TransferState.FAILED, TransferState.DRAINING):
+            return Poll.FAILED
+        if self.state is TransferState.QUEUED:
+            return Poll.BOOTSTRAPPING
+        return Poll.TRANSFERRING if self.gen else Poll.WAITING
+
+    @property
+    def is_complete(self) -> bool:
+        """Says whether all rows are copied."""
+        return self.total > 0 and self.received == self.total
+
+    @property
+    def is_to_be_copied(self) -> bool:
+        """Says whether rows lie in the pool that were not copied yet. That is so once for each generation."""
+        return self.filled == self.gen and self.done < self.gen
+
+    def grant(self, allocation: Allocation, capacity: int) -> None:
+        """Begins a generation. Raises Misuse unless the one before it was copied and freed."""
+        if allocation.gen != self.gen + 1 or self.done != self.gen or self.allocation is not None:
+            raise Misuse(f"transfer {self.rid} gets generation {allocation.gen} after {self.done} of {self.gen}")
+        self.gen = allocation.gen
+        self.allocation = allocation
+        self.capacity = capacity
+
+    def fill(self, message: BlocksFilled) -> None:
+        """Records that the current generation is written."""
+        self.filled = self.gen
+        self.n_filled = message.n
+        self.total = message.total
+
+    def end_generation(self) -> None:
+        """Records that the rows of the current generation were copied and its blocks freed."""
+        self.done = self.gen
+        self.received += self.n_filled
+        self.allocation = None
+
+    def wrong_with_total(self, total: int, max_rows: int) -> str:
+        """Says what is wrong with a number of rows that the encoder names; empty if nothing is."""
+        if not 1 <= total <= max_rows:
+            return f"{total} rows, where 1 to {max_rows} are allowed"
+        if self.total and total != self.total:
+            return f"{total} rows, where {self.total} were announced"
+        return ""
+
+    def wrong_with_meta(self, message: TransferMeta, max_rows: int, n_embd: int) -> str:
+        """Says what is wrong with a description of the item; empty if nothing is."""
+        n_rows = sum(segment.n for segment in message.segments if isinstance(segment, RowSegment))
+        if wrong := self.wrong_with_total(message.total, max_rows):
+            return wrong
+        if message.n_embd != n_embd:
+            return f"rows of width {message.n_embd}, where {n_embd} was agreed on"
+        if any(segment.n < 1 for segment in message.segments if isinstance(segment, RowSegment)):
+            return "a segment without rows"
+        if n_rows != message.total:
+            return f"segments of {n_rows} rows in an item of {message.total}"
+        if self.meta is not None and message != self.meta:
+            return "another description than before"
+        return ""
+
+    def wrong_with_fill(self, message: BlocksFilled, max_rows: int) -> str:
+        """Says what is wrong with a report of the current generation; empty if it is exactly what the grant implies."""
+        if wrong := self.wrong_with_total(message.total, max_rows):
+            return wrong
+        n = min(message.total - self.received, self.capacity)
+        if (message.offset, message.n) != (self.received, n):
+            return f"{message.n} rows from {message.offset} on, where {n} from {self.received} on were due"
+        return ""
