@@ -1,0 +1,101 @@
+"""Rounds of one transfer: each grant is copied, freed and followed by the next exactly once."""
+
+from __future__ import annotations
+
+import pytest
+
+from corosrv.transfer.states import Poll, TransferResult
+from corosrv.transfer.trace import TraceKind
+from tests.transfer.broken_cores import TupleGuardedCore, UnguardedCore
+from tests.transfer.world import World
+
+COUNTED = (TraceKind.COPY, TraceKind.FREE, TraceKind.ALLOCATE, TraceKind.GRANT)
+
+
+def loop(world: World) -> str:
+    """Ticks once, and says how often it copied, freed, allocated and granted."""
+    n_events = world.core.trace.n_events
+    world.core.tick()
+    kinds = [event.kind for event in world.core.trace.since(n_events)]
+    return "".join(str(kinds.count(kind)) for kind in COUNTED)
+
+
+def five_loops(core_class=None) -> list[str]:
+    """Runs the scenario of an item that is longer than what was lent first: 48 rows, 8 blocks of 4 rows lent."""
+    world = World(
+        n_blocks=16, block_rows=4, n_rows=lambda tid: 48, core_class=core_class, prealloc_blocks=8, staging_budget=20000
+    )
+    world.submit()
+    world.tick()
+    world.run_encoder()
+    loops = [loop(world) for _ in range(3)]
+    world.run_encoder()
+    loops += [loop(world) for _ in range(2)]
+    return loops
+
+
+def resumes(n_rounds: int, n_blocks: int, per_round: int, core_class=None) -> tuple[World, list[str]]:
+    """Carries an item in rounds, with three idle ticks in each."""
+    world = World(
+        n_blocks=n_blocks,
+        block_rows=2,
+        n_rows=lambda tid: 2 * per_round * n_rounds,
+        core_class=core_class,
+        max_blocks_per_round=per_round,
+    )
+    world.submit()
+    world.tick()
+    world.run_encoder()
+    loops = []
+    for _ in range(n_rounds + 1):
+        loops += [loop(world) for _ in range(4)]
+        world.run_encoder()
+    return world, loops
+
+
+def test_five_loops():
+    assert five_loops() == ["1111", "0000", "0000", "1100", "0000"]
+
+
+def test_five_loops_fail_without_the_guard():
+    assert five_loops(UnguardedCore) != five_loops()
+
+
+def test_a_guard_by_block_numbers_passes_the_five_loops_as_it_did_where_it_was_made():
+    assert five_loops(TupleGuardedCore) == five_loops()
+
+
+def test_a_guard_by_block_numbers_never_ends_a_third_round():
+    world, _ = resumes(3, 2, 2, TupleGuardedCore)
+
+    assert world.core.poll(1) is not Poll.SUCCESS
+
+
+@pytest.mark.parametrize("n_rounds", [2, 3, 5, 17, 64])
+def test_n_resumes(n_rounds: int):
+    world, loops = resumes(n_rounds, 8, 4)
+
+    busy = ["0011", *["1111"] * (n_rounds - 1), "1100"]
+    assert loops == [step for first in busy for step in (first, "0000", "0000", "0000")]
+    outcome = world.core.result(1)
+    assert outcome is not None
+    assert outcome.result is TransferResult.SUCCESS
+    world.check_idle()
+
+
+def test_same_indices_every_round():
+    world, _ = resumes(40, 2, 2)
+
+    grants = [event.blocks for event in world.core.trace.since(0) if event.kind is TraceKind.GRANT]
+    assert grants == [(0, 1)] * 40
+    assert world.core.poll(1) is Poll.SUCCESS
+
+
+def test_a_pool_of_one_row_carries_any_item():
+    world = World(n_blocks=1, block_rows=1, n_rows=lambda tid: 50 * tid, max_active=3)
+    for _ in range(3):
+        world.submit()
+
+    world.run()
+
+    assert set(world.polls.values()) == {Poll.SUCCESS}
