@@ -15,11 +15,14 @@ class UnguardedCore(TransferCore):
     """Decides by the state as a poll shows it, and so resumes again in every loop while the encoder writes."""
 
     def tick(self) -> None:
-        super().tick()
         for session in list(self._live.values()):
             if session.state is TransferState.FILLING and session.gen > 1:
-                for kind in (TraceKind.COPY, TraceKind.FREE, TraceKind.ALLOCATE, TraceKind.GRANT):
-                    self._trace(kind, session)
+                self._trace(TraceKind.COPY, session)
+                self._free(session)
+                session.filled = session.done = session.gen
+                session.state = TransferState.NEED
+                self._need_blocks[session.rid] = session
+        super().tick()
 
 
 class TupleGuardedCore(TransferCore):
@@ -165,7 +168,7 @@ class OpensTooMany(TransferCore):
         for _ in range(2):
             super()._open_queued()
             if self._queued and self._is_up:
-                self._limits = type(self._limits)(**{**FIELDS(self._limits), "max_active": 99})
+                self._limits = type(self._limits)(**{**fields_of(self._limits), "max_active": 99})
 
 
 class CountsPlannedRows(TransferCore):
@@ -232,7 +235,7 @@ class DropsMetaWhileFilling(TransferCore):
             self._ignore(IgnoredReason.DUPLICATE)
 
 
-def FIELDS(limits) -> dict:
+def fields_of(limits) -> dict:
     return {name: getattr(limits, name) for name in type(limits).__dataclass_fields__}
 
 
