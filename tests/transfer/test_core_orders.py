@@ -18,8 +18,8 @@ def steps(world: World) -> list[str]:
     encoder = world.encoder
     choices = {
         "tick": True,
-        "cancel": world.core.result(1) is None,
-        "cancel_other": world.core.result(2) is None,
+        "cancel": 1 in world.rids and world.core.result(1) is None,
+        "cancel_other": 2 in world.rids and world.core.result(2) is None,
         "crash": encoder is not None,
         "read": encoder is not None and bool(world.to_encoder),
         "encode": encoder is not None and bool(encoder.encoding),
@@ -88,7 +88,7 @@ def test_two_transfers_and_one_block_keep_the_rules_in_every_order():
                     following.append(other)
         worlds = following
 
-    assert len(explored) > 400
+    assert len(explored) > 150
     for world in worlds[:: max(1, len(worlds) // 100)]:
         world.run(100)
         world.check_idle()
