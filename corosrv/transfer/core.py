@@ -381,7 +381,7 @@ class TransferCore:
         self._ended_for_client(session, TransferResult.SUCCESS, "")
         self._gone(session)
 
-    def _violation(self, session: TransferSession, what: str, *, is_quiet: bool = False) -> None:
+    def _violation(self, session: TransferSession, words: str, *, is_quiet: bool = False) -> None:
         log.error(
             "encoder %d broke the protocol in transfer %d, generation %d, %d of %d rows: %s",
             self._epoch,
@@ -389,9 +389,9 @@ class TransferCore:
             session.gen,
             session.received,
             session.total,
-            what,
+            words,
         )
-        self._fail(session, TransferResult.PROTOCOL, f"the encoder broke its protocol: {what}", is_quiet=is_quiet)
+        self._fail(session, TransferResult.PROTOCOL, f"the encoder broke its protocol: {words}", is_quiet=is_quiet)
 
     def _fail(
         self,

@@ -47,7 +47,7 @@ class Trace:
         self.events.append(event)
         self.n_events += 1
 
-    def since(self, n_events: int) -> list[TraceEvent]:
+    def events_after(self, n_events: int) -> list[TraceEvent]:
         """Returns the steps after the first `n_events`, as far as they are kept."""
         n_new = min(self.n_events - n_events, len(self.events))
         return list(self.events)[len(self.events) - n_new :]

@@ -18,7 +18,7 @@ def loop(world: World) -> str:
     n_events = world.core.trace.n_events
     world.core.tick()
     world.check()
-    kinds = [event.kind for event in world.core.trace.since(n_events)]
+    kinds = [event.kind for event in world.core.trace.events_after(n_events)]
     return "".join(str(kinds.count(kind)) for kind in COUNTED)
 
 
@@ -94,7 +94,7 @@ def test_n_resumes(n_rounds: int):
 def test_same_indices_every_round():
     world, _ = resumes(40, 2, 2)
 
-    grants = [event.blocks for event in world.core.trace.since(0) if event.kind is TraceKind.GRANT]
+    grants = [event.blocks for event in world.core.trace.events_after(0) if event.kind is TraceKind.GRANT]
     assert grants == [(0, 1)] * 40
     assert world.core.poll(1) is Poll.SUCCESS
 

@@ -245,7 +245,7 @@ class World:
         raise AssertionError("L1: a transfer does not end")
 
     def new_events(self) -> list:
-        events = self.core.trace.since(self.n_seen)
+        events = self.core.trace.events_after(self.n_seen)
         self.n_seen = self.core.trace.n_events
         return events
 
