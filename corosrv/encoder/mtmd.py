@@ -22,6 +22,7 @@ _LOAD_MODE_NONE = 0
 _INFO = 2  # of ggml's levels of logs; from here on a line is kept
 _ERROR = 4
 _CONTINUED = 5
+_TRIAL_SIZE = (1280, 960)  # pixels; enough for tiles, where a projector has them
 MAX_SIDE = 1 << 15  # pixels; more would overflow libmtmd's ints, and no projector uses as many
 
 
@@ -80,6 +81,7 @@ class Projector:
             self._model = self._open_model(model)
             self.n_embd: int = llama_cpp.llama_model_n_embd_inp(self._model)
             self._context = self._open_projector(mmproj, n_threads)
+            self._check_tokens(mmproj)
             on_failure.pop_all()
         self.is_mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._context)
         self.is_non_causal: bool = mtmd_cpp.mtmd_decode_use_non_causal(self._context, None)
@@ -108,6 +110,16 @@ class Projector:
         if not mtmd_cpp.mtmd_support_vision(context):
             raise LoadError(f"the projector {path} takes no images")
         return context
+
+    def _check_tokens(self, path: str) -> None:
+        """Raises LoadError for a projector of another family, whose tokens around tiles the model does not have."""
+        width, height = _TRIAL_SIZE
+        try:
+            with self._chunks(width, height, memoryview(bytes(3 * width * height))) as chunks:
+                for chunk in filter(_is_text, chunks):
+                    _token_ids(chunk)
+        except EncodingFailed as error:
+            raise LoadError(f"the projector {path} cannot be used with this model: {error}") from error
 
     def encode(self, width: int, height: int, pixels: memoryview) -> Encoding:
         """Returns the segments and rows of an image of RGB bytes. Takes as long as the model does.
@@ -144,10 +156,8 @@ class Projector:
 
     def _encode_chunk(self, chunk: Any, rows: bytearray) -> Segment:
         """Returns the segment of a chunk, and adds its rows."""
-        if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_TEXT:
-            n_tokens = ctypes.c_size_t()
-            tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n_tokens))
-            return TokenSegment(tuple(tokens[index] for index in range(n_tokens.value)) if tokens else ())
+        if _is_text(chunk):
+            return TokenSegment(_token_ids(chunk))
         code = mtmd_cpp.mtmd_encode_chunk(self._context, chunk)
         if code:
             raise EncodingFailed("encode", f"libmtmd cannot encode the image (code {code}): {self._log.problem}")
@@ -169,3 +179,17 @@ class Projector:
     def close(self) -> None:
         """Closes both files. Later calls do nothing."""
         self._closing.close()
+
+
+def _is_text(chunk: Any) -> bool:
+    return bool(mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_TEXT)
+
+
+def _token_ids(chunk: Any) -> tuple[int, ...]:
+    """Returns the tokens of a chunk of text. Raises EncodingFailed for one that libmtmd did not find in the model."""
+    n_tokens = ctypes.c_size_t()
+    tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n_tokens))
+    ids = tuple(tokens[index] for index in range(n_tokens.value)) if tokens else ()
+    if any(token < 0 for token in ids):
+        raise EncodingFailed("no_token", "the model's vocabulary lacks a token that this projector puts around images")
+    return ids

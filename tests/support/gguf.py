@@ -87,24 +87,27 @@ def write_lora(path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1,
     return write(path, metadata, tensors)
 
 
-def byte_tokenizer() -> dict[str, Any]:
-    """The keys of a vocabulary that reads bytes: 259 tokens."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+def byte_tokenizer(special: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys of a vocabulary that reads bytes: 259 tokens, and `special` ones after them."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *special]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": [0.0 for _ in tokens],
-        "tokenizer.ggml.token_type": [2, 3, 3, *(6 for _ in range(256))],
+        "tokenizer.ggml.token_type": [2, 3, 3, *(6 for _ in range(256)), *(3 for _ in special)],
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
 
 
-def write_llama(path: Path, context: int = 256, **more: Any) -> Path:
-    """A decoder that reads bytes: two layers, 32 numbers wide, and no chat template. `more` are keys of its own."""
+def write_llama(path: Path, context: int = 256, special: Sequence[str] = (), **more: Any) -> Path:
+    """A decoder that reads bytes: two layers, 32 numbers wide, and no chat template.
+
+    `special`: tokens besides bytes; `more` are keys of its own.
+    """
     width, inner, layers, heads = 32, 64, 2, 2
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(special)
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "general.name": "tiny",

@@ -11,6 +11,8 @@ IMAGE_SIZE, PATCH_SIZE = 56, 14  # pixels
 N_PATCHES = (IMAGE_SIZE // PATCH_SIZE) ** 2
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2  # of the vision encoder; libmtmd leaves the last layer of an mlp type out
 
+IDEFICS3_TOKENS = ("\n\n", "<fake_token_around_image>", "<global-img>")  # that its models have, and libmtmd looks up
+
 
 def write_mlp(path: Path, n_embd: int, lacks: Sequence[str] = ()) -> Path:
     """A projector of llava's first type: 16 rows of `n_embd` numbers for each image. `lacks`: tensors left out."""
