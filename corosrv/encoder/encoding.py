@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corosrv.transfer.layout import FLOAT_BYTES
 from corosrv.transfer.messages import RowSegment, Segment
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

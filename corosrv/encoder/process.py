@@ -80,7 +80,7 @@ class EncoderProcess:
                 raise WireError(f"{len(fds)} descriptors came with the first message, where the pool's is needed")
             if hello.n_embd not in (0, n_embd):
                 raise WireError(f"rows have {hello.n_embd} numbers for the server, where the model has {n_embd}")
-            self._writer = PoolWriter(fds[0], hello.geometry, n_embd)
+            self._writer = PoolWriter(fds[0], hello.geometry, hello.epoch, n_embd)
         finally:
             descriptors.close_all(fds)
         with self._lock:

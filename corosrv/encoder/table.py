@@ -13,8 +13,9 @@ from typing import Any
 
 from llama_cpp import llama_cpp
 
-from corosrv.encoder.encoding import FLOAT_BYTES, Encoding, EncodingFailed
+from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.errors import LoadError
+from corosrv.transfer.layout import FLOAT_BYTES
 from corosrv.transfer.messages import RowSegment
 
 _TENSOR = b"token_embd.weight"

@@ -1,11 +1,10 @@
 """The language side's part of a pool and its channel, driven by hand."""
 
 import contextlib
-import fcntl
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import gevent
 import msgspec.msgpack
@@ -13,7 +12,7 @@ from gevent.event import Event
 from gevent.queue import Queue
 
 from corosrv.encoder.reports import describe_end
-from corosrv.encoder.writer import HEADER, HEADER_BYTES, PAGE, first_block, pool_bytes
+from corosrv.transfer.layout import FLOAT_BYTES, HEADER_BYTES, BlockHeader, block_at, header_at, pool_bytes, whole_pages
 from corosrv.transfer.messages import (
     PROTOCOL_VERSION,
     Geometry,
@@ -25,6 +24,7 @@ from corosrv.transfer.messages import (
     TokenIds,
     ToLanguage,
 )
+from corosrv.transfer.pool import SharedPool
 from corosrv.wire import attached
 from corosrv.wire.codec import StructCodec
 from corosrv.wire.process_messages import Fatal, ProcessMessage
@@ -32,40 +32,43 @@ from corosrv.worker.parent.linked_process import LinkedProcess
 from corosrv.worker.parent.process import Exit
 
 PATIENCE = 60  # seconds; a start of Python, with numpy, on a loaded machine
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 EPOCH = 1
 
 
 def geometry(n_blocks: int = 4, block_rows: int = 8, n_embd: int = 32) -> Geometry:
-    row_bytes = 4 * n_embd
-    return Geometry(n_blocks, block_rows, row_bytes, -(-block_rows * row_bytes // 4096) * 4096)
+    """A pool's cut that SharedPool takes, whether or not it makes sense."""
+    return Geometry(n_blocks, block_rows, FLOAT_BYTES * n_embd, whole_pages(block_rows * FLOAT_BYTES * n_embd))
 
 
-class HandPool:
-    """Owns a pool's memory file and reads it as the language side would."""
+class HandPool(SharedPool):
+    """Owns a pool, and shows what stands in its blocks."""
 
-    def __init__(self, shape: Geometry, seals: int = SEALS) -> None:
-        self.shape = shape
-        self.fd = os.memfd_create("test-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, pool_bytes(shape))
-        if seals:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+    def __init__(self, shape: Geometry) -> None:
+        super().__init__(shape)
+        self.begin_epoch(EPOCH)
 
-    def header(self, block: int) -> tuple[int, ...]:
-        return HEADER.unpack(os.pread(self.fd, HEADER.size, PAGE + HEADER_BYTES * block))
+    def header(self, block: int) -> BlockHeader:
+        return BlockHeader.unpack(os.pread(self.fd, HEADER_BYTES, header_at(block)))
 
     def rows(self, block: int) -> list[tuple[float, ...]]:
         """The rows that the block's header says it has."""
-        start, n_embd = first_block(self.shape) + block * self.shape.stride, self.shape.row_bytes // 4
-        data = os.pread(self.fd, self.header(block)[4] * self.shape.row_bytes, start)
-        return [struct.unpack_from(f"<{n_embd}f", data, at) for at in range(0, len(data), self.shape.row_bytes)]
+        n_embd, row_bytes = self.geometry.row_bytes // FLOAT_BYTES, self.geometry.row_bytes
+        data = os.pread(self.fd, self.header(block).n * row_bytes, block_at(self.geometry, block))
+        return [struct.unpack_from(f"<{n_embd}f", data, at) for at in range(0, len(data), row_bytes)]
 
     def content(self) -> bytes:
-        return os.pread(self.fd, pool_bytes(self.shape), 0)
+        return os.pread(self.fd, pool_bytes(self.geometry), 0)
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+
+@contextlib.contextmanager
+def unsealed_copy(pool: HandPool) -> Iterator[int]:
+    """The descriptor of a memory file with the same content, which anybody may resize."""
+    fd = os.memfd_create("test-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, pool.content())
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class HandDriver:
@@ -105,8 +108,10 @@ class HandDriver:
         self.has_answered = True
         return message
 
-    def greet(self, pool: HandPool, n_embd: int = 0, version: int = PROTOCOL_VERSION) -> None:
-        self.send(Hello(EPOCH, version, pool.shape, n_embd), [pool.fd])
+    def greet(
+        self, pool: HandPool, n_embd: int = 0, version: int = PROTOCOL_VERSION, epoch: int = EPOCH, fd: int = -1
+    ) -> None:
+        self.send(Hello(epoch, version, pool.geometry, n_embd), [pool.fd if fd < 0 else fd])
 
     def open_image(self, tid: int, width: int, height: int, pixels: bytes) -> None:
         fd = attached.make([pixels])
@@ -119,7 +124,7 @@ class HandDriver:
         self.send(OpenTransfer(EPOCH, tid, "table", TokenIds(ids)))
 
     def grant(self, pool: HandPool, tid: int, gen: int, offset: int, blocks: tuple[int, ...]) -> None:
-        self.send(GrantBlocks(EPOCH, tid, gen, offset, blocks, len(blocks) * pool.shape.block_rows))
+        self.send(GrantBlocks(EPOCH, tid, gen, offset, blocks, len(blocks) * pool.geometry.block_rows))
 
     def wait_for_end(self) -> str:
         """How the process ended."""

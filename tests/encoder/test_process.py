@@ -5,8 +5,10 @@ import re
 import signal
 import struct
 
+import msgspec
 import pytest
 
+from corosrv.transfer.layout import BlockHeader
 from corosrv.transfer.messages import (
     BlocksFilled,
     CancelTransfer,
@@ -19,7 +21,7 @@ from corosrv.transfer.messages import (
     TransferAborted,
     TransferMeta,
 )
-from tests.encoder.pool import EPOCH, HandDriver, HandPool, geometry
+from tests.encoder.pool import EPOCH, HandDriver, HandPool, geometry, unsealed_copy
 from tests.support import gguf, projector
 
 N_EMBD = 32
@@ -59,7 +61,7 @@ def start():
 def encoder(start, model, mmproj, pool):
     driver = start(model, mmproj)
     driver.greet(pool, N_EMBD)
-    assert driver.answer() == Hello(EPOCH, 1, pool.shape, N_EMBD)
+    assert driver.answer() == Hello(EPOCH, 1, pool.geometry, N_EMBD)
     return driver
 
 
@@ -85,7 +87,10 @@ def test_token_rows_come_in_rounds_through_two_blocks(encoder, pool, model):
 
     assert meta == TransferMeta(EPOCH, 1, 20, N_EMBD, (RowSegment(20),))
     assert rows == table_rows(model, ids)
-    assert [pool.header(block) for block in (3, 1)] == [(EPOCH, 1, 2, 16, 4), (EPOCH, 1, 2, 24, 0)]
+    assert [pool.header(block) for block in (3, 1)] == [
+        BlockHeader(EPOCH, 1, 2, 16, 4),
+        BlockHeader(EPOCH, 1, 2, 24, 0),
+    ]
 
 
 def test_an_image_becomes_sixteen_finite_rows(encoder, pool):
@@ -168,7 +173,7 @@ def test_a_token_that_does_not_exist_is_refused(encoder):
 def test_an_encoder_without_a_projector_serves_tokens_and_refuses_images(start, model, pool):
     driver = start(model)
     driver.greet(pool)
-    assert driver.answer() == Hello(EPOCH, 1, pool.shape, N_EMBD)
+    assert driver.answer() == Hello(EPOCH, 1, pool.geometry, N_EMBD)
 
     driver.open_image(1, 56, 56, projector.random_pixels())
     driver.open_tokens(2, (1,))
@@ -224,23 +229,41 @@ def test_a_projector_that_kills_libmtmd_kills_the_encoder_alone(start, model, tm
 
 
 @pytest.mark.parametrize(
-    ("shape", "seals", "words"),
+    ("shape", "words"),
     [
-        (geometry(n_embd=64), None, "256 bytes"),
-        (geometry(n_blocks=0), None, "holds nothing"),
-        (geometry(), 0, "resized"),
+        (geometry(n_embd=64), "256 bytes"),
+        (geometry(n_blocks=0), "holds nothing"),
+        (msgspec.structs.replace(geometry(), stride=1000), "1000 bytes are too few"),
     ],
-    ids=["width", "no blocks", "no seals"],
+    ids=["width", "no blocks", "blocks that overlap"],
 )
-def test_a_pool_that_does_not_fit_is_refused_in_words(start, model, shape, seals, words):
-    bad_pool = HandPool(shape) if seals is None else HandPool(shape, seals)
-    driver = start(model)
+def test_a_pool_whose_blocks_hold_no_rows_of_the_model_is_refused_in_words(start, model, shape, words):
+    driver, bad_pool = start(model), HandPool(shape)
 
     driver.greet(bad_pool)
 
     assert driver.wait_for_end() == "exit code 1"
     assert words in driver.fatal
     bad_pool.close()
+
+
+def test_a_pool_that_can_be_resized_is_refused_in_words(start, model, pool):
+    driver = start(model)
+
+    with unsealed_copy(pool) as fd:
+        driver.greet(pool, fd=fd)
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert "can be resized" in driver.fatal
+
+
+def test_a_pool_of_another_epoch_is_refused_in_words(start, model, pool):
+    driver = start(model)
+
+    driver.greet(pool, epoch=EPOCH + 1)
+
+    assert driver.wait_for_end() == "exit code 1"
+    assert "describes another pool" in driver.fatal
 
 
 def test_another_version_of_the_protocol_is_refused(start, model, pool):
