@@ -73,7 +73,7 @@ def _words(block: schema.Block, param: str) -> str:
     if isinstance(block, schema.Document):
         return _document(block, param)
     kind = block.__struct_config__.tag
-    if isinstance(block, schema.Image):
+    if isinstance(block, schema.ImageBlock):
         raise NotSupported(f"{param}: this model reads text only, no {kind}", param, "unsupported_content")
     raise Refused(f"{param}: a block of type '{kind}' does not belong here", param)
 

@@ -47,7 +47,7 @@ class RedactedThinking(Block, tag="redacted_thinking"):
     """Another model's encrypted thoughts, which are left out here."""
 
 
-class Image(Block, tag="image"):
+class ImageBlock(Block, tag="image"):
     """Recognised only to refuse it by name."""
 
 
@@ -61,7 +61,7 @@ class TextSource(Source, tag="text"):
 
 
 class ContentSource(Source, tag="content"):
-    content: str | list[TextBlock | Image]
+    content: str | list[TextBlock | ImageBlock]
 
 
 class Base64Source(Source, tag="base64"):
@@ -89,13 +89,13 @@ class Document(Block, tag="document"):
 
 class ToolResult(Block, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | Image | Document] = ""
+    content: str | list[TextBlock | ImageBlock | Document] = ""
     is_error: bool = False
 
 
 class Message(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking | Image | Document]
+    content: str | list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking | ImageBlock | Document]
 
 
 class Tool(msgspec.Struct):

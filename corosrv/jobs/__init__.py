@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corosrv.jobs.chunk import Candidate, Chunk, Finish, TokenInfo
-    from corosrv.jobs.job import AnyJob, EmbedJob, Job, Messages, PredictJob, Prompt, RerankJob, Text, Tokens
+    from corosrv.jobs.job import AnyJob, EmbedJob, Job, Messages, PredictJob, Prompt, RerankJob, Text
     from corosrv.jobs.model import Adapter, HasAdapters, InfillTokens, ModelCard
+    from corosrv.jobs.pieces import Image, Pieces, Rows, Tokens
     from corosrv.jobs.reader import Reader, Sink
     from corosrv.jobs.sampling import SAMPLERS, Sampling
     from corosrv.jobs.slots import HasSlots, SlotFile, SlotState
@@ -32,14 +33,17 @@ __all__ = [
     "Finish",
     "HasAdapters",
     "HasSlots",
+    "Image",
     "InfillTokens",
     "Job",
     "Messages",
     "ModelCard",
+    "Pieces",
     "PredictJob",
     "Prompt",
     "Reader",
     "RerankJob",
+    "Rows",
     "Sampling",
     "Sink",
     "SlotFile",
@@ -62,14 +66,17 @@ _HOMES = {
     "Finish": "chunk",
     "HasAdapters": "model",
     "HasSlots": "slots",
+    "Image": "pieces",
     "InfillTokens": "model",
     "Job": "job",
     "Messages": "job",
     "ModelCard": "model",
+    "Pieces": "pieces",
     "PredictJob": "job",
     "Prompt": "job",
     "Reader": "reader",
     "RerankJob": "job",
+    "Rows": "pieces",
     "SAMPLERS": "sampling",
     "Sampling": "sampling",
     "Sink": "reader",
@@ -79,7 +86,7 @@ _HOMES = {
     "Terms": "terms",
     "Text": "job",
     "TokenInfo": "chunk",
-    "Tokens": "job",
+    "Tokens": "pieces",
     "Vocabulary": "vocabulary",
     "Worker": "worker",
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from corosrv.jobs.pieces import Pieces, Tokens
 from corosrv.jobs.sampling import Sampling
 from corosrv.jobs.terms import Terms
 
@@ -15,13 +16,6 @@ class Text:
     """A prompt as it stands; control markers in it are control tokens."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A prompt as token ids."""
-
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,7 @@ class Messages:
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
 
-Prompt = Text | Tokens | Messages
+Prompt = Text | Tokens | Messages | Pieces
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class ModelCard:
     status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
     file: str = ""  # that it was loaded from, without its folders
     slots: int = 0  # sequences decoded at once
+    row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none
     # The most that a grammar may have; see the settings of the same names.
     grammar_bytes: int = 65_536
     grammar_rules: int = 2_000
