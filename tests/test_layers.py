@@ -12,7 +12,7 @@ STOREYS = (
     ("errors", "processor"),
     ("client", "outgoing", "tensors"),
     ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
-    ("dispatch", "wire"),
+    ("dispatch", "images", "wire"),
     ("cluster", "models", "objects"),
     ("worker",),
     ("engine", "manager", "transfer", "upstreams"),

@@ -5,24 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corosrv.anthropic import schema
-from corosrv.chat.turns import PART_END, Turn, TurnList
+from corosrv.bodies.body import convert
+from corosrv.chat.turns import PART_END, Part, Turn, TurnList, join, misplaced_image
 from corosrv.errors import NotSupported, Refused
+from corosrv.images.intake import ImageIntake
+from corosrv.jobs import Image
 
 Blocks = Sequence[schema.Block]
 
 
-def turns(body: schema.PromptBody) -> tuple[Turn, ...]:
-    """Returns the turns of a conversation, the system prompt first. Raises Refused, which names the place."""
+def turns(body: schema.PromptBody, images: ImageIntake | None = None) -> tuple[Turn, ...]:
+    """Returns the turns of a conversation, the system prompt first. Waits for images.
+
+    `images` is None where the model takes none. Raises Refused, which names the place.
+    """
     history = TurnList()
+    takes_images = images is not None
     if body.system is not None:
-        history.say("system", _text(body.system, "system"))
+        history.say("system", _text(body.system, "system", takes_images))
     for i, message in enumerate(body.messages):
         content = [schema.TextBlock(message.content)] if isinstance(message.content, str) else message.content
-        _ADD[message.role](content, f"messages[{i}].content", history)
+        param = f"messages[{i}].content"
+        if message.role == "user":
+            _theirs(content, param, history, images)
+        elif message.role == "assistant":
+            _ours(content, param, history, takes_images)
+        else:
+            history.say("system", _text(content, param, takes_images))
     return history.all
 
 
-def _ours(content: Blocks, param: str, history: TurnList) -> None:
+def _ours(content: Blocks, param: str, history: TurnList, takes_images: bool) -> None:
     """Adds one turn of the assistant, with its thoughts, text and calls."""
     history.close()
     words, thoughts = [], []
@@ -30,7 +43,7 @@ def _ours(content: Blocks, param: str, history: TurnList) -> None:
         if isinstance(block, schema.Thinking):
             thoughts.append(block.thinking)
         elif not isinstance(block, (schema.ToolUse, schema.RedactedThinking)):
-            words.append(_words(block, f"{param}[{i}]"))
+            words.append(_words(block, f"{param}[{i}]", takes_images))
     if thoughts:
         history.think("".join(thoughts))
     history.answer(PART_END.join(words))
@@ -39,46 +52,55 @@ def _ours(content: Blocks, param: str, history: TurnList) -> None:
             history.call(block.id, block.name, block.input)
 
 
-def _theirs(content: Blocks, param: str, history: TurnList) -> None:
+def _theirs(content: Blocks, param: str, history: TurnList, images: ImageIntake | None) -> None:
     """Adds a turn for each tool result, and one turn for the rest."""
-    words: list[str] = []
+    parts: list[Part] = []
     for i, block in enumerate(content):
         if isinstance(block, schema.ToolResult):
-            text = _text(block.content, f"{param}[{i}].content")
+            text = _text(block.content, f"{param}[{i}].content", images is not None)
             # Templates know no flag for it: a model reads it in the words.
             text = f"Error: {text}" if block.is_error else text
             history.result(block.tool_use_id, text, f"{param}[{i}].tool_use_id")
+        elif isinstance(block, schema.ImageBlock) and images is not None:
+            parts.append(_image(block, f"{param}[{i}].source", images))
         else:
-            words.append(_words(block, f"{param}[{i}]"))
-    if words or not content:
-        history.say("user", PART_END.join(words))
+            parts.append(_words(block, f"{param}[{i}]", images is not None))
+    if parts or not content:
+        history.say("user", join(parts))
 
 
-def _operators(content: Blocks, param: str, history: TurnList) -> None:
-    history.say("system", _text(content, param))
+def _image(block: schema.ImageBlock, param: str, images: ImageIntake) -> Image:
+    source = convert(block.source, schema.ImageSource, param)
+    if source.type == "file":
+        raise NotSupported(f"{param}.type: no files are kept here: send the image itself", f"{param}.type")
+    if source.type == "base64" and source.data is not None:
+        return images.from_base64(source.data, f"{param}.data")
+    if source.type == "url" and source.url is not None:
+        return images.from_url(source.url, f"{param}.url")
+    place = f"{param}.{'data' if source.type == 'base64' else 'url'}"
+    raise Refused(f"{place} is required", place, "missing_required_parameter")
 
 
-_ADD = {"assistant": _ours, "user": _theirs, "system": _operators}
-
-
-def _text(content: str | Blocks, param: str) -> str:
+def _text(content: str | Blocks, param: str, takes_images: bool) -> str:
     if isinstance(content, str):
         return content
-    return PART_END.join(_words(block, f"{param}[{i}]") for i, block in enumerate(content))
+    return PART_END.join(_words(block, f"{param}[{i}]", takes_images) for i, block in enumerate(content))
 
 
-def _words(block: schema.Block, param: str) -> str:
+def _words(block: schema.Block, param: str, takes_images: bool) -> str:
     if isinstance(block, schema.TextBlock):
         return block.text
     if isinstance(block, schema.Document):
-        return _document(block, param)
+        return _document(block, param, takes_images)
     kind = block.__struct_config__.tag
     if isinstance(block, schema.ImageBlock):
+        if takes_images:
+            raise misplaced_image(param)
         raise NotSupported(f"{param}: this model reads text only, no {kind}", param, "unsupported_content")
     raise Refused(f"{param}: a block of type '{kind}' does not belong here", param)
 
 
-def _document(document: schema.Document, param: str) -> str:
+def _document(document: schema.Document, param: str, takes_images: bool) -> str:
     """Writes a document of text between tags, which tell it from what the user says."""
     if document.citations is not None and document.citations.enabled:
         raise NotSupported(f"{param}.citations: citations are not offered here", f"{param}.citations")
@@ -86,14 +108,14 @@ def _document(document: schema.Document, param: str) -> str:
     for tag, text in (("title", document.title), ("context", document.context)):
         if text:
             lines.append(f"<{tag}>{text}</{tag}>")
-    return "\n".join((*lines, _document_text(document.source, f"{param}.source"), "</document>"))
+    return "\n".join((*lines, _document_text(document.source, f"{param}.source", takes_images), "</document>"))
 
 
-def _document_text(source: schema.Source, param: str) -> str:
+def _document_text(source: schema.Source, param: str, takes_images: bool) -> str:
     if isinstance(source, schema.TextSource):
         return source.data
     if isinstance(source, schema.ContentSource):
-        return _text(source.content, f"{param}.content")
+        return _text(source.content, f"{param}.content", takes_images)
     kind = source.__struct_config__.tag
     raise NotSupported(
         f"{param}.type: documents of type 'text' and 'content' are read here, not '{kind}'",

@@ -14,22 +14,29 @@ from corosrv.chat.tools import check_count
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.call import Call
+from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Messages, ModelCard
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].input_schema")
 _CHOICES = {"auto": CallMode.AUTO, "any": CallMode.REQUIRED, "tool": CallMode.REQUIRED, "none": CallMode.NONE}
 
 
-def call(body: schema.PromptBody, defaults: fields.Defaults, card: ModelCard, request_id: str) -> Call:
-    """Checks a request and makes its job and its answer. Raises Refused, which names the parameter."""
-    job, parser = prepare(_conversation(body, defaults), card)
+def call(
+    body: schema.PromptBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    request_id: str,
+    images: ImageIntake | None = None,
+) -> Call:
+    """Checks a request and makes its job and its answer; waits for images. Raises Refused, naming the parameter."""
+    job, parser = prepare(_conversation(body, defaults, images), card)
     stream = bool(body.stream)
     # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
     return Call(replace(job, tells_progress=stream), stream, MessageAnswer(card, parser, request_id), body.priority)
 
 
-def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Conversation:
-    job = fields.job(body, (_prompt(body),), defaults)
+def _conversation(body: schema.PromptBody, defaults: fields.Defaults, images: ImageIntake | None) -> Conversation:
+    job = fields.job(body, (_prompt(body, images),), defaults)
     choice = body.tool_choice
     return Conversation(
         replace(job, stop=job.stop + fields.stops(body.stop_sequences, "stop_sequences")),
@@ -41,8 +48,8 @@ def _conversation(body: schema.PromptBody, defaults: fields.Defaults) -> Convers
     )
 
 
-def _prompt(body: schema.PromptBody) -> Messages:
-    history = content.turns(body)
+def _prompt(body: schema.PromptBody, images: ImageIntake | None) -> Messages:
+    history = content.turns(body, images)
     # A last message of the assistant is the beginning of the answer, which the model continues.
     is_begun = history[-1]["role"] == "assistant"
     if is_begun and "tool_calls" in history[-1]:

@@ -36,7 +36,8 @@ def blueprint(flow: RequestFlow) -> Blueprint:
 
     def call(decoder: msgspec.json.Decoder[Body]) -> Call:
         body = flow.receive(decoder)
-        return parse.call(body, flow.defaults, flow.worker.card(body.model), g.corosrv_request_id)
+        card = flow.worker.card(body.model)
+        return parse.call(body, flow.defaults, card, g.corosrv_request_id, flow.images.intake(card))
 
     @routes.after_request
     def name(response: Response) -> Response:

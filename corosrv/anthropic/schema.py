@@ -47,10 +47,6 @@ class RedactedThinking(Block, tag="redacted_thinking"):
     """Another model's encrypted thoughts, which are left out here."""
 
 
-class ImageBlock(Block, tag="image"):
-    """Recognised only to refuse it by name."""
-
-
 class Source(msgspec.Struct, tag_field="type"):
     """The source of a document's content; its `type` says which kind."""
 
@@ -58,10 +54,6 @@ class Source(msgspec.Struct, tag_field="type"):
 class TextSource(Source, tag="text"):
     data: str
     media_type: str = "text/plain"
-
-
-class ContentSource(Source, tag="content"):
-    content: str | list[TextBlock | ImageBlock]
 
 
 class Base64Source(Source, tag="base64"):
@@ -74,6 +66,24 @@ class UrlSource(Source, tag="url"):
 
 class FileSource(Source, tag="file"):
     """Recognised only to refuse it by name."""
+
+
+class ImageSource(msgspec.Struct):
+    """The source of an image, whose first bytes say what it is, whatever its media type."""
+
+    type: Literal["base64", "url", "file"]
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Block, tag="image"):
+    """An image. Its source is an ImageSource, and is not looked at where images are refused."""
+
+    source: Any = None
+
+
+class ContentSource(Source, tag="content"):
+    content: str | list[TextBlock | ImageBlock]
 
 
 class Citations(msgspec.Struct):

@@ -9,14 +9,35 @@ import msgspec
 
 from corosrv.bodies import json_limits
 from corosrv.bodies.text import check_text
-from corosrv.errors import Refused
+from corosrv.errors import NotSupported, Refused
+from corosrv.jobs import Image
 
 Turn = dict[str, Any]
+Part = str | Image
+Content = str | tuple[Part, ...]  # of a turn: a tuple where images are in it
 # Between the parts of one message, as llama-server has it for templates that take texts alone: clients put a part for
 # each thing they say, and do not end it.
 PART_END = "\n"
 
 _arguments = msgspec.json.Decoder(dict[str, Any])
+
+
+def join(parts: Iterable[Part], between: str = PART_END) -> Content:
+    """Makes the content of a turn: texts in a row are joined by `between`; images stand among them as they are."""
+    content: list[Part] = []
+    for part in parts:
+        if isinstance(part, str) and content and isinstance(content[-1], str):
+            content[-1] += between + part
+        else:
+            content.append(part)
+    if any(isinstance(part, Image) for part in content):
+        return tuple(content)
+    return str(content[0]) if content else ""
+
+
+def misplaced_image(param: str) -> NotSupported:
+    """Makes the error for an image that a model would read elsewhere in the conversation."""
+    return NotSupported(f"{param}: images are read in messages of the user only", param, "unsupported_content")
 
 
 def tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -60,10 +81,10 @@ class TurnList:
     def all(self) -> tuple[Turn, ...]:
         return tuple(self._turns)
 
-    def say(self, role: str, text: str) -> None:
-        """Adds a turn of the user or the system."""
+    def say(self, role: str, content: Content) -> None:
+        """Adds a turn of the user or the system; only the user's has images."""
         self.close()
-        self._turns.append({"role": role, "content": text})
+        self._turns.append({"role": role, "content": content})
 
     def think(self, text: str) -> None:
         turn = self._open()

@@ -11,7 +11,7 @@ from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.chat import CHATML, ChatTemplate, texts_of
 from corosrv.engine.marks import Piece
 from corosrv.engine.traits import Traits
-from corosrv.jobs import Messages, Pieces, Prompt, Text, Tokens
+from corosrv.jobs import Messages, MultimodalText, Pieces, Prompt, Text, Tokens
 from corosrv.processor import Turns
 
 log = logging.getLogger("corosrv.engine")
@@ -155,6 +155,8 @@ class EngineVocabulary:
             for token in prompt.ids:
                 self.check(token, param)
             tokens: Sequence[int] = prompt.ids
+        elif isinstance(prompt, MultimodalText):
+            raise errors.NotSupported(f"{param}: images are taken by no model yet", param)
         elif isinstance(prompt, Pieces):
             raise errors.NotSupported(f"{param}: embedding rows are taken by no model yet", param)
         elif isinstance(prompt, Text):

@@ -20,6 +20,7 @@ CorosrvError
 │   ├── BodyIncomplete       the body ended early
 │   ├── UnsupportedMedia     the body is not JSON, or is compressed
 │   ├── InvalidJson          the body is not well-formed JSON
+│   ├── InvalidImage         an image is none, of a kind that is not read, or over a limit
 │   ├── NotFound             there is nothing of this name here
 │   │   ├── ModelNotFound    there is no model of this name here
 │   │   └── ObjectNotFound   there is no such object here
@@ -139,6 +140,7 @@ from corosrv.errors.refused import (
     BodyTooLarge,
     BodyTooSlow,
     InvalidGrammar,
+    InvalidImage,
     InvalidJson,
     InvalidSchema,
     ModelNotFound,
@@ -192,6 +194,7 @@ __all__ = [
     "IllegalTransition",
     "InputFailed",
     "InvalidGrammar",
+    "InvalidImage",
     "InvalidInput",
     "InvalidJson",
     "InvalidSchema",

@@ -64,6 +64,13 @@ class InvalidJson(Refused):
         super().__init__(f"the body is not valid JSON: {reason}", None, "invalid_json")
 
 
+class InvalidImage(Refused):
+    """An image of the request is none, is of a kind that is not read, or is over a limit."""
+
+    def __init__(self, message: str, param: str | None, code: str | None = "invalid_image") -> None:
+        super().__init__(message, param, code)
+
+
 class PromptTooLong(Refused):
     """The prompt leaves no room for an answer in the `context` tokens of a slot.
 

@@ -24,6 +24,7 @@ from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
 from corosrv.http.reply import json_response
 from corosrv.http.terms import request_terms
+from corosrv.images.reader import ImageReader
 from corosrv.jobs import AnyJob, Chunk, Worker
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ class RequestFlow:
     stats: HttpStats
     answers: KeyedAnswers
     groups: GroupTable
+    images: ImageReader
     logs_json: bool = False
 
     def once(self, view: View) -> View:

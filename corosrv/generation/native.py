@@ -11,8 +11,9 @@ import msgspec
 from corosrv.generation import likelihood, settings
 from corosrv.generation.answer_types import NativeCompletion, StopType, TokenLikelihood
 from corosrv.generation.indent import Indent
+from corosrv.generation.prompts import MEDIA_MARKER
 from corosrv.generation.tally import Tally
-from corosrv.jobs import Chunk, Finish, Job, ModelCard, Prompt, TokenInfo, Vocabulary
+from corosrv.jobs import Chunk, Finish, Job, ModelCard, MultimodalText, Prompt, TokenInfo, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ class NativeTask:
 
 
 def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:
+    if isinstance(prompt, MultimodalText):
+        return "".join(part if isinstance(part, str) else MEDIA_MARKER for part in prompt.parts)
     return vocabulary.spell(vocabulary.encode(prompt)).decode("utf-8", "replace")
 
 

@@ -7,28 +7,32 @@ from typing import Any
 
 from corosrv.bodies.text import check_text
 from corosrv.errors import NotSupported, Refused
-from corosrv.jobs import Prompt, Text, Tokens, Vocabulary
+from corosrv.images.intake import ImageIntake
+from corosrv.jobs import Image, MultimodalText, Prompt, Text, Tokens, Vocabulary
 from corosrv.processor import Turns
 
 # What a field that takes prompts is decoded as; the rest is checked here, because it depends on the values.
 PromptField = str | list[Any] | dict[str, Any]
 
 _MEDIA = "multimodal_data"
+MEDIA_MARKER = "<__media__>"  # what stands in a text for an image of `multimodal_data`, as libmtmd has it
 _MOST_TEXTS = 1024  # among the token ids of one prompt
 
 
-def prompts(value: PromptField, param: str, most: int, vocabulary: Vocabulary) -> tuple[Prompt, ...]:
-    """Reads one prompt, or at most `most` of them. May wait as `tokenize` does.
+def prompts(
+    value: PromptField, param: str, most: int, vocabulary: Vocabulary, images: ImageIntake | None = None
+) -> tuple[Prompt, ...]:
+    """Reads one prompt, or at most `most` of them. May wait as `tokenize` does, and for images.
 
-    Raises Refused, which names the place.
+    `images` is None where the model takes none. Raises Refused, which names the place.
     """
     if not is_several(value):
-        return (_prompt(value, param, vocabulary),)
+        return (_prompt(value, param, vocabulary, images),)
     if not value:
         raise Refused(f"{param} must not be an empty list", param)
     if len(value) > most:
         raise Refused(f"{param}: at most {most} in one request, not {len(value)}", param)
-    return tuple(_prompt(prompt, f"{param}[{i}]", vocabulary) for i, prompt in enumerate(value))
+    return tuple(_prompt(prompt, f"{param}[{i}]", vocabulary, images) for i, prompt in enumerate(value))
 
 
 def is_several(value: PromptField) -> bool:
@@ -36,9 +40,9 @@ def is_several(value: PromptField) -> bool:
     return isinstance(value, list) and not any(type(member) is int for member in value)
 
 
-def _prompt(value: Any, param: str, vocabulary: Vocabulary) -> Prompt:
+def _prompt(value: Any, param: str, vocabulary: Vocabulary, images: ImageIntake | None) -> Prompt:
     if isinstance(value, dict):
-        return _of_object(value, param)
+        return _of_object(value, param, images)
     if isinstance(value, str):
         return Text(check_text(value, param))
     if isinstance(value, list) and value:
@@ -48,16 +52,37 @@ def _prompt(value: Any, param: str, vocabulary: Vocabulary) -> Prompt:
     raise Refused(f"{param} must be a string, a list of token ids and strings, or an object with prompt_string", param)
 
 
-def _of_object(value: dict[str, Any], param: str) -> Prompt:
+def _of_object(value: dict[str, Any], param: str, images: ImageIntake | None) -> Prompt:
     """llama-server's forms, which have room for pictures and sounds."""
+    if value.get(_MEDIA) and images is not None:
+        return _with_images(value, param, images)
     if value.get(_MEDIA):
         raise NotSupported(f"{param}.{_MEDIA}: this model reads text only", f"{param}.{_MEDIA}", "unsupported_content")
     if isinstance(parts := value.get("content"), list):
         return Text("".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(parts)))
+    return Text(_prompt_string(value, param))
+
+
+def _prompt_string(value: dict[str, Any], param: str) -> str:
     text = value.get("prompt_string")
     if not isinstance(text, str):
         raise Refused(f"{param}.prompt_string must be a string", f"{param}.prompt_string")
-    return Text(check_text(text, f"{param}.prompt_string"))
+    return check_text(text, f"{param}.prompt_string")
+
+
+def _with_images(value: dict[str, Any], param: str, images: ImageIntake) -> MultimodalText:
+    """Puts the images of a prompt where its text has their markers."""
+    texts = _prompt_string(value, param).split(MEDIA_MARKER)
+    place, media = f"{param}.{_MEDIA}", value[_MEDIA]
+    if not isinstance(media, list) or not all(isinstance(data, str) for data in media):
+        raise Refused(f"{place} must be a list of images as base64", place)
+    if len(texts) - 1 != len(media):
+        n_markers = len(texts) - 1
+        raise Refused(f"{place}: {len(media)} images, and prompt_string has {MEDIA_MARKER} {n_markers} times", place)
+    parts: list[str | Image] = [texts[0]]
+    for i, (data, text) in enumerate(zip(media, texts[1:], strict=True)):
+        parts += [images.from_base64(data, f"{place}[{i}]"), text]
+    return MultimodalText(tuple(part for part in parts if part))
 
 
 def _part(part: Any, param: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from corosrv.jobs.chunk import Candidate, Chunk, Finish, TokenInfo
-    from corosrv.jobs.job import AnyJob, EmbedJob, Job, Messages, PredictJob, Prompt, RerankJob, Text
+    from corosrv.jobs.job import AnyJob, EmbedJob, Job, Messages, MultimodalText, PredictJob, Prompt, RerankJob, Text
     from corosrv.jobs.model import Adapter, HasAdapters, InfillTokens, ModelCard
     from corosrv.jobs.pieces import Image, Pieces, Rows, Tokens
     from corosrv.jobs.reader import Reader, Sink
@@ -38,6 +38,7 @@ __all__ = [
     "Job",
     "Messages",
     "ModelCard",
+    "MultimodalText",
     "Pieces",
     "PredictJob",
     "Prompt",
@@ -71,6 +72,7 @@ _HOMES = {
     "Job": "job",
     "Messages": "job",
     "ModelCard": "model",
+    "MultimodalText": "job",
     "Pieces": "pieces",
     "PredictJob": "job",
     "Prompt": "job",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corosrv.jobs.pieces import Pieces, Tokens
+from corosrv.jobs.pieces import Image, Pieces, Tokens
 from corosrv.jobs.sampling import Sampling
 from corosrv.jobs.terms import Terms
 
@@ -19,13 +19,21 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class MultimodalText:
+    """A prompt of text and images, in order; control markers in the texts are control tokens. Some part is an image."""
+
+    parts: tuple[str | Image, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Messages:
     """A conversation, to be rendered by the model's chat template. Markers in the contents stay text.
 
     `messages` and `tools` are as OpenAI's chat API has them: roles system, user, assistant (with `tool_calls` and
-    `reasoning_content`) and tool; contents are strings. Arguments of calls are objects; those of a call that was cut
-    off are its JSON text as far as it goes. A template that knows no tools is helped: what it would drop is written
-    into the messages, in the way that ModelCard.tool_format says.
+    `reasoning_content`) and tool; contents are strings, or tuples of strings and Images where a user's message has
+    images. Arguments of calls are objects; those of a call that was cut off are its JSON text as far as it goes. A
+    template that knows no tools is helped: what it would drop is written into the messages, in the way that
+    ModelCard.tool_format says.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -36,7 +44,7 @@ class Messages:
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
 
-Prompt = Text | Tokens | Messages | Pieces
+Prompt = Text | Tokens | Messages | MultimodalText | Pieces
 
 
 @dataclass(frozen=True, slots=True)

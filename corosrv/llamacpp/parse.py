@@ -12,7 +12,8 @@ from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
 from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
-from corosrv.jobs import Job, ModelCard, Prompt, Tokens, Vocabulary
+from corosrv.images.intake import ImageIntake
+from corosrv.jobs import Job, ModelCard, MultimodalText, Prompt, Tokens, Vocabulary
 from corosrv.llamacpp import schema
 from corosrv.llamacpp.answers import NativeAnswer
 
@@ -20,10 +21,14 @@ _INFILL_PARAMS = ("input_prefix", "input_suffix", "prompt", "input_extra")
 
 
 def completion(
-    body: schema.NativeCompletionBody, defaults: fields.Defaults, card: ModelCard, vocabulary: Vocabulary
+    body: schema.NativeCompletionBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    vocabulary: Vocabulary,
+    images: ImageIntake | None = None,
 ) -> Call:
-    """Checks a completion. Raises Refused, which names the parameter."""
-    inputs = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    """Checks a completion; waits for its images. Raises Refused, which names the parameter."""
+    inputs = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
     return _call(body, inputs, is_several(body.prompt), defaults, card, vocabulary)
 
 
@@ -46,7 +51,7 @@ def _call(
     vocabulary: Vocabulary,
 ) -> Call:
     # Read here, because the answer shows what became of them.
-    read = tuple(Tokens(tuple(vocabulary.encode(prompt, i, len(inputs)))) for i, prompt in enumerate(inputs))
+    read = tuple(_read(prompt, i, len(inputs), vocabulary) for i, prompt in enumerate(inputs))
     job = _job(body, read, defaults, card)
     form = NativeForm.for_job(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
@@ -58,6 +63,13 @@ def _call(
         members=tuple(check_text(name, "response_fields") for name in body.response_fields or ()),
     )
     return Call(job, options.stream, NativeAnswer(options), body.priority)
+
+
+def _read(prompt: Prompt, number: int, n_prompts: int, vocabulary: Vocabulary) -> Prompt:
+    """Returns a prompt as its tokens; what those of an image are is known only when it is encoded."""
+    if isinstance(prompt, MultimodalText):
+        return prompt
+    return Tokens(tuple(vocabulary.encode(prompt, number, n_prompts)))
 
 
 def _job(body: schema.NativeFields, inputs: tuple[Prompt, ...], defaults: fields.Defaults, card: ModelCard) -> Job:

@@ -50,7 +50,8 @@ def _add_completions(routes: Blueprint, flow: RequestFlow) -> None:
     @api_docs.complete
     def complete() -> Response:
         body = flow.receive(schema.completion_decoder)
-        return flow.answer(parse.completion(body, flow.defaults, *_model(flow, body.model)))
+        card, vocabulary = _model(flow, body.model)
+        return flow.answer(parse.completion(body, flow.defaults, card, vocabulary, flow.images.intake(card)))
 
     @routes.post("/infill")
     @flow.once
@@ -78,7 +79,7 @@ def _add_tokens(routes: Blueprint, flow: RequestFlow) -> None:
     def apply_template() -> Response:
         body = flow.receive(chat_schema.decoder)
         card, vocabulary = _model(flow, body.model)
-        job = chat_parse.call(body, flow.defaults, card, lambda: vocabulary).job
+        job = chat_parse.call(body, flow.defaults, card, lambda: vocabulary, flow.images.intake(card)).job
         assert isinstance(job, Job)
         prompt = job.prompts[0]
         assert isinstance(prompt, Messages)

@@ -31,7 +31,8 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def chat_call() -> Call:
         body = flow.receive(chat_schema.decoder)
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
-        return chat_parse.call(body, flow.defaults, flow.worker.card(body.model), find_vocabulary)
+        card = flow.worker.card(body.model)
+        return chat_parse.call(body, flow.defaults, card, find_vocabulary, flow.images.intake(card))
 
     @routes.post("/v1/chat/completions/input_tokens")
     @routes.post("/chat/completions/input_tokens", endpoint="count_short")
@@ -45,7 +46,9 @@ def blueprint(flow: RequestFlow) -> Blueprint:
     def complete() -> Response:
         body = flow.receive(completion_schema.decoder)
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
-        return flow.answer(completion_parse.call(body, flow.defaults, flow.worker.card(body.model), find_vocabulary))
+        card = flow.worker.card(body.model)
+        images = flow.images.intake(card)
+        return flow.answer(completion_parse.call(body, flow.defaults, card, find_vocabulary, images))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")

@@ -23,11 +23,13 @@ _METADATA = ipaddress.IPv6Address("fd00:ec2::254")  # of a cloud's machines, as 
 class Destinations:
     """The destinations that an operator allows: all but link-local addresses, unless `names` narrow that."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), *, private_by_name: bool = True) -> None:
         """`names`: host names, `*.example.com` for all below, addresses and networks; none allow all.
 
+        Without `private_by_name`, an address that is not public must itself be listed, or be in a network that is.
         Raises ValueError for one that is none of these.
         """
+        self._private_by_name = private_by_name
         self._names: set[str] = set()
         self._suffixes: list[str] = []
         self._networks: list[Network] = []
@@ -73,6 +75,8 @@ class Destinations:
             return f"{host} is a link-local address, where no request goes"
         if (address.is_loopback or address.is_unspecified) and not to_loopback:
             return f"{host} is this machine, which only clients that reach the server by a loopback address may name"
+        if not self._private_by_name and not _is_public(address) and not self._has_address(address):
+            return f"{host} is not a public address, where requests go only if the operator lists the address"
         if not self._is_listed(host.lower().removesuffix("."), address):
             return f"{host} is none of the hosts that the operator allows"
         return ""
@@ -80,11 +84,14 @@ class Destinations:
     def _is_listed(self, host: str, address: Address) -> bool:
         if not (self._names or self._suffixes or self._networks):
             return True
-        return (
-            host in self._names
-            or host.endswith(tuple(self._suffixes))
-            or any(address in network for network in self._networks)
-        )
+        return host in self._names or host.endswith(tuple(self._suffixes)) or self._has_address(address)
+
+    def _has_address(self, address: Address) -> bool:
+        return any(address in network for network in self._networks)
+
+
+def _is_public(address: Address) -> bool:
+    return address.is_global and not address.is_multicast
 
 
 def _network(name: str) -> Network | None:
@@ -99,6 +106,8 @@ def _inner(address: Address) -> Address:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
+        if address.sixtofour is not None:
+            return address.sixtofour
         if address in _NAT64:
             return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address

@@ -23,6 +23,7 @@ from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
 from corosrv.http.keyed_answers import KeyedAnswers
+from corosrv.images.reader import ImageReader
 from corosrv.jobs import State
 from corosrv.jobs.stats import DecodeStats
 from corosrv.kserve.language import LanguageModels
@@ -63,6 +64,7 @@ class ModelPart:
         for model in settings.models:
             _check_template(model)
         self._settings = settings.server
+        self._images = ImageReader(settings.images)
         self._stats = stats
         self._bodies = bodies
         self._answers = answers or KeyedAnswers(bodies)
@@ -147,6 +149,7 @@ class ModelPart:
             stats=self._stats,
             answers=self._answers,
             groups=self._groups,
+            images=self._images,
             logs_json=settings.log_format == "json",
         )
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from corosrv.outgoing.destinations import Destinations
+
 MAX_INT32 = 2**31 - 1
 DAY = 86_400  # seconds
 
@@ -53,6 +55,15 @@ def or_else(exception: float, check: Check) -> Check:
     return Check(lambda value: value == exception or check.is_good(value), f"must be {exception} or {words}")
 
 
+def _are_destinations(text: str) -> bool:
+    try:
+        Destinations(word.strip() for word in text.split(",") if word.strip())
+    except ValueError:
+        return False
+    return True
+
+
 FOLDER = Check(os.path.isdir, "must be a folder")
 URL = Check(lambda text: text.startswith(("http://", "https://")), "must be an http or https URL")
+HOSTS = Check(_are_destinations, "must be host names, addresses and networks, separated by commas")
 PLAIN = Check(lambda text: text.isascii() and text.isprintable(), "must be printable ASCII")

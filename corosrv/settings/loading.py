@@ -10,6 +10,7 @@ from typing import Any
 from corosrv.settings import model_list, sources
 from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.cluster import ClusterSettings
+from corosrv.settings.images import ImageSettings
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings, models_of
 from corosrv.settings.peers import PeerSettings
@@ -22,6 +23,7 @@ from corosrv.settings.upstream import UpstreamSettings
 PARTS: tuple[type, ...] = (
     ModelSettings,
     ServerSettings,
+    ImageSettings,
     PredictionSettings,
     AppSettings,
     OperatorSettings,
@@ -41,6 +43,7 @@ class Settings:
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
     models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
     predictor: PredictionSettings | None = None
     app: AppSettings | None = None
@@ -76,6 +79,7 @@ def load(
         values["model"] = model_list.packaged_model()
     return Settings(
         server=replace(server, strict_model=True) if peer.urls else server,
+        images=ImageSettings(**raw.values(ImageSettings)),
         models=models_of(values),
         predictor=predictor,
         app=app if app.worker_app else None,

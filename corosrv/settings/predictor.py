@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corosrv.outgoing.destinations import Destinations
 from corosrv.settings import sources
-from corosrv.settings.checks import DAY, MAX_INT32, PLAIN, URL, Check, at_least, between, empty_or, none_or
+from corosrv.settings.checks import DAY, HOSTS, MAX_INT32, PLAIN, URL, at_least, between, empty_or, none_or
 from corosrv.settings.sources import setting, split_words
 
 MOST_SLOTS = 4096
-
-
-def _are_destinations(text: str) -> bool:
-    try:
-        Destinations(split_words(text))
-    except ValueError:
-        return False
-    return True
-
-
-HOSTS = Check(_are_destinations, "must be host names, addresses and networks, separated by commas")
 
 
 @dataclass(frozen=True, kw_only=True)

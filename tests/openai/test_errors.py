@@ -35,6 +35,7 @@ TABLE = [
     (errors.BodyTooLarge(8), 413, "invalid_request_error", None, "body_too_large"),
     (errors.BodyTooSlow(), 408, "invalid_request_error", None, "request_timeout"),
     (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),
+    (errors.InvalidImage("m", "p"), 400, "invalid_request_error", "p", "invalid_image"),
     (errors.InvalidJson("m"), 400, "invalid_request_error", None, "invalid_json"),
     (errors.InvalidGrammar("m"), 400, "invalid_request_error", "grammar", "invalid_grammar"),
     (errors.InvalidSchema("#/a", "m", "p"), 400, "invalid_request_error", "p", "invalid_schema"),

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from corosrv.bodies.text import check_text
-from corosrv.chat.turns import PART_END
+from corosrv.chat.turns import PART_END, Content, Part, join, misplaced_image
 from corosrv.chat.turns import arguments as arguments_of
 from corosrv.errors import NotSupported, Refused
+from corosrv.images.intake import ImageIntake
 from corosrv.openai.chat import schema
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -21,14 +22,19 @@ _RESERVED_ARGUMENTS = frozenset(
 _MAX_ARGUMENT = 1024  # bytes
 
 
-def turns(messages: list[schema.Message]) -> tuple[dict[str, Any], ...]:
-    """Messages as templates take them. Raises Refused, which names the place."""
+def turns(messages: list[schema.Message], images: ImageIntake | None = None) -> tuple[dict[str, Any], ...]:
+    """Messages as templates take them; `images` is None where the model takes none, and otherwise waits for them.
+
+    Raises Refused, which names the place.
+    """
     names: dict[str, str] = {}  # of the functions called so far, by the calls' ids
     last = len(messages) - 1
-    return tuple(_turn(message, f"messages[{i}]", names, i == last) for i, message in enumerate(messages))
+    return tuple(_turn(message, f"messages[{i}]", names, i == last, images) for i, message in enumerate(messages))
 
 
-def _turn(message: schema.Message, param: str, names: dict[str, str], is_last: bool) -> dict[str, Any]:
+def _turn(
+    message: schema.Message, param: str, names: dict[str, str], is_last: bool, images: ImageIntake | None
+) -> dict[str, Any]:
     if message.function_call:
         raise NotSupported(f"{param}.function_call: send tool_calls instead", param, "unsupported_parameter")
     if message.role not in _ROLES:
@@ -38,7 +44,8 @@ def _turn(message: schema.Message, param: str, names: dict[str, str], is_last: b
         )
     # As llama-server joins the parts of a message, and those of one that is to be continued.
     between = "\n\n" if is_last and message.role == "assistant" else PART_END
-    turn: dict[str, Any] = {"role": _ROLES[message.role], "content": _content(message, f"{param}.content", between)}
+    content = _content(message, f"{param}.content", between, images)
+    turn: dict[str, Any] = {"role": _ROLES[message.role], "content": content}
     if message.role == "tool":
         turn |= _result_members(message, param, names)
     if message.role == "assistant":
@@ -79,19 +86,24 @@ def _call(call: schema.ToolCall, param: str, names: dict[str, str]) -> dict[str,
     return {"id": check_text(call.id, f"{param}.id"), "type": "function", "function": function}
 
 
-def _content(message: schema.Message, param: str, between: str) -> str:
+def _content(message: schema.Message, param: str, between: str, images: ImageIntake | None) -> Content:
     content = message.content
     if isinstance(content, str):
         return check_text(content, param)
     if isinstance(content, list):
-        return between.join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
+        parts = enumerate(content)
+        return join((_part(part, f"{param}[{i}]", message.role, images) for i, part in parts), between)
     if message.role == "assistant" and (content is None or message.tool_calls):
         return ""
     raise Refused(f"{param} is required: a string or a list of parts", param, "missing_required_parameter")
 
 
-def _part(part: dict[str, Any], param: str) -> str:
+def _part(part: dict[str, Any], param: str, role: str, images: ImageIntake | None) -> Part:
     kind = part.get("type")
+    if kind == "image_url" and images is not None:
+        if role != "user":
+            raise misplaced_image(param)
+        return images.from_url(_image_url(part.get("image_url"), f"{param}.image_url"), f"{param}.image_url")
     if kind not in ("text", "refusal"):
         raise NotSupported(
             f"{param}: this model reads parts of type 'text' only, not {str(kind)[:40]!r}", param, "unsupported_content"
@@ -100,6 +112,14 @@ def _part(part: dict[str, Any], param: str) -> str:
     if not isinstance(text, str):
         raise Refused(f"{param}.{kind} must be a string", f"{param}.{kind}")
     return check_text(text, f"{param}.{kind}")
+
+
+def _image_url(value: object, param: str) -> str:
+    """Returns the URL of an image, which stands by itself or in an object. Its `detail` steers nothing here."""
+    url = value.get("url") if isinstance(value, dict) else value
+    if not isinstance(url, str):
+        raise Refused(f"{param} must be a URL, or an object with a url", param)
+    return url
 
 
 def template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
+from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Messages, ModelCard, Vocabulary
 from corosrv.openai.chat import forms, messages, schema
 from corosrv.openai.chat.answers import ChatAnswer
@@ -20,13 +21,17 @@ from corosrv.openai.llama_extras import native_form
 
 
 def call(
-    body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, find_vocabulary: Callable[[], Vocabulary]
+    body: schema.ChatBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    find_vocabulary: Callable[[], Vocabulary],
+    images: ImageIntake | None = None,
 ) -> Call:
-    """Checks a chat completion. Raises Refused, which names the parameter."""
+    """Checks a chat completion; waits for its images. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
-    job, parser = prepare(conversation(body, defaults), card)
+    job, parser = prepare(conversation(body, defaults, images), card)
     options = AnswerOptions.from_fields(
         body,
         usage=include_usage,
@@ -36,15 +41,15 @@ def call(
     return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority, tells_cancel=True)
 
 
-def conversation(body: schema.ChatBody, defaults: fields.Defaults) -> Conversation:
-    """Reads what a body asks for, whatever model answers it. Raises Refused."""
+def conversation(body: schema.ChatBody, defaults: fields.Defaults, images: ImageIntake | None = None) -> Conversation:
+    """Reads what a body asks for; `images` is None where the model takes none. Raises Refused."""
     n_probs = _n_probs(body)
     if body.verbose and body.return_tokens:
         n_probs = max(n_probs, 0)
     return Conversation(
         fields.job(
             body,
-            (prompt(body),),
+            (prompt(body, images),),
             defaults,
             n=body.n or 1,
             n_probs=n_probs,
@@ -68,11 +73,11 @@ def _n_probs(body: schema.ChatBody) -> int:
     return n_probs if body.logprobs else n_probs or -1
 
 
-def prompt(body: schema.ChatBody) -> Messages:
+def prompt(body: schema.ChatBody, images: ImageIntake | None = None) -> Messages:
     """Makes the conversation to be rendered. Raises Refused."""
     if body.chat_template is not None:
         raise NotSupported("chat_template: a template in a request is not run here", "chat_template")
-    turns = messages.turns(body.messages)
+    turns = messages.turns(body.messages, images)
     is_last_ours = turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]
     if is_last_ours and len(turns) > 1 and turns[-2]["role"] == "assistant":
         raise Refused("messages: two assistant messages in a row at the end", "messages")

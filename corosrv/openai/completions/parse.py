@@ -9,7 +9,8 @@ from corosrv.generation import fields, infill
 from corosrv.generation.answer_options import AnswerOptions, Echo
 from corosrv.generation.call import Call
 from corosrv.generation.prompts import prompts
-from corosrv.jobs import Job, ModelCard, Prompt, Text, Vocabulary
+from corosrv.images.intake import ImageIntake
+from corosrv.jobs import Job, ModelCard, MultimodalText, Prompt, Text, Vocabulary
 from corosrv.openai.completions import schema
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.fields import includes_usage
@@ -17,12 +18,16 @@ from corosrv.openai.llama_extras import native_form
 
 
 def call(
-    body: schema.CompletionBody, defaults: fields.Defaults, card: ModelCard, find_vocabulary: Callable[[], Vocabulary]
+    body: schema.CompletionBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    find_vocabulary: Callable[[], Vocabulary],
+    images: ImageIntake | None = None,
 ) -> Call:
-    """Checks a text completion. Raises Refused, which names the parameter."""
+    """Checks a text completion; waits for its images. Raises Refused, which names the parameter."""
     include_usage = includes_usage(body)
     vocabulary = find_vocabulary()
-    checked_prompts = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary)
+    checked_prompts = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
     job = _job(body, _with_suffix(body, checked_prompts, vocabulary), defaults, card)
     options = AnswerOptions.from_fields(
         body,
@@ -79,6 +84,8 @@ def _n_tried(body: schema.CompletionBody) -> int:
 
 
 def _echo(prompt: Prompt, vocabulary: Vocabulary) -> Echo:
+    if isinstance(prompt, MultimodalText):
+        raise Refused("echo: a prompt with images is not repeated", "echo")
     spelled = vocabulary.spell(vocabulary.encode(prompt)).decode("utf-8", "replace")
     text = prompt.text if isinstance(prompt, Text) else spelled
     return Echo(text, len(text) - len(spelled))

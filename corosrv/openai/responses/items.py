@@ -7,20 +7,24 @@ from typing import Any
 
 from corosrv.bodies.body import convert
 from corosrv.chat import turns
-from corosrv.chat.turns import PART_END, TurnList
+from corosrv.chat.turns import Content, Part, TurnList, join, misplaced_image
 from corosrv.errors import NotSupported, Refused
+from corosrv.images.intake import ImageIntake
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.tools import called
 
+_IMAGE = "input_image"
 _REFERENCE = "item_reference"
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def add(request_input: str | list[dict[str, Any]], to: TurnList, shelf: Shelf) -> None:
+def add(
+    request_input: str | list[dict[str, Any]], to: TurnList, shelf: Shelf, images: ImageIntake | None = None
+) -> None:
     """Adds a request's input to the conversation; `shelf` has the items that others refer to.
 
-    Raises Refused, which names the place.
+    Waits for images; `images` is None where the model takes none. Raises Refused, which names the place.
     """
     if isinstance(request_input, str):
         to.say("user", request_input)
@@ -36,35 +40,37 @@ def add(request_input: str | list[dict[str, Any]], to: TurnList, shelf: Shelf) -
                 f"input[{i}].type must be one of {', '.join((*_ITEMS, _REFERENCE))}, not {str(kind)[:40]!r}",
                 f"input[{i}].type",
             )
-        _ITEMS[kind](item, f"input[{i}]", to)
+        _ITEMS[kind](item, f"input[{i}]", to, images)
 
 
-def _message(item: dict[str, Any], param: str, to: TurnList) -> None:
+def _message(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
     message = convert(item, schema.MessageItem, param)
-    text = _text(message.content, f"{param}.content")
-    if message.role == "assistant":
-        to.answer(text)
+    place = f"{param}.content"
+    if message.role == "user":
+        to.say("user", _content(message.content, place, images))
+    elif message.role == "assistant":
+        to.answer(_text(message.content, place, images))
     else:
-        to.say("system" if message.role == "developer" else message.role, text)
+        to.say("system", _text(message.content, place, images))
 
 
-def _call(item: dict[str, Any], param: str, to: TurnList) -> None:
+def _call(item: dict[str, Any], param: str, to: TurnList, _: ImageIntake | None) -> None:
     call = convert(item, schema.CallItem, param)
     to.call(call.call_id, called(call.namespace, call.name), turns.arguments(call.arguments, f"{param}.arguments"))
 
 
-def _output(item: dict[str, Any], param: str, to: TurnList) -> None:
+def _output(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
     output = convert(item, schema.OutputItem, param)
-    to.result(output.call_id, _text(output.output, f"{param}.output"), f"{param}.call_id")
+    to.result(output.call_id, _text(output.output, f"{param}.output", images), f"{param}.call_id")
 
 
-def _reasoning(item: dict[str, Any], param: str, to: TurnList) -> None:
+def _reasoning(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
     reasoning = convert(item, schema.ReasoningItem, param)
     to.close()
-    to.think(_text(reasoning.content or reasoning.summary, f"{param}.content"))
+    to.think(_text(reasoning.content or reasoning.summary, f"{param}.content", images))
 
 
-_ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList], None]] = {
+_ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList, ImageIntake | None], None]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,
@@ -72,13 +78,25 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, TurnList], None]] = {
 }
 
 
-def _text(content: schema.Content, param: str) -> str:
+def _content(content: schema.Content, param: str, images: ImageIntake | None) -> Content:
     if isinstance(content, str):
         return content
-    return PART_END.join(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
+    return join(_part(part, f"{param}[{i}]", images) for i, part in enumerate(content))
 
 
-def _part(part: schema.ContentPart, param: str) -> str:
+def _text(content: schema.Content, param: str, images: ImageIntake | None) -> str:
+    """Returns a content that has no place for images."""
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type == _IMAGE and images is not None:
+            raise misplaced_image(f"{param}[{i}]")
+    return str(_content(content, param, None))
+
+
+def _part(part: schema.ContentPart, param: str, images: ImageIntake | None) -> Part:
+    if part.type == _IMAGE and images is not None:
+        return _image(part, param, images)
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type not in _TEXTS:
@@ -88,3 +106,12 @@ def _part(part: schema.ContentPart, param: str) -> str:
     if part.text is None:
         raise Refused(f"{param}.text is required", f"{param}.text", "missing_required_parameter")
     return part.text
+
+
+def _image(part: schema.ContentPart, param: str, images: ImageIntake) -> Part:
+    """Reads an image. Its `detail` steers nothing here."""
+    if part.file_id is not None:
+        raise NotSupported(f"{param}.file_id: no files are kept here: send an image_url", f"{param}.file_id")
+    if not isinstance(part.image_url, str):
+        raise Refused(f"{param}.image_url must be a URL", f"{param}.image_url")
+    return images.from_url(part.image_url, f"{param}.image_url")

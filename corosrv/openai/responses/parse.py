@@ -13,6 +13,7 @@ from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
+from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
@@ -27,10 +28,17 @@ _NOTHING_TO_INCLUDE = frozenset(
 )  # fmt: skip
 
 
-def call(body: schema.ResponseBody, defaults: fields.Defaults, card: ModelCard, shelf: Shelf) -> Call:
-    """Checks a request for a response, which goes to the shelf unless told otherwise. Raises Refused."""
+def call(
+    body: schema.ResponseBody,
+    defaults: fields.Defaults,
+    card: ModelCard,
+    shelf: Shelf,
+    images: ImageIntake | None = None,
+) -> Call:
+    """Checks a request for a response, which goes to the shelf unless told otherwise. Waits for images. Raises
+    Refused."""
     _check_include(body.include or ())
-    turns, tools = _turns(body, shelf), read_tools(body.tools or [])
+    turns, tools = _turns(body, shelf, images), read_tools(body.tools or [])
     conversation = _conversation(body, turns, tools, defaults)
     job, parser = prepare(conversation, card)
     options = AnswerOptions.from_fields(body)
@@ -48,13 +56,13 @@ def _check_include(names: Iterable[str]) -> None:
             raise NotSupported(f"include[{i}]: {name[:60]!r} is not offered here", "include", "unsupported_parameter")
 
 
-def _turns(body: schema.ResponseBody, shelf: Shelf) -> tuple[Turn, ...]:
+def _turns(body: schema.ResponseBody, shelf: Shelf, images: ImageIntake | None) -> tuple[Turn, ...]:
     """Returns the conversation so far, without instructions: they hold for one response only."""
     earlier: tuple[Turn, ...] = ()
     if body.previous_response_id is not None:
         earlier = shelf.get(body.previous_response_id, "previous_response_id").turns
     turns = TurnList(earlier)
-    items.add(body.input, turns, shelf)
+    items.add(body.input, turns, shelf, images)
     return turns.all
 
 

@@ -49,7 +49,8 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
 
     def call() -> Call:
         body = flow.receive(schema.decoder)
-        return parse.call(body, flow.defaults, flow.worker.card(body.model), shelf())
+        card = flow.worker.card(body.model)
+        return parse.call(body, flow.defaults, card, shelf(), flow.images.intake(card))
 
     def shelf() -> Shelf:
         return store.shelf(caller())

@@ -32,6 +32,8 @@ class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: Any = None
+    file_id: str | None = None
 
 
 Content = str | list[ContentPart]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import msgspec
 
-from corosrv.chat.turns import Turn
+from corosrv.chat.turns import Part, Turn
 from corosrv.errors import NotFound
+from corosrv.jobs import Image
 from corosrv.openai.responses.answer_types import ResponseObject
 
 
@@ -24,7 +26,7 @@ def response_of(item_id: str) -> str:
 
 
 class Stored(msgspec.Struct):
-    """A response as it was answered, and the conversation up to and with it."""
+    """A response as it was answered, and the conversation up to and with it, whose images may be in its turns."""
 
     response: ResponseObject
     turns: tuple[Turn, ...]
@@ -48,6 +50,47 @@ class ResponseStore:
             return self._shelves.setdefault(owner, Shelf(self._room))
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A stored response as JSON, and the images of its conversation, whose numbers stand in it."""
+
+    data: bytes
+    images: tuple[Image, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.data) + sum(len(image.pixels) for image in self.images)
+
+
+def _without_images(turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], tuple[Image, ...]]:
+    """Returns the turns with numbers in place of their images, and the images."""
+    images: list[Image] = []
+
+    def number(part: Part) -> str | int:
+        if isinstance(part, str):
+            return part
+        images.append(part)
+        return len(images) - 1
+
+    numbered = tuple(
+        {**turn, "content": tuple(map(number, turn["content"]))} if isinstance(turn["content"], tuple) else turn
+        for turn in turns
+    )
+    return numbered, tuple(images)
+
+
+def _with_images(turns: tuple[Turn, ...], images: tuple[Image, ...]) -> tuple[Turn, ...]:
+    """Returns the turns with the images in place of their numbers."""
+
+    def part(value: str | int) -> Part:
+        return images[value] if isinstance(value, int) else value
+
+    return tuple(
+        {**turn, "content": tuple(map(part, turn["content"]))} if isinstance(turn["content"], list) else turn
+        for turn in turns
+    )
+
+
 _stored = msgspec.json.Decoder(Stored)
 
 
@@ -60,29 +103,31 @@ class Shelf:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._n_bytes = 0
-        self._responses: OrderedDict[str, bytes] = OrderedDict()
+        self._responses: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = Lock()
 
     def put(self, stored: Stored) -> None:
         """Stores a response, unless it is larger than all the room. Others make room for it."""
-        data = msgspec.json.encode(stored)
-        if len(data) > self._max_bytes:
+        turns, images = _without_images(stored.turns)
+        entry = _Entry(msgspec.json.encode(Stored(stored.response, turns)), images)
+        if entry.n_bytes > self._max_bytes:
             return
         with self._lock:
-            self._responses[stored.response.id] = data
-            self._n_bytes += len(data)
+            self._responses[stored.response.id] = entry
+            self._n_bytes += entry.n_bytes
             while self._n_bytes > self._max_bytes:
                 _, oldest = self._responses.popitem(last=False)
-                self._n_bytes -= len(oldest)
+                self._n_bytes -= oldest.n_bytes
 
     def get(self, id: str, param: str | None = None) -> Stored:
         """Raises NotFound; `param` is where the id stood."""
         with self._lock:
-            data = self._responses.get(id)
-            if data is None:
+            entry = self._responses.get(id)
+            if entry is None:
                 raise _not_found(id, param)
             self._responses.move_to_end(id)
-        return _stored.decode(data)
+        stored = _stored.decode(entry.data)
+        return Stored(stored.response, _with_images(stored.turns, entry.images)) if entry.images else stored
 
     def item(self, id: str, param: str) -> dict[str, Any]:
         """Returns an item of a stored response's output, whose id holds the response's. Raises NotFound."""
@@ -99,10 +144,10 @@ class Shelf:
     def drop(self, id: str) -> None:
         """Forgets a response. Raises NotFound."""
         with self._lock:
-            data = self._responses.pop(id, None)
-            if data is None:
+            entry = self._responses.pop(id, None)
+            if entry is None:
                 raise _not_found(id, None)
-            self._n_bytes -= len(data)
+            self._n_bytes -= entry.n_bytes
 
 
 def _not_found(id: str, param: str | None) -> NotFound:

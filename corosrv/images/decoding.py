@@ -1,0 +1,96 @@
+"""Decodes images to RGB with Pillow, as they are to be seen: turned by their EXIF orientation, and on white paper.
+
+Transparent images are put on white, as other servers of vision models do and as pages show them. llama.cpp's decoder
+drops the alpha channel instead: a drawing in black ink on nothing becomes all black.
+"""
+
+from __future__ import annotations
+
+import io
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from corosrv.errors import InvalidImage, NotOffered
+from corosrv.images.recognition import ImageFormat
+from corosrv.jobs import Image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+MAX_SIDE = 65_535  # pixels; what GIF and JPEG can say
+_ORIENTATION = 0x0112
+# How a picture is turned to stand upright, by its EXIF orientation; members of Pillow's Transpose.
+_UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+
+def check_dimensions(width: int, height: int, max_pixels: int, param: str) -> None:
+    """Raises InvalidImage for an image without pixels, and for one with more than `max_pixels`."""
+    if width < 1 or height < 1:
+        raise InvalidImage(f"{param}: the image has no pixels: it is {width} x {height}", param)
+    if width * height > max_pixels:
+        words = f"{width} x {height} pixels, and {max_pixels} in all are allowed"
+        raise InvalidImage(f"{param}: the image has {words}", param)
+    if max(width, height) > MAX_SIDE:
+        raise InvalidImage(f"{param}: the image is {width} x {height}, and a side has {MAX_SIDE} at most", param)
+
+
+def load_pillow() -> None:
+    """Imports Pillow. Raises NotOffered where it is not installed."""
+    try:
+        import_module("PIL.Image")
+    except ImportError:
+        raise NotOffered("this server cannot decode images: it needs Pillow (pip install 'corosrv[images]')") from None
+
+
+def decode(data: bytes, image_format: ImageFormat, max_pixels: int, param: str) -> Image:
+    """Decodes an image whose dimensions are checked; of a GIF, an animated PNG or WebP, the first frame.
+
+    Computes for up to a second: call it in a thread. Raises InvalidImage for a file that is truncated or damaged, and
+    for one whose frame is larger than its header says and than `max_pixels`.
+    """
+    import PIL.Image
+
+    try:
+        # No other decoder of Pillow's looks at the file.
+        with PIL.Image.open(io.BytesIO(data), formats=[image_format.value]) as picture:
+            check_dimensions(*picture.size, max_pixels, param)
+            picture.load()
+            upright = _upright(picture)
+        return Image.of_pixels(*upright.size, _rgb(upright).tobytes())
+    except InvalidImage:
+        raise
+    except Exception:  # Pillow's decoders raise whatever they stumble over
+        raise InvalidImage(f"{param}: the {image_format.name} is truncated or damaged", param) from None
+
+
+def _upright(picture: Picture) -> Picture:
+    import PIL.Image
+
+    try:
+        method = _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
+    except Exception:  # notes that cannot be read turn nothing
+        return picture
+    return picture if method is None else picture.transpose(PIL.Image.Transpose[method])
+
+
+def _rgb(picture: Picture) -> Picture:
+    import PIL.Image
+
+    if picture.mode.startswith("I;16"):
+        # Conversion would cut off all that is brighter than 255; the high byte of two is the brightness.
+        high = 1 if picture.mode != "I;16B" else 0
+        picture = PIL.Image.frombytes("L", picture.size, picture.tobytes()[high::2])
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    picture = picture.convert("RGBA")
+    paper = PIL.Image.new("RGB", picture.size, "white")
+    paper.paste(picture, mask=picture.getchannel("A"))
+    return paper

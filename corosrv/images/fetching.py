@@ -1,0 +1,134 @@
+"""Fetches images from the hosts that the operator allows, and from nowhere else.
+
+A URL in a prompt is the client's, and this machine reaches what the client may not. So each host is on a list, and its
+address is checked when it is known, which is that of the connection: see corosrv.outgoing.destinations. An address
+that is not public has to be on the list itself: no name leads there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+import gevent
+import urllib3
+from gevent.lock import BoundedSemaphore
+from gevent.monkey import is_module_patched
+
+import corosrv
+from corosrv.errors import DestinationRefused, InvalidImage, NotSupported, RedirectRefused, TooBusy
+from corosrv.outgoing.destinations import Destinations
+from corosrv.outgoing.redirects import ALL, Redirects
+from corosrv.outgoing.urls import is_http_url, origin
+from corosrv.waits.elsewhere import call_in_thread
+
+MAX_URL = 4096  # characters
+_AT_ONCE = 16  # of all requests
+_PIECE = 65_536  # bytes of one read
+_CODE = "image_not_fetched"
+
+
+class ImageFetcher:
+    """Fetches images by http and https; other greenlets run meanwhile. With no hosts allowed, refuses each URL."""
+
+    def __init__(self, hosts: Sequence[str], max_bytes: int, seconds: float) -> None:
+        self._destinations = Destinations(hosts, private_by_name=False) if hosts else None
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._http = urllib3.PoolManager(num_pools=16, retries=False)
+        self._permits = BoundedSemaphore(_AT_ONCE)
+
+    def fetch(self, url: str, param: str) -> bytes:
+        """Returns the content of a URL. Waits, for `seconds` at most.
+
+        Raises NotSupported where nothing is fetched, InvalidImage for a URL that leads nowhere allowed and for what is
+        too large, too slow or not there, and TooBusy.
+        """
+        if self._destinations is None:
+            raise NotSupported(f"{param}: this server fetches no images: send a data URL", param, "unsupported_content")
+        if len(url) > MAX_URL or not is_http_url(url) or urlsplit(url).username is not None:
+            raise InvalidImage(f"{param}: an image's URL is a data URL, or one of http or https without a user", param)
+        if not self._permits.acquire(timeout=self._seconds):
+            raise TooBusy("too many images are being fetched: try again")
+        try:
+            return self._within_time(url, param)
+        except (DestinationRefused, RedirectRefused) as error:
+            raise InvalidImage(f"{param}: {error}", param, _CODE) from None
+        except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError):
+            # No more than that: it would tell clients about hosts and ports.
+            raise InvalidImage(f"{param}: the image could not be fetched", param, _CODE) from None
+        finally:
+            self._permits.release()
+
+    def _within_time(self, url: str, param: str) -> bytes:
+        if not is_module_patched("socket"):
+            return call_in_thread(self._fetch, url, param)
+        with gevent.Timeout(self._seconds, False):
+            return self._fetch(url, param)
+        raise self._too_slow(param)
+
+    def _fetch(self, url: str, param: str) -> bytes:
+        deadline = time.monotonic() + self._seconds
+        redirects = Redirects(url, ALL, leaves_site=False)
+        while True:
+            answer = self._ask(redirects.url, deadline, param)
+            try:
+                if not redirects.follow(answer.status, answer.headers.get("Location")):
+                    return self._read(answer, deadline, param)
+            finally:
+                answer.close()
+
+    def _ask(self, url: str, deadline: float, param: str) -> urllib3.BaseHTTPResponse:
+        """Asks the first address that accepts a connection, of those that the host has and that are allowed."""
+        assert self._destinations is not None
+        _, host, port = origin(url)
+        # Loopback addresses are not public: they have to be on the list.
+        *earlier, last = self._destinations.look_up(str(host), port or 0, to_loopback=True)
+        for address in earlier:
+            try:
+                return self._ask_at(address, url, deadline, param)
+            except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError):
+                continue
+        return self._ask_at(last, url, deadline, param)
+
+    def _ask_at(self, address: str, url: str, deadline: float, param: str) -> urllib3.BaseHTTPResponse:
+        """Asks at an address that was checked; the name is for the host and its certificate."""
+        scheme, host, port = origin(url)
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise self._too_slow(param)
+        parts = urllib3.util.parse_url(url)
+        by_name = {"server_hostname": host, "assert_hostname": host} if scheme == "https" else None
+        return self._http.connection_from_host(address, port, scheme, by_name).urlopen(
+            "GET",
+            parts.request_uri,
+            headers={
+                "Host": parts.netloc or "",
+                "User-Agent": f"corosrv/{corosrv.__version__}",
+                "Accept": "image/*",
+                "Accept-Encoding": "identity",
+                "Connection": "close",
+            },
+            timeout=urllib3.Timeout(total=seconds),
+            redirect=False,
+            retries=False,
+            preload_content=False,
+            decode_content=False,
+        )
+
+    def _read(self, answer: urllib3.BaseHTTPResponse, deadline: float, param: str) -> bytes:
+        if answer.status != 200:
+            raise InvalidImage(f"{param}: the image's host answers with status {answer.status}", param, _CODE)
+        content = bytearray()
+        while piece := answer.read1(_PIECE):
+            content += piece
+            if len(content) > self._max_bytes:
+                raise InvalidImage(f"{param}: the image has more than the {self._max_bytes} bytes allowed", param)
+            if time.monotonic() > deadline:
+                raise self._too_slow(param)
+        return bytes(content)
+
+    def _too_slow(self, param: str) -> InvalidImage:
+        return InvalidImage(f"{param}: the image did not arrive within {self._seconds:g} s", param, _CODE)

@@ -1,0 +1,243 @@
+"""Images in each dialect: read where the model takes them, and refused as before where it does not."""
+
+import json
+from typing import Any
+
+import pytest
+from flask import Request
+from werkzeug.test import EnvironBuilder
+
+from corosrv.anthropic import parse as anthropic_parse
+from corosrv.anthropic import schema as anthropic_schema
+from corosrv.errors import InvalidImage, NotSupported, Refused
+from corosrv.generation.fields import Defaults
+from corosrv.generation.prompts import prompts
+from corosrv.http import body
+from corosrv.images.decoding import decode
+from corosrv.images.reader import ImageReader
+from corosrv.images.recognition import ImageFormat
+from corosrv.jobs import Image, MultimodalText, Text
+from corosrv.openai.chat import parse as chat_parse
+from corosrv.openai.chat import schema as chat_schema
+from corosrv.openai.responses import parse as response_parse
+from corosrv.openai.responses import schema as response_schema
+from corosrv.openai.responses.answer_types import ResponseObject
+from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
+from corosrv.settings import ImageSettings
+from tests.images.pictures import BLUE, CARD, base64, data_url, plain
+from tests.support.answers import empty_response
+from tests.support.vocabularies import ByteVocabulary
+
+DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
+REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
+RED_FILE, BLUE_FILE = plain(), plain("GIF", (3, 5), BLUE)
+RED_URL, BLUE_URL = data_url(RED_FILE), data_url(BLUE_FILE, "image/gif")
+RED_IMAGE = decode(RED_FILE, ImageFormat.PNG, 1000, "image")
+BLUE_IMAGE = decode(BLUE_FILE, ImageFormat.GIF, 1000, "image")
+BAD_URL = data_url(b"\x89PNG\r\n\x1a\n")
+TEXT = {"type": "text", "text": "What is it?"}
+
+
+def images(takes: bool = True):
+    return ImageReader(ImageSettings()).intake(CARD) if takes else None
+
+
+def messages(call: Any) -> tuple[dict[str, Any], ...]:
+    return call.job.prompts[0].messages
+
+
+def chat(*sent: Any, takes: bool = True) -> tuple[dict[str, Any], ...]:
+    raw = json.dumps({"messages": sent}).encode()
+    fields = body.decode(REQUEST, raw, chat_schema.decoder)
+    return messages(chat_parse.call(fields, DEFAULTS, CARD, ByteVocabulary, images(takes)))
+
+
+def respond(*sent: Any, takes: bool = True, shelf: Shelf | None = None, **more: Any) -> tuple[dict[str, Any], ...]:
+    fields = body.decode(REQUEST, json.dumps({"input": sent, **more}).encode(), response_schema.decoder)
+    return messages(response_parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""), images(takes)))
+
+
+def anthropic(*sent: Any, takes: bool = True, **more: Any) -> tuple[dict[str, Any], ...]:
+    raw = json.dumps({"max_tokens": 9, "messages": sent, **more}).encode()
+    fields = body.decode(REQUEST, raw, anthropic_schema.decoder)
+    return messages(anthropic_parse.call(fields, DEFAULTS, CARD, "req_1", images(takes)))
+
+
+def image_url(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": url}
+
+
+def input_image(url: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": url, **more}
+
+
+def block(data: bytes, media_type: str = "image/png") -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": base64(data)}}
+
+
+def said(role: str, *content: Any) -> dict[str, Any]:
+    return {"role": role, "content": list(content)}
+
+
+CHAT_IMAGE, INPUT_IMAGE, BLOCK = image_url({"url": RED_URL, "detail": "high"}), input_image(RED_URL), block(RED_FILE)
+INPUT_TEXT = {"type": "input_text", "text": "What is it?"}
+
+
+@pytest.mark.parametrize(
+    ("ask", "content"),
+    [
+        (chat, (TEXT, CHAT_IMAGE, TEXT, TEXT, image_url(BLUE_URL))),
+        (respond, (INPUT_TEXT, input_image(RED_URL, detail="low"), INPUT_TEXT, INPUT_TEXT, input_image(BLUE_URL))),
+        (anthropic, (TEXT, BLOCK, TEXT, TEXT, {"type": "image", "source": {"type": "url", "url": BLUE_URL}})),
+    ],
+)
+def test_a_message_carries_its_images_between_its_texts(ask, content):
+    (turn,) = ask(said("user", *content))
+
+    words = "What is it?"
+    assert turn == {"role": "user", "content": (words, RED_IMAGE, f"{words}\n{words}", BLUE_IMAGE)}
+
+
+@pytest.mark.parametrize(("ask", "content"), [(chat, TEXT), (respond, INPUT_TEXT), (anthropic, TEXT)])
+def test_a_message_without_images_stays_a_string(ask, content):
+    assert ask(said("user", content))[0]["content"] == "What is it?"
+
+
+@pytest.mark.parametrize(
+    ("ask", "content", "param", "words"),
+    [
+        (chat, CHAT_IMAGE, "messages[0].content[1]", "parts of type 'text' only, not 'image_url'"),
+        (chat, image_url({"url": 5}), "messages[0].content[1]", "parts of type 'text' only"),
+        (respond, INPUT_IMAGE, "input[0].content[1].type", "reads text only, not 'input_image'"),
+        (respond, input_image({"url": RED_URL}), "input[0].content[1].type", "reads text only"),
+        (anthropic, BLOCK, "messages[0].content[1]", "reads text only, no image"),
+        (anthropic, {"type": "image", "source": {"type": "x"}}, "messages[0].content[1]", "reads text only"),
+    ],
+)
+def test_a_model_without_images_refuses_them_as_ever(ask, content, param: str, words: str):
+    text = INPUT_TEXT if ask is respond else TEXT
+    with pytest.raises(NotSupported, match=words) as refused:
+        ask(said("user", text, content), takes=False)
+    assert (refused.value.param, refused.value.code) == (param, "unsupported_content")
+
+
+USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [TEXT, BLOCK]}
+DOCUMENT = {"type": "document", "source": {"type": "content", "content": [BLOCK]}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": [INPUT_IMAGE]}
+CHAT_CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("ask", "sent", "param"),
+    [
+        (chat, [said("system", CHAT_IMAGE)], "messages[0].content[0]"),
+        (chat, [said("user", TEXT), said("assistant", CHAT_IMAGE)], "messages[1].content[0]"),
+        (chat, [CHAT_CALL, {**said("tool", CHAT_IMAGE), "tool_call_id": "c1"}], "messages[1].content[0]"),
+        (respond, [said("system", INPUT_IMAGE)], "input[0].content[0]"),
+        (respond, [said("assistant", INPUT_IMAGE)], "input[0].content[0]"),
+        (respond, [CALL, OUTPUT], "input[1].output[0]"),
+        (anthropic, [said("system", BLOCK)], "messages[0].content[0]"),
+        (anthropic, [said("assistant", BLOCK)], "messages[0].content[0]"),
+        (anthropic, [said("assistant", USE), said("user", RESULT)], "messages[1].content[0].content[1]"),
+        (anthropic, [said("user", DOCUMENT)], "messages[0].content[0].source.content[0]"),
+    ],
+)
+def test_an_image_elsewhere_than_in_the_users_message_is_refused_by_its_place(ask, sent, param: str):
+    with pytest.raises(NotSupported, match="images are read in messages of the user only") as refused:
+        ask(*sent)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("ask", "content", "param"),
+    [
+        (chat, image_url(None), "messages[0].content[0].image_url"),
+        (chat, image_url({"detail": "low"}), "messages[0].content[0].image_url"),
+        (chat, {"type": "image_url"}, "messages[0].content[0].image_url"),
+        (chat, image_url(BAD_URL), "messages[0].content[0].image_url"),
+        (chat, image_url("file:///etc/passwd"), "messages[0].content[0].image_url"),
+        (respond, input_image(None), "input[0].content[0].image_url"),
+        (respond, input_image({"url": RED_URL}), "input[0].content[0].image_url"),
+        (respond, input_image(BAD_URL), "input[0].content[0].image_url"),
+        (respond, input_image(None, file_id="f1"), "input[0].content[0].file_id"),
+        (anthropic, {"type": "image"}, "messages[0].content[0].source"),
+        (anthropic, {"type": "image", "source": {"type": "x"}}, "messages[0].content[0].source.type"),
+        (anthropic, {"type": "image", "source": {"type": "base64"}}, "messages[0].content[0].source.data"),
+        (anthropic, {"type": "image", "source": {"type": "url"}}, "messages[0].content[0].source.url"),
+        (anthropic, {"type": "image", "source": {"type": "file"}}, "messages[0].content[0].source.type"),
+        (anthropic, block(b"<svg/>", "image/svg+xml"), "messages[0].content[0].source.data"),
+    ],
+)
+def test_an_image_that_cannot_be_read_is_refused_by_its_place(ask, content, param: str):
+    with pytest.raises(Refused) as refused:
+        ask(said("user", content))
+    assert refused.value.param == param
+
+
+def test_the_images_of_all_messages_count_together():
+    with pytest.raises(InvalidImage, match="a request has 100 images at most") as refused:
+        chat(*[said("user", *[CHAT_IMAGE] * 30) for _ in range(4)])
+    assert refused.value.param == "messages[3].content[10].image_url"
+
+
+def multimodal(text: Any, media: Any, takes: bool = True):
+    value = {"prompt_string": text, "multimodal_data": media}
+    return prompts(value, "prompt", 1, ByteVocabulary(), images(takes))[0]
+
+
+def test_multimodal_data_stand_where_their_markers_are():
+    prompt = multimodal("<__media__>Is <__media__> it?", [base64(RED_FILE), base64(BLUE_FILE)])
+
+    assert prompt == MultimodalText((RED_IMAGE, "Is ", BLUE_IMAGE, " it?"))
+
+
+def test_a_marker_without_multimodal_data_is_text():
+    assert prompts({"prompt_string": "<__media__>"}, "prompt", 1, ByteVocabulary(), images()) == (Text("<__media__>"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "media", "param"),
+    [
+        ("no marker", [base64(RED_FILE)], "prompt.multimodal_data"),
+        ("<__media__><__media__>", [base64(RED_FILE)], "prompt.multimodal_data"),
+        ("<__media__>", base64(RED_FILE), "prompt.multimodal_data"),
+        ("<__media__>", [5], "prompt.multimodal_data"),
+        ("<__media__>", ["?"], "prompt.multimodal_data[0]"),
+        (None, [base64(RED_FILE)], "prompt.prompt_string"),
+    ],
+)
+def test_multimodal_data_that_do_not_fit_are_refused(text, media, param: str):
+    with pytest.raises(Refused) as refused:
+        multimodal(text, media)
+    assert refused.value.param == param
+
+
+def test_multimodal_data_are_refused_by_a_model_without_images_as_ever():
+    with pytest.raises(NotSupported, match="multimodal_data: this model reads text only"):
+        multimodal("<__media__>", [base64(RED_FILE)], takes=False)
+
+
+def stored(*content: str | Image) -> Stored:
+    response: ResponseObject = empty_response("resp_1")
+    return Stored(response, ({"role": "user", "content": content}, {"role": "assistant", "content": "Red."}))
+
+
+def test_a_stored_response_keeps_the_images_of_its_conversation():
+    shelf, entry = ResponseStore(100_000).shelf(""), stored("a", RED_IMAGE, "b", BLUE_IMAGE)
+    shelf.put(entry)
+
+    turns = respond(said("user", INPUT_TEXT), shelf=shelf, previous_response_id=entry.response.id)
+
+    assert turns[:2] == entry.turns
+
+
+def test_the_pixels_of_stored_images_count_towards_the_shelfs_room():
+    large = Image.of_pixels(100, 100, bytes(30_000))
+    shelf, entry = ResponseStore(30_000).shelf(""), stored(large)
+
+    shelf.put(entry)
+
+    with pytest.raises(Refused, match="no response"):
+        shelf.get(entry.response.id)

@@ -1,0 +1,184 @@
+"""Reading the images of a request: limits of each and of all, and what is known before anything is decoded."""
+
+import sys
+import threading
+from typing import Any
+
+import gevent
+import PIL.Image
+import pytest
+
+from corosrv.errors import InvalidImage, NotOffered, NotSupported
+from corosrv.images import reader
+from corosrv.images.intake import ImageIntake
+from corosrv.images.reader import ImageReader
+from corosrv.jobs import ModelCard
+from corosrv.settings import ImageSettings
+from tests.images.pictures import CARD, RED, base64, data_url, plain, png
+
+
+def intake(**settings: Any) -> ImageIntake:
+    made = ImageReader(ImageSettings(**settings)).intake(CARD)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("an image was decoded")
+
+    monkeypatch.setattr(PIL.Image, "open", refuse)
+
+
+def test_a_model_without_the_capability_has_no_intake():
+    assert ImageReader(ImageSettings()).intake(ModelCard("m", 0)) is None
+
+
+def test_an_image_is_read_from_a_data_url_and_from_base64():
+    data = plain("PNG", (6, 4))
+
+    image = intake().from_url(data_url(data), "image")
+
+    assert (image.width, image.height, image.pixels) == (6, 4, bytes(RED) * 24)
+    assert intake().from_base64(base64(data), "image") == image
+
+
+def test_the_content_counts_and_not_the_type_that_a_url_claims():
+    assert intake().from_url(data_url(plain("GIF"), "image/jpeg"), "image").width == 6
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_a_hundred_megapixels_in_a_hundred_kilobytes_are_refused_undecoded():
+    bomb = png(10_000, 10_000, 0, 1, (b"\0" + bytes(1250)) * 10_000)
+    assert len(bomb) < 100_000
+
+    with pytest.raises(InvalidImage, match="10000 x 10000 pixels, and 25165824 in all are allowed") as refused:
+        intake().from_url(data_url(bomb), "messages[0].content[1].image_url")
+
+    assert refused.value.param == "messages[0].content[1].image_url"
+
+
+@pytest.mark.usefixtures("no_decoding")
+@pytest.mark.parametrize(("width", "height"), [(0, 4), (4, 0), (0, 0)])
+def test_an_image_without_pixels_is_refused_undecoded(width: int, height: int):
+    with pytest.raises(InvalidImage, match="has no pixels"):
+        intake().from_url(data_url(png(width, height, 2, 8, b"")), "image")
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_an_image_with_too_many_bytes_is_refused_undecoded():
+    data = plain()
+
+    with pytest.raises(InvalidImage, match=f"has {len(data)} bytes, and {len(data) - 1} are allowed"):
+        intake(image_bytes=len(data) - 1).from_url(data_url(data), "image")
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_an_svg_is_refused_by_name():
+    with pytest.raises(InvalidImage, match="image: SVG is not read here"):
+        intake().from_url(data_url(b"<svg/>", "image/svg+xml"), "image")
+
+
+def test_the_images_of_a_request_are_counted():
+    images, url = intake(image_count=3), data_url(plain())
+    for _ in range(3):
+        images.from_url(url, "image")
+
+    with pytest.raises(InvalidImage, match="a request has 3 images at most"):
+        images.from_url(url, "image")
+
+
+def test_a_thousand_images_in_a_conversation_are_refused_at_the_first_too_many():
+    images, dot = intake(), data_url(plain("PNG", (1, 1)))
+    read = []
+
+    with pytest.raises(InvalidImage, match="a request has 100 images at most"):
+        read.extend(images.from_url(dot, "image") for _ in range(1000))
+
+    assert len(read) == 100
+
+
+def test_the_pixels_of_a_requests_images_count_together():
+    images, url = intake(image_total_pixels=50), data_url(plain("PNG", (6, 4)))
+    for _ in range(2):
+        images.from_url(url, "image")
+
+    with pytest.raises(InvalidImage, match="more than 50 pixels together"):
+        images.from_url(url, "image")
+
+
+def test_a_frame_larger_than_its_header_counts_with_all_its_pixels():
+    gif = bytearray(plain("GIF", (30, 30)))
+    gif[6:10] = bytes([2, 0, 2, 0])
+
+    with pytest.raises(InvalidImage, match="more than 800 pixels together"):
+        intake(image_total_pixels=800, image_pixels=1000).from_url(data_url(bytes(gif)), "image")
+
+
+def test_each_request_has_limits_of_its_own():
+    shared, url = ImageReader(ImageSettings(image_count=1)), data_url(plain())
+
+    for _ in range(3):
+        assert shared.intake(CARD).from_url(url, "image").width == 6
+
+
+@pytest.mark.parametrize("url", ["https://a.example/x.png", "http://127.0.0.1/x.png", "file:///etc/passwd"])
+def test_nothing_is_fetched_unless_hosts_are_allowed(url: str):
+    with pytest.raises(NotSupported, match="this server fetches no images: send a data URL"):
+        intake().from_url(url, "image")
+
+
+def test_other_greenlets_run_while_an_image_is_decoded(monkeypatch: pytest.MonkeyPatch):
+    """The decoder waits for another greenlet, which it would wait for in vain on the hub's thread."""
+    has_run = threading.Event()
+    decode = reader.decode
+    waited = []
+
+    def slow(*arguments: Any) -> Any:
+        waited.append(has_run.wait(5))
+        return decode(*arguments)
+
+    monkeypatch.setattr(reader, "decode", slow)
+    reading = gevent.spawn(intake().from_url, data_url(plain()), "image")
+    gevent.spawn_later(0, has_run.set)
+
+    assert reading.get(timeout=10).width == 6
+    assert waited == [True]
+
+
+def test_no_more_than_two_images_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch):
+    lock, running, most = threading.Lock(), [0], [0]
+    decode, meets = reader.decode, threading.Barrier(2)
+
+    def counting(*arguments: Any) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        meets.wait(5)
+        with lock:
+            running[0] -= 1
+        return decode(*arguments)
+
+    monkeypatch.setattr(reader, "decode", counting)
+    shared = ImageReader(ImageSettings())
+    reading = [gevent.spawn(shared.intake(CARD).from_url, data_url(plain()), "image") for _ in range(6)]
+
+    assert len(gevent.joinall(reading, timeout=10, raise_error=True)) == 6
+    assert most == [2]
+
+
+def test_a_refused_image_gives_its_permit_back():
+    shared = ImageReader(ImageSettings())
+    for _ in range(5):
+        with pytest.raises(InvalidImage, match="truncated"):
+            shared.intake(CARD).from_url(data_url(plain("PNG", (40, 40))[:50]), "image")
+
+    assert shared.intake(CARD).from_url(data_url(plain()), "image").width == 6
+
+
+def test_without_pillow_a_good_image_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+
+    with pytest.raises(NotOffered, match="needs Pillow"):
+        intake().from_url(data_url(png(1, 1, 2, 8, b"\0" + bytes(RED))), "image")
