@@ -17,7 +17,7 @@ STOREYS = (
     ("worker",),
     ("engine", "manager", "transfer", "upstreams"),
     ("encoder", "http"),
-    ("groups",),
+    ("groups", "vision"),
     ("docs", "doctor", "generation", "management"),
     ("chat",),
     ("anthropic", "kserve", "openai", "predictions"),

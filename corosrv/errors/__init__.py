@@ -53,6 +53,7 @@ CorosrvError
 │   ├── RedisUnavailable     Redis cannot be reached, or did not answer in time
 │   ├── RedisRefused         Redis answered a command with an error
 │   ├── EncoderBusy          as many images as may wait for the encoder do
+│   ├── EncoderUnavailable   images cannot be encoded now
 │   ├── TooManyMembers       as many requests are in groups as may be
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
@@ -153,6 +154,7 @@ from corosrv.errors.refused import (
 )
 from corosrv.errors.unavailable import (
     EncoderBusy,
+    EncoderUnavailable,
     ModelFailed,
     NoDescriptor,
     NoWorker,
@@ -184,6 +186,7 @@ __all__ = [
     "DeadlinePassed",
     "DestinationRefused",
     "EncoderBusy",
+    "EncoderUnavailable",
     "ErrorKind",
     "Forbidden",
     "FrameTooLarge",

@@ -72,3 +72,7 @@ class EncoderBusy(Unavailable):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} images wait for the encoder already; try again")
+
+
+class EncoderUnavailable(Unavailable):
+    """Images cannot be encoded now: the encoder process died too often, or did not answer in time."""

@@ -116,6 +116,11 @@ class TransferCore:
             return None
         return TransferOutcome(session.result, session.reason, session.rows, session.meta)
 
+    def rid_of(self, tid: int) -> int | None:
+        """Returns the id of the transfer that the encoder knows as `tid`; None once it has ended."""
+        session = self._live.get(tid)
+        return None if session is None else session.rid
+
     def forget(self, rid: int) -> None:
         """Cancels a transfer that runs, and drops its rows and result. Unknown ones are nothing to do for."""
         self.cancel(rid)

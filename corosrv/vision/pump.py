@@ -1,0 +1,183 @@
+"""Runs a transfer core: hands it the time and the encoder's messages, and sends what it wants to say."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+
+import gevent
+from gevent.event import Event
+
+from corosrv.jobs import Image
+from corosrv.transfer.core import TransferCore
+from corosrv.transfer.messages import CancelTransfer, EncodeFailed, Hello, OpenTransfer, ToLanguage, TransferMeta
+from corosrv.vision.link import EncoderLink
+from corosrv.vision.order import EncodeOrder
+from corosrv.waits import call_in_thread
+from corosrv.wire import attached
+
+log = logging.getLogger("corosrv.vision")
+
+MOST_MESSAGES = 64  # between two ticks
+_SHORTEST_WAIT = 0.001  # seconds
+_LARGE = 1 << 20  # bytes of pixels that are copied in a thread of their own
+
+
+class TransferPump:
+    """Owns the greenlet that moves a core on. Belongs to the thread of one hub.
+
+    `on_step` is called after each step, when transfers may have ended. `find_image` returns the image of a transfer by
+    its rid, None once nobody wants it. Neither may wait.
+    """
+
+    def __init__(
+        self,
+        core: TransferCore,
+        find_image: Callable[[int], Image | None],
+        on_step: Callable[[], None],
+        encode_limit: float,
+    ) -> None:
+        """`encode_limit`: seconds that one image may take before the encoder is killed."""
+        self.core = core
+        self.n_kills = 0  # for an encode that did not end
+        self._find_image = find_image
+        self._on_step = on_step
+        self._order = EncodeOrder(encode_limit)
+        self._link: EncoderLink | None = None  # of the encoder that is up
+        self._is_killed = False  # that encoder was, and its end is near
+        self._wakeup = Event()
+        self._n_delivered = 0  # since the last tick
+        self._greenlet: gevent.Greenlet | None = None
+
+    def start(self) -> None:
+        """Begins to work; returns at once."""
+        self.set_time()
+        self._greenlet = gevent.spawn(self._run)
+
+    def stop(self) -> None:
+        """Ends the greenlet; returns at once."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+    def set_time(self) -> float:
+        """Tells the core the time, as is due before each call of it, and returns it."""
+        now = time.monotonic()
+        self.core.set_time(now)
+        return now
+
+    def wake(self) -> None:
+        """Has a step made soon, because the core was told something."""
+        self._wakeup.set()
+
+    # The encoder.
+
+    def encoder_up(self, link: EncoderLink) -> None:
+        """Takes note of an encoder that is ready."""
+        self.set_time()
+        self._link = link
+        self._is_killed = False
+        self.core.encoder_up(link.epoch)
+        self.wake()
+
+    @property
+    def current_image(self) -> str | None:
+        """The SHA-256 of the image that is being encoded; None while there is none."""
+        return self._order.current
+
+    def encoder_down(self, link: EncoderLink) -> None:
+        """Takes note that an encoder was reaped, which may never have been up."""
+        self.set_time()
+        self._link = None
+        self._order.clear()
+        self.core.encoder_down(link.epoch)
+        self.wake()
+
+    def deliver(self, message: ToLanguage) -> None:
+        """Takes a message of the encoder. Never waits."""
+        now = self.set_time()
+        if isinstance(message, (TransferMeta, EncodeFailed)) and self._link is not None:
+            self._order.report(message.tid, now)
+        if not isinstance(message, Hello):
+            self.core.deliver(message)
+        self._n_delivered += 1
+        if self._n_delivered >= MOST_MESSAGES:
+            self._tick()
+        self.wake()
+
+    # The greenlet.
+
+    def _run(self) -> None:
+        while True:
+            now = self.set_time()
+            due_at = min(self.core.next_deadline(), self._encode_due_at)
+            self._wakeup.wait(max(due_at - now, _SHORTEST_WAIT) if due_at < math.inf else None)
+            self._wakeup.clear()
+            try:
+                self._step()
+            except Exception:  # a bug: the images at hand are lost, and others must not be
+                log.exception("a step of the transfers failed")
+                self._kill("the server could not go on with its transfers")
+
+    def _step(self) -> None:
+        self._tick()
+        self._send_outbox()
+        self._on_step()
+        link = self._link
+        if link is not None and self.core.kill_wanted == link.epoch:
+            self._kill("it did not answer a cancellation")
+        if self.set_time() >= self._encode_due_at:
+            self.n_kills += 1
+            self._kill("it did not end an encode in time")
+
+    def _tick(self) -> None:
+        self._n_delivered = 0
+        self.set_time()
+        self.core.tick()
+
+    @property
+    def _encode_due_at(self) -> float:
+        return math.inf if self._is_killed else self._order.due_at
+
+    def _kill(self, fault: str) -> None:
+        if self._link is not None and not self._is_killed:
+            self._is_killed = True
+            self._link.kill(fault)
+
+    def _send_outbox(self) -> None:
+        """Sends what the core wants to say, in its order. Waits while the pixels of a large image are copied."""
+        while self._link is not None and self.core.outbox:
+            link, message = self._link, self.core.outbox.pop(0)
+            if isinstance(message, OpenTransfer):
+                self._send_image(link, message)
+                continue
+            if isinstance(message, CancelTransfer):
+                self._order.cancel(message.tid, self.set_time())
+            link.send(message)
+
+    def _send_image(self, link: EncoderLink, message: OpenTransfer) -> None:
+        rid = self.core.rid_of(message.tid)
+        image = None if rid is None else self._find_image(rid)
+        if image is None:
+            return  # cancelled meanwhile: the encoder ignores the cancellation of what it does not know
+        fd = self._copy_pixels(image)
+        try:
+            # Another encoder may have come meanwhile, for which the transfer would be unknown.
+            if link is self._link:
+                self._order.open(message.tid, image.sha256, self.set_time())
+                link.send(message, [fd] if fd >= 0 else ())
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _copy_pixels(self, image: Image) -> int:
+        """Returns a memory file; -1 where none can be made, so that the encoder reports the image as unreadable."""
+        try:
+            if len(image.pixels) >= _LARGE:
+                return call_in_thread(attached.make, (image.pixels,))
+            return attached.make((image.pixels,))
+        except OSError as error:
+            log.error("the pixels of an image cannot be handed to the encoder: %s", error)
+            return -1

@@ -1,0 +1,76 @@
+"""One image that is being encoded, and everybody who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from corosrv.errors import CorosrvError
+from corosrv.jobs import Image, Rows, Tokens
+from corosrv.transfer.core import TransferOutcome
+from corosrv.transfer.messages import RowSegment
+from corosrv.vision.cache import EncodedImage, Key
+
+Wake = Callable[[], None]
+
+
+class ImageTask:
+    """Holds an image, and at last its rows or the reason why there are none. Owned by its encoder."""
+
+    def __init__(self, key: Key, image: Image, ends_at: float) -> None:
+        """`ends_at`: of time.monotonic()."""
+        self.key = key
+        self.image = image
+        self.ends_at = ends_at
+        self.rid = 0  # of its transfer; 0 while there is none
+        self.encoded: EncodedImage | None = None
+        self.error: CorosrvError | None = None
+        self._waiters: list[Wake] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self.encoded is not None or self.error is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._waiters)
+
+    def join(self, wake: Wake) -> None:
+        """Adds somebody who waits, to be woken at the end."""
+        self._waiters.append(wake)
+
+    def leave(self, wake: Wake) -> None:
+        """Removes somebody who waits no more."""
+        if wake in self._waiters:
+            self._waiters.remove(wake)
+
+    def end(self, encoded: EncodedImage | None = None, error: CorosrvError | None = None) -> None:
+        """Ends the task once; later ends change nothing."""
+        if self.is_over:
+            return
+        self.encoded = encoded
+        self.error = error
+        for wake in self._waiters:
+            wake()
+
+    def value(self) -> EncodedImage:
+        """Returns the rows of a task that is over. Raises its error, to each who waits an own one."""
+        if self.error is not None:
+            raise self.error.fresh()
+        assert self.encoded is not None
+        return self.encoded
+
+
+def read_pieces(outcome: TransferOutcome, width: int) -> EncodedImage:
+    """Cuts the rows of a transfer into the pieces of a prompt, and hashes them: a millisecond for a megabyte."""
+    assert outcome.meta is not None
+    assert outcome.rows is not None
+    pieces: list[Tokens | Rows] = []
+    rows, start = memoryview(outcome.rows), 0
+    for segment in outcome.meta.segments:
+        if isinstance(segment, RowSegment):
+            end = start + 4 * width * segment.n
+            pieces.append(Rows.of_data(bytes(rows[start:end]), width))
+            start = end
+        elif segment.ids:
+            pieces.append(Tokens(segment.ids))
+    return EncodedImage(tuple(pieces))

@@ -1,0 +1,58 @@
+"""Encoders of the tiny model, with real processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from corosrv.jobs import Image, Terms
+from corosrv.transfer.limits import TransferLimits
+from corosrv.vision.cache import EncodedImage
+from corosrv.vision.encoder import EncoderOptions, ImageEncoder
+from corosrv.vision.link import EncoderCommand
+from corosrv.vision.waiting import encode_images
+from tests.support import projector
+
+N_EMBD = 32
+WAIT = 30.0  # seconds for what should come soon
+
+
+class NobodyLeaves:
+    """Watches nobody."""
+
+    is_gone = False
+
+    def __init__(self, on_gone: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def options(model: Path, mmproj: Path, **changes: Any) -> EncoderOptions:
+    limits = TransferLimits(**changes.pop("limits", {}))
+    values: dict[str, Any] = {"n_blocks": 8, "cache_bytes": 1 << 20, "encode_limit": WAIT} | changes
+    return EncoderOptions(
+        command=EncoderCommand(model=str(model), mmproj=str(mmproj), n_threads=1), limits=limits, **values
+    )
+
+
+def image(seed: int = 1, width: int = 56, height: int = 56) -> Image:
+    return Image.of_pixels(width, height, projector.random_pixels(width, height, seed))
+
+
+def encode(encoder: ImageEncoder, *images: Image, caller: str = "") -> dict[str, EncodedImage]:
+    """Encodes images as a request does."""
+    with gevent.Timeout(WAIT):
+        return encode_images(encoder, images, Terms(caller=caller), NobodyLeaves)
+
+
+def wait_until(look: Any, what: str = "") -> None:
+    """Lets greenlets run until `look` returns true."""
+    deadline = time.monotonic() + WAIT
+    while not look():
+        assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}"
+        gevent.sleep(0.005)
