@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from corosrv import errors, waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.chat import CHATML, ChatTemplate, texts_of
+from corosrv.engine.image_places import ImagePlaces
 from corosrv.engine.marks import Piece
 from corosrv.engine.traits import Traits
-from corosrv.jobs import Messages, MultimodalText, Pieces, Prompt, Text, Tokens
+from corosrv.jobs import Image, Messages, MultimodalText, Pieces, Prompt, Text, Tokens
 from corosrv.processor import Turns
 
 log = logging.getLogger("corosrv.engine")
@@ -156,7 +157,7 @@ class EngineVocabulary:
                 self.check(token, param)
             tokens: Sequence[int] = prompt.ids
         elif isinstance(prompt, MultimodalText):
-            raise errors.NotSupported(f"{param}: images are taken by no model yet", param)
+            raise errors.NotSupported(f"{param}: this model reads text only, no images", param)
         elif isinstance(prompt, Pieces):
             raise errors.NotSupported(f"{param}: embedding rows are taken by no model yet", param)
         elif isinstance(prompt, Text):
@@ -172,6 +173,38 @@ class EngineVocabulary:
                 raise errors.Refused(f"{param} is empty, and this model has no beginning-of-sequence token", param)
             tokens = (self._info.bos,)
         return tokens
+
+    def parts(self, prompt: Messages | MultimodalText, number: int = 0, n_prompts: int = 1) -> list[Tokens | Image]:
+        """Returns the token ids of the texts of a prompt with images, and the images between them.
+
+        May wait as `encode` does, and raises what that raises for the texts alone.
+        """
+        param = prompt.param if isinstance(prompt, Messages) else _param("prompt", number, n_prompts)
+        runs, begins_itself = self._runs(prompt, param)
+        parts: list[Tokens | Image] = []
+        for run in runs:
+            if isinstance(run, Image):
+                parts.append(run)
+                continue
+            is_first = not parts
+            pieces = run or ([Piece("", is_text=False)] if is_first else [])  # a prompt begins so if an image does it
+            parts.append(Tokens(tuple(self.tokens_of(pieces, is_first and not begins_itself, param))))
+        n_tokens = sum(len(part.ids) for part in parts if isinstance(part, Tokens))
+        if n_tokens >= self._info.context:
+            raise errors.PromptTooLong(n_tokens, self._info.context, param)
+        return [part for part in parts if isinstance(part, Image) or part.ids]
+
+    def _runs(self, prompt: Messages | MultimodalText, param: str) -> tuple[list[list[Piece] | Image], bool]:
+        """Returns runs of text and the images between them, and whether the text begins a sequence itself."""
+        if isinstance(prompt, MultimodalText):
+            texts: list[list[Piece] | Image] = [
+                part if isinstance(part, Image) else [Piece(part, is_text=False)] for part in prompt.parts
+            ]
+            return (texts if isinstance(texts[0], list) else [[], *texts]), False
+        places = ImagePlaces()
+        pieces = self._pieces(places.mark(prompt))
+        begins_itself = bool(self.bos) and bool(pieces) and pieces[0].text.startswith(self.bos)
+        return places.split(pieces, param), begins_itself
 
     def render(self, prompt: Messages) -> str:
         return "".join(piece.text for piece in self._pieces(prompt))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -16,11 +16,16 @@ from corosrv.jobs.stats import DecodeStats, HasDecodeStats
 
 
 class Health(msgspec.Struct):
-    """The answer while jobs are taken; `busy`: a new one would wait. `redis`: only where servers share one."""
+    """The answer while jobs are taken; `busy`: a new one would wait.
+
+    `redis`: only where servers share one. `images`: only where a model takes some; degraded while they are refused
+    because their encoder died too often.
+    """
 
     status: Literal["ok"]
     state: Literal["ready", "busy"]
     redis: Literal["up", "down"] | None = None
+    images: Literal["up", "degraded"] | None = None
 
 
 class Alive(msgspec.Struct):
@@ -47,11 +52,12 @@ class HealthWorker(HasDecodeStats, Protocol):
         """Raises the Unavailable that a job would meet now."""
 
 
-def blueprint(worker: HealthWorker, redis_state: Callable[[], str] | None = None) -> Blueprint:
+def blueprint(worker: HealthWorker, conditions: Mapping[str, Callable[[], str | None]] | None = None) -> Blueprint:
     """Makes GET /health: 200 when jobs are taken, 503 while it loads, after a failure and while the server ends.
 
     GET /health/live is 200 in each of these: whoever restarts what does not live must not restart what loads.
-    `redis_state`: tells whether Redis is up or down; that is shown and changes nothing else, for jobs run without it.
+    `conditions` tell how `redis` and `images` are, or None where there are none. They are shown and change nothing
+    else, for other jobs run without them.
     """
     routes = Blueprint("health", __name__)
 
@@ -72,7 +78,8 @@ def blueprint(worker: HealthWorker, redis_state: Callable[[], str] | None = None
         except CorosrvError as error:
             return _unavailable(worker.state, error)
         answer = {"status": "ok", "state": "busy" if _is_busy(worker.stats()) else "ready"}
-        return json_response(answer if redis_state is None else answer | {"redis": redis_state()})
+        shown = {name: state for name, look in (conditions or {}).items() if (state := look()) is not None}
+        return json_response(answer | shown)
 
     @routes.get("/health/live")
     @operation(

@@ -39,7 +39,7 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
         "model_alias": card.id,
         "model_path": card.file,
         "model_ftype": card.meta.get("ftype", ""),
-        "modalities": {"vision": False, "audio": False, "video": False},
+        "modalities": {"vision": "images" in card.capabilities, "audio": False, "video": False},
         "chat_template": vocabulary.chat_template,
         "chat_template_caps": _template_caps(vocabulary.template_abilities),
         "bos_token": vocabulary.bos,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, has_request_context, request
 from prometheus_client.registry import Collector
@@ -32,6 +32,7 @@ from corosrv.llamacpp import routes as llamacpp_routes
 from corosrv.llamacpp.metrics import LlamaCollector
 from corosrv.llamacpp.props import Switches
 from corosrv.models import ModelPool
+from corosrv.models.loadable import Loadable
 from corosrv.openai import errors as openai_errors
 from corosrv.openai import routes
 from corosrv.openai.embeddings import routes as embedding_routes
@@ -40,6 +41,9 @@ from corosrv.openai.responses import routes as responses
 from corosrv.openai.responses.store import ResponseStore
 from corosrv.settings import ModelSettings, Settings
 from corosrv.waits import call_later
+
+if TYPE_CHECKING:
+    from corosrv.vision.models import VisionModels
 
 log = logging.getLogger("corosrv")
 
@@ -69,7 +73,16 @@ class ModelPart:
         self._bodies = bodies
         self._answers = answers or KeyedAnswers(bodies)
         self._groups = GroupTable() if groups is None else groups
-        self.pool = ModelPool(settings, Engine, watch=_watch, memory_elsewhere=memory_elsewhere)
+        self._vision = _vision(settings)
+        self.pool = ModelPool(settings, self._make, watch=_watch, memory_elsewhere=memory_elsewhere)
+
+    def _make(self, model: ModelSettings) -> Loadable:
+        return self._vision.make(model) if self._vision is not None and model.mmproj else Engine(model)
+
+    @property
+    def images_state(self) -> str | None:
+        """Returns `up` or `degraded`, as the encoders of images are; None where no model takes images."""
+        return None if self._vision is None else self._vision.state
 
     def json_scanner(self) -> json_limits.Scanner:
         """Returns the native scanner of JSON texts, which runs without the GIL."""
@@ -114,7 +127,8 @@ class ModelPart:
         return self.pool.stats()
 
     def collectors(self) -> tuple[Collector, ...]:
-        return metrics.EngineCollector(self.pool), LlamaCollector(self.pool)
+        collectors = (metrics.EngineCollector(self.pool), LlamaCollector(self.pool))
+        return collectors if self._vision is None else (*collectors, self._vision.collector())
 
     def blueprints(self) -> tuple[Blueprint, ...]:
         settings, flow = self._settings, self._request_flow()
@@ -167,6 +181,15 @@ class ModelPart:
         settings = self._settings
         records = CallRecords(settings.idempotency_bytes, settings.idempotency_s, len(settings.keys))
         return LanguageModels(self.pool, self._defaults(), settings.log_format == "json", records)
+
+
+def _vision(settings: Settings) -> VisionModels | None:
+    """Returns what makes models with a projector; None, with nothing of it imported, where no model has one."""
+    if not any(model.mmproj for model in settings.models):
+        return None
+    from corosrv.vision.models import VisionModels
+
+    return VisionModels(_watch)
 
 
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:

@@ -275,7 +275,7 @@ class Server:
         return root
 
     def _routes(self) -> Iterator[Blueprint]:
-        yield health.blueprint(Readiness(self.parts), None if self.cluster is None else self.cluster.redis_state)
+        yield health.blueprint(Readiness(self.parts), {"redis": self._redis_state, "images": self._images_state})
         yield docs.page()
         if self.models is not None or self.upstreams is not None:
             yield group_routes.blueprint(self._groups)
@@ -284,6 +284,12 @@ class Server:
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
+
+    def _redis_state(self) -> str | None:
+        return None if self.cluster is None else self.cluster.redis_state()
+
+    def _images_state(self) -> str | None:
+        return None if self.models is None else self.models.images_state
 
     def error_body(self, error: CorosrvError) -> Any:
         """Makes the body of an error that ends the current request, in the shape that its path asks for."""

@@ -106,6 +106,22 @@ class ModelSettings:
         "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",
         check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
     )
+    mmproj: str = setting("", "path of a projector GGUF, with which the model takes images; empty: it reads text alone")
+    encoder_threads: int = setting(
+        0, "compute threads of the process that encodes images; 0: physical cores", check=between(0, 1024)
+    )
+    encoder_blocks: int = setting(
+        64, "blocks of 16 rows of images that may be on their way from that process", check=between(1, 65_536)
+    )
+    encoder_queue: int = setting(64, "images that may wait for that process", check=between(1, 100_000))
+    encode_timeout_s: float = setting(
+        60.0,
+        "seconds that one image may take before the process is replaced; an image waits for four times that at most",
+        check=between(0.1, DAY),
+    )
+    image_cache_bytes: int = setting(
+        268_435_456, "bytes of encoded images kept for requests that have them again; 0: none", check=of_bytes(0)
+    )
     lora: str = setting("", "comma-separated paths of LoRA adapters, each with :SCALE behind it if that is not 1")
     tags: str = setting("", "comma-separated tags of the model, shown in GET /v1/models")
 

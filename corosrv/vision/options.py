@@ -1,0 +1,37 @@
+"""Makes the options of an encoder of a model's settings."""
+
+from __future__ import annotations
+
+from corosrv.engine.cpu import physical_cores
+from corosrv.settings import ModelSettings
+from corosrv.transfer.limits import TransferLimits
+from corosrv.vision.encoder import EncoderOptions
+from corosrv.vision.link import EncoderCommand
+
+STAGING_BYTES = 256 << 20  # of the rows that are on their way
+MAX_ACTIVE = 2  # transfers: one is encoded, and the encoder finds the next when it is done
+DEADLINE_ENCODES = 4  # an image waits for as many encodes of the longest time before it is given up
+
+
+def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:
+    """`n_embd`: the width of a row."""
+    deadline = DEADLINE_ENCODES * settings.encode_timeout_s
+    return EncoderOptions(
+        command=EncoderCommand(
+            model=settings.model,
+            mmproj=settings.mmproj,
+            n_threads=settings.encoder_threads or physical_cores(),
+        ),
+        n_blocks=settings.encoder_blocks,
+        cache_bytes=settings.image_cache_bytes,
+        encode_limit=settings.encode_timeout_s,
+        limits=TransferLimits(
+            max_active=MAX_ACTIVE,
+            max_queued=settings.encoder_queue,
+            staging_budget=STAGING_BYTES,
+            # What is too long for the context is told to clients as for any prompt, once its length is known.
+            max_rows=STAGING_BYTES // (4 * n_embd),
+            open_timeout=deadline,
+            deadline=deadline,
+        ),
+    )
