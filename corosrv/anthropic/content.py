@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from corosrv.anthropic import schema
 from corosrv.bodies.body import convert
-from corosrv.chat.turns import PART_END, Part, Turn, TurnList, join, misplaced_image
+from corosrv.chat.turns import PART_END, Content, Part, Turn, TurnList, join, misplaced_image
 from corosrv.errors import NotSupported, Refused
 from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Image
@@ -21,6 +21,8 @@ def turns(body: schema.PromptBody, images: ImageIntake | None = None) -> tuple[T
     """
     history = TurnList()
     takes_images = images is not None
+    if images is not None:
+        images.expect(sum(_n_images(message.content) for message in body.messages), "messages")
     if body.system is not None:
         history.say("system", _text(body.system, "system", takes_images))
     for i, message in enumerate(body.messages):
@@ -33,6 +35,14 @@ def turns(body: schema.PromptBody, images: ImageIntake | None = None) -> tuple[T
         else:
             history.say("system", _text(content, param, takes_images))
     return history.all
+
+
+def _n_images(content: str | Blocks) -> int:
+    """Counts the images of a message, those in results of tools among them."""
+    if isinstance(content, str):
+        return 0
+    results = (_n_images(block.content) for block in content if isinstance(block, schema.ToolResult))
+    return sum(isinstance(block, schema.ImageBlock) for block in content) + sum(results)
 
 
 def _ours(content: Blocks, param: str, history: TurnList, takes_images: bool) -> None:
@@ -57,16 +67,27 @@ def _theirs(content: Blocks, param: str, history: TurnList, images: ImageIntake 
     parts: list[Part] = []
     for i, block in enumerate(content):
         if isinstance(block, schema.ToolResult):
-            text = _text(block.content, f"{param}[{i}].content", images is not None)
-            # Templates know no flag for it: a model reads it in the words.
-            text = f"Error: {text}" if block.is_error else text
-            history.result(block.tool_use_id, text, f"{param}[{i}].tool_use_id")
-        elif isinstance(block, schema.ImageBlock) and images is not None:
-            parts.append(_image(block, f"{param}[{i}].source", images))
+            result = _result(block, f"{param}[{i}].content", images)
+            history.result(block.tool_use_id, result, f"{param}[{i}].tool_use_id")
         else:
-            parts.append(_words(block, f"{param}[{i}]", images is not None))
+            parts.append(_part(block, f"{param}[{i}]", images))
     if parts or not content:
         history.say("user", join(parts))
+
+
+def _result(block: schema.ToolResult, param: str, images: ImageIntake | None) -> Content:
+    blocks = [schema.TextBlock(block.content)] if isinstance(block.content, str) else block.content
+    content = join(_part(part, f"{param}[{i}]", images) for i, part in enumerate(blocks))
+    if not block.is_error:
+        return content
+    # Templates know no flag for it: a model reads it in the words.
+    return f"Error: {content}" if isinstance(content, str) else ("Error: ", *content)
+
+
+def _part(block: schema.Block, param: str, images: ImageIntake | None) -> Part:
+    if isinstance(block, schema.ImageBlock) and images is not None:
+        return _image(block, f"{param}.source", images)
+    return _words(block, param, images is not None)
 
 
 def _image(block: schema.ImageBlock, param: str, images: ImageIntake) -> Image:
@@ -95,7 +116,7 @@ def _words(block: schema.Block, param: str, takes_images: bool) -> str:
     kind = block.__struct_config__.tag
     if isinstance(block, schema.ImageBlock):
         if takes_images:
-            raise misplaced_image(param)
+            raise misplaced_image(param, "messages of the user and results of tools")
         raise NotSupported(f"{param}: this model reads text only, no {kind}", param, "unsupported_content")
     raise Refused(f"{param}: a block of type '{kind}' does not belong here", param)
 

@@ -35,9 +35,15 @@ def join(parts: Iterable[Part], between: str = PART_END) -> Content:
     return str(content[0]) if content else ""
 
 
-def misplaced_image(param: str) -> NotSupported:
-    """Makes the error for an image that a model would read elsewhere in the conversation."""
-    return NotSupported(f"{param}: images are read in messages of the user only", param, "unsupported_content")
+def misplaced_image(param: str, places: str) -> NotSupported:
+    """Makes the error for an image that a model would read elsewhere in the conversation, at these `places`."""
+    return NotSupported(f"{param}: images are read in {places} only", param, "unsupported_content")
+
+
+def n_images(turns: Iterable[Turn]) -> int:
+    return sum(
+        isinstance(part, Image) for turn in turns if isinstance(turn["content"], tuple) for part in turn["content"]
+    )
 
 
 def tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -82,7 +88,7 @@ class TurnList:
         return tuple(self._turns)
 
     def say(self, role: str, content: Content) -> None:
-        """Adds a turn of the user or the system; only the user's has images."""
+        """Adds a turn of the user or the system, whose content has no images."""
         self.close()
         self._turns.append({"role": role, "content": content})
 
@@ -101,13 +107,13 @@ class TurnList:
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
         self._called.setdefault(id, name)
 
-    def result(self, call_id: str, text: str, param: str) -> None:
-        """Adds the result of a call. Raises Refused when no earlier call has this id."""
+    def result(self, call_id: str, content: Content, param: str) -> None:
+        """Adds the result of a call, which may have images. Raises Refused when no earlier call has this id."""
         name = self._called.get(call_id)
         if name is None:
             raise Refused(f"{param}: no call before it has the id '{call_id[:80]}'", param)
         self.close()
-        self._turns.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+        self._turns.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
 
     def close(self) -> None:
         """Ends the assistant's turn: what it says next is another one."""

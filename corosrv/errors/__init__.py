@@ -46,6 +46,7 @@ CorosrvError
 │   ├── NoWorker             no worker serves the model now
 │   ├── SlotBusy             the slot's task did not end in time
 │   ├── TooManyBodies        the bodies of all requests together are too large
+│   ├── TooManyImages        the images of all requests together are too large
 │   ├── TooBusy              the request could not be checked in time
 │   ├── NoCapacity           every slot runs a prediction
 │   ├── WorkerGone           the predictor's process has ended
@@ -164,6 +165,7 @@ from corosrv.errors.unavailable import (
     Starting,
     TooBusy,
     TooManyBodies,
+    TooManyImages,
     TooManyMembers,
     Unavailable,
 )
@@ -243,6 +245,7 @@ __all__ = [
     "StoreFull",
     "TooBusy",
     "TooManyBodies",
+    "TooManyImages",
     "TooManyMembers",
     "TooManyReaders",
     "Unauthorized",

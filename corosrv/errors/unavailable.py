@@ -48,6 +48,13 @@ class TooManyBodies(Unavailable):
         super().__init__(f"the bodies of all requests at once exceed the {limit} bytes allowed; try again")
 
 
+class TooManyImages(Unavailable):
+    """The images of all requests at once take too much memory together."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the images of all requests at once exceed the {limit} bytes allowed; try again")
+
+
 class TooBusy(Unavailable):
     """A check of the request could not be made in time: the machine was busy or paused. The request may be fine."""
 

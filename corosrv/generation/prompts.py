@@ -79,6 +79,7 @@ def _with_images(value: dict[str, Any], param: str, images: ImageIntake) -> Mult
     if len(texts) - 1 != len(media):
         n_markers = len(texts) - 1
         raise Refused(f"{place}: {len(media)} images, and prompt_string has {MEDIA_MARKER} {n_markers} times", place)
+    images.expect(len(media), place)
     parts: list[str | Image] = [texts[0]]
     for i, (data, text) in enumerate(zip(media, texts[1:], strict=True)):
         parts += [images.from_base64(data, f"{place}[{i}]"), text]

@@ -50,18 +50,19 @@ def load_pillow() -> None:
         raise NotOffered("this server cannot decode images: it needs Pillow (pip install 'corosrv[images]')") from None
 
 
-def decode(data: bytes, image_format: ImageFormat, max_pixels: int, param: str) -> Image:
+def decode(data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
     """Decodes an image whose dimensions are checked; of a GIF, an animated PNG or WebP, the first frame.
 
-    Computes for up to a second: call it in a thread. Raises InvalidImage for a file that is truncated or damaged, and
-    for one whose frame is larger than its header says and than `max_pixels`.
+    `n_pixels`: of its header. Computes for up to a second: call it in a thread. Raises InvalidImage for a file that is
+    truncated or damaged, and for a GIF whose frame has more pixels than its header says.
     """
     import PIL.Image
 
     try:
         # No other decoder of Pillow's looks at the file.
         with PIL.Image.open(io.BytesIO(data), formats=[image_format.value]) as picture:
-            check_dimensions(*picture.size, max_pixels, param)
+            if picture.width * picture.height > n_pixels:
+                raise InvalidImage(f"{param}: the {image_format.name} has a frame larger than its header says", param)
             picture.load()
             upright = _upright(picture)
         return Image.of_pixels(*upright.size, _rgb(upright).tobytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FLOAT_BYTES = 4  # of a number in a row: rows are of little-endian float32
 
@@ -64,7 +64,8 @@ class Image:
     sha256: str
     width: int
     height: int
-    pixels: bytes
+    pixels: bytes = field(repr=False)
+    lease: object = field(default=None, compare=False, repr=False)  # ends with the image: see corosrv.images.memory
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.height < 1 or len(self.pixels) != 3 * self.width * self.height:

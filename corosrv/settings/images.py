@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corosrv.errors import SettingsError
 from corosrv.settings import sources
 from corosrv.settings.checks import HOSTS, between, of_bytes
 from corosrv.settings.sources import setting, split_words
 
 # Pillow warns of larger ones by itself.
 _MOST_PIXELS = 89_000_000
+PIXEL_BYTES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,11 @@ class ImageSettings:
     image_total_pixels: int = setting(
         67_108_864, "pixels of all images of one request together", check=between(1, 2**31)
     )
+    image_memory_bytes: int = setting(
+        536_870_912,
+        "bytes that the images of all requests may take in memory; more are refused with 503",
+        check=of_bytes(1024),
+    )
     image_hosts: str = setting(
         "",
         "comma-separated hosts that images are fetched from by their URLs: names, *.example.com for all below, "
@@ -33,6 +40,11 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
+        most = PIXEL_BYTES * self.image_total_pixels + self.image_bytes
+        if self.image_memory_bytes < most:
+            raise SettingsError(
+                f"image_memory_bytes must be at least {most}: {PIXEL_BYTES} x image_total_pixels + image_bytes"
+            )
 
     @property
     def hosts(self) -> tuple[str, ...]:

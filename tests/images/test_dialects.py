@@ -125,7 +125,7 @@ USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [TEXT, BLOCK]}
 DOCUMENT = {"type": "document", "source": {"type": "content", "content": [BLOCK]}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
-OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": [INPUT_IMAGE]}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": [INPUT_TEXT, INPUT_IMAGE]}
 CHAT_CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]}
 
 
@@ -137,15 +137,13 @@ CHAT_CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name
         (chat, [CHAT_CALL, {**said("tool", CHAT_IMAGE), "tool_call_id": "c1"}], "messages[1].content[0]"),
         (respond, [said("system", INPUT_IMAGE)], "input[0].content[0]"),
         (respond, [said("assistant", INPUT_IMAGE)], "input[0].content[0]"),
-        (respond, [CALL, OUTPUT], "input[1].output[0]"),
         (anthropic, [said("system", BLOCK)], "messages[0].content[0]"),
         (anthropic, [said("assistant", BLOCK)], "messages[0].content[0]"),
-        (anthropic, [said("assistant", USE), said("user", RESULT)], "messages[1].content[0].content[1]"),
         (anthropic, [said("user", DOCUMENT)], "messages[0].content[0].source.content[0]"),
     ],
 )
-def test_an_image_elsewhere_than_in_the_users_message_is_refused_by_its_place(ask, sent, param: str):
-    with pytest.raises(NotSupported, match="images are read in messages of the user only") as refused:
+def test_an_image_where_none_belongs_is_refused_by_its_place(ask, sent, param: str):
+    with pytest.raises(NotSupported, match=r"images are read in messages of the user( and .*)? only") as refused:
         ask(*sent)
     assert refused.value.param == param
 
@@ -176,10 +174,63 @@ def test_an_image_that_cannot_be_read_is_refused_by_its_place(ask, content, para
     assert refused.value.param == param
 
 
-def test_the_images_of_all_messages_count_together():
-    with pytest.raises(InvalidImage, match="a request has 100 images at most") as refused:
-        chat(*[said("user", *[CHAT_IMAGE] * 30) for _ in range(4)])
-    assert refused.value.param == "messages[3].content[10].image_url"
+@pytest.mark.parametrize(
+    ("ask", "sent"), [(respond, [CALL, OUTPUT]), (anthropic, [said("assistant", USE), said("user", RESULT)])]
+)
+def test_the_result_of_a_tool_carries_its_images(ask, sent):
+    turn = ask(*sent)[1]
+
+    assert (turn["role"], turn["name"], turn["content"]) == ("tool", "look", ("What is it?", RED_IMAGE))
+
+
+def test_an_image_of_a_tool_that_failed_comes_behind_the_word_that_says_so():
+    turn = anthropic(said("assistant", USE), said("user", RESULT | {"content": [BLOCK], "is_error": True}))[1]
+
+    assert turn["content"] == ("Error: ", RED_IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sent", "param"),
+    [
+        (chat, [said("user", image_url(BAD_URL), *[CHAT_IMAGE] * 24)] * 40, "messages"),
+        (respond, [said("user", input_image(BAD_URL), *[INPUT_IMAGE] * 24)] * 40, "input"),
+        (respond, [CALL, OUTPUT | {"output": [input_image(BAD_URL), *[INPUT_IMAGE] * 999]}], "input"),
+        (anthropic, [said("user", block(b"x"), *[BLOCK] * 24)] * 40, "messages"),
+        (anthropic, [said("assistant", USE), said("user", RESULT | {"content": [BLOCK] * 1000})], "messages"),
+    ],
+)  # fmt: skip
+def test_a_thousand_images_are_refused_before_the_first_is_read(ask, sent, param: str):
+    with pytest.raises(InvalidImage, match="1000 images, and a request has 100 at most") as refused:
+        ask(*sent)
+    assert refused.value.param == param
+
+
+def test_a_hundred_images_of_a_conversation_are_read():
+    turns = chat(*[said("user", *[CHAT_IMAGE] * 25) for _ in range(4)])
+
+    assert [turn["content"] for turn in turns] == [(RED_IMAGE,) * 25] * 4
+
+
+def test_images_of_a_stored_conversation_count_with_those_that_follow():
+    shelf, entry = ResponseStore(100_000).shelf(""), stored(*[RED_IMAGE] * 100)
+    shelf.put(entry)
+
+    with pytest.raises(InvalidImage, match="101 images, and a request has 100 at most"):
+        respond(said("user", INPUT_IMAGE), shelf=shelf, previous_response_id=entry.response.id)
+
+
+def test_a_thousand_images_of_a_prompt_are_refused_before_the_first_is_read():
+    with pytest.raises(InvalidImage, match="1000 images, and a request has 100 at most"):
+        multimodal("<__media__>" * 1000, ["?"] * 1000)
+
+
+@pytest.mark.parametrize("ask", [chat, respond, anthropic])
+def test_the_marker_of_multimodal_data_is_plain_text_in_a_conversation(ask):
+    image, text = {chat: (CHAT_IMAGE, TEXT), respond: (INPUT_IMAGE, INPUT_TEXT), anthropic: (BLOCK, TEXT)}[ask]
+
+    (turn,) = ask(said("user", image, text | {"text": "<__media__>"}))
+
+    assert turn["content"] == (RED_IMAGE, "<__media__>")
 
 
 def multimodal(text: Any, media: Any, takes: bool = True):

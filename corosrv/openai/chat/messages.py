@@ -27,9 +27,16 @@ def turns(messages: list[schema.Message], images: ImageIntake | None = None) -> 
 
     Raises Refused, which names the place.
     """
+    if images is not None:
+        images.expect(sum(map(_n_images, messages)), "messages")
     names: dict[str, str] = {}  # of the functions called so far, by the calls' ids
     last = len(messages) - 1
     return tuple(_turn(message, f"messages[{i}]", names, i == last, images) for i, message in enumerate(messages))
+
+
+def _n_images(message: schema.Message) -> int:
+    content = message.content
+    return sum(part.get("type") == "image_url" for part in content) if isinstance(content, list) else 0
 
 
 def _turn(
@@ -102,7 +109,7 @@ def _part(part: dict[str, Any], param: str, role: str, images: ImageIntake | Non
     kind = part.get("type")
     if kind == "image_url" and images is not None:
         if role != "user":
-            raise misplaced_image(param)
+            raise misplaced_image(param, "messages of the user")
         return images.from_url(_image_url(part.get("image_url"), f"{param}.image_url"), f"{param}.image_url")
     if kind not in ("text", "refusal"):
         raise NotSupported(

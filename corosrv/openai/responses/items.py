@@ -31,6 +31,8 @@ def add(
         return
     if not request_input:
         raise Refused("input must not be an empty list", "input")
+    if images is not None:
+        images.expect(sum(map(_n_images, request_input)) + turns.n_images(to.all), "input")
     for i, item in enumerate(request_input):
         if item.get("type") == _REFERENCE:
             item = shelf.item(convert(item, schema.Reference, f"input[{i}]").id, f"input[{i}].id")
@@ -41,6 +43,12 @@ def add(
                 f"input[{i}].type",
             )
         _ITEMS[kind](item, f"input[{i}]", to, images)
+
+
+def _n_images(item: dict[str, Any]) -> int:
+    content = item.get("output") if item.get("type") == "function_call_output" else item.get("content")
+    parts = content if isinstance(content, list) else ()
+    return sum(isinstance(part, dict) and part.get("type") == _IMAGE for part in parts)
 
 
 def _message(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
@@ -61,7 +69,7 @@ def _call(item: dict[str, Any], param: str, to: TurnList, _: ImageIntake | None)
 
 def _output(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
     output = convert(item, schema.OutputItem, param)
-    to.result(output.call_id, _text(output.output, f"{param}.output", images), f"{param}.call_id")
+    to.result(output.call_id, _content(output.output, f"{param}.output", images), f"{param}.call_id")
 
 
 def _reasoning(item: dict[str, Any], param: str, to: TurnList, images: ImageIntake | None) -> None:
@@ -90,7 +98,7 @@ def _text(content: schema.Content, param: str, images: ImageIntake | None) -> st
         return content
     for i, part in enumerate(content):
         if part.type == _IMAGE and images is not None:
-            raise misplaced_image(f"{param}[{i}]")
+            raise misplaced_image(f"{param}[{i}]", "messages of the user and outputs of functions")
     return str(_content(content, param, None))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -69,7 +69,7 @@ def _without_images(turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], tuple[Im
     def number(part: Part) -> str | int:
         if isinstance(part, str):
             return part
-        images.append(part)
+        images.append(replace(part, lease=None))  # counted as the shelf's from now on
         return len(images) - 1
 
     numbered = tuple(

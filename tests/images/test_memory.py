@@ -1,0 +1,120 @@
+"""The memory of all requests' images: what counts, for how long, and what is refused when it is full."""
+
+import gc
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from corosrv.errors import InvalidImage, TooManyImages
+from corosrv.images import reader
+from corosrv.images.memory import ImageMemory
+from corosrv.images.reader import ImageReader
+from corosrv.settings import ImageSettings
+from tests.images.pictures import CARD, data_url, plain
+
+LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 4000}
+URL = data_url(plain("PNG", (30, 30)))  # 2700 bytes of pixels
+
+
+@pytest.fixture
+def images() -> ImageReader:
+    return ImageReader(ImageSettings(**LIMITS))
+
+
+@pytest.fixture(autouse=True)
+def no_collections():
+    """Servers put full collections off for long: what is freed by them alone counts as leaked."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def read(images: ImageReader, url: str = URL):
+    intake = images.intake(CARD)
+    assert intake is not None
+    return intake.from_url(url, "image")
+
+
+def test_memory_that_is_lent_is_there_again_when_the_lease_is_closed():
+    memory = ImageMemory(10)
+    lease = memory.lend(6)
+
+    with pytest.raises(TooManyImages, match="exceed the 10 bytes allowed"):
+        memory.lend(5)
+    lease.close()
+    lease.close()
+
+    assert memory.n_bytes == 0
+    with memory.lend(10):
+        assert memory.n_bytes == 10
+    assert memory.n_bytes == 0
+
+
+def test_memory_whose_lease_nobody_has_is_there_again():
+    memory = ImageMemory(10)
+    lease = memory.lend(6)
+
+    del lease
+
+    assert memory.n_bytes == 0
+
+
+def test_an_image_counts_with_its_pixels_until_nobody_has_it(images: ImageReader):
+    image = read(images)
+
+    assert images.memory.n_bytes == len(image.pixels) == 2700
+    del image
+    assert images.memory.n_bytes == 0
+
+
+def test_the_images_of_all_requests_count_together(images: ImageReader):
+    first = read(images)
+
+    with pytest.raises(TooManyImages) as refused:
+        read(images)
+    del first
+
+    assert (refused.value.status, refused.value.retry_after) == (503, 1)
+    assert read(images).width == 30
+
+
+def test_a_file_that_waits_to_be_decoded_counts_with_its_bytes(images: ImageReader, monkeypatch: pytest.MonkeyPatch):
+    held, decode = [], reader.call_in_thread
+
+    def counting(*arguments: Any) -> Any:
+        held.append(images.memory.n_bytes)
+        return decode(*arguments)
+
+    monkeypatch.setattr(reader, "call_in_thread", counting)
+    read(images)
+
+    assert held == [2700 + len(plain("PNG", (30, 30)))]
+
+
+def test_an_image_that_cannot_be_decoded_leaves_no_memory_counted(images: ImageReader):
+    with pytest.raises(InvalidImage, match="truncated") as refused:
+        read(images, data_url(plain("JPEG", (30, 30))[:-40]))
+
+    assert refused.value.__traceback__ is not None
+    assert images.memory.n_bytes == 0
+
+
+def test_a_request_that_is_killed_while_it_decodes_leaves_no_memory_counted(
+    images: ImageReader, monkeypatch: pytest.MonkeyPatch
+):
+    is_decoding = Event()
+
+    def stuck(*_: Any) -> Any:
+        is_decoding.set()
+        gevent.sleep(60)
+
+    monkeypatch.setattr(reader, "call_in_thread", stuck)
+    reading = gevent.spawn(read, images)
+    assert is_decoding.wait(5)
+    assert images.memory.n_bytes > 2700
+
+    reading.kill()
+
+    assert images.memory.n_bytes == 0
