@@ -8,6 +8,7 @@ JOBS     ?= $(shell nproc)
 
 BIN      := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TOOLS    := $(VENV)/.tools
 CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
 TESTED   := $(VENV)/.pytest-status
@@ -16,7 +17,7 @@ CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
              tests/native/*/*.cpp tests/native/*/*.h)
 
-.PHONY: install run test lint format load bench fuzz clean
+.PHONY: install run test lint format load bench fuzz clean FORCE
 
 install: $(INSTALLED)
 
@@ -25,25 +26,25 @@ run: $(INSTALLED)
 
 # The tests of one file run one after the other, files on all processors. A native test that cannot be built here fails,
 # or is skipped, in its turn and says why. $(TESTED) tells continuous integration how pytest ended.
-test: $(INSTALLED) $(CLIENTS)
+test: $(TOOLS) $(CLIENTS)
 	@echo "corosrv: building the native tests, plain and under sanitizers (about 4 minutes on 2 cores, the first time)"
 	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST) || { echo $$? > $(TESTED); false; }
 
-lint: $(INSTALLED)
+lint: $(TOOLS)
 	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py
 	$(BIN)/ruff check corosrv native benchmarks tests setup.py
 	$(BIN)/mypy
 	$(CLANGFMT) --dry-run --Werror $(CXXFILES)
 
-format: $(INSTALLED)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix-only --quiet corosrv native benchmarks tests setup.py
 	$(BIN)/ruff format corosrv native benchmarks tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
 # Figures of the README: open streams, stalled ones and a storm of clients on the synthetic model,
 # clients that leave on the real one, predictions through a worker process.
-load: $(INSTALLED)
+load: $(TOOLS)
 	$(BIN)/python -m tests.load.streams
 	$(BIN)/python -m tests.load.chats
 	$(BIN)/python -m tests.load.stalled
@@ -59,7 +60,7 @@ load: $(INSTALLED)
 	$(BIN)/python -m tests.load.shared_prompts
 
 # Side by side with llama-server: the tables and plots in benchmarks/. ROUNDS=1 QUICK=1 for a first look.
-bench: $(INSTALLED)
+bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.side_by_side $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 
 # Other people's clients, for the tests, where they cannot share an environment with the newest openai.
@@ -76,15 +77,26 @@ fuzz: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build
 
-# What everything else stands on: libllama takes minutes to compile, and is kept as long as its version is.
-$(LIBLLAMA): native/libllama.sh native/libllama.cmake native/prerequisites.sh native/libllama-version
+# What everything else stands on: libllama takes minutes to compile, and is kept as long as its version and options are.
+# CMAKE_ARGS chooses devices (README), and is remembered for the next time.
+$(LIBLLAMA): native/libllama.py native/libllama.cmake native/amx_flags.sh native/prerequisites.sh native/libllama-version
 	PYTHON=$(PYTHON) sh native/prerequisites.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip "setuptools>=77" "cffi>=2"
-	VENV=$(VENV) sh native/libllama.sh
+	$(BIN)/python native/libllama.py $@
+
+ifneq ($(origin CMAKE_ARGS),undefined)
+$(LIBLLAMA): FORCE
+endif
+
+# What the server needs.
+$(INSTALLED): $(LIBLLAMA) $(NATIVE) setup.py setup.cfg pyproject.toml
+	@echo "corosrv: building the native core and installing the rest (about a minute, the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[smollm2]"
 	touch $@
 
-$(INSTALLED): $(LIBLLAMA) $(NATIVE) setup.py setup.cfg pyproject.toml
-	@echo "corosrv: building the native core and installing the rest (about a minute)"
+# What tests, lint and measurements need beside it.
+$(TOOLS): setup.cfg | $(INSTALLED)
+	@echo "corosrv: installing what the tests need"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[smollm2,test]"
 	touch $@

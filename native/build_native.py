@@ -19,7 +19,8 @@ from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent
 HEADERS = (NATIVE / "include" / "corosrv_types.h", NATIVE / "include" / "corosrv.h")
-CFLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
+# Python's own flags come first, and ask for symbols of a debugger: they cost time and space, and nobody reads them.
+CFLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-fopenmp", "-Wall", "-Wextra", "-Wconversion"]
 
 
 class Libllama(NamedTuple):
@@ -34,9 +35,11 @@ def find_libllama() -> Libllama:
     if prefix := os.environ.get("COROSRV_LLAMA_PREFIX"):
         return Libllama(Path(prefix, "include"), Path(prefix, "lib"), str(Path(prefix, "lib")))
     spec = importlib.util.find_spec("llama_cpp")
+    packages = os.environ.get("COROSRV_LIBLLAMA_PACKAGES")  # set by backend.py where the package cannot be imported
     if spec is not None and spec.submodule_search_locations:
-        package = Path(spec.submodule_search_locations[0])
-        return Libllama(package.parent / "include", package / "lib", "$ORIGIN/../llama_cpp/lib")
+        packages = str(Path(spec.submodule_search_locations[0]).parent)
+    if packages:
+        return Libllama(Path(packages, "include"), Path(packages, "llama_cpp", "lib"), "$ORIGIN/../llama_cpp/lib")
     try:
         asked = ["pkg-config", "--variable=includedir", "llama"], ["pkg-config", "--variable=libdir", "llama"]
         include, lib = (Path(subprocess.check_output(command, text=True).strip()) for command in asked)

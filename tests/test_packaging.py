@@ -111,25 +111,27 @@ def test_the_source_distribution_holds_what_is_compiled(tree):
 
     native = {path.relative_to(tree).as_posix() for path in (tree / "native").rglob("*") if path.is_file()}
     assert {name for name in native if not name.startswith("native/build/")} <= names
-    assert {"native/include/corosrv.h", "native/build_native.py", "setup.py", "corosrv/py.typed"} <= names
+    assert {"native/include/corosrv.h", "native/build_native.py", "native/backend.py"} <= names
+    assert {"setup.py", "corosrv/py.typed"} <= names
 
 
 def pins() -> dict[str, str]:
     """The versions of llama-cpp-python that the tree names, by file."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    lines = {
-        "setup.cfg": setup["options"]["install_requires"].splitlines(),
-        "pyproject.toml": project["build-system"]["requires"],
-    }
-    found = {name: line.partition("==")[2] for name, all in lines.items() for line in all if "llama-cpp-python" in line}
-    return {**found, "native/libllama-version": (ROOT / "native" / "libllama-version").read_text().strip()}
+    (line,) = [line for line in setup["options"]["install_requires"].splitlines() if "llama-cpp-python" in line]
+    pinned = (ROOT / "native" / "libllama-version").read_text().strip()
+    return {"setup.cfg": line.partition("==")[2], "native/libllama-version": pinned}
 
 
 def test_the_pins_of_libllama_agree():
-    assert len(pins()) == 3
     assert len(set(pins().values())) == 1, pins()
+
+
+def test_an_isolated_build_asks_for_no_libllama_of_its_own():
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+
+    assert not [line for line in requires if line.startswith("llama")]  # pip would compile it with other options
 
 
 @pytest.mark.model

@@ -1,0 +1,148 @@
+"""How libllama is built once for each set of options: with the real pip, and a small llama-cpp-python of its own."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NATIVE = Path(__file__).parents[2] / "native"
+TIMEOUT = 100.0  # seconds, of pip on a loaded machine
+
+# A build backend without dependencies, in whose place llama-cpp-python has one that compiles for minutes.
+BACKEND = """
+import os, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    with open(os.environ["BUILDS"], "a") as builds:
+        builds.write(os.environ.get("CMAKE_ARGS", "") + "\\n")
+    name = "llama_cpp_python-{version}-py3-none-any.whl"
+    info = "llama_cpp_python-{version}.dist-info/"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        identity = (config_settings or {{}}).get("cmake.define.COROSRV_BUILD")
+        if identity:
+            wheel.writestr("llama_cpp/corosrv-build.txt", identity + "\\n")
+        wheel.writestr("include/llama.h", "// libllama")
+        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: {version}\\n")
+        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "RECORD", "")
+    return name
+"""
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Lets pip find a small llama-cpp-python and nothing else; returns the CMAKE_ARGS of each build of it."""
+    version = (NATIVE / "libllama-version").read_text().strip()
+    links, log = tmp_path / "links", tmp_path / "builds"
+    links.mkdir()
+    log.touch()
+    top = f"llama_cpp_python-{version}"
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: llama-cpp-python\nVersion: {version}\n",
+        "pyproject.toml": PROJECT,
+        "backend.py": BACKEND.format(version=version),
+    }
+    with tarfile.open(links / f"{top}.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{top}/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": links, "PIP_CACHE_DIR": tmp_path / "cache", "BUILDS": log}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda: log.read_text().splitlines()
+
+
+def run(code: str, *arguments: str) -> str:
+    """Runs code beside native/libllama.py in a process of its own; returns what it prints."""
+    child = subprocess.run(
+        [sys.executable, "-c", f"import libllama, sys; from pathlib import Path; {code}", *arguments],
+        env={**os.environ, "PYTHONPATH": str(NATIVE)}, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stdout + child.stderr
+    return child.stdout
+
+
+def unpack(folder: Path) -> Path:
+    run("libllama.unpack(Path(sys.argv[1]))", str(folder))
+    return folder
+
+
+def test_two_installations_build_libllama_once(builds, tmp_path: Path) -> None:
+    first, second = unpack(tmp_path / "first"), unpack(tmp_path / "second")
+
+    assert len(builds()) == 1
+    assert (first / "include" / "llama.h").is_file()
+    assert (second / "include" / "llama.h").is_file()
+
+
+def test_what_is_unpacked_already_asks_nobody(builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpack(tmp_path / "first")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "another"))
+
+    unpack(tmp_path / "first")
+
+    assert len(builds()) == 1
+
+
+def test_other_options_build_it_anew_and_replace_what_pip_kept(builds, tmp_path: Path, monkeypatch: Any) -> None:
+    unpack(tmp_path / "first")
+
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    unpack(tmp_path / "first")
+    unpack(tmp_path / "second")
+
+    assert builds() == ["", "-DGGML_CUDA=on"]
+
+
+def test_a_wheel_that_pip_built_by_itself_is_not_used(builds, tmp_path: Path) -> None:
+    version = (NATIVE / "libllama-version").read_text().strip()
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={tmp_path / 'plain'}"]
+    subprocess.run([*command, f"llama-cpp-python=={version}"], check=True, timeout=TIMEOUT)
+
+    folder = unpack(tmp_path / "first")
+
+    assert len(builds()) == 2
+    assert (folder / "llama_cpp" / "corosrv-build.txt").read_text().strip()
+
+
+def test_options_that_are_not_set_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(NATIVE))
+    import libllama
+
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    first = libllama.build_options({})
+    monkeypatch.delenv("CMAKE_ARGS")
+
+    assert libllama.build_options(first.variables).identity == first.identity
+    assert libllama.build_options({}).identity != first.identity
+
+    monkeypatch.setenv("CMAKE_ARGS", "")
+    assert libllama.build_options(first.variables).identity == libllama.build_options({}).identity
+
+
+def test_progress_is_told_ten_times_at_most(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(NATIVE))
+    import libllama
+
+    lines = [f"  [{n}/136] Building CXX object {n}.o\n" for n in range(1, 137)]
+    passed_on = list(libllama._show_progress(["Collecting\n", *lines]))
+
+    told = capsys.readouterr().out.splitlines()
+    assert passed_on == ["Collecting\n", *lines]
+    assert len(told) == 10
+    assert told[-1].startswith("corosrv: libllama: 136 of 136 steps after 0 min 0")
