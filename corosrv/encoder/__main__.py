@@ -12,6 +12,7 @@ import logging
 import os
 
 from corosrv.encoder.process import EncoderProcess
+from corosrv.encoder.sources import SourceOptions
 from corosrv.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.worker.child import lifeline
 
@@ -22,6 +23,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--mmproj", default="")
     parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--nice", type=int, default=0, help="by how much decoding goes before encoding")
+    parser.add_argument("--image-max-tokens", type=int, default=-1, help="rows of an image; -1: as the projector says")
     parser.add_argument("--supports", action="append", default=[], choices=[MROPE, NON_CAUSAL])
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
@@ -29,7 +32,14 @@ def main(arguments: list[str]) -> None:
     os.environ["GGML_NO_BACKTRACE"] = "1"  # it would start a debugger, which waits, in a process that is ending
     lifeline.hang_on(options.lifeline)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    EncoderProcess(options.control, options.mmproj, options.model, options.threads, options.supports).run()
+    files = SourceOptions(
+        model=options.model,
+        mmproj=options.mmproj,
+        n_threads=options.threads,
+        image_max_tokens=options.image_max_tokens,
+        supports=options.supports,
+    )
+    EncoderProcess(options.control, files, options.nice).run()
     os._exit(1)  # libmtmd may have threads of its own, and destructors that wait for them
 
 

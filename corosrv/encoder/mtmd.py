@@ -70,8 +70,8 @@ class Projector:
     One thread at a time may call it.
     """
 
-    def __init__(self, mmproj: str, model: str, log: LogTail, n_threads: int = 4) -> None:
-        """Opens both files. `log` is attached. Takes seconds for large files.
+    def __init__(self, mmproj: str, model: str, log: LogTail, n_threads: int = 4, image_max_tokens: int = -1) -> None:
+        """Opens both files. `log` is attached. Takes seconds for large files. `image_max_tokens`: see SourceOptions.
 
         Raises LoadError in words where a file cannot be used, as for a projector of another width than the model's.
         """
@@ -81,7 +81,7 @@ class Projector:
             on_failure.callback(self.close)
             self._model = self._open_model(model)
             self.n_embd: int = llama_cpp.llama_model_n_embd_inp(self._model)
-            self._context = self._open_projector(mmproj, n_threads)
+            self._context = self._open_projector(mmproj, n_threads, image_max_tokens)
             self._check_tokens(mmproj)
             on_failure.pop_all()
         self.is_mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._context)
@@ -98,12 +98,13 @@ class Projector:
         self._closing.callback(llama_cpp.llama_model_free, model)
         return model
 
-    def _open_projector(self, path: str, n_threads: int) -> Any:
+    def _open_projector(self, path: str, n_threads: int, image_max_tokens: int) -> Any:
         self._log.forget()
         parameters = mtmd_cpp.mtmd_context_params_default()
         parameters.print_timings = False
         parameters.warmup = False
         parameters.n_threads = n_threads
+        parameters.image_max_tokens = image_max_tokens
         context = mtmd_cpp.mtmd_init_from_file(path.encode(), self._model, parameters)
         if not context:
             raise LoadError(f"the projector {path} cannot be used with this model: {self._log.problem}")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 import msgspec.msgpack
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
+from corosrv.encoder.priority import lower_priority
 from corosrv.encoder.side import Action, Encode, EncoderSide, Reply, Write
-from corosrv.encoder.sources import Sources
+from corosrv.encoder.sources import SourceOptions, Sources
 from corosrv.encoder.writer import PoolWriter
 from corosrv.errors import LoadError, WireError
 from corosrv.transfer.messages import PROTOCOL_VERSION, Hello, OpenTransfer, ToEncoder, ToLanguage
@@ -29,7 +29,7 @@ LAST_WORDS = 5.0  # seconds in which the server takes the reason of an end
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeTask:
+class PendingItem:
     """Holds an item that waits for the main thread, and owns the descriptor of its pixels; -1 for none."""
 
     message: OpenTransfer
@@ -39,19 +39,15 @@ class EncodeTask:
 class EncoderProcess:
     """Owns the control channel and, from the first Hello on, the pool and the transfers."""
 
-    def __init__(
-        self, control_fd: int, mmproj: str, model: str, n_threads: int, supports: Collection[str] = ()
-    ) -> None:
-        """Takes the channel. An empty `mmproj` leaves the token table as the only source.
-
-        `supports`: what the decode loop does for rows, see corosrv.transfer.messages.
-        """
+    def __init__(self, control_fd: int, options: SourceOptions, nice: int = 0) -> None:
+        """Takes the channel. Encoding gives way to processes of a nice value lower than this one's plus `nice`."""
         codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
         self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())
-        self._settings = mmproj, model, n_threads, supports
+        self._options = options
+        self._nice = nice
         self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
         self._is_greeted = False
-        self._tasks: SimpleQueue[EncodeTask] = SimpleQueue()  # no longer than what the server has opened
+        self._tasks: SimpleQueue[PendingItem] = SimpleQueue()  # no longer than what the server has opened
         # Held for decisions and writes, by both threads: once a cancel is answered, no write goes on.
         self._lock = threading.Lock()
         self._side: EncoderSide | None = None  # once both files are open and the pool is mapped
@@ -59,9 +55,10 @@ class EncoderProcess:
 
     def run(self) -> None:
         """Loads the files and encodes for as long as the process lives. Returns where it cannot, and has said why."""
-        self._control.start(self._on_message)
+        self._control.start(self._on_message)  # before this thread is nice: that one has milliseconds of work
+        lower_priority(self._nice)
         try:
-            sources = Sources(*self._settings)
+            sources = Sources(self._options)
             self._begin(sources.n_embd)
         except (LoadError, WireError) as error:
             self._control.outbox.post(Fatal(str(error)))
@@ -108,10 +105,10 @@ class EncoderProcess:
                 self._control.outbox.post(action.message)
             elif isinstance(action, Encode):
                 pixels, fds = (fds[0], fds[1:]) if fds else (-1, ())
-                self._tasks.put(EncodeTask(action.message, pixels))
+                self._tasks.put(PendingItem(action.message, pixels))
         return fds
 
-    def _encode(self, sources: Sources, task: EncodeTask) -> None:
+    def _encode(self, sources: Sources, task: PendingItem) -> None:
         """Encodes one item in the main thread, unless it was cancelled already."""
         tid, result = task.message.tid, self._result(sources, task)
         with self._lock:
@@ -121,7 +118,7 @@ class EncoderProcess:
             elif result is not None:
                 self._carry_out(self._side.failed(tid, result))
 
-    def _result(self, sources: Sources, task: EncodeTask) -> Encoding | EncodingFailed | None:
+    def _result(self, sources: Sources, task: PendingItem) -> Encoding | EncodingFailed | None:
         try:
             with self._lock:
                 if self._side is None or not self._side.is_live(task.message.tid):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.encoder.mtmd import LogTail, Projector
@@ -17,22 +18,27 @@ log = logging.getLogger("corosrv.encoder")
 _WORDS = {MROPE: "M-RoPE positions", NON_CAUSAL: "attention that is not causal"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Says which files an encoder opens, and how. An empty `mmproj` is none."""
+
+    model: str
+    mmproj: str = ""
+    n_threads: int = 4
+    image_max_tokens: int = -1  # rows of an image, where its size decides; -1: as the projector file says
+    supports: Collection[str] = ()  # what the decode loop does for rows, see corosrv.transfer.messages
+
+
 class Sources:
     """Owns the opened files. Belongs to the thread that encodes."""
 
-    def __init__(self, mmproj: str, model: str, n_threads: int, supports: Collection[str] = ()) -> None:
-        """Opens the files; an empty `mmproj` is none. Takes seconds. `supports`: what the decode loop does for rows.
+    def __init__(self, options: SourceOptions) -> None:
+        """Opens the files. Takes seconds.
 
         Raises LoadError, also for a projector whose rows the decode loop cannot read.
         """
-        self._table = TokenTable(model)
-        self._projector: Projector | None = None
-        if mmproj:
-            tail = LogTail(lambda line: log.debug("%s", line))
-            tail.attach()
-            log.info("opening the projector %s", mmproj)
-            self._projector = Projector(mmproj, model, tail, n_threads)
-            check_needs(self._projector, mmproj, supports)
+        self._table = TokenTable(options.model)
+        self._projector = _open_projector(options) if options.mmproj else None
         self.n_embd = self._projector.n_embd if self._projector else self._table.n_embd
 
     def encode(self, message: OpenTransfer, pixels: int) -> Encoding:
@@ -49,6 +55,15 @@ class Sources:
         except ProtocolError as error:
             raise EncodingFailed("bad_image", str(error)) from error
         return self._projector.encode(payload.width, payload.height, content)
+
+
+def _open_projector(options: SourceOptions) -> Projector:
+    tail = LogTail(lambda line: log.debug("%s", line))
+    tail.attach()
+    log.info("opening the projector %s", options.mmproj)
+    projector = Projector(options.mmproj, options.model, tail, options.n_threads, options.image_max_tokens)
+    check_needs(projector, options.mmproj, options.supports)
+    return projector
 
 
 def check_needs(projector: Projector, mmproj: str, supports: Collection[str]) -> None:

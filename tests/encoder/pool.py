@@ -74,7 +74,7 @@ def unsealed_copy(pool: HandPool) -> Iterator[int]:
 class HandDriver:
     """Owns an encoder process, sends what a test says and keeps what it answers. Is a ProcessListener."""
 
-    def __init__(self, model: str, mmproj: str = "", supports: Sequence[str] = ()) -> None:
+    def __init__(self, model: str, mmproj: str = "", supports: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         self.answers: Queue[ToLanguage] = Queue()
         self.fatal = ""
         self.exit: Exit | None = None
@@ -87,7 +87,7 @@ class HandDriver:
         self.process = LinkedProcess(self, codec, codec)
         command = [sys.executable, "-m", "corosrv.encoder", "--model", model, "--threads", "1"]
         command += ["--mmproj", mmproj] if mmproj else []
-        self.process.start([*command, *(f"--supports={need}" for need in supports)])
+        self.process.start([*command, *(f"--supports={need}" for need in supports), *more])
 
     def on_control(self, message) -> None:
         if isinstance(message, Fatal):

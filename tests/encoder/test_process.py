@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import struct
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -280,6 +281,20 @@ def test_an_encoder_that_is_killed_while_it_serves_is_reported_as_such(encoder):
 
     assert encoder.wait_for_end() == "signal 9 (SIGKILL)"
     assert encoder.report() == "the encoder process ended by signal 9 (SIGKILL) while it served"
+
+
+def test_encoding_gives_way_and_answers_do_not(start, model, mmproj, pool):
+    driver = start(model, mmproj, (), ["--nice", "7"])
+    driver.greet(pool, N_EMBD)
+    driver.answer()
+    pid = driver.process.pid
+
+    nice = {int(task): os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}
+
+    assert nice.pop(pid) - os.getpriority(os.PRIO_PROCESS, 0) == 7
+    assert os.getpriority(os.PRIO_PROCESS, 0) in nice.values()
+    group = Path(f"/proc/{pid}/autogroup")  # by which kernels for desktops weigh sessions against each other
+    assert not group.exists() or group.read_text().endswith(f" nice {os.getpriority(os.PRIO_PROCESS, pid)}\n")
 
 
 def test_the_encoder_ends_with_its_channel(encoder):
