@@ -134,6 +134,7 @@ typedef struct corosrv_model_info {
   int32_t fim_file;            /* and before a file's */
   const char* rerank_template; /* of a query and a document; "" when the model carries none */
   int32_t n_adapters;          /* LoRA adapters that were loaded */
+  int32_t row_width;           /* numbers of an embedding row in a prompt; 0: the model takes none */
 } corosrv_model_info;
 
 typedef struct corosrv_bias {
@@ -229,6 +230,9 @@ typedef struct corosrv_task {
   int64_t id;             /* the caller's name for it, which corosrv_slot shows */
   int32_t slot;           /* where it has to run, counted from 1; 0: anywhere */
   int32_t priority;       /* who is first in the queue: 1 before 9; 0 is 5 */
+  const float* rows;      /* embedding rows, row_width numbers each, which stand where an id in `tokens` is negative;
+                           * of COROSRV_GENERATE. Prompts share what is computed of rows with equal ids */
+  size_t n_rows;
   double deadline;        /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
                            * before it had a slot, or later; 0: never */
 } corosrv_task;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "model/embedded_rows.h"
 #include "sampling/dry.h"
 
 namespace corosrv {
@@ -103,6 +104,20 @@ Status check_kind(const corosrv_task& task, const ModelInfo& model) {
   }
 }
 
+// Looks at every number: one that is none would spoil what others compute.
+Status check_rows(const corosrv_task& task, const ModelInfo& model) {
+  const auto n_rows = static_cast<size_t>(std::count_if(task.tokens, task.tokens + task.n_tokens, is_row));
+  if (n_rows != task.n_rows) return invalid("the prompt does not have a negative id for each embedding row");
+  if (n_rows == 0) return Status::ok();
+  if (task.kind != COROSRV_GENERATE) return unsupported("a prompt of embedding rows can be generated from, no more");
+  if (task.scores_prompt != 0) return unsupported("a prompt of embedding rows has no tokens to be scored");
+  if (model.row_width < 1) return unsupported("this model takes no embedding rows in prompts");
+  const size_t n_numbers = n_rows * static_cast<size_t>(model.row_width);
+  const bool are_finite =
+      std::all_of(task.rows, task.rows + n_numbers, [](float number) { return std::isfinite(number); });
+  return are_finite ? Status::ok() : invalid("an embedding row has a number that is not finite");
+}
+
 bool are_known(const Token* tokens, size_t n_tokens, const Vocabulary& vocabulary) {
   return std::all_of(tokens, tokens + n_tokens, [&](Token token) { return token >= 0 && token < vocabulary.size(); });
 }
@@ -151,7 +166,11 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
   const Vocabulary& vocabulary = backend.vocabulary();
   if (const Status status = check_kind(task, backend.info()); !status.is_ok()) return status;
   if (task.n_tokens == 0) return invalid("the prompt has no tokens");
-  if (!are_known(task.tokens, task.n_tokens, vocabulary)) return invalid("the prompt has an unknown token");
+  if (const Status status = check_rows(task, backend.info()); !status.is_ok()) return status;
+  if (!std::all_of(task.tokens, task.tokens + task.n_tokens,
+                   [&](Token token) { return is_row(token) || token < vocabulary.size(); })) {
+    return invalid("the prompt has an unknown token");
+  }
   for (int32_t i = 0; task.adapter_scales != nullptr && i < backend.info().n_adapters; ++i) {
     if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
   }

@@ -8,6 +8,7 @@
 #include "api/check.h"
 #include "api/handles.h"
 #include "api/to_core.h"
+#include "model/embedded_rows.h"
 #include "sampling/dry.h"
 
 using namespace corosrv;
@@ -27,6 +28,20 @@ Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Ta
     if (!status.is_ok()) return status;
   }
   return Status::ok();
+}
+
+// Copies embedding rows; tasks in a row that point to the same share one copy.
+void copy_rows(const corosrv_task* from, std::vector<Task>& tasks, const ModelInfo& model) {
+  const auto width = static_cast<size_t>(model.row_width);
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    if (from[i].n_rows == 0) continue;
+    if (i > 0 && from[i - 1].rows == from[i].rows && tasks[i - 1].prompt == tasks[i].prompt) {
+      tasks[i].rows = tasks[i - 1].rows;
+      continue;
+    }
+    std::vector<float> numbers(from[i].rows, from[i].rows + from[i].n_rows * width);
+    tasks[i].rows = std::make_shared<const EmbeddedRows>(tasks[i].prompt, width, std::move(numbers));
+  }
 }
 
 // Turns breakers into tokens where DRY asks for them; tasks of one job mostly have the same, which are made once.
@@ -56,6 +71,7 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
     status = compile_grammars(*engine->engine, tasks, converted);
     if (!status.is_ok()) return status;
     compile_breakers(*engine->engine, tasks, converted);
+    copy_rows(tasks, converted, backend->info());
     auto opened = std::make_unique<corosrv_reader>();
     status = engine->engine->submit(std::move(converted), opened->reader);
     if (status.is_ok()) *reader = opened.release();

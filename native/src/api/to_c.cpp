@@ -176,6 +176,7 @@ corosrv_model_info to_c(const ModelInfo& from, int32_t n_vocab) {
   info.fim_file = from.fim_file;
   info.rerank_template = from.rerank_template.c_str();
   info.n_adapters = from.n_adapters;
+  info.row_width = from.row_width;
   return info;
 }
 

@@ -30,6 +30,9 @@ constexpr const char* kClientTooSlow = "client_too_slow";
 // Of what had begun when its deadline passed.
 constexpr const char* kDeadlineExceeded = "deadline_exceeded";
 
+// Of embedding rows that lead to numbers which are none.
+constexpr const char* kRowsNotFinite = "embeds_not_finite";
+
 // The one terminal chunk of a task that never became a sequence.
 Chunk error_chunk(int32_t index, std::string message, const char* code = "");
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "kernels/graph_kernels.h"
@@ -71,6 +72,7 @@ class LlamaBackend final : public Backend {
         slots_(options.slots),
         is_deterministic_(options.is_deterministic),
         memory_(llama_get_memory(context_.get())),
+        n_rows_(rows),
         batch_(rows),
         vocabulary_(llama_model_get_vocab(model_.get())),
         info_(std::move(info)),
@@ -87,7 +89,9 @@ class LlamaBackend final : public Backend {
 
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
-    return run(batch_.fill(rows));
+    if (rows.front().embedding == nullptr) return run(batch_.fill(rows));
+    if (!row_batch_) row_batch_.emplace(n_rows_, info_.row_width);
+    return run(row_batch_->fill(rows));
   }
 
   Status embed(const std::vector<Row>& rows) override {
@@ -110,6 +114,25 @@ class LlamaBackend final : public Backend {
     if (memory_ == nullptr) return;
     // Recurrent memory cannot be cut in the middle: all of it is dropped then.
     if (!llama_memory_seq_rm(memory_, slot, position, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
+  }
+
+  // Leaves nothing of what a slot holds: llama_memory_seq_rm() leaves positions that there cannot be, and the numbers
+  // themselves, of which those that are none spoil what comes after them, masked or not. The other slots' content is
+  // taken out meanwhile.
+  void wipe(int32_t slot) override {
+    if (!has_snapshots_) return forget(slot, 0);  // such a state begins anew with each sequence
+    std::vector<Snapshot> held(static_cast<size_t>(slots_));
+    for (int32_t other = 0; other < slots_; ++other) {
+      const bool is_kept = other != slot && llama_memory_seq_pos_max(memory_, other) >= 0;
+      if (is_kept) held[static_cast<size_t>(other)] = save(other, std::numeric_limits<size_t>::max());
+    }
+    llama_memory_clear(memory_, true);
+    for (int32_t other = 0; other < slots_; ++other) {
+      const Snapshot& snapshot = held[static_cast<size_t>(other)];
+      if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
+        throw std::runtime_error("the KV cache could not be put back");
+      }
+    }
   }
 
   bool has_snapshots() const override { return has_snapshots_; }
@@ -228,23 +251,6 @@ class LlamaBackend final : public Backend {
                                              " tokens in each slot: too little memory was left");
   }
 
-  // Leaves nothing of what a slot holds, whatever it is: positions that there cannot be stay with
-  // llama_memory_seq_rm(). The other slots' content is taken out meanwhile.
-  void wipe(int32_t slot) {
-    std::vector<Snapshot> held(static_cast<size_t>(slots_));
-    for (int32_t other = 0; other < slots_; ++other) {
-      const bool is_kept = other != slot && llama_memory_seq_pos_max(memory_, other) >= 0;
-      if (is_kept) held[static_cast<size_t>(other)] = save(other, std::numeric_limits<size_t>::max());
-    }
-    llama_memory_clear(memory_, false);
-    for (int32_t other = 0; other < slots_; ++other) {
-      const Snapshot& snapshot = held[static_cast<size_t>(other)];
-      if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
-        throw std::runtime_error("the KV cache could not be put back");
-      }
-    }
-  }
-
   // If anything fails, the first context goes on serving with the room that it has.
   void take_full() {
     try {
@@ -274,7 +280,9 @@ class LlamaBackend final : public Backend {
   const int32_t slots_;
   const bool is_deterministic_;
   llama_memory_t memory_;
+  const int32_t n_rows_;  // of a step, at most
   LlamaBatch batch_;
+  std::optional<LlamaBatch> row_batch_;  // made when a prompt first has embedding rows
   const LlamaVocabulary vocabulary_;
   ModelInfo info_;  // constant once warm
   const bool has_snapshots_;
@@ -327,6 +335,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
   info.pooling = purpose.pooling;
   info.reads_whole = purpose.reads_whole;
   info.can_generate = !purpose.reads_whole;
+  if (!info.can_generate) info.row_width = 0;
   auto backend = std::make_unique<LlamaBackend>(std::move(model), std::move(kernels), std::move(first), std::move(info),
                                                 std::move(loaded), options, rows_of_step(options, purpose));
   status = backend->warm_up();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 namespace corosrv {
@@ -49,11 +50,19 @@ std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
   return items;
 }
 
-bool may_share_batch(const Sequence& a, const Sequence& b) {
-  return a.wants_vectors() == b.wants_vectors() && a.sharing_scope().adapters == b.sharing_scope().adapters;
+// Minus infinity is what a model says of tokens that it never wants.
+bool are_numbers(const float* logits, size_t n_logits) {
+  return std::all_of(logits, logits + n_logits,
+                     [](float logit) { return logit < std::numeric_limits<float>::infinity(); });
 }
 
-// Generations and what is to become vectors are computed apart, and so are different adapters: each such part of a plan
+bool may_share_batch(const Sequence& a, const Sequence& b) {
+  return a.wants_vectors() == b.wants_vectors() && a.reads_rows() == b.reads_rows() &&
+         a.sharing_scope().adapters == b.sharing_scope().adapters;
+}
+
+// Generations and what is to become vectors are computed apart, and so are different adapters, and tokens and embedding
+// rows: each such part of a plan
 // is a batch of every step, so that none waits for another. In each the items stay in order.
 std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
   std::vector<std::vector<Plan::Item>> batches;
@@ -163,7 +172,11 @@ void DecodeLoop::settle() {
   for (const auto& sequence : swept.from_slots) {
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
     memory_.note(*sequence);
-    backend_.forget(sequence->slot(), 0);
+    if (sequence->is_poisoned()) {
+      backend_.wipe(sequence->slot());
+    } else {
+      backend_.forget(sequence->slot(), 0);
+    }
   }
 }
 
@@ -226,8 +239,10 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
     const int32_t first = sequence->n_computed();
     for (int32_t i = 0; i < n_tokens; ++i) {
       const int32_t position = first + i;
-      rows_.push_back({sequence->token(position), position, sequence->slot(), sequence->wants_logits(position),
-                       sequence->is_scored(position)});
+      const float* const embedding = sequence->embedding(position);
+      const bool is_checked = embedding != nullptr && i + 1 == n_tokens;  // by check_rows()
+      rows_.push_back({sequence->token(position), position, sequence->slot(),
+                       is_checked || sequence->wants_logits(position), sequence->is_scored(position), embedding});
     }
   }
 
@@ -252,6 +267,7 @@ Status DecodeLoop::run(const std::vector<Plan::Item>& items) {
 // The rows were computed: those that have all their logits draw, side by side, and what they drew goes out in order.
 void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   score(items);
+  check_rows(items);
   std::vector<Draw> draws;
   size_t row = 0;
   for (const auto& [sequence, n_tokens] : items) {
@@ -265,6 +281,20 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   side_by_side(draws, limits_.threads, [](const Draw& draw) { draw.sequence->choose(draw.logits); });
   const auto now = Clock::now();
   for (const Draw& draw : draws) draw.sequence->take(now);
+}
+
+// Finite rows may still lead to numbers that are none. They would stay in the KV cache, where nobody looks until a token
+// is drawn: so the logits behind each sequence's last row tell of them at once.
+void DecodeLoop::check_rows(const std::vector<Plan::Item>& items) {
+  if (!items.front().sequence->reads_rows()) return;
+  const auto n_logits = static_cast<size_t>(backend_.vocabulary().size());
+  size_t row = 0;
+  for (const auto& [sequence, n_tokens] : items) {
+    row += static_cast<size_t>(n_tokens);
+    if (are_numbers(backend_.logits(row - 1), n_logits)) continue;
+    sequence->poison("the model cannot compute these embedding rows: what it makes of them are not numbers",
+                     kRowsNotFinite);
+  }
 }
 
 void DecodeLoop::collect(Sequence& sequence, size_t first_row, int32_t n_tokens) {

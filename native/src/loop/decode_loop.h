@@ -58,6 +58,7 @@ class DecodeLoop {
   void compute(const std::vector<Plan::Item>& items);
   Status run(const std::vector<Plan::Item>& items);
   void advance(const std::vector<Plan::Item>& items);
+  void check_rows(const std::vector<Plan::Item>& items);
   void score(const std::vector<Plan::Item>& items);
   void fail(const std::vector<Plan::Item>& items, const Status& status);
   void make_room();

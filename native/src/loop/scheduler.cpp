@@ -133,11 +133,11 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::swap(*oldest, reading.back());
   reading.pop_back();
 
-  const int32_t reserved = std::min(reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2, first->n_pending());
+  const int32_t reserved = std::min(reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2, first->n_next());
   const int32_t reserved_to_score = first->scores_prompt() ? std::min(reserved, kMostScoredRows) : 0;
   int32_t left_to_score = kMostScoredRows - reserved_to_score;
   const auto take = [&](Sequence* sequence, int32_t most) {
-    int32_t n_tokens = std::min(most, sequence->n_pending());
+    int32_t n_tokens = std::min(most, sequence->n_next());
     if (sequence->scores_prompt()) {
       n_tokens = std::min(n_tokens, left_to_score);
       left_to_score -= n_tokens;

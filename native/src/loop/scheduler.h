@@ -10,7 +10,7 @@
 
 namespace corosrv {
 
-// A step's work: these sequences, each with this many of its pending tokens.
+// A step's work: these sequences, each with this many of its pending tokens, or of its pending embedding rows.
 struct Plan {
   struct Item {
     Sequence* sequence;

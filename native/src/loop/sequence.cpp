@@ -50,11 +50,14 @@ Sequence::Sequence(Submission submission, const Vocabulary& vocabulary, int32_t 
       vocabulary_(vocabulary),
       stats_(stats),
       context_(context),
+      rows_(std::move(submission.task.rows)),
       progress_(std::move(submission.task.prompt), submission.submitted),
       output_(std::move(submission.reader), signals, request_, progress_, submission.task.stops),
       sampler_(submission.task.sampling, vocabulary, context),
       pooler_(pooler_for(submission.task)) {
-  for (const Token token : tokens()) sampler_.accept(token);
+  for (const Token token : tokens()) {
+    if (!is_row(token)) sampler_.accept(token);
+  }
   if (scores_prompt()) add_score(score_of_first(tokens().front(), vocabulary));
 }
 
@@ -63,6 +66,11 @@ Sequence::~Sequence() { finish(Finish::kError, "the engine ended before the answ
 void Sequence::enter(State state) {
   assert(may_move(state_, state));
   state_ = state;
+}
+
+int32_t Sequence::n_next() const {
+  if (rows_ == nullptr) return n_pending();
+  return std::min(n_pending(), rows_->end_of_run(n_computed()) - n_computed());
 }
 
 void Sequence::start(int32_t slot, Clock::time_point now) {
@@ -132,7 +140,7 @@ void Sequence::finish_without_token() {
     case Sampler::Lack::kChoice:
       return finish(Finish::kError, "no token can be drawn: all of them are banned", "all_tokens_banned");
     case Sampler::Lack::kNumber:
-      return finish(Finish::kError, "no token can be drawn: the model's logits are not numbers");
+      return poison("no token can be drawn: the model's logits are not numbers");
     case Sampler::Lack::kContinuation:
       return finish(Finish::kStop);
     case Sampler::Lack::kAllowed:
@@ -185,6 +193,11 @@ void Sequence::finish(Finish finish, const std::string& message, const char* cod
   count_end();
   const bool has_vector = wants_vectors() && finish == Finish::kStop;
   output_.finish(finish, message, code, has_vector ? pooler_->result() : std::vector<float>(), last_slot_);
+}
+
+void Sequence::poison(const std::string& message, const char* code) {
+  is_poisoned_ = true;
+  finish(Finish::kError, message, code);
 }
 
 void Sequence::count_end() {

@@ -15,6 +15,7 @@
 #include "loop/sequence_request.h"
 #include "loop/slot_status.h"
 #include "model/backend.h"
+#include "model/embedded_rows.h"
 #include "model/types.h"
 #include "sampling/sampler.h"
 
@@ -47,6 +48,12 @@ class Sequence {
   int32_t n_computed() const { return progress_.n_computed(); }
   int32_t n_pending() const { return progress_.n_pending(); }
   Token token(int32_t position) const { return progress_.token(position); }
+  // Of those that are pending, how many one batch may hold: embedding rows come apart from tokens.
+  int32_t n_next() const;
+  // The embedding row at a position, or null.
+  const float* embedding(int32_t position) const { return rows_ == nullptr ? nullptr : rows_->at(position); }
+  // Its next batch is of embedding rows.
+  bool reads_rows() const { return embedding(n_computed()) != nullptr; }
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return progress_.tokens(); }
   bool shares_prefix() const { return request_.shares_prefix; }
@@ -87,6 +94,10 @@ class Sequence {
   // -> done; nothing when it is done already. `code`, a constant, tells programs of an error.
   void finish(Finish finish, const std::string& message = {}, const char* code = "");
 
+  // Ends because the logits are no numbers. What its slot holds may be none either.
+  void poison(const std::string& message, const char* code = "");
+  bool is_poisoned() const { return is_poisoned_; }
+
   // The slot's content now lies in another slot.
   void move(int32_t slot) { slot_ = last_slot_ = slot; }
 
@@ -118,6 +129,7 @@ class Sequence {
   const Vocabulary& vocabulary_;
   LoopStats& stats_;
   const int32_t context_;
+  const std::shared_ptr<const EmbeddedRows> rows_;  // null: tokens alone
   Progress progress_;
   Output output_;
   Sampler sampler_;
@@ -130,6 +142,7 @@ class Sequence {
   const Sequence* leader_ = nullptr;
   int32_t n_led_ = 0;
   bool is_paused_ = false;
+  bool is_poisoned_ = false;
   Clock::time_point paused_;
 
   // What choose() leaves for take().

@@ -1,8 +1,11 @@
 #include "loop/slot_memory.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
+
+#include "model/embedded_rows.h"
 
 namespace corosrv {
 
@@ -52,6 +55,10 @@ Status SlotMemory::act(SlotRequest& request) {
 }
 
 Status SlotMemory::save(SlotRequest& request, const Left& left) {
+  if (std::any_of(left.tokens.begin(), left.tokens.end(), is_row) && left.scope.owner == request.owner()) {
+    return Status(StatusCode::kUnsupported, "slot " + std::to_string(request.slot()) +
+                                                " holds embedding rows, which cannot be saved: they have no tokens");
+  }
   SlotContent& content = request.content();
   if (!is_empty_for(request, left.tokens, left.scope)) content.snapshot = cache_.holding(left.tokens, left.scope);
   if (!content.snapshot) {

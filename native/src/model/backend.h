@@ -33,6 +33,7 @@ struct ModelInfo {
   int32_t context = 0;        // tokens per slot
   int32_t context_train = 0;  // tokens
   int32_t n_embd = 0;
+  int32_t row_width = 0;  // numbers of an embedding row in a prompt; 0: it takes none
   int32_t vocab_type = 0;
   bool add_bos = false;
   Token bos = -1;
@@ -62,13 +63,14 @@ struct ModelInfo {
   Token fim_file = -1;
 };
 
-// One row of a step: a token at a position of a slot.
+// One row of a step: a token, or an embedding row in place of one, at a position of a slot.
 struct Row {
-  Token token;
+  Token token;  // negative for an embedding row
   int32_t position;
   int32_t slot;
   bool wants_logits;
   bool is_scored = false;  // for the likelihood of the prompt's next token: nothing is drawn from them
+  const float* embedding = nullptr;  // info().row_width numbers; null: the token's
 };
 
 // Rows of one step that are scored, at most: each takes room for the logits of a whole vocabulary.
@@ -88,7 +90,7 @@ class Backend {
   virtual const ModelInfo& info() const = 0;
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}
-  // Computes the rows; those of one slot are contiguous and in order of position. After a failure the caller
+  // Computes the rows, all of which have an embedding or none; those of one slot are contiguous and in order of position. After a failure the caller
   // forgets what may have been computed of them. StatusCode::kNoRoom: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
@@ -104,6 +106,8 @@ class Backend {
   virtual const float* vector(size_t) { return nullptr; }
   // Drops what `slot` holds from `position` on.
   virtual void forget(int32_t slot, int32_t position) = 0;
+  // Drops all that `slot` holds, and overwrites it: numbers that are none would spoil what the slot holds next.
+  virtual void wipe(int32_t slot) { forget(slot, 0); }
 
   // Whether what a slot holds can be copied, and cut at any position: recurrent memories cannot.
   virtual bool has_snapshots() const = 0;

@@ -14,6 +14,7 @@
 namespace corosrv {
 
 class DryBreakers;
+class EmbeddedRows;
 class Grammar;
 
 using Token = int32_t;
@@ -102,6 +103,7 @@ struct VectorWish {
 struct Task {
   int32_t index = 0;  // among the tasks of its reader
   std::vector<Token> prompt;
+  std::shared_ptr<const EmbeddedRows> rows;  // that stand where the prompt's ids are negative; null: none
   int32_t max_tokens = -1;  // -1: until the context is full
   Sampling sampling;
   std::vector<std::string> stops;

@@ -16,6 +16,7 @@
 #include "byte_vocabulary.h"
 #include "gate.h"
 #include "model/backend.h"
+#include "model/embedded_rows.h"
 
 namespace corosrv {
 
@@ -43,6 +44,7 @@ class ScriptedBackend final : public Backend {
   bool can_save = true;
   bool fails_to_load = false;
   std::atomic<int> n_saves{0};
+  std::atomic<int> n_wiped{0};
   Gate gate;  // every decode() passes it
 
   // Any thread.
@@ -89,6 +91,7 @@ class ScriptedBackend final : public Backend {
 
   Status decode(const Rows& rows) override {
     note(rows);
+    check_kind(rows);
     gate.pass();
     const Status status = before_decode ? judge(rows) : Status::ok();
     if (!status.is_ok()) return status;
@@ -124,6 +127,11 @@ class ScriptedBackend final : public Backend {
     if (position == 0) prompt_end_.erase(slot);
     auto& held = held_[slot];
     if (held.size() > static_cast<size_t>(position)) held.resize(static_cast<size_t>(position));
+  }
+
+  void wipe(int32_t slot) override {
+    ++n_wiped;
+    forget(slot, 0);
   }
 
   bool has_snapshots() const override { return can_save; }
@@ -173,6 +181,14 @@ class ScriptedBackend final : public Backend {
     batches_.push_back(rows);
     adapters_.push_back(used_);
     names_.push_back(names);
+  }
+
+  void check_kind(const Rows& rows) {
+    const bool are_rows = rows.front().embedding != nullptr;
+    for (const Row& row : rows) {
+      if ((row.embedding != nullptr) != are_rows) fault("a batch has tokens and embedding rows");
+      if (is_row(row.token) != (row.embedding != nullptr)) fault("an id and its embedding do not belong together");
+    }
   }
 
   void fault(const std::string& what) {
