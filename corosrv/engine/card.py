@@ -27,6 +27,7 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
         capabilities=_capabilities(info, traits is not None),
         file=settings.file,
         slots=settings.slots,
+        row_width=info.row_width,
         grammar_bytes=settings.grammar_bytes,
         grammar_rules=settings.grammar_rules,
         grammar_repetitions=settings.grammar_repetitions,

@@ -12,10 +12,11 @@ from typing import Any
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import Task, TaskKind
 from corosrv.engine.marks import Piece
+from corosrv.engine.row_ids import RowIds
 from corosrv.engine.slots import TaskNote, TaskNotes
-from corosrv.engine.vocabulary import EngineVocabulary
+from corosrv.engine.vocabulary import ROW_ID, EngineVocabulary
 from corosrv.errors import NotSupported, Refused
-from corosrv.jobs import AnyJob, EmbedJob, Job, RerankJob, Terms
+from corosrv.jobs import AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms
 from corosrv.processor import Turns
 
 MAX_STOP_BYTES = 256
@@ -31,6 +32,7 @@ class TaskMaker:
         self._adapters = adapters
         self._notes = notes
         self._slots = slots
+        self._row_ids = RowIds()
 
     def make(self, job: AnyJob) -> list[Task]:
         """Makes a task for each answer."""
@@ -50,6 +52,8 @@ class TaskMaker:
         ]
 
     def _vectors(self, job: EmbedJob) -> list[Task]:
+        if any(isinstance(prompt, Pieces) for prompt in job.prompts):
+            raise NotSupported("input: embedding rows cannot be embedded", "input")
         prompts = self._vocabulary.encode_inputs(job.prompts)
         scales, place = self._adapters.scales(None), _place(job.terms)
         return [
@@ -67,9 +71,7 @@ class TaskMaker:
 
     def _generations(self, job: Job) -> list[Task]:
         self._check(job)
-        prompts = [
-            self._vocabulary.encode(prompt, number, len(job.prompts)) for number, prompt in enumerate(job.prompts)
-        ]
+        prompts = [self._read(job, number) for number in range(len(job.prompts))]
         stops = _stops(job)
         seed = job.sampling.seed if job.sampling.seed is not None else random.getrandbits(32)
         sampling = job.sampling
@@ -84,18 +86,39 @@ class TaskMaker:
                 sampling=sampling,
                 seed=_seed_of(seed, answer),
                 stops=stops,
-                share_prefix=job.share_prefix,
+                share_prefix=shares_prefix,
                 max_ms=job.max_ms,
                 scores_prompt=job.scores_prompt,
                 adapter_scales=scales,
                 tells_progress=job.tells_progress,
                 id=self._notes.number(note),
                 slot=job.slot,
+                rows=rows,
                 **place,
             )
-            for tokens in prompts
+            for tokens, rows, shares_prefix in prompts
             for answer in range(job.n)
         ]
+
+    def _read(self, job: Job, number: int) -> tuple[Sequence[int], Sequence[bytes], bool]:
+        """Returns a prompt's ids, the data of its embedding rows, and whether it may share what is computed."""
+        prompt = job.prompts[number]
+        tokens = self._vocabulary.encode(prompt, number, len(job.prompts))
+        if not isinstance(prompt, Pieces):
+            return tokens, (), job.share_prefix
+        rows = [piece for piece in prompt.pieces if isinstance(piece, Rows)]
+        if job.scores_prompt and rows:
+            raise NotSupported("logprobs of a prompt: embedding rows have none, for they are no tokens", "logprobs")
+        ids: list[int] = []
+        has_ids = True
+        for piece in prompt.pieces:
+            if isinstance(piece, Rows):
+                row_id = self._row_ids.of_rows(piece, job.terms.caller)
+                has_ids = has_ids and row_id is not None
+                ids += [ROW_ID if row_id is None else row_id] * piece.n
+            else:
+                ids += piece.ids
+        return ids or tokens, tuple(piece.data for piece in rows), job.share_prefix and has_ids
 
     def _check(self, job: Job) -> None:
         if job.context_shift:

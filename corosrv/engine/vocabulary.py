@@ -23,6 +23,7 @@ _MAX_BYTES_PER_TOKEN = 16
 _BYTES_PER_TOKEN = 4
 # Texts up to this size are tokenised at once (some 0.2 ms); longer ones in the thread pool.
 _SHORT_BYTES = 4096
+ROW_ID = -1  # of any embedding row, before it gets the private id of its content
 _TOKENS_OF_A_TURN = 256  # that are spelled before the clock is looked at
 
 
@@ -159,7 +160,7 @@ class EngineVocabulary:
         elif isinstance(prompt, MultimodalText):
             raise errors.NotSupported(f"{param}: this model reads text only, no images", param)
         elif isinstance(prompt, Pieces):
-            raise errors.NotSupported(f"{param}: embedding rows are taken by no model yet", param)
+            tokens = self._ids_of(prompt, param)
         elif isinstance(prompt, Text):
             tokens = self.tokens_of([Piece(prompt.text, is_text=False)], True, param)
         else:
@@ -205,6 +206,28 @@ class EngineVocabulary:
         pieces = self._pieces(places.mark(prompt))
         begins_itself = bool(self.bos) and bool(pieces) and pieces[0].text.startswith(self.bos)
         return places.split(pieces, param), begins_itself
+
+    def _ids_of(self, prompt: Pieces, param: str) -> Sequence[int]:
+        """Returns a prompt's ids with ROW_ID for each embedding row. Raises Refused for what the model cannot take."""
+        if prompt.n_tokens >= self._info.context:
+            raise errors.PromptTooLong(prompt.n_tokens, self._info.context, param)
+        ids: list[int] = []
+        for piece in prompt.pieces:
+            if isinstance(piece, Tokens):
+                for token in piece.ids:
+                    self.check(token, param)
+                ids += piece.ids
+            else:
+                self._check_width(piece.width, param)
+                ids += [ROW_ID] * piece.n
+        return ids
+
+    def _check_width(self, width: int, param: str) -> None:
+        wanted = self._info.row_width
+        if not wanted:
+            raise errors.NotSupported(f"{param}: this model takes no embedding rows", param)
+        if width != wanted:
+            raise errors.Refused(f"{param}: an embedding row of this model has {wanted} numbers, not {width}", param)
 
     def render(self, prompt: Messages) -> str:
         return "".join(piece.text for piece in self._pieces(prompt))

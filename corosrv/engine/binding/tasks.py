@@ -92,6 +92,11 @@ def _borrow_sampling(sampling: Sampling) -> _BorrowedSampling:
     return _BorrowedSampling(sampling)
 
 
+def _borrow_rows(rows: Sequence[bytes]) -> Any:
+    data = rows[0] if len(rows) == 1 else b"".join(rows)
+    return ffi.from_buffer("float[]", data)
+
+
 class BorrowedTasks:
     """`structs` is a corosrv_task for each; it, and what it points to, lives as long as this object.
 
@@ -117,6 +122,8 @@ class BorrowedTasks:
         struct.slot = task.slot + 1
         if task.adapter_scales:
             struct.adapter_scales = self._array("float[]", task.adapter_scales)
+        if task.rows:
+            struct.rows, struct.n_rows = self._once("rows", task.rows, _borrow_rows), sum(t < 0 for t in task.tokens)
         struct.sampling = self._once("sampling", task.sampling, _borrow_sampling).struct[0]
         struct.sampling.seed = task.seed
 
@@ -132,11 +139,11 @@ class BorrowedTasks:
 
 
 def take_long(tasks: Sequence[Task]) -> bool:
-    """Returns whether submitting these tasks takes long: they are many, or one needs work over the whole vocabulary."""
+    """Returns whether submitting these tasks takes long: they are many, or one has much to check."""
     return len(tasks) > _FEW or any(map(_takes_long, tasks))
 
 
 def _takes_long(task: Task) -> bool:
-    """Returns whether a grammar is compiled, or breakers are looked up in the whole vocabulary."""
+    """Returns whether rows are checked, a grammar compiled, or breakers looked up in the vocabulary."""
     sampling = task.sampling
-    return bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))
+    return bool(task.rows) or bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))

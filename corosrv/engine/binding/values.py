@@ -85,6 +85,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     fim_file: int
     rerank_template: str
     n_adapters: int
+    row_width: int
 
     @property
     def infill(self) -> InfillTokens | None:
@@ -161,3 +162,4 @@ class Task(msgspec.Struct, frozen=True):
     slot: int = -1  # where it has to run; -1: anywhere
     priority: int = 5  # 1 is first, 9 last
     deadline: float = 0.0  # of time.monotonic(); 0: none
+    rows: Sequence[bytes] = ()  # float32 embedding rows, for the negative ids in `tokens`, in their order
