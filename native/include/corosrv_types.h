@@ -233,8 +233,8 @@ typedef struct corosrv_task {
   const float* rows;      /* embedding rows, row_width numbers each, which stand where an id in `tokens` is negative;
                            * of COROSRV_GENERATE. Prompts share what is computed of rows with equal ids */
   size_t n_rows;
-  double deadline;        /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
-                           * before it had a slot, or later; 0: never */
+  double deadline; /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
+                    * before it had a slot, or later; 0: never */
 } corosrv_task;
 
 /* A token and how likely it was. Each token that came is followed by the likeliest in its place, best first. */

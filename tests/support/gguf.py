@@ -2,7 +2,7 @@
 
 import random
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _F32 = 0  # ggml's type of a tensor's numbers
 
 Shape = tuple[int, ...]  # the innermost dimension first, as ggml has it
+Tensors = dict[str, tuple[Shape, Sequence[float]]]
 
 
 def _text(value: str) -> bytes:
@@ -60,7 +61,7 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[S
     return path
 
 
-def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> dict[str, tuple[Shape, Sequence[float]]]:
+def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> Tensors:
     """Weights that keep a signal's size: norms near one, biases small, the rest by its width."""
     draw = random.Random(seed)
     tensors = {}
@@ -80,7 +81,7 @@ def write_lora(path: Path, shapes: Mapping[str, tuple[int, int]], seed: int = 1,
         "adapter.lora.alpha": 2.0,
     }
     draw = random.Random(seed)
-    tensors: dict[str, tuple[Shape, Sequence[float]]] = {}
+    tensors: Tensors = {}
     for name, (inputs, outputs) in shapes.items():
         for suffix, shape in (("lora_a", (inputs, 2)), ("lora_b", (2, outputs))):
             tensors[f"{name}.{suffix}"] = (shape, [draw.gauss(0, size) for _ in range(_numbers(shape))])
@@ -101,10 +102,16 @@ def byte_tokenizer(special: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def write_llama(path: Path, context: int = 256, special: Sequence[str] = (), **more: Any) -> Path:
+def write_llama(
+    path: Path,
+    context: int = 256,
+    special: Sequence[str] = (),
+    edit: Callable[[Tensors], None] | None = None,
+    **more: Any,
+) -> Path:
     """A decoder that reads bytes: two layers, 32 numbers wide, and no chat template.
 
-    `special`: tokens besides bytes; `more` are keys of its own.
+    `special`: tokens besides bytes; `edit` changes the weights before they are written; `more` are keys of its own.
     """
     width, inner, layers, heads = 32, 64, 2, 2
     tokenizer = byte_tokenizer(special)
@@ -132,7 +139,10 @@ def write_llama(path: Path, context: int = 256, special: Sequence[str] = (), **m
             shapes[f"blk.{layer}.{name}.weight"] = shape
         for name in ("attn_norm", "ffn_norm"):
             shapes[f"blk.{layer}.{name}.weight"] = (width,)
-    return write(path, metadata, random_tensors(shapes))
+    tensors = random_tensors(shapes)
+    if edit is not None:
+        edit(tensors)
+    return write(path, metadata, tensors)
 
 
 def write_qwen2vl(path: Path, context: int = 256) -> Path:

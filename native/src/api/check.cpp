@@ -107,6 +107,7 @@ Status check_kind(const corosrv_task& task, const ModelInfo& model) {
 // Looks at every number: one that is none would spoil what others compute.
 Status check_rows(const corosrv_task& task, const ModelInfo& model) {
   const auto n_rows = static_cast<size_t>(std::count_if(task.tokens, task.tokens + task.n_tokens, is_row));
+  if (n_rows > 0 && task.n_rows == 0) return invalid("the prompt has an unknown token");
   if (n_rows != task.n_rows) return invalid("the prompt does not have a negative id for each embedding row");
   if (n_rows == 0) return Status::ok();
   if (task.kind != COROSRV_GENERATE) return unsupported("a prompt of embedding rows can be generated from, no more");

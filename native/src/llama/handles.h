@@ -21,8 +21,8 @@ struct FreeContext {
 using Model = std::unique_ptr<llama_model, FreeModel>;
 using Context = std::unique_ptr<llama_context, FreeContext>;
 
-// Owner of a llama_batch of a fixed capacity, of tokens or, where `width` is not 0, of embedding rows: libllama takes no
-// batch of both.
+// Owner of a llama_batch of a fixed capacity, of tokens or, where `width` is not 0, of embedding rows: libllama takes
+// no batch of both.
 class LlamaBatch {
  public:
   explicit LlamaBatch(int32_t capacity, int32_t width = 0)

@@ -62,8 +62,8 @@ bool may_share_batch(const Sequence& a, const Sequence& b) {
 }
 
 // Generations and what is to become vectors are computed apart, and so are different adapters, and tokens and embedding
-// rows: each such part of a plan
-// is a batch of every step, so that none waits for another. In each the items stay in order.
+// rows: each such part of a plan is a batch of every step, so that none waits for another. In each the items stay in
+// order.
 std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
   std::vector<std::vector<Plan::Item>> batches;
   for (const Plan::Item& item : items) {
@@ -283,8 +283,8 @@ void DecodeLoop::advance(const std::vector<Plan::Item>& items) {
   for (const Draw& draw : draws) draw.sequence->take(now);
 }
 
-// Finite rows may still lead to numbers that are none. They would stay in the KV cache, where nobody looks until a token
-// is drawn: so the logits behind each sequence's last row tell of them at once.
+// Finite rows may still lead to numbers that are none. They would stay in the KV cache, where nobody looks until a
+// token is drawn: so the logits behind each sequence's last row tell of them at once.
 void DecodeLoop::check_rows(const std::vector<Plan::Item>& items) {
   if (!items.front().sequence->reads_rows()) return;
   const auto n_logits = static_cast<size_t>(backend_.vocabulary().size());

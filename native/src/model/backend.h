@@ -69,7 +69,7 @@ struct Row {
   int32_t position;
   int32_t slot;
   bool wants_logits;
-  bool is_scored = false;  // for the likelihood of the prompt's next token: nothing is drawn from them
+  bool is_scored = false;            // for the likelihood of the prompt's next token: nothing is drawn from them
   const float* embedding = nullptr;  // info().row_width numbers; null: the token's
 };
 
@@ -90,8 +90,9 @@ class Backend {
   virtual const ModelInfo& info() const = 0;
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}
-  // Computes the rows, all of which have an embedding or none; those of one slot are contiguous and in order of position. After a failure the caller
-  // forgets what may have been computed of them. StatusCode::kNoRoom: it could be done with fewer slots in use.
+  // Computes the rows, all of which have an embedding or none; those of one slot are contiguous and in order of
+  // position. After a failure the caller forgets what may have been computed of them. StatusCode::kNoRoom: it could be
+  // done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
   // next one.

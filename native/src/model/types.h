@@ -104,7 +104,7 @@ struct Task {
   int32_t index = 0;  // among the tasks of its reader
   std::vector<Token> prompt;
   std::shared_ptr<const EmbeddedRows> rows;  // that stand where the prompt's ids are negative; null: none
-  int32_t max_tokens = -1;  // -1: until the context is full
+  int32_t max_tokens = -1;                   // -1: until the context is full
   Sampling sampling;
   std::vector<std::string> stops;
   bool share_prefix = true;           // begin from what was computed before, and leave behind what is computed now
