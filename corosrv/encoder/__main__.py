@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--mmproj", default="")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--nice", type=int, default=0, help="by how much decoding goes before encoding")
-    parser.add_argument("--image-max-tokens", type=int, default=-1, help="rows of an image; -1: as the projector says")
+    parser.add_argument("--image-max-tokens", type=int, default=0, help="rows of an image; 0: as the projector says")
     parser.add_argument("--supports", action="append", default=[], choices=[MROPE, NON_CAUSAL])
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)

@@ -20,6 +20,7 @@ from corosrv.transfer.layout import FLOAT_BYTES
 from corosrv.transfer.messages import RowSegment, Segment, TokenSegment
 
 _LOAD_MODE_NONE = 0
+_AS_THE_FILE_SAYS = -1
 _INFO = 2  # of ggml's levels of logs; from here on a line is kept
 _ERROR = 4
 _CONTINUED = 5
@@ -70,7 +71,7 @@ class Projector:
     One thread at a time may call it.
     """
 
-    def __init__(self, mmproj: str, model: str, log: LogTail, n_threads: int = 4, image_max_tokens: int = -1) -> None:
+    def __init__(self, mmproj: str, model: str, log: LogTail, n_threads: int = 4, image_max_tokens: int = 0) -> None:
         """Opens both files. `log` is attached. Takes seconds for large files. `image_max_tokens`: see SourceOptions.
 
         Raises LoadError in words where a file cannot be used, as for a projector of another width than the model's.
@@ -104,7 +105,7 @@ class Projector:
         parameters.print_timings = False
         parameters.warmup = False
         parameters.n_threads = n_threads
-        parameters.image_max_tokens = image_max_tokens
+        parameters.image_max_tokens = image_max_tokens or _AS_THE_FILE_SAYS
         context = mtmd_cpp.mtmd_init_from_file(path.encode(), self._model, parameters)
         if not context:
             raise LoadError(f"the projector {path} cannot be used with this model: {self._log.problem}")

@@ -25,7 +25,7 @@ class SourceOptions:
     model: str
     mmproj: str = ""
     n_threads: int = 4
-    image_max_tokens: int = -1  # rows of an image, where its size decides; -1: as the projector file says
+    image_max_tokens: int = 0  # rows of an image, where its size decides; 0: as the projector file says
     supports: Collection[str] = ()  # what the decode loop does for rows, see corosrv.transfer.messages
 
 

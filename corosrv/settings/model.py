@@ -110,12 +110,22 @@ class ModelSettings:
     encoder_threads: int = setting(
         0, "compute threads of the process that encodes images; 0: physical cores", check=between(0, 1024)
     )
+    encoder_nice: int = setting(
+        10,
+        "nice value of that process above the server's; more: an image takes longer, and slows running streams less",
+        check=between(0, 19),
+    )
+    image_max_tokens: int = setting(
+        0,
+        "most rows of an image, where the projector makes more of a larger one; 0: as many as its file says",
+        check=between(0, 1_000_000),
+    )
     encoder_blocks: int = setting(
         64, "blocks of 16 rows of images that may be on their way from that process", check=between(1, 65_536)
     )
     encoder_queue: int = setting(64, "images that may wait for that process", check=between(1, 100_000))
     encode_timeout_s: float = setting(
-        60.0,
+        120.0,
         "seconds that one image may take before the process is replaced; an image waits for four times that at most",
         check=between(0.1, DAY),
     )

@@ -34,12 +34,15 @@ class EncoderCommand:
     model: str
     mmproj: str
     n_threads: int
+    nice: int = 0  # above this process's own
+    image_max_tokens: int = 0  # rows of an image; 0: as many as the projector says
     supports: tuple[str, ...] = ()  # what the decode loop does for rows; see corosrv.transfer.messages
 
     @property
     def words(self) -> list[str]:
         """The command line, without the descriptors."""
         options = ["--model", self.model, "--mmproj", self.mmproj, "--threads", str(self.n_threads)]
+        options += ["--nice", str(self.nice), "--image-max-tokens", str(self.image_max_tokens)]
         for need in self.supports:
             options += ["--supports", need]
         return [sys.executable, "-m", "corosrv.encoder", *options]

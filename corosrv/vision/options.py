@@ -21,6 +21,8 @@ def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:
             model=settings.model,
             mmproj=settings.mmproj,
             n_threads=settings.encoder_threads or physical_cores(),
+            nice=settings.encoder_nice,
+            image_max_tokens=settings.image_max_tokens,
         ),
         n_blocks=settings.encoder_blocks,
         cache_bytes=settings.image_cache_bytes,

@@ -11,6 +11,7 @@ import pytest
 
 from corosrv.transfer.layout import BlockHeader
 from corosrv.transfer.messages import (
+    MROPE,
     BlocksFilled,
     CancelTransfer,
     CloseTransfer,
@@ -207,6 +208,19 @@ def test_a_projector_whose_rows_nobody_can_read_is_refused_by_name(
 
     assert driver.wait_for_end() == "exit code 1"
     assert f"p.gguf needs {words}, which this version does not support" in driver.fatal
+
+
+@pytest.mark.parametrize(("most", "n_rows"), [(0, 196), (25, 25)], ids=["as the file says", "limited"])
+def test_an_image_has_no_more_rows_than_it_may(start, tmp_path, most, n_rows):
+    files = gguf.write_qwen2vl(tmp_path / "m.gguf"), projector.write_qwen2vl(tmp_path / "p.gguf", N_EMBD)
+    driver, pool = start(*map(str, files), (MROPE,), ["--image-max-tokens", str(most)]), HandPool(geometry())
+    driver.greet(pool)
+    driver.answer()
+
+    driver.open_image(1, 392, 392, projector.random_pixels(392, 392))
+
+    assert driver.answer().total == n_rows
+    pool.close()
 
 
 @pytest.mark.parametrize("missing", ["model", "projector"])

@@ -40,7 +40,7 @@ class Files:
     def start(self, servers: Servers, **settings: Any) -> Server:
         """A server whose encoder has faults: see tests.support.faulty_encoder."""
         values: dict[str, Any] = {"model": self.model, "mmproj": self.mmproj, "ctx": CONTEXT, "slots": 4, "threads": 1}
-        values |= {"encoder_threads": 1, **faulty_encoder.environ(self.gate)}
+        values |= {"encoder_threads": 1, "encoder_nice": 0, **faulty_encoder.environ(self.gate)}
         return servers.start(**(values | settings))
 
 
