@@ -1,7 +1,7 @@
 """Fetches images from the hosts that the operator allows, and from nowhere else.
 
-A URL in a prompt is the client's, and this machine reaches what the client may not. So each host is on a list, and its
-address is checked when it is known, which is that of the connection: see corosrv.outgoing.destinations. An address
+A URL in a prompt is the client's, and this machine reaches what the client may not. So each host is on a list before it
+is looked up, and the address that was checked is that of the connection: see corosrv.outgoing.destinations. An address
 that is not public has to be on the list itself: no name leads there.
 """
 
@@ -25,7 +25,7 @@ from corosrv.outgoing.urls import is_http_url, origin
 from corosrv.waits.elsewhere import call_in_thread
 
 MAX_URL = 4096  # characters
-_AT_ONCE = 16  # of all requests
+_AT_ONCE = 8  # of all requests, each of which may hold as many bytes as an image has
 _PIECE = 65_536  # bytes of one read
 _CODE = "image_not_fetched"
 
@@ -63,11 +63,10 @@ class ImageFetcher:
             self._permits.release()
 
     def _within_time(self, url: str, param: str) -> bytes:
-        if not is_module_patched("socket"):
+        with gevent.Timeout(self._seconds, self._too_slow(param)):
+            if is_module_patched("socket"):  # then this very greenlet may wait for the network
+                return self._fetch(url, param)
             return call_in_thread(self._fetch, url, param)
-        with gevent.Timeout(self._seconds, False):
-            return self._fetch(url, param)
-        raise self._too_slow(param)
 
     def _fetch(self, url: str, param: str) -> bytes:
         deadline = time.monotonic() + self._seconds

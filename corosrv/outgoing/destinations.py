@@ -26,7 +26,8 @@ class Destinations:
     def __init__(self, names: Iterable[str] = (), *, private_by_name: bool = True) -> None:
         """`names`: host names, `*.example.com` for all below, addresses and networks; none allow all.
 
-        Without `private_by_name`, an address that is not public must itself be listed, or be in a network that is.
+        Without `private_by_name`, a host must be listed before it is looked up, and an address that is not public must
+        itself be listed, or be in a network that is.
         Raises ValueError for one that is none of these.
         """
         self._private_by_name = private_by_name
@@ -51,6 +52,8 @@ class Destinations:
 
         Raises DestinationRefused where it has none, and OSError where it cannot be found.
         """
+        if not self._private_by_name and not self._is_named(host):
+            raise DestinationRefused(_not_allowed(host))
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(address[0]) for *_, address in entries))
         faults = {address: self.fault(host, ipaddress.ip_address(address), to_loopback) for address in addresses}
@@ -62,11 +65,8 @@ class Destinations:
     def fault_of_url(self, url: str, *, to_loopback: bool) -> str:
         """Returns why a URL whose host is an address is refused; empty for names, which are looked up later."""
         _, host, _ = origin(url)
-        try:
-            address = ipaddress.ip_address(host or "")
-        except ValueError:
-            return ""
-        return self.fault(str(host), address, to_loopback)
+        address = _address(host or "")
+        return "" if address is None else self.fault(str(host), address, to_loopback)
 
     def fault(self, host: str, address: Address, to_loopback: bool) -> str:
         """Returns why requests to a host at this address are refused; empty if they are not."""
@@ -77,21 +77,41 @@ class Destinations:
             return f"{host} is this machine, which only clients that reach the server by a loopback address may name"
         if not self._private_by_name and not _is_public(address) and not self._has_address(address):
             return f"{host} is not a public address, where requests go only if the operator lists the address"
-        if not self._is_listed(host.lower().removesuffix("."), address):
-            return f"{host} is none of the hosts that the operator allows"
+        if not self._is_listed(host, address):
+            return _not_allowed(host)
         return ""
 
     def _is_listed(self, host: str, address: Address) -> bool:
         if not (self._names or self._suffixes or self._networks):
             return True
-        return host in self._names or host.endswith(tuple(self._suffixes)) or self._has_address(address)
+        return self._is_host(host) or self._has_address(address)
+
+    def _is_named(self, host: str) -> bool:
+        """Tells whether a host is listed as it stands in the URL, whatever its addresses are."""
+        address = _address(host)
+        return self._is_host(host) if address is None else self._has_address(_inner(address))
+
+    def _is_host(self, host: str) -> bool:
+        host = host.lower().removesuffix(".")
+        return host in self._names or host.endswith(tuple(self._suffixes))
 
     def _has_address(self, address: Address) -> bool:
         return any(address in network for network in self._networks)
 
 
+def _not_allowed(host: str) -> str:
+    return f"{host[:120]} is none of the hosts that the operator allows"
+
+
 def _is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast
+
+
+def _address(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def _network(name: str) -> Network | None:

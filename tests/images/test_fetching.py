@@ -1,16 +1,22 @@
 """Fetching from a real server: what is allowed, and each way in which a URL could lead elsewhere."""
 
+import contextlib
+import gzip
 import socket
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import gevent
 import pytest
 from gevent.pywsgi import WSGIServer
+from gevent.server import StreamServer
 
 from corosrv.errors import InvalidImage, NotSupported
 from corosrv.images.fetching import ImageFetcher
-from tests.images.pictures import plain
+from corosrv.images.reader import ImageReader
+from corosrv.settings import ImageSettings
+from tests.images.pictures import CARD, plain
 
 PNG = plain("PNG")
 
@@ -78,15 +84,38 @@ def test_an_address_that_is_not_listed_is_refused(served, host: str):
 
 
 @pytest.mark.parametrize(
-    "address", ["127.0.0.1", "10.1.2.3", "192.168.0.9", "169.254.169.254", "100.64.0.1", "0.0.0.0"]
-)
+    "host",
+    ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "127.0.0.1.", "127.0.0.1", "10.0.0.1", "169.254.169.254", "0",
+     "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:a00:1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[fe80::1]",
+     "localhost", "intranet", "evil-images.example", "images.example.evil.test", "aexample.com", "example.com",
+     "images%2eexample", "8.8.8.8"],
+)  # fmt: skip
+def test_a_host_that_is_not_listed_is_not_even_looked_up(monkeypatch: pytest.MonkeyPatch, host: str):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
+
+    with pytest.raises(InvalidImage, match="none of the hosts that the operator allows"):
+        fetcher("images.example", "*.example.com", "203.0.113.0/24").fetch(f"http://{host}/a.png", "image")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.9", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+     "::1", "::", "fe80::1", "fd00::1", "fd00:ec2::254", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:7f00:1::"],
+)  # fmt: skip
 def test_a_listed_name_leads_to_no_private_address(monkeypatch: pytest.MonkeyPatch, address: str):
-    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    entries = [(family, socket.SOCK_STREAM, 6, "", (address, 80))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
 
     with pytest.raises(InvalidImage, match=r"images\.example is (not a public|a link-local) address") as refused:
         fetcher("images.example").fetch("http://images.example/a.png", "image")
     assert refused.value.code == "image_not_fetched"
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "[::ffff:169.254.169.254]", "[fe80::1]", "[fd00:ec2::254]"])
+def test_a_link_local_address_is_refused_whatever_is_listed(host: str):
+    with pytest.raises(InvalidImage, match="is a link-local address"):
+        fetcher("0.0.0.0/0", "::/0").fetch(f"http://{host}/latest/meta-data", "image")
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch, served):
@@ -139,6 +168,68 @@ def test_a_slow_host_is_left_in_time(served):
 
     with gevent.Timeout(5), pytest.raises(InvalidImage, match=r"did not arrive within 0\.2 s"):
         fetcher("127.0.0.1", seconds=0.2).fetch(f"{url}/slow", "image")
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[Iterator[bytes]], str]]:
+    """Starts a server that sends these pieces to whoever connects, and then hangs up; returns its URL."""
+    servers = []
+
+    def start(pieces: Iterator[bytes]) -> str:
+        def answer(connection: Any, _: Any) -> None:
+            with contextlib.suppress(OSError):
+                for piece in pieces:
+                    connection.sendall(piece)
+                connection.shutdown(socket.SHUT_RDWR)
+
+        server = StreamServer(("127.0.0.1", 0), answer)
+        server.start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/a.png"
+
+    yield start
+    for server in servers:
+        server.stop(timeout=1)
+
+
+def dribble(piece: bytes) -> Iterator[bytes]:
+    for _ in range(500):
+        yield piece
+        gevent.sleep(0.02)
+
+
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX: "])
+def test_a_host_whose_answer_never_begins_is_left_in_time(answering, first: bytes):
+    url = answering(chain([first], dribble(b"x")))
+
+    with gevent.Timeout(5), pytest.raises(InvalidImage, match=r"did not arrive within 0\.2 s"):
+        fetcher("127.0.0.1", seconds=0.2).fetch(url, "image")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n\x89PNG",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"\x89PNG",
+        b"",
+    ],
+)
+def test_an_answer_that_is_none_is_told_without_details(answering, answer: bytes):
+    with pytest.raises(InvalidImage) as refused:
+        fetcher("127.0.0.1").fetch(answering(iter([answer])), "image")
+
+    assert str(refused.value) == "image: the image could not be fetched"
+
+
+def test_a_body_that_is_compressed_is_not_inflated(answering):
+    body = gzip.compress(bytes(1_000_000))
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+    images = ImageReader(ImageSettings(image_hosts="127.0.0.1")).intake(CARD)
+
+    with pytest.raises(InvalidImage, match="a compressed file is not read here"):
+        images.from_url(answering(iter([head.encode() + body])), "image")
 
 
 def test_an_error_of_the_host_is_told_without_its_words(served):
