@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.errors import Misuse
+from corosrv.errors import IllegalTransition, Misuse
 from corosrv.transfer.blocks import Allocation
 from corosrv.transfer.messages import BlocksFilled, Payload, RowSegment, TransferMeta
 from corosrv.transfer.states import MOVES, Poll, TransferResult, TransferState
@@ -32,15 +32,16 @@ class TransferSession:
         self.capacity = 0  # rows of the allocation
         self.allocation: Allocation | None = None
         self.meta: TransferMeta | None = None
+        self.is_abandoned = False  # the encoder has given it up, or has ended
         self.reserved = 0  # bytes of the staging budget
         self.rows: bytearray | None = None
         self.result: TransferResult | None = None
         self.reason = ""
 
     def enter(self, state: TransferState, now: float) -> None:
-        """Moves on to a state. Raises Misuse for a move that there is not."""
+        """Moves on to a state. Raises IllegalTransition."""
         if state not in MOVES[self.state]:
-            raise Misuse(f"transfer {self.rid} cannot go from {self.state.value} to {state.value}")
+            raise IllegalTransition(f"transfer {self.rid}", self.state, state)
         self.state = state
         self.changed_at = now
 
@@ -65,6 +66,11 @@ class TransferSession:
         """Says whether rows lie in the pool that were not copied yet. That is so once for each generation."""
         return self.filled == self.gen and self.done < self.gen
 
+    @property
+    def is_quiet(self) -> bool:
+        """Says whether the encoder can write nothing more into the blocks of the transfer."""
+        return self.is_abandoned or self.filled == self.gen
+
     def grant(self, allocation: Allocation, capacity: int) -> None:
         """Begins a generation. Raises Misuse unless the one before it was copied and freed."""
         if allocation.gen != self.gen + 1 or self.done != self.gen or self.allocation is not None:
@@ -72,6 +78,11 @@ class TransferSession:
         self.gen = allocation.gen
         self.allocation = allocation
         self.capacity = capacity
+
+    def describe(self, message: TransferMeta) -> None:
+        """Records what the item consists of."""
+        self.meta = message
+        self.total = message.total
 
     def fill(self, message: BlocksFilled) -> None:
         """Records that the current generation is written."""
@@ -85,7 +96,7 @@ class TransferSession:
         self.received += self.n_filled
         self.allocation = None
 
-    def wrong_with_total(self, total: int, max_rows: int) -> str:
+    def find_fault_in_total(self, total: int, max_rows: int) -> str:
         """Says what is wrong with a number of rows that the encoder names; empty if nothing is."""
         if not 1 <= total <= max_rows:
             return f"{total} rows, where 1 to {max_rows} are allowed"
@@ -93,25 +104,30 @@ class TransferSession:
             return f"{total} rows, where {self.total} were announced"
         return ""
 
-    def wrong_with_meta(self, message: TransferMeta, max_rows: int, n_embd: int) -> str:
+    def find_fault_in_meta(self, message: TransferMeta, max_rows: int, n_embd: int) -> str:
         """Says what is wrong with a description of the item; empty if nothing is."""
-        n_rows = sum(segment.n for segment in message.segments if isinstance(segment, RowSegment))
-        if wrong := self.wrong_with_total(message.total, max_rows):
-            return wrong
+        segments = [segment for segment in message.segments if isinstance(segment, RowSegment)]
+        n_rows = sum(segment.n for segment in segments)
+        if fault := self.find_fault_in_total(message.total, max_rows):
+            return fault
         if message.n_embd != n_embd:
             return f"rows of width {message.n_embd}, where {n_embd} was agreed on"
-        if any(segment.n < 1 for segment in message.segments if isinstance(segment, RowSegment)):
+        if any(segment.n < 1 for segment in segments):
             return "a segment without rows"
         if n_rows != message.total:
             return f"segments of {n_rows} rows in an item of {message.total}"
+        if any(len(segment.positions) != (segment.n if segment.is_mrope else 0) for segment in segments):
+            return "a segment with more or fewer positions than its rows have"
+        if any(segment.n_positions < 0 for segment in segments):
+            return "a segment that moves its sequence back"
         if self.meta is not None and message != self.meta:
             return "another description than before"
         return ""
 
-    def wrong_with_fill(self, message: BlocksFilled, max_rows: int) -> str:
+    def find_fault_in_fill(self, message: BlocksFilled, max_rows: int) -> str:
         """Says what is wrong with a report of the current generation; empty if it is exactly what the grant implies."""
-        if wrong := self.wrong_with_total(message.total, max_rows):
-            return wrong
+        if fault := self.find_fault_in_total(message.total, max_rows):
+            return fault
         n = min(message.total - self.received, self.capacity)
         if (message.offset, message.n) != (self.received, n):
             return f"{message.n} rows from {message.offset} on, where {n} from {self.received} on were due"

@@ -63,11 +63,12 @@ def fingerprint(world: World) -> str:
     core, encoder = world.core, world.encoder
     sessions = [
         (s.rid, s.tid, s.state, s.gen, s.filled, s.done, s.received, s.total, s.allocation, s.meta is None)
-        for s in core._sessions.values()
+        for s in core._ledger.sessions.values()
     ]
-    lines = [list(line) for line in (core._queued, core._need_memory, core._need_blocks, core._ready)]
+    ledger = core._ledger
+    lines = [list(line) for line in (ledger.queued, ledger.need_memory, ledger.need_blocks, ledger.ready)]
     parts = (encoder.encoding, encoder.grants, encoder.holding, encoder.floor)
-    return repr((world.epoch, sessions, lines, world.to_encoder, world.to_language, parts, sorted(world.quiet)))
+    return repr((world.epoch, sessions, lines, world.to_encoder, world.to_language, parts, sorted(world.rules.quiet)))
 
 
 def test_two_transfers_and_one_block_keep_the_rules_in_every_order():

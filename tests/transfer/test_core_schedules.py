@@ -1,4 +1,4 @@
-"""Random and exhaustive schedules: the rules of transfers hold in whatever order things happen."""
+"""Random schedules: the rules of transfers hold in whatever order things happen."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from corosrv.transfer.core import TransferCore
 from corosrv.transfer.states import Poll, TransferResult
 from corosrv.transfer.trace import TraceKind
-from tests.transfer.broken_cores import TupleGuardedCore, UnguardedCore
+from tests.transfer.broken_cores import TupleGuardedScheduler, UnguardedScheduler
+from tests.transfer.rules import RULES
 from tests.transfer.world import World
 
 COUNTED = (TraceKind.COPY, TraceKind.FREE, TraceKind.ALLOCATE, TraceKind.GRANT)
@@ -22,14 +22,14 @@ def loop(world: World) -> str:
     return "".join(str(kinds.count(kind)) for kind in COUNTED)
 
 
-def five_loops(core_class=TransferCore, is_checked=True) -> list[str]:
+def five_loops(part_class: type | None = None, rules: frozenset[str] = RULES) -> list[str]:
     """Runs the scenario of an item that is longer than what was lent first: 48 rows, 8 blocks of 4 rows lent."""
     world = World(
         n_blocks=16,
         block_rows=4,
         n_rows=lambda tid: 48,
-        core_class=core_class,
-        is_checked=is_checked,
+        part_class=part_class,
+        rules=rules,
         prealloc_blocks=8,
         staging_budget=20000,
     )
@@ -42,13 +42,14 @@ def five_loops(core_class=TransferCore, is_checked=True) -> list[str]:
     return loops
 
 
-def resumes(n_rounds: int, n_blocks: int, per_round: int, core_class=TransferCore) -> tuple[World, list[str]]:
+def resumes(n_rounds: int, n_blocks: int, per_round: int, part_class: type | None = None) -> tuple[World, list[str]]:
     """Carries an item in rounds, with three idle ticks in each."""
     world = World(
         n_blocks=n_blocks,
         block_rows=2,
         n_rows=lambda tid: 2 * per_round * n_rounds,
-        core_class=core_class,
+        part_class=part_class,
+        rules=RULES if part_class is None else frozenset(),
         max_blocks_per_round=per_round,
     )
     world.submit()
@@ -66,15 +67,15 @@ def test_five_loops():
 
 
 def test_five_loops_fail_without_the_guard():
-    assert five_loops(UnguardedCore, is_checked=False)[:3] == ["1111", "1111", "1111"]
+    assert five_loops(UnguardedScheduler, frozenset())[:3] == ["1111", "1111", "1111"]
 
 
 def test_a_guard_by_block_numbers_passes_the_five_loops_as_it_did_where_it_was_made():
-    assert five_loops(TupleGuardedCore) == five_loops()
+    assert five_loops(TupleGuardedScheduler) == five_loops()
 
 
 def test_a_guard_by_block_numbers_never_ends_a_third_round():
-    world, _ = resumes(3, 2, 2, TupleGuardedCore)
+    world, _ = resumes(3, 2, 2, TupleGuardedScheduler)
 
     assert world.core.poll(1) is not Poll.SUCCESS
 
@@ -106,4 +107,4 @@ def test_a_pool_of_one_row_carries_any_item():
 
     world.run()
 
-    assert set(world.polls.values()) == {Poll.SUCCESS}
+    assert set(world.rules.polls.values()) == {Poll.SUCCESS}
