@@ -188,6 +188,7 @@ class ListedModel(msgspec.Struct):
     aliases: list[str]
     tags: list[str]
     meta: dict[str, Any]
+    capabilities: list[str]
     status: ModelStatus
 
 

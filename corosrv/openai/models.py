@@ -38,7 +38,8 @@ def _describe(card: ModelCard) -> dict[str, Any]:
         "aliases": list(card.aliases),
         "tags": list(card.tags),
         "status": _status(card),
-        "meta": card.meta,
+        "meta": card.meta | ({"row_width": card.row_width} if card.row_width else {}),
+        "capabilities": sorted(card.capabilities),
     }
 
 

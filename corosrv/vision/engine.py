@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -55,7 +56,13 @@ class VisionEngine:
             self._encoder.start()
         except (errors.CorosrvError, OSError) as error:
             log.error("images cannot be served: %s", error)
-            raise errors.ModelFailed(str(error)) from error
+            raise errors.ModelFailed(self._without_folders(str(error))) from error
+
+    def _without_folders(self, words: str) -> str:
+        """Returns an error's words as clients may read them: they are not told where files lie."""
+        for file in (self._settings.mmproj, self._settings.model):
+            words = words.replace(file, Path(file).name)
+        return words
 
     @property
     def info(self) -> Footprint:

@@ -1,0 +1,192 @@
+"""The encoder dies or hangs: texts go on, images are answered, and the next encoder comes."""
+
+import os
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.serve.image_server import Files, chat, png
+from tests.serve.server import Server, eventually, servers
+from tests.serve.wire import CHAT, Answer, request
+from tests.support import projector
+from tests.support.faulty_encoder import FATAL, SLOW
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Files:
+    return Files.write(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def shared(files, tmp_path_factory, cache):
+    """A server in whose queue one image may wait."""
+    with servers(tmp_path_factory.mktemp("shared"), cache) as started:
+        yield files.start(started, encoder_queue=1)
+
+
+@pytest.fixture
+def start(files, tmp_path, cache):
+    """Starts a server of this test's own."""
+    with servers(tmp_path, cache) as started:
+        yield lambda **settings: files.start(started, **settings)
+
+
+@pytest.fixture
+def gate(files):
+    """The file that slow images wait for, which the test makes."""
+    yield files.gate
+    files.gate.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def encoder_of(server: Server) -> int:
+    """The pid of the encoder process."""
+    children = server.worker.children()
+    return next(pid for pid in children if b"corosrv.encoder" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def post(server: Server, body: dict) -> Answer:
+    with server.connect() as connection:
+        return connection.post(body)
+
+
+def text_stream(server: Server) -> Answer:
+    """A whole stream of text."""
+    return post(server, chat(text="Only text", max_tokens=200, stream=True, ignore_eos=True))
+
+
+def assert_whole(stream: Answer) -> None:
+    assert stream.status == 200
+    assert stream.body.rstrip().endswith(b"data: [DONE]")
+    assert b'"finish_reason":"length"' in stream.body
+
+
+def wait_for_encode(server: Server, n_active: int = 1) -> None:
+    server.wait_metric("transfer_active", n_active)
+
+
+def test_texts_go_on_and_images_are_answered_when_the_encoder_is_killed(shared, gate, threads):
+    check_texts_and_images(shared, gate, threads, signal.SIGKILL)
+
+
+def test_texts_go_on_and_images_are_answered_when_the_encoder_stands_still(start, gate, threads):
+    check_texts_and_images(start(encode_timeout_s=2), gate, threads, signal.SIGSTOP)
+
+
+def check_texts_and_images(server: Server, gate: Path, threads: ThreadPoolExecutor, number: int) -> None:
+    n_restarts = server.metric("transfer_encoder_restarts_total")
+    waiting = threads.submit(post, server, chat(png(width=SLOW)))
+    wait_for_encode(server)
+    streams = [threads.submit(text_stream, server) for _ in range(3)]
+
+    gate.touch()  # for the next encoder: this one is gone before it looks, or stands still
+    os.kill(encoder_of(server), number)
+
+    for stream in streams:
+        assert_whole(stream.result(60))
+    assert waiting.result(60).status == 200
+    assert server.metric("transfer_encoder_restarts_total") <= n_restarts + 1
+    assert server.health() == "ok"
+
+
+def test_an_image_that_kills_the_encoder_twice_is_refused_and_others_are_not(start, threads):
+    server = start()
+    fatal, other = png(width=FATAL), png()
+
+    answers = [threads.submit(post, server, chat(image)) for image in (fatal, other)]
+
+    assert answers[0].result(60).status == 400
+    assert answers[0].result().error["code"] == "image_refused"
+    assert answers[1].result(60).status == 200
+    assert post(server, chat(fatal)).status == 400
+    assert post(server, chat(png(2))).status == 200
+
+
+def test_after_three_restarts_images_are_refused_and_texts_are_not(start):
+    server = start()
+    for n_restarts in range(3):
+        os.kill(encoder_of(server), signal.SIGKILL)
+        eventually(lambda n=n_restarts: server.metric("transfer_encoder_restarts_total") > n)
+        eventually(lambda: b"corosrv.encoder" in commands(server))
+
+    refused = post(server, chat(png()))
+
+    assert refused.status == 503
+    assert "Retry-After".lower() in refused.headers
+    assert server.get("/health")[1]["images"] == "degraded"
+    assert_whole(text_stream(server))
+
+
+def commands(server: Server) -> bytes:
+    return b" ".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.worker.children())
+
+
+def test_a_client_that_leaves_frees_everything(shared, gate):
+    cancelled = 'transfer_finished_total{result="cancelled"}'
+    n_cancelled, n_restarts = shared.metric(cancelled), shared.metric("transfer_encoder_restarts_total")
+    with shared.connect() as connection:
+        connection.send(request("POST", CHAT, chat(png(41, width=SLOW))))
+        wait_for_encode(shared)
+
+    wait_for_encode(shared, 0)
+
+    gate.touch()
+    shared.wait_idle()
+    shared.wait_metric('transfer_pool_blocks{state="in_use"}', 0)
+    assert shared.metric(cancelled) == n_cancelled + 1
+    assert post(shared, chat(png())).status == 200
+    assert shared.metric("transfer_encoder_restarts_total") == n_restarts
+
+
+def test_a_full_queue_is_told_with_the_time_to_come_again(shared, gate, threads):
+    server = shared
+    waiting: list[Future[Answer]] = []
+    for n_active, n_queued in ((1, 0), (2, 0), (2, 1)):
+        waiting.append(threads.submit(post, server, chat(png(50 + len(waiting), width=SLOW))))
+        wait_for_encode(server, n_active)
+        server.wait_metric("transfer_queued", n_queued)
+
+    refused = post(server, chat(png(59, width=SLOW)))
+
+    assert refused.status == 503
+    assert int(refused.headers["retry-after"]) > 0
+    gate.touch()
+    assert [one.result(60).status for one in waiting] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (
+            lambda path: projector.write_mlp(path, 32, lacks=["mm.2.weight", "mm.2.bias"]),
+            "while it opened the projector",
+        ),
+        (lambda path: projector.write_mlp(path, 64), "cannot be used with this model"),
+        (lambda path: path, "cannot be used with this model"),
+    ],
+    ids=["it kills libmtmd", "another width", "no file"],
+)
+def test_a_projector_that_cannot_be_used_is_refused_in_words(start, tmp_path, write, words):
+    server = start(mmproj=write(tmp_path / "wrong.gguf"), wait_for="failed")
+
+    health = server.get("/health")
+
+    assert health[0] == 503
+    assert words in health[1]["error"]["message"]
+    assert server.get("/health/live")[0] == 200
+
+
+def test_no_encoder_outlives_its_server(start):
+    server = start()
+    pid = encoder_of(server)
+
+    server.stop()
+
+    eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists(), what="the end of the encoder")
