@@ -221,6 +221,7 @@ def test_an_encoder_that_dies_again_and_again_is_not_waited_for(encoder):
         encode(encoder, image())
 
     assert encoder.is_degraded
+    assert not encoder.stats().transfers.finished  # the image was refused before a transfer began
 
 
 def test_images_that_wait_while_the_encoder_dies_too_often_are_refused(encoder):
