@@ -169,9 +169,12 @@ class DelegatedCall:
         served_by = header_of(head, SERVED_BY)
         self.served_by = served_by if REPLICA_ID.fullmatch(served_by) else replica
         self.reader.add(head, 0)
-        for piece in exchange.pieces():
-            self.reader.add(AnswerBody(data=piece), len(piece))
+        while not exchange.pump(self._add):
             self.reader.wait_for_room()
+
+    def _add(self, piece: bytes) -> bool:
+        self.reader.add(AnswerBody(data=piece), len(piece))
+        return True
 
     def _keep_refusal(self, head: AnswerHead, exchange: Exchange, replica: str) -> bool:
         """Keeps what a busy peer says, which tells the client more than this server can. Returns whether all is read.

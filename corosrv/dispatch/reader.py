@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gevent.event import Event
 
 from corosrv.dispatch.idempotency import CallAnswer
+from corosrv.dispatch.item_pump import ItemPump
 from corosrv.errors import CorosrvError, Misuse, ReadTimeout
 from corosrv.jobs.infer import HandlerCard, InferEnd, InferItem, InferOutputs, InferReader
 from corosrv.jobs.reader import Sink
@@ -97,10 +98,17 @@ class HandlerReader(InferReader):
     def pump(self, sink: Sink[InferItem], timeout: float | None = None) -> None:
         """Hands all unread items to `sink` until it returns False or the last one was taken.
 
-        Waits; `sink` must not. Raises what it raises, and ReadTimeout after `timeout` seconds without items.
+        Waits; meanwhile `sink` is called in the hub, and must not wait itself. Raises what it raises, and ReadTimeout
+        after `timeout` seconds without items.
         """
-        while (items := self.take(timeout)) and sink(items):
-            pass
+        try:
+            ItemPump(self, sink).run(timeout)
+        finally:
+            self._on_news = None
+
+    def take_nowait(self) -> list[InferItem]:
+        """Returns all unread items, perhaps none. Never waits."""
+        return self._empty()
 
     def cancel(self) -> None:
         """Ends the call at once with CallCancelled; a worker that has it is told. Never waits. Twice is harmless."""

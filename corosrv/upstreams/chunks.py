@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from enum import Enum
 
+from corosrv.upstreams.answer_head import BadAnswer
+
 MAX_LINE = 4096  # bytes of a chunk's size with its extensions, and of a trailer
 MAX_TRAILERS = 65_536  # bytes of all trailers
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
-class BadChunks(ValueError):
+class BadChunks(BadAnswer):
     """A body is not in chunks as HTTP defines them."""
 
 
@@ -39,6 +41,11 @@ class ChunkDecoder:
     @property
     def is_finished(self) -> bool:
         return self._part is _Part.END
+
+    def close(self) -> None:
+        """Takes the end of the connection. Raises BadChunks if the body lacks something."""
+        if not self.is_finished:
+            raise BadChunks("it ended before its last chunk")
 
     def feed(self, data: bytes) -> bytes:
         """Returns the content of the next bytes of the body, which may be nothing. Raises BadChunks."""

@@ -7,12 +7,12 @@ import ssl
 import time
 from collections import deque
 from functools import cache
-from http.client import HTTPConnection, HTTPSConnection
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import gevent
 
+from corosrv.upstreams.connection import UpstreamConnection
 from corosrv.upstreams.failures import UpstreamDown, words_of
 
 CONNECT_TIMEOUT = 5.0  # seconds, for the name, the connection and TLS together
@@ -31,37 +31,33 @@ class UpstreamConnections:
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._is_numeric = _is_address(self._host)
-        self._port = parts.port
+        self._port = parts.port or (443 if self._is_tls else 80)
+        self.authority = parts.netloc.rpartition("@")[2]  # as requests name the upstream
         self._max_idle = max_idle
-        self._idle: deque[tuple[HTTPConnection, float]] = deque()  # the one used last is last
+        self._idle: deque[tuple[UpstreamConnection, float]] = deque()  # the one used last is last
         self._is_closed = False
 
     @property
     def n_idle(self) -> int:
         return len(self._idle)
 
-    def take(self) -> HTTPConnection:
+    def take(self) -> UpstreamConnection:
         """Returns a connection that nobody uses. Waits for a new one; raises UpstreamDown."""
         self.close_idle()
         while self._idle:
             connection, _ = self._idle.pop()
-            if _is_quiet(connection):
+            if connection.is_quiet:
                 return connection
             connection.close()
-        connection = self._new()
         try:
             with gevent.Timeout(CONNECT_TIMEOUT, TimeoutError()):
-                connection.connect()
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, TimeoutError):
-                raise UpstreamDown(f"no connection to the upstream within {CONNECT_TIMEOUT:g} s") from None
-            if isinstance(error, (OSError, ValueError)):  # a name that no resolver takes is a ValueError
-                raise UpstreamDown(f"the upstream cannot be reached: {words_of(error)}") from None
-            raise
-        return connection
+                return UpstreamConnection(self._connect())
+        except TimeoutError:
+            raise UpstreamDown(f"no connection to the upstream within {CONNECT_TIMEOUT:g} s") from None
+        except (OSError, ValueError) as error:  # a name that no resolver takes is a ValueError
+            raise UpstreamDown(f"the upstream cannot be reached: {words_of(error)}") from None
 
-    def give_back(self, connection: HTTPConnection) -> None:
+    def give_back(self, connection: UpstreamConnection) -> None:
         """Keeps a connection whose last answer was read to its end."""
         if self._is_closed or len(self._idle) >= self._max_idle:
             connection.close()
@@ -79,21 +75,27 @@ class UpstreamConnections:
         self._is_closed = True
         self.close_idle(0.0)
 
-    def _new(self) -> HTTPConnection:
-        if self._is_tls:
-            return HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT, context=_tls_context())
-        kind = _NumericConnection if self._is_numeric else HTTPConnection
-        return kind(self._host, self._port, timeout=CONNECT_TIMEOUT)
+    def _connect(self) -> socket.socket:
+        address = (self._host, self._port)
+        sock = _connected(address) if self._is_numeric else socket.create_connection(address, CONNECT_TIMEOUT)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return _tls_context().wrap_socket(sock, server_hostname=self._host) if self._is_tls else sock
+        except BaseException:
+            sock.close()
+            raise
 
 
-class _NumericConnection(HTTPConnection):
+def _connected(address: tuple[str, int]) -> socket.socket:
     """Connects to a host that is an address, and not a name: gevent looks up both in threads."""
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect((self.host, self.port))
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    try:
+        sock.settimeout(CONNECT_TIMEOUT)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _is_address(host: str) -> bool:
@@ -108,15 +110,3 @@ def _is_address(host: str) -> bool:
 def _tls_context() -> ssl.SSLContext:
     """Returns what verifies certificates; reading the authorities takes tens of milliseconds."""
     return ssl.create_default_context()
-
-
-def _is_quiet(connection: HTTPConnection) -> bool:
-    """Returns whether an idle connection is open still; one that has something to read was closed, or is garbage."""
-    connection.sock.settimeout(0.0)
-    try:
-        connection.sock.recv(1)
-    except (BlockingIOError, ssl.SSLWantReadError):
-        return True
-    except OSError:
-        return False
-    return False

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse
 
 import gevent
 
 from corosrv.errors import CorosrvError, Refused
 from corosrv.jobs.forward import AnswerHead, ForwardRequest, Headers
 from corosrv.outgoing.retry_after import retry_after
-from corosrv.upstreams.chunks import BadChunks, ChunkDecoder
+from corosrv.upstreams.answer_body import BodyDecoder, body_decoder, keeps_connection
+from corosrv.upstreams.answer_head import BadAnswer, HeadReader, ReceivedHead
+from corosrv.upstreams.connection import PIECE, UpstreamConnection
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, words_of
+from corosrv.upstreams.request_head import request_head
+from corosrv.waits import TimedOut
 
-PIECE = 64 << 10  # bytes
 SHORTEST_PAUSE = 1.0  # seconds, where an upstream that is busy names none
 
-_OF_ONE_HOP = frozenset({
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
-    "upgrade", "content-length",
+_NOT_PASSED_ON = frozenset({
+    "connection", "content-length", "date", "keep-alive", "proxy-authenticate", "proxy-authorization", "server",
+    "set-cookie", "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
-_NOT_SENT = _OF_ONE_HOP | {"host", "expect"}  # made anew
-_NOT_PASSED_ON = _OF_ONE_HOP | {"date", "server", "set-cookie"}
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+# Takes a piece of a body; says whether more may come. Called in the hub: it must not wait.
+PieceSink = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,13 @@ class Exchange:
     def __init__(self, connections: UpstreamConnections, limits: ExchangeLimits) -> None:
         self._connections = connections
         self._limits = limits
-        self._connection: HTTPConnection | None = None
-        self._response: HTTPResponse | None = None
+        self._connection: UpstreamConnection | None = None
+        self._head_reader: HeadReader | None = None  # until the head has come
+        self._head: ReceivedHead | None = None
+        self._body: BodyDecoder | None = None
+        self._unread = b""  # what has come along with the head
+        self._sink: PieceSink | None = None  # of the pump that waits
+        self._turn = 0  # bytes that this pump has handed over
         self._is_reusable = True  # the connection, once the answer was read to its end
         self.is_sent = False  # the upstream may have got something of the request
 
@@ -61,80 +67,116 @@ class Exchange:
 
     def ask(self, path: str, request: ForwardRequest, headers: Headers) -> AnswerHead:
         """Does what `begin` does, and returns any answer."""
+        try:
+            sent = request_head(request.method, path, self._connections.authority, headers, len(request.body))
+        except ValueError as error:
+            raise Refused(f"the request cannot be sent on: {error}") from None
         self._connection = connection = self._connections.take()
-        # For each write and read; the one below is for all of them, against an answer that drips.
-        connection.sock.settimeout(self._limits.first_byte)
         late = UpstreamLost(f"the upstream did not answer within {self._limits.first_byte:g} s")
         self.is_sent = True
         try:
             with gevent.Timeout(self._limits.first_byte, late):
-                self._send(connection, path, request, headers)
-                # The connection forgets its socket if the answer ends it.
-                sock = connection.sock
-                self._response = response = connection.getresponse()
+                self._send(connection, sent, request.body)
+                head = self._receive_head(connection)
+            self._body = body_decoder(head, request.method)
         except TimeoutError:
             raise late from None
-        except (HTTPException, OSError) as error:
+        except (BadAnswer, OSError) as error:
             raise UpstreamLost(f"the upstream broke off before it answered: {words_of(error)}") from None
-        if response.status < 200:
-            raise UpstreamLost(f"the upstream answered {response.status}, which is no end of an exchange")
-        sock.settimeout(self._limits.idle)
-        self._is_reusable = self._is_reusable and not response.will_close
-        return AnswerHead(status=response.status, headers=_passed_on(response))
+        if head.status < 200:
+            raise UpstreamLost(f"the upstream answered {head.status}, which is no end of an exchange")
+        self._is_reusable = self._is_reusable and keeps_connection(head, self._body)
+        return AnswerHead(status=head.status, headers=_passed_on(head))
 
-    def _send(self, connection: HTTPConnection, path: str, request: ForwardRequest, headers: Headers) -> None:
+    def _send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
         try:
-            connection.putrequest(request.method, path, skip_accept_encoding=True)
-            for name, value in headers:
-                if not _NAME.fullmatch(name):
-                    raise ValueError(f"{name[:60]!r} is no name of a field")
-                if name.lower() not in _NOT_SENT:
-                    connection.putheader(name, value)
-            if request.body or request.method not in ("GET", "HEAD"):
-                connection.putheader("Content-Length", str(len(request.body)))
-        except (HTTPException, ValueError) as error:
-            raise Refused(f"the request cannot be sent on: {error}") from None
-        try:
-            connection.endheaders(request.body or None)
+            if len(body) <= PIECE:
+                connection.send(head + body, self._limits.first_byte)
+            else:
+                connection.send(head, self._limits.first_byte)
+                connection.send(body, self._limits.first_byte)
         except (BrokenPipeError, ConnectionResetError):
             # An upstream may answer, and close, before it has read everything.
             self._is_reusable = False
 
+    def _receive_head(self, connection: UpstreamConnection) -> ReceivedHead:
+        self._head_reader = reader = HeadReader()
+        connection.wait(None, self._take_head)
+        self._head_reader = None
+        self._unread = reader.rest
+        assert self._head is not None
+        return self._head
+
+    def _take_head(self) -> bool:
+        """Reads what has come of the head, and returns whether it is whole. Never waits."""
+        connection, reader = self._connection, self._head_reader
+        assert connection is not None
+        assert reader is not None
+        while self._head is None and (data := connection.receive()) is not None:
+            if not data:
+                raise BadAnswer("its connection has ended")
+            self._head = reader.feed(data)
+        return self._head is not None
+
+    def pump(self, sink: PieceSink) -> bool:
+        """Hands the pieces of the body to `sink` as they come, and returns whether that was the whole body.
+
+        Waits; meanwhile `sink` is called in the hub, without the switches that waking a greenlet costs. Returns False
+        when `sink` does, and after about PIECE bytes anyway: whoever receives much gives way to others before it calls
+        again. Raises what `sink` raises, and UpstreamLost if the body ends early or stalls.
+        """
+        connection, body = self._connection, self._body
+        assert connection is not None
+        assert body is not None
+        if self._turn > PIECE:
+            gevent.sleep(0)
+        self._turn = 0
+        self._sink = sink
+        try:
+            if not self._take_body():
+                connection.wait(self._limits.idle, self._take_body)
+        except TimedOut:
+            raise UpstreamLost(f"the upstream sent nothing for {self._limits.idle:g} s") from None
+        except (BadAnswer, OSError) as error:
+            raise UpstreamLost(f"the upstream broke off in mid-answer: {words_of(error)}") from None
+        finally:
+            self._sink = None
+        self._is_reusable = self._is_reusable and not body.has_more
+        return body.is_finished
+
+    def _take_body(self) -> bool:
+        """Hands on what has come of the body, and returns whether this turn of the pump is over. Never waits."""
+        connection, body, sink = self._connection, self._body, self._sink
+        assert connection is not None
+        assert body is not None
+        assert sink is not None
+        while not body.is_finished:
+            data = self._unread or connection.receive()
+            if data is None:
+                return False
+            self._unread = b""
+            if not data:
+                body.close()
+                return True
+            piece = body.feed(data)
+            self._turn += len(data)
+            if (piece and not sink(piece)) or self._turn > PIECE:
+                return True
+        return True
+
     def pieces(self) -> Iterator[bytes]:
         """Yields the body as it comes. Waits; raises UpstreamLost if it ends early or stalls."""
-        response = self._response
-        assert response is not None
-        try:
-            if response.chunked:
-                yield from self._chunked_pieces(response)
-            else:
-                yield from self._plain_pieces(response)
-        except TimeoutError:
-            raise UpstreamLost(f"the upstream sent nothing for {self._limits.idle:g} s") from None
-        except (HTTPException, OSError, BadChunks) as error:
-            raise UpstreamLost(f"the upstream broke off in mid-answer: {words_of(error)}") from None
+        pieces: list[bytes] = []
 
-    def _chunked_pieces(self, response: HTTPResponse) -> Iterator[bytes]:
-        decoder = ChunkDecoder()
-        while not decoder.is_finished:
-            data = response.fp.read1(PIECE)
-            if not data:
-                raise UpstreamLost("the upstream's answer ended before its last chunk")
-            if piece := decoder.feed(data):
-                yield piece
-        self._is_reusable = self._is_reusable and not decoder.has_more
+        def keep(piece: bytes) -> bool:
+            pieces.append(piece)
+            return False
 
-    def _plain_pieces(self, response: HTTPResponse) -> Iterator[bytes]:
-        left = response.length  # None: until the connection ends
-        while left != 0 and response.fp is not None:
-            piece = response.fp.read1(PIECE if left is None else min(PIECE, left))
-            if not piece:
-                if left is None:
-                    break
-                raise UpstreamLost("the upstream's answer is shorter than it said")
-            if left is not None:
-                left -= len(piece)
-            yield piece
+        is_whole = False
+        while not is_whole:
+            is_whole = self.pump(keep)
+            yield from pieces
+            pieces.clear()
 
     def close(self, is_whole: bool) -> None:
         """Gives the connection back if the answer was read to its end; closes it otherwise, which ends the call there.
@@ -142,9 +184,6 @@ class Exchange:
         Twice is harmless.
         """
         connection, self._connection = self._connection, None
-        response, self._response = self._response, None
-        if response is not None:
-            response.close()
         if connection is not None and is_whole and self._is_reusable:
             self._connections.give_back(connection)
         elif connection is not None:
@@ -174,12 +213,7 @@ def is_redirect(status: int) -> bool:
     return 300 <= status < 400 and status != 304
 
 
-def _passed_on(response: HTTPResponse) -> Headers:
+def _passed_on(head: ReceivedHead) -> Headers:
     """Returns the headers of an answer that go on to the client."""
-    fields = response.getheaders()
-    own = {name.strip().lower() for name in response.getheader("Connection", "").split(",")} | _NOT_PASSED_ON
-    return tuple(
-        (name, " ".join(value.split()) if "\n" in value or "\r" in value else value)
-        for name, value in fields
-        if name.lower() not in own and _NAME.fullmatch(name)
-    )
+    own = _NOT_PASSED_ON.union(head.members("connection"))
+    return tuple(field for field in head.fields if field[0].lower() not in own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from corosrv.errors import ErrorKind, NotHandedOver, WorkerLost
+from corosrv.upstreams.answer_head import BadAnswer
 
 
 class UpstreamBusy(NotHandedOver):
@@ -40,6 +41,8 @@ class UpstreamRemoved(UpstreamLost):
 
 def words_of(error: BaseException) -> str:
     """Says what went wrong with a connection, by the system's words where it was the system."""
+    if isinstance(error, BadAnswer):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__

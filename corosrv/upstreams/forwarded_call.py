@@ -6,7 +6,6 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -82,6 +81,8 @@ class ForwardedCall(RunningCall):
         self._deadline = item.deadline
         self._listener = listener
         self._exchange = exchange
+        self._stream_end: StreamEnd | None = None  # of an answer that is a stream of events
+        self._has_last_event = False
         self._greenlet: Greenlet | None = None
         self._abort_id = ""  # by which the upstream knows the request
         self._error: CorosrvError | None = None  # why it was ended from outside
@@ -116,8 +117,7 @@ class ForwardedCall(RunningCall):
     def _run(self) -> None:
         is_whole = False
         try:
-            pieces = self._forward()
-            is_whole = pieces is None or self._linger(pieces)
+            is_whole = self._forward() or self._linger()
         except CorosrvError as error:
             self._error = self._error or error
         except GreenletExit:
@@ -130,32 +130,36 @@ class ForwardedCall(RunningCall):
                 self._upstream.abort_request(self._abort_id)
             self._exchange.close(is_whole)
 
-    def _forward(self) -> Iterator[bytes] | None:
-        """Passes the answer on. Returns what is left of its body if its last event came before the body's end."""
+    def _forward(self) -> bool:
+        """Passes the answer on. Returns False if its last event came before the body's end."""
         upstream, listener, request = self._upstream, self._listener, self._prepared()
         head = self._exchange.begin(upstream.path(request.path), request, upstream.headers(request.headers))
         self.fault = fault_of(head)
         self.error_body = AnsweredError(head) if self.fault else None
+        self._stream_end = StreamEnd() if _is_event_stream(head) else None
         upstream.begin_answer(self)
         listener.on_outputs(0, head, 0)
-        end = StreamEnd() if _is_event_stream(head) else None
-        pieces = self._exchange.pieces()
-        for piece in pieces:
-            self.n_bytes += len(piece)
-            self.usage.feed(piece)
-            if self.error_body is not None:
-                self.error_body.feed(piece)
-            listener.on_outputs(0, AnswerBody(data=piece), len(piece))
-            if end is not None and end.feed(piece):
-                return pieces
+        while not self._exchange.pump(self._pass_on):
+            if self._has_last_event:
+                return False
             listener.wait_for_room()
-        return None
+        return True
 
-    def _linger(self, pieces: Iterator[bytes]) -> bool:
+    def _pass_on(self, piece: bytes) -> bool:
+        """Passes a piece of the body on, and returns whether more is wanted. Runs in the hub: it does not wait."""
+        self.n_bytes += len(piece)
+        self.usage.feed(piece)
+        if self.error_body is not None:
+            self.error_body.feed(piece)
+        self._listener.on_outputs(0, AnswerBody(data=piece), len(piece))
+        self._has_last_event = self._stream_end is not None and self._stream_end.feed(piece)
+        return not self._has_last_event
+
+    def _linger(self) -> bool:
         """Ends the call, and returns whether the answer's body ends soon as well. Waits, LINGER seconds at most."""
         self._end()
         with gevent.Timeout(LINGER, False):
-            for _ in pieces:
+            while not self._exchange.pump(_forget):
                 pass
             return True
         return False
@@ -184,6 +188,10 @@ class ForwardedCall(RunningCall):
             self._listener.on_end(0, self._error)
         finally:
             upstream.changed()
+
+
+def _forget(piece: bytes) -> bool:
+    return True
 
 
 def with_timeout(headers: Headers, seconds: float) -> Headers:

@@ -28,14 +28,15 @@ def joined(data: bytes, n: int = 1, is_chat: bool = True, unfinished=None):
     return join.answer(unfinished)
 
 
-def test_texts_of_each_choice_follow_each_other_however_the_bytes_are_cut():
-    stream = events(
+@pytest.mark.parametrize("size", [1, 7, 200])
+def test_texts_of_each_choice_follow_each_other_however_the_bytes_are_cut(size: int):
+    stream = b"data:\n\n" + events(
         piece(1, content="c"), piece(0, content="a"), piece(0, content="b"), piece(0, "stop"), piece(1, "length")
     )
     join = AnswerJoin(2, is_chat=True)
 
-    for byte in stream:
-        join.feed(bytes([byte]))
+    for begin in range(0, len(stream), size):
+        join.feed(stream[begin : begin + size])
 
     answer = join.answer()
     assert join.is_complete

@@ -41,6 +41,7 @@ def make_calls(pool: PoolProcess, *names: str) -> list[int | None]:
         (500, JSON, b"[1]", False),
         (500, JSON, b'{"error": "n', False),
         (500, JSON, b"\xff", False),
+        (500, JSON, b'{"error": "\xff"}', False),
         (500, JSON, b"", False),
         (500, JSON, b"[" * 5000, False),
         (500, JSON, json.dumps({"error": "n" * MAX_ERROR}).encode(), False),
