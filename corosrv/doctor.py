@@ -127,6 +127,8 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
         return
     yield Finding(Grade.OK, "model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB")
     yield _engine(settings)
+    if settings.mmproj:
+        yield _projector(settings)
 
 
 def _engine(settings: ModelSettings) -> Finding:
@@ -152,6 +154,30 @@ def _engine(settings: ModelSettings) -> Finding:
     finally:
         engine.close()
     return Finding(Grade.OK, "engine", f"answers 'One, two,' with {text!r}; {kernels}")
+
+
+def _projector(settings: ModelSettings) -> Finding:
+    """Opens the projector as the encoder process would, in one of its own, and encodes a small image."""
+    from corosrv.encoder.checking import check_projector
+    from corosrv.vision.options import encoder_command
+
+    path = Path(settings.mmproj)
+    if not path.is_file():
+        return Finding(
+            Grade.FAIL, "projector", f"{path} does not exist", "set COROSRV_MMPROJ to the path of a GGUF file"
+        )
+    command = encoder_command(settings)
+    try:
+        report = check_projector(command.model, command.mmproj, command.n_threads, command.supports)
+    except CorosrvError as error:
+        advice = "take the mmproj file that belongs to this model, and compare its SHA-256 with the publisher's"
+        return Finding(Grade.FAIL, "projector", str(error), advice)
+    needs = "M-RoPE, " * report.is_mrope + "not causal, " * report.is_non_causal
+    text = (
+        f"{path.name}, {path.stat().st_size / 1e6:.0f} MB, {report.kind}, {needs}rows as wide as the model's; "
+        f"a small image became {report.n_rows} of them in {report.seconds:.2f} s"
+    )
+    return Finding(Grade.OK, "projector", text)
 
 
 def _descriptors() -> Finding:

@@ -11,6 +11,7 @@ from corosrv import cli, doctor
 from corosrv.doctor import Finding, Grade, examine
 from corosrv.errors import SettingsError
 from corosrv.settings import ModelSettings, Settings
+from tests.support import gguf, projector
 from tests.support.engines import packaged_model
 
 
@@ -48,6 +49,34 @@ def test_a_file_that_is_no_model_is_fatal(tmp_path):
     model.write_bytes(b"not a model")
 
     assert "not a GGUF file" in findings(ModelSettings(model=str(model)))["engine"].text
+
+
+@pytest.mark.parametrize(
+    ("lacks", "grade", "words"),
+    [
+        ([], Grade.OK, "mmproj.gguf, 0 MB, mlp, rows as wide as the model's; a small image became 16 of them in "),
+        (["mm.2.weight", "mm.2.bias"], Grade.FAIL, "the encoder process ended by signal 11 (SIGSEGV)"),
+    ],
+    ids=["a good one", "one that ends libmtmd"],
+)
+def test_a_projector_is_tried_with_its_model(tmp_path, lacks, grade, words):
+    model = gguf.write_llama(tmp_path / "tiny.gguf")
+    mmproj = projector.write_mlp(tmp_path / "mmproj.gguf", 32, lacks)
+    chosen = ModelSettings(model=str(model), mmproj=str(mmproj), slots=1, ctx=64, threads=1, encoder_threads=1)
+
+    found = findings(chosen)["projector"]
+
+    assert found.grade is grade
+    assert found.text.startswith(words)
+
+
+def test_a_projector_that_is_not_there_is_fatal_and_says_what_to_set(tmp_path):
+    model = gguf.write_llama(tmp_path / "tiny.gguf")
+
+    found = findings(ModelSettings(model=str(model), mmproj="/no/such.gguf", slots=1, ctx=64, threads=1))["projector"]
+
+    assert found.is_fatal
+    assert "COROSRV_MMPROJ" in found.advice
 
 
 @pytest.mark.model

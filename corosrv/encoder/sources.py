@@ -7,8 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
+from corosrv.encoder.gguf_head import GgufHead
 from corosrv.encoder.mtmd import LogTail, Projector
 from corosrv.encoder.table import TokenTable
+from corosrv.encoder.trial import Trial, try_projector
 from corosrv.errors import LoadError, ProtocolError
 from corosrv.transfer.messages import MROPE, MTMD, NON_CAUSAL, TABLE, ImagePixels, OpenTransfer, TokenIds
 from corosrv.wire import attached
@@ -38,7 +40,11 @@ class Sources:
         Raises LoadError, also for a projector whose rows the decode loop cannot read.
         """
         self._table = TokenTable(options.model)
-        self._projector = _open_projector(options) if options.mmproj else None
+        self._projector: Projector | None = None
+        if options.mmproj:
+            log.info("opening the projector %s", options.mmproj)
+            self._projector, trial = open_projector(options)
+            log.info("a small image became %d rows in %.3g s", trial.n_rows, trial.seconds)
         self.n_embd = self._projector.n_embd if self._projector else self._table.n_embd
 
     def encode(self, message: OpenTransfer, pixels: int) -> Encoding:
@@ -57,13 +63,18 @@ class Sources:
         return self._projector.encode(payload.width, payload.height, content)
 
 
-def _open_projector(options: SourceOptions) -> Projector:
+def open_projector(options: SourceOptions) -> tuple[Projector, Trial]:
+    """Opens a projector, and tries it. Takes seconds.
+
+    Raises LoadError, also for one whose rows the decode loop cannot read.
+    """
     tail = LogTail(lambda line: log.debug("%s", line))
     tail.attach()
-    log.info("opening the projector %s", options.mmproj)
+    with GgufHead(options.mmproj) as head:
+        head.check_length()
     projector = Projector(options.mmproj, options.model, tail, options.n_threads, options.image_max_tokens)
     check_needs(projector, options.mmproj, options.supports)
-    return projector
+    return projector, try_projector(projector, options.mmproj)
 
 
 def check_needs(projector: Projector, mmproj: str, supports: Collection[str]) -> None:

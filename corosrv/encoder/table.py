@@ -8,24 +8,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp
-
 from corosrv.encoder.encoding import Encoding, EncodingFailed
+from corosrv.encoder.gguf_head import GgufHead, open_ggml
 from corosrv.errors import LoadError
 from corosrv.transfer.layout import FLOAT_BYTES
 from corosrv.transfer.messages import RowSegment
 
-_TENSOR = b"token_embd.weight"
+_TENSOR = "token_embd.weight"
 _F32 = 0  # ggml's type of a tensor's numbers
 
 _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-
-
-class _InitParameters(ctypes.Structure):
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
 class _TypeTraits(ctypes.Structure):
@@ -40,22 +34,13 @@ class _TypeTraits(ctypes.Structure):
     )
 
 
-def _open_ggml() -> Any:
-    ggml = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
-    for name, takes, gives in (
-        ("gguf_init_from_file", [ctypes.c_char_p, _InitParameters], ctypes.c_void_p),
-        ("gguf_free", [ctypes.c_void_p], None),
-        ("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t),
-        ("gguf_find_tensor", [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_int64),
-        ("gguf_get_tensor_offset", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t),
-        ("gguf_get_tensor_size", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t),
-        ("gguf_get_tensor_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int),
-        ("gguf_get_tensor_ne", [ctypes.c_void_p, ctypes.c_int64], ctypes.POINTER(ctypes.c_int64)),
-        ("ggml_get_type_traits", [ctypes.c_int], ctypes.POINTER(_TypeTraits)),
-    ):
-        function = getattr(ggml, name)
-        function.argtypes, function.restype = takes, gives
-    return ggml
+def _converter(ggml_type: int) -> Any:
+    """Returns what turns numbers of a type into floats; None for floats."""
+    if ggml_type == _F32:
+        return None
+    traits = open_ggml().ggml_get_type_traits
+    traits.argtypes, traits.restype = [ctypes.c_int], ctypes.POINTER(_TypeTraits)
+    return _ToFloat(traits(ggml_type).contents.to_float)
 
 
 class TokenTable:
@@ -63,29 +48,17 @@ class TokenTable:
 
     def __init__(self, model: str) -> None:
         """Finds the table in the file and maps it; rows are converted as they are asked for. Raises LoadError."""
-        ggml = _open_ggml()
-        head = ggml.gguf_init_from_file(model.encode(), _InitParameters(True, None))
-        if not head:
-            raise LoadError(f"the model {model} cannot be opened")
-        try:
-            tensor = ggml.gguf_find_tensor(head, _TENSOR)
-            if tensor < 0:
-                raise LoadError(f"the model {model} has no token table in its first file")
-            extents = ggml.gguf_get_tensor_ne(head, tensor)
-            self.n_embd, self.n_tokens = int(extents[0]), int(extents[1])
-            self._start = ggml.gguf_get_data_offset(head) + ggml.gguf_get_tensor_offset(head, tensor)
-            n_bytes = ggml.gguf_get_tensor_size(head, tensor)
-            self._type = ggml.gguf_get_tensor_type(head, tensor)
-            traits = ggml.ggml_get_type_traits(self._type).contents
-        finally:
-            ggml.gguf_free(head)
-        self._stored_bytes = n_bytes // self.n_tokens  # of a row
-        self._to_float = _ToFloat(traits.to_float) if self._type != _F32 else None
+        with GgufHead(model) as head:
+            head.check_length()
+            table = head.tensor(_TENSOR)
+        if table is None:
+            raise LoadError(f"the model {model} has no token table in its first file")
+        self.n_embd, self.n_tokens = table.n_columns, table.n_rows
+        self._start = table.start
+        self._stored_bytes = table.n_bytes // table.n_rows  # of a row
+        self._to_float = _converter(table.ggml_type)
         with open(model, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
-        if self._start + n_bytes > len(self._map):
-            self.close()
-            raise LoadError(f"the model {model} ends within its token table")
 
     def encode(self, ids: Sequence[int]) -> Encoding:
         """Returns a row for each token. Raises EncodingFailed where there is none."""

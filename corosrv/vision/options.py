@@ -13,17 +13,21 @@ MAX_ACTIVE = 2  # transfers: one is encoded, and the encoder finds the next when
 DEADLINE_ENCODES = 4  # an image waits for as many encodes of the longest time before it is given up
 
 
+def encoder_command(settings: ModelSettings) -> EncoderCommand:
+    return EncoderCommand(
+        model=settings.model,
+        mmproj=settings.mmproj,
+        n_threads=settings.encoder_threads or physical_cores(),
+        nice=settings.encoder_nice,
+        image_max_tokens=settings.image_max_tokens,
+    )
+
+
 def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:
     """`n_embd`: the width of a row."""
     deadline = DEADLINE_ENCODES * settings.encode_timeout_s
     return EncoderOptions(
-        command=EncoderCommand(
-            model=settings.model,
-            mmproj=settings.mmproj,
-            n_threads=settings.encoder_threads or physical_cores(),
-            nice=settings.encoder_nice,
-            image_max_tokens=settings.image_max_tokens,
-        ),
+        command=encoder_command(settings),
         n_blocks=settings.encoder_blocks,
         cache_bytes=settings.image_cache_bytes,
         encode_limit=settings.encode_timeout_s,

@@ -1,5 +1,6 @@
 """The encoder as a process of its own, driven message by message."""
 
+import functools
 import os
 import re
 import signal
@@ -158,6 +159,31 @@ def test_images_that_libmtmd_cannot_take_are_refused(encoder, width_height_pixel
     encoder.open_image(1, *width_height_pixels)
 
     assert encoder.answer().code == "bad_image"
+
+
+@pytest.mark.parametrize(
+    ("write_model", "write_projector"),
+    [
+        (gguf.write_llama, projector.write_mlp),
+        (functools.partial(gguf.write_llama, special=projector.IDEFICS3_TOKENS), projector.write_idefics3),
+        (gguf.write_qwen2vl, projector.write_qwen2vl),
+    ],
+    ids=["one size", "tiles", "any size"],
+)
+def test_images_of_absurd_shapes_are_encoded_or_refused(start, tmp_path, pool, write_model, write_projector):
+    files = write_model(tmp_path / "m.gguf"), write_projector(tmp_path / "p.gguf", N_EMBD)
+    driver = start(*map(str, files), (MROPE,))
+    driver.greet(pool)
+    driver.answer()
+    shapes = ((1, 1), (1, 4000), (4000, 1), (2, 3), (57, 55), (1, 32_768))
+
+    for tid, (width, height) in enumerate(shapes, start=1):
+        driver.open_image(tid, width, height, bytes(3 * width * height))
+    answers = [driver.answer() for _ in shapes]
+
+    assert [answer.tid for answer in answers] == [1, 2, 3, 4, 5, 6]
+    assert {answer.tid for answer in answers if isinstance(answer, TransferMeta)} >= {1, 4, 5}
+    assert {answer.code for answer in answers if isinstance(answer, EncodeFailed)} <= {"tokenize"}
 
 
 def test_an_image_without_its_pixels_is_refused(encoder):

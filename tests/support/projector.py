@@ -14,8 +14,11 @@ WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2  # of the vision encoder; libmtmd le
 IDEFICS3_TOKENS = ("\n\n", "<fake_token_around_image>", "<global-img>")  # that its models have, and libmtmd looks up
 
 
-def write_mlp(path: Path, n_embd: int, lacks: Sequence[str] = ()) -> Path:
-    """A projector of llava's first type: 16 rows of `n_embd` numbers for each image. `lacks`: tensors left out."""
+def write_mlp(path: Path, n_embd: int, lacks: Sequence[str] = (), **more: Any) -> Path:
+    """A projector of llava's first type: 16 rows of `n_embd` numbers for each image.
+
+    `lacks`: tensors left out; `more`: keys of the vision encoder.
+    """
     shapes: dict[str, gguf.Shape] = {
         "v.patch_embd.weight": (PATCH_SIZE, PATCH_SIZE, 3, WIDTH),
         "v.position_embd.weight": (WIDTH, N_PATCHES),
@@ -23,7 +26,30 @@ def write_mlp(path: Path, n_embd: int, lacks: Sequence[str] = ()) -> Path:
         **_linear("mm.0", WIDTH, n_embd),
         **_linear("mm.2", n_embd, n_embd),
     }
-    return gguf.write(path, _metadata("mlp", n_embd), _tensors(shapes, lacks))
+    keys = {f"clip.vision.{name}": value for name, value in more.items()}
+    return gguf.write(path, _metadata("mlp", n_embd) | keys, _tensors(shapes, lacks))
+
+
+def write_audio(path: Path, n_embd: int) -> Path:
+    """A projector of Ultravox's type, which takes sound alone."""
+    shapes: dict[str, gguf.Shape] = {
+        "a.conv1d.1.weight": (3, 128, WIDTH),
+        "a.conv1d.1.bias": (1, WIDTH),
+        "a.conv1d.2.weight": (3, WIDTH, WIDTH),
+        "a.conv1d.2.bias": (1, WIDTH),
+        "a.position_embd.weight": (WIDTH, 1500),
+        "a.post_ln.weight": (WIDTH,),
+        "a.post_ln.bias": (WIDTH,),
+        **{name.replace("v.", "a.", 1): shape for name, shape in _layers().items()},
+        "mm.a.norm_pre.weight": (8 * WIDTH,),
+        "mm.a.mlp.1.weight": (8 * WIDTH, 2 * WIDTH),
+        "mm.a.norm_mid.weight": (WIDTH,),
+        "mm.a.mlp.2.weight": (WIDTH, n_embd),
+    }
+    vision = _metadata("ultravox", n_embd)
+    keys = {name.replace("vision", "audio"): value for name, value in vision.items() if "image" not in name}
+    more = {"clip.audio.num_mel_bins": 128, "clip.audio.projector.stack_factor": 8}
+    return gguf.write(path, keys | more, _tensors(shapes))
 
 
 def write_idefics3(path: Path, n_embd: int) -> Path:

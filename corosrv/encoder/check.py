@@ -1,0 +1,52 @@
+"""`python -m corosrv.encoder.check MODEL MMPROJ THREADS [NEED ...]`: tries both and prints a report.
+
+It runs in a process of its own, for a projector file may end it. NEED: what the decode loop does for rows.
+The report is JSON, the last line.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # -m puts the working directory first, where a module may be called as one of Python's is
+
+import os
+
+import msgspec
+
+from corosrv.encoder.checking import ProjectorReport
+from corosrv.encoder.gguf_head import GgufHead
+from corosrv.encoder.sources import SourceOptions, open_projector
+from corosrv.errors import LoadError
+
+_TYPE_KEYS = ("clip.vision.projector_type", "clip.projector_type")
+
+
+def check(options: SourceOptions) -> ProjectorReport:
+    """Opens and tries a projector. Raises LoadError."""
+    with GgufHead(options.mmproj) as head:
+        kind = next(filter(None, map(head.text, _TYPE_KEYS)), "of no named type")
+    projector, trial = open_projector(options)
+    return ProjectorReport(
+        kind=kind,
+        n_embd=projector.n_embd,
+        is_mrope=projector.is_mrope,
+        is_non_causal=projector.is_non_causal,
+        n_rows=trial.n_rows,
+        seconds=trial.seconds,
+    )
+
+
+def main(model: str, mmproj: str, n_threads: str, *supports: str) -> None:
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    try:
+        report = check(SourceOptions(model=model, mmproj=mmproj, n_threads=int(n_threads), supports=supports))
+    except LoadError as error:
+        report = ProjectorReport(error=str(error))
+    print(msgspec.json.encode(report).decode(), flush=True)
+    os._exit(0)  # as the encoder does
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
