@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corosrv import structured
-from corosrv.chat.conversation import JsonFormat
+from corosrv.chat.conversation import JsonFormat, PlainFormat
 from corosrv.chat.formats import ToolFormat
 from corosrv.chat.tools import NO_ARGUMENTS, Tool, name_of, parameters_of
 from corosrv.generation.schemas import effort
@@ -16,8 +16,12 @@ from corosrv.structured.grammar.gbnf import Rules, char_set, either, literal, se
 _MOST_CALLS = 16
 
 
-def json_rules(answer_format: JsonFormat, limits: SchemaLimits) -> Rules:
-    """Makes rules for a JSON answer. Raises Refused for a schema that cannot be used."""
+def format_rules(answer_format: JsonFormat | PlainFormat, limits: SchemaLimits) -> Rules:
+    """Makes rules for an answer of a form. Raises Refused for a schema or a pattern that cannot be used."""
+    if isinstance(answer_format, PlainFormat):
+        if answer_format.pattern is not None:
+            return structured.pattern_rules(answer_format.pattern, answer_format.param, "answer", limits)
+        return structured.choice_rules(answer_format.texts, answer_format.param, "answer", limits)
     if answer_format.schema is None:
         return structured.any_object_rules(limits)
     return structured.fragment(answer_format.schema, answer_format.param, "answer", limits, effort(limits))

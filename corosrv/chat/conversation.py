@@ -34,6 +34,15 @@ class JsonFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainFormat:
+    """The answer is one of `texts`, or matches the regular expression `pattern` as a whole; `param`: where it stood."""
+
+    param: str
+    pattern: str | None = None
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ToolPlaces:
     """Paths of a tool's fields in a dialect's body, for errors; {} is the tool's number."""
 
@@ -47,7 +56,7 @@ class Conversation(msgspec.Struct, frozen=True):
     job: Job
     tool_choice: CallPolicy = CallPolicy()
     parallel_calls: bool = True
-    answer_format: JsonFormat | None = None  # None: any text
+    answer_format: JsonFormat | PlainFormat | None = None  # None: any text
     places: ToolPlaces = ToolPlaces()
     echo: bool = False  # the answer begins with the message that it continues
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to

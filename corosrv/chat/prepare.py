@@ -134,7 +134,7 @@ class _Plan(msgspec.Struct, frozen=True):
             is_parallel = conversation.parallel_calls and name is None
             yield answer_grammar.call_rules(callable_tools, self.form, is_parallel, conversation.places.schema, limits)
         if conversation.answer_format is not None and not self.is_forced:
-            yield answer_grammar.json_rules(conversation.answer_format, limits)
+            yield answer_grammar.format_rules(conversation.answer_format, limits)
 
     def _thoughts(self) -> list[Rules]:
         if not self.may_think or self.card.reasoning_tags is None:

@@ -163,7 +163,7 @@ class Engine:
         try:
             native = model.native.submit(tasks)
         except errors.InvalidGrammar as error:
-            raise error.for_schema(job.sampling.grammar_param) if isinstance(job, Job) else error from None
+            raise error.for_field(job.sampling.grammar_param) if isinstance(job, Job) else error from None
         if native.fd < 0:
             self._shortage.count()
         return Reader(native, len(tasks))

@@ -119,13 +119,16 @@ class ModelNotFound(NotFound):
 class InvalidGrammar(Refused):
     """The grammar cannot be used; the message begins with line and column."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(f"grammar: {message}", "grammar", "invalid_grammar")
+    def __init__(self, message: str, param: str = "grammar") -> None:
+        super().__init__(f"{param}: {message}", param, "invalid_grammar")
+        self._fault = message
 
-    def for_schema(self, param: str) -> Refused:
-        """Returns the error for a client that sent no grammar, but a schema in the field `param`."""
+    def for_field(self, param: str) -> Refused:
+        """Returns the error for a client that sent the grammar, or the schema that it was made of, in this field."""
         if param == self.param:
             return self
+        if param.endswith("grammar"):
+            return InvalidGrammar(self._fault, param)
         problem = "is too large or too deep for this server once it is compiled; ask for fewer or simpler values"
         return InvalidSchema("#", problem, param)
 

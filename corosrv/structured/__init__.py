@@ -1,4 +1,4 @@
-"""Converts JSON schemas to GBNF grammars, for answers that are valid by construction.
+"""Converts JSON schemas, regular expressions and lists of texts to GBNF, for answers that are valid by construction.
 
 The contract:
 
@@ -28,8 +28,19 @@ from corosrv.structured.schema.anything import AnyValue
 from corosrv.structured.schema.cache import RulesCache
 from corosrv.structured.schema.check import check
 from corosrv.structured.schema.convert import convert
+from corosrv.structured.texts import choice_rules, pattern_rules
 
-__all__ = ["Effort", "Rules", "SchemaLimits", "any_object_rules", "fragment", "grammar", "grammar_of"]
+__all__ = [
+    "Effort",
+    "Rules",
+    "SchemaLimits",
+    "any_object_rules",
+    "choice_rules",
+    "fragment",
+    "grammar",
+    "grammar_of",
+    "pattern_rules",
+]
 
 _cache = RulesCache()
 

@@ -18,6 +18,7 @@ from corosrv.openai.chat import forms, messages, schema
 from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.fields import includes_usage
 from corosrv.openai.llama_extras import native_form
+from corosrv.openai.structured_fields import answer_format, with_grammar
 
 
 def call(
@@ -31,7 +32,7 @@ def call(
     include_usage = includes_usage(body)
     if body.reasoning_format is not None:
         card = replace(card, splits_reasoning=body.reasoning_format != "none")
-    job, parser = prepare(conversation(body, defaults, images), card)
+    job, parser = prepare(conversation(body, defaults, card, images), card)
     options = AnswerOptions.from_fields(
         body,
         usage=include_usage,
@@ -41,23 +42,27 @@ def call(
     return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority, tells_cancel=True)
 
 
-def conversation(body: schema.ChatBody, defaults: fields.Defaults, images: ImageIntake | None = None) -> Conversation:
+def conversation(
+    body: schema.ChatBody, defaults: fields.Defaults, card: ModelCard, images: ImageIntake | None = None
+) -> Conversation:
     """Reads what a body asks for; `images` is None where the model takes none. Raises Refused."""
     n_probs = _n_probs(body)
     if body.verbose and body.return_tokens:
         n_probs = max(n_probs, 0)
+    job = fields.job(
+        body,
+        (prompt(body, images),),
+        defaults,
+        n=body.n or 1,
+        n_probs=n_probs,
+        post_sampling_probs=bool(body.post_sampling_probs),
+    )
+    job, form = with_grammar(job, answer_format(body), card)
     return Conversation(
-        fields.job(
-            body,
-            (prompt(body, images),),
-            defaults,
-            n=body.n or 1,
-            n_probs=n_probs,
-            post_sampling_probs=bool(body.post_sampling_probs),
-        ),
+        job,
         tool_choice=forms.tool_choice(body),
         parallel_calls=body.parallel_tool_calls is not False,
-        answer_format=forms.answer_format(body),
+        answer_format=form,
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
     )

@@ -8,13 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.openai.fields import CompletionFields
+from corosrv.openai.structured_fields import FormFields
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048  # of one message
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
-JsonSchema = dict[str, Any] | bool
 
 UNSUPPORTED: unsupported.Neutral = {
     **unsupported.EVERYWHERE,
@@ -22,10 +21,6 @@ UNSUPPORTED: unsupported.Neutral = {
     "ebnf": (),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "modalities": (["text"],),
     "prediction": (),
     "regex": (),
@@ -80,32 +75,7 @@ class NamedTool(msgspec.Struct):
     function: FunctionName
 
 
-class NamedSchema(msgspec.Struct):
-    schema: JsonSchema
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
-    schema: JsonSchema | None = None
-    value: JsonSchema | None = None  # the same, as Hugging Face's clients call it
-
-
-class StructuredOutputs(msgspec.Struct):
-    """vLLM's way to ask for a form; only a schema is offered."""
-
-    json: JsonSchema | None = None
-    json_object: Any = None
-    regex: Any = None
-    choice: Any = None
-    grammar: Any = None
-    structural_tag: Any = None
-
-
-class ChatBody(CompletionFields, kw_only=True):
+class ChatBody(FormFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -115,9 +85,6 @@ class ChatBody(CompletionFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: JsonSchema | None = None
-    structured_outputs: StructuredOutputs | None = None
     reasoning_effort: str | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     logprobs: bool | None = None

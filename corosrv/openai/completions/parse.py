@@ -15,6 +15,7 @@ from corosrv.openai.completions import schema
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.fields import includes_usage
 from corosrv.openai.llama_extras import native_form
+from corosrv.openai.structured_fields import answer_format, with_format
 
 
 def call(
@@ -55,7 +56,7 @@ def _job(
         post_sampling_probs=bool(body.post_sampling_probs),
         scores_prompt=body.logprobs is not None and bool(body.echo),
     )
-    return fields.with_schema(job, body.json_schema, card)
+    return with_format(job, answer_format(body), card)
 
 
 def _n_probs(body: schema.CompletionBody, n_tried: int) -> int:

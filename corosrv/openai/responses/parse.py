@@ -19,6 +19,7 @@ from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.tools import FunctionTools, read_tools
+from corosrv.openai.structured_fields import AnswerFormat, format_of_outputs, with_grammar
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
 _NOTHING_TO_INCLUDE = frozenset(
@@ -39,7 +40,7 @@ def call(
     Refused."""
     _check_include(body.include or ())
     turns, tools = _turns(body, shelf, images), read_tools(body.tools or [])
-    conversation = _conversation(body, turns, tools, defaults)
+    conversation = _conversation(body, turns, tools, defaults, card)
     job, parser = prepare(conversation, card)
     options = AnswerOptions.from_fields(body)
     is_stored = body.store is not False
@@ -67,7 +68,11 @@ def _turns(body: schema.ResponseBody, shelf: Shelf, images: ImageIntake | None) 
 
 
 def _conversation(
-    body: schema.ResponseBody, turns: tuple[Turn, ...], tools: FunctionTools, defaults: fields.Defaults
+    body: schema.ResponseBody,
+    turns: tuple[Turn, ...],
+    tools: FunctionTools,
+    defaults: fields.Defaults,
+    card: ModelCard,
 ) -> Conversation:
     instructions: tuple[Turn, ...] = ()
     if body.instructions is not None:
@@ -82,11 +87,12 @@ def _conversation(
     job = fields.job(body, (prompt,), defaults)
     if body.max_output_tokens is not None:
         job = replace(job, max_tokens=body.max_output_tokens)
+    job, form = with_grammar(job, _format(body), card)
     return Conversation(
         job,
         tool_choice=_tool_choice(body.tool_choice),
         parallel_calls=body.parallel_tool_calls is not False,
-        answer_format=_format(body.text),
+        answer_format=form,
         places=_PLACES,
         thinks=False if _effort(body) == "none" else None,
     )
@@ -104,7 +110,14 @@ def _tool_choice(choice: str | schema.NamedTool | None) -> CallPolicy:
     return CallPolicy(CallMode.REQUIRED, choice.name)
 
 
-def _format(text: schema.TextOptions | None) -> JsonFormat | None:
+def _format(body: schema.ResponseBody) -> AnswerFormat | None:
+    form, other = _text_format(body.text), format_of_outputs(body.structured_outputs)
+    if form is not None and other is not None:
+        raise Refused("text.format and structured_outputs contradict each other: send one of them", "text.format")
+    return form or other
+
+
+def _text_format(text: schema.TextOptions | None) -> JsonFormat | None:
     form = text.format if text is not None else None
     if form is None or form.type == "text":
         return None

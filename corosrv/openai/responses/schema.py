@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from corosrv.generation import unsupported
 from corosrv.generation.fields import GenerationFields
+from corosrv.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
 
@@ -110,6 +111,7 @@ class ResponseBody(GenerationFields, kw_only=True):
     previous_response_id: str | None = None
     reasoning: ReasoningOptions | None = None
     store: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     tools: list[Tool] | None = None

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 
 from corosrv.structured.grammar.chars import ANY, Chars
 from corosrv.structured.limits import SchemaLimits
-from corosrv.structured.patterns.tree import Alternatives, Character, Edge, Node, PatternError, Repeat, Sequence, repeat
+from corosrv.structured.patterns.tree import (
+    NOTHING,
+    Alternatives,
+    Character,
+    Edge,
+    Node,
+    PatternError,
+    Repeat,
+    Sequence,
+    repeat,
+)
 
 _DIGITS = Chars.from_ranges([(ord("0"), ord("9"))])
 _WORD = Chars.from_ranges([(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("a"), ord("z")), (ord("_"), ord("_"))])
@@ -265,27 +275,36 @@ def _is_count(text: str) -> bool:
 
 def parse(text: str, limits: SchemaLimits) -> Node:
     """Parses a pattern to a tree of the texts that it matches somewhere, as JSON Schema has it. Raises PatternError."""
+    return _parse(text, limits, Repeat(Character(ANY), 0, _PAD))
+
+
+def parse_whole(text: str, limits: SchemaLimits) -> Node:
+    """Parses a pattern to a tree of the texts that it matches from beginning to end. Raises PatternError."""
+    return _parse(text, limits, NOTHING)
+
+
+def _parse(text: str, limits: SchemaLimits, pad: Node) -> Node:
+    """Parses a pattern, with `pad` where it has no anchor at its beginning or its end."""
     if len(text) > limits.pattern_chars:
         raise PatternError(f"it has {len(text)} characters, and at most {limits.pattern_chars} are taken")
     parser = _Parser(text, limits)
     tree = parser.parse()
-    unanchored, n_edges = _between_edges(tree)
+    unanchored, n_edges = _between_edges(tree, pad)
     if n_edges != parser.n_edges:
         raise PatternError("an anchor stands where text comes before ^ or after $")
     return unanchored
 
 
-def _between_edges(node: Node) -> tuple[Node, int]:
-    """Returns the node without its anchors, with any text where it has none; and how many anchors it had."""
+def _between_edges(node: Node, pad: Node) -> tuple[Node, int]:
+    """Returns the node without its anchors, with `pad` where it has none; and how many anchors it had."""
     if isinstance(node, Alternatives):
-        branches = [_between_edges(branch) for branch in node.branches]
+        branches = [_between_edges(branch, pad) for branch in node.branches]
         return Alternatives(tuple(branch for branch, _ in branches)), sum(n for _, n in branches)
     items = list(node.items) if isinstance(node, Sequence) else [node]
     if len(items) == 1 and isinstance(items[0], (Sequence, Alternatives)):
-        return _between_edges(items[0])
+        return _between_edges(items[0], pad)
     first = next((i for i, item in enumerate(items) if item != Edge(True)), len(items))
     inner = items[first:]
     n_last = next((i for i, item in enumerate(reversed(inner)) if item != Edge(False)), len(inner))
     inner = inner[: len(inner) - n_last]
-    pad = Repeat(Character(ANY), 0, _PAD)
     return Sequence((*([] if first else [pad]), *inner, *([] if n_last else [pad]))), first + n_last

@@ -1,0 +1,147 @@
+"""The form of an answer as vLLM's clients ask for it, on chats, texts and responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from corosrv.errors import InvalidGrammar, NotSupported, Refused
+from tests.openai.responses.test_parse import call as response
+from tests.openai.test_parse import call, chat, completion
+
+__all__ = ["call"]  # the fixture: either endpoint
+
+INTEGER = {"type": "integer"}
+GRAMMAR = 'root ::= "yes" | "no"'
+FORMS: list[tuple[str, Any, str]] = [
+    ("json", INTEGER, "json"),
+    ("regex", "[ab]+", "regex"),
+    ("choice", ["yes", "no"], "choice"),
+    ("grammar", GRAMMAR, "grammar"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "kind"), FORMS)
+def test_both_ways_to_ask_for_a_form_make_the_same_grammar(call, name, value, kind):
+    guided = call(**{f"guided_{name}": value}).job.sampling
+    structured = call(structured_outputs={name: value}).job.sampling
+
+    assert guided.grammar == structured.grammar != ""
+    assert guided.grammar_param == f"guided_{kind}"
+    assert structured.grammar_param == f"structured_outputs.{kind}"
+
+
+def test_a_schema_may_be_written_as_a_string(call):
+    as_text = call(guided_json='{"type": "integer"}').job.sampling.grammar
+
+    assert as_text == call(guided_json=INTEGER).job.sampling.grammar
+
+
+def test_a_text_completion_takes_a_response_format_as_chats_do():
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": INTEGER}}
+
+    assert completion(response_format=form).job.sampling.grammar == completion(json_schema=INTEGER).job.sampling.grammar
+
+
+def test_any_json_object_may_be_asked_for(call):
+    asked = call(structured_outputs={"json_object": True}).job.sampling.grammar
+
+    assert asked == call(response_format={"type": "json_object"}).job.sampling.grammar != ""
+    assert call(structured_outputs={"json_object": False}).job.sampling.grammar == ""
+
+
+def test_a_grammar_is_taken_as_it_stands(call):
+    assert call(guided_grammar=GRAMMAR).job.sampling.grammar == GRAMMAR
+
+
+def test_nothing_that_is_null_asks_for_anything(call):
+    nothing = dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"))
+
+    assert call(**nothing).job.sampling.grammar == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": INTEGER, "guided_regex": "a"}, "guided_json"),
+        ({"guided_choice": ["a"], "guided_grammar": GRAMMAR}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"guided_regex": "a", "json_schema": INTEGER}, "json_schema"),
+        ({"structured_outputs": {"choice": ["a"]}, "guided_choice": ["a"]}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": INTEGER, "json_object": True}}, "structured_outputs.json"),
+    ],
+)
+def test_two_forms_are_refused_by_name(call, fields, param):
+    with pytest.raises(Refused, match="contradict each other") as refused:
+        call(**fields)
+
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("form", [{f"guided_{name}": value} for name, value, _ in FORMS])
+def test_a_form_and_a_grammar_contradict_each_other(call, form):
+    with pytest.raises(Refused, match="contradict each other"):
+        call(grammar=GRAMMAR, **form)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a("}, "guided_regex"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_regex": "a" * 3000}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": "yes"}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
+        ({"guided_choice": [str(n) for n in range(1001)]}, "guided_choice"),
+        ({"guided_choice": ["x" * 1000 + str(n) for n in range(1000)]}, "guided_choice"),
+        ({"guided_grammar": ""}, "guided_grammar"),
+        ({"guided_json": "no JSON"}, "guided_json"),
+        ({"guided_json": "[]"}, "guided_json"),
+        ({"guided_json": {"type": "thing"}}, "guided_json"),
+        ({"structured_outputs": {}, "guided_json": {"$ref": "http://a/b"}}, "guided_json"),
+        ({"structured_outputs": "x"}, "structured_outputs"),
+    ],
+)
+def test_a_form_that_cannot_be_used_is_refused_by_name(call, fields, param):
+    with pytest.raises(Refused) as refused:
+        call(**fields)
+
+    assert refused.value.param == param
+
+
+def test_structural_tags_are_not_offered(call):
+    with pytest.raises(NotSupported, match="structural_tag"):
+        call(structured_outputs={"structural_tag": "{}"})
+
+
+def test_forced_calls_and_a_grammar_contradict_each_other():
+    tool = {"type": "function", "function": {"name": "rain"}}
+
+    with pytest.raises(Refused, match="tool_choice contradict"):
+        chat(tools=[tool], tool_choice="required", guided_grammar=GRAMMAR)
+
+
+def test_a_response_takes_structured_outputs():
+    (task,) = [response({"input": "Hi", "structured_outputs": {"choice": ["yes", "no"]}}).job]
+
+    assert task.sampling.grammar == chat(guided_choice=["yes", "no"]).job.sampling.grammar
+
+
+def test_a_response_takes_one_form():
+    both = {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"choice": ["yes"]}}
+
+    with pytest.raises(Refused, match="contradict each other"):
+        response({"input": "Hi", **both})
+
+
+def test_a_fault_of_a_grammar_is_told_of_the_field_that_it_came_in():
+    fault = InvalidGrammar("line 1, column 3: nothing")
+
+    assert fault.for_field("guided_grammar").param == "guided_grammar"
+    assert str(fault.for_field("guided_grammar")) == "guided_grammar: line 1, column 3: nothing"
+    assert fault.for_field("grammar") is fault
+    assert "schema" in str(fault.for_field("guided_json"))
