@@ -5,6 +5,7 @@ from __future__ import annotations
 from corosrv.anthropic import answer_types, schema
 from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, operation
+from corosrv.images.api_docs import images_in
 
 _TAG = "Messages"
 
@@ -12,7 +13,7 @@ messages = operation(
     _TAG,
     "Answer a message",
     "As Anthropic's clients ask. A last message of the assistant's is continued: the answer is what follows it. With "
-    "`stream`, events come block by block.",
+    "`stream`, events come block by block. " + images_in("`image` blocks of a user's message and of a `tool_result`"),
     body=schema.MessageBody,
     answer=answer_types.AnthropicMessage,
     events=answer_types.MessagesEvent,

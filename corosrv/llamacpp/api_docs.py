@@ -11,6 +11,7 @@ from corosrv.generation.answer_types import NativeCompletion
 from corosrv.generation.fields import Lora
 from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, NEEDS_MODEL, READS, operation
+from corosrv.images.api_docs import PROMPTS, images_in
 from corosrv.llamacpp import answer_types, schema
 from corosrv.llamacpp.loading import Success
 from corosrv.openai.chat.schema import ChatBody
@@ -33,6 +34,7 @@ class SlotQuery(ModelQuery, kw_only=True):
 complete = operation(
     "Text",
     "Continue a prompt, as llama-server does",
+    images_in(PROMPTS),
     body=schema.NativeCompletionBody,
     answer=NativeCompletion | list[NativeCompletion],
     events=NativeCompletion,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, operation
+from corosrv.images.api_docs import PROMPTS, images_in
 from corosrv.openai import answer_types
 from corosrv.openai.chat.schema import ChatBody
 from corosrv.openai.completions.schema import CompletionBody
@@ -14,7 +15,8 @@ chat = operation(
     "Chat",
     "Answer a conversation",
     "The conversation is written as the model's own chat template has it. A last message of the assistant's is "
-    "continued: the answer is what follows it, and with `echo` both. With `stream`, text comes as it is generated.",
+    "continued: the answer is what follows it, and with `echo` both. With `stream`, text comes as it is generated. "
+    + images_in("parts of type `image_url` of a user's message"),
     body=ChatBody,
     answer=answer_types.ChatCompletion,
     events=answer_types.ChatChunk,
@@ -46,7 +48,7 @@ count = operation(
 completion = operation(
     "Text",
     "Continue a prompt",
-    "A prompt is a text or a list of token ids, and there may be several. Each gets `n` answers.",
+    "A prompt is a text or a list of token ids, and there may be several. Each gets `n` answers. " + images_in(PROMPTS),
     body=CompletionBody,
     answer=answer_types.TextCompletion,
     events=answer_types.TextCompletion,

@@ -47,6 +47,18 @@ def test_every_route_says_what_it_does(app):
     assert silent == []
 
 
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [("chat/completions", "`image_url`"), ("messages", "`image`"), ("responses", "`input_image`"),
+     ("completions", "<__media__>")],
+)  # fmt: skip
+def test_an_operation_that_takes_images_says_where_and_how_many(document, path: str, part: str):
+    description = document["paths"][f"/v1/{path}"]["post"]["description"]
+
+    assert part in description
+    assert "up to 100 images, each of up to 20 MiB and 25 megapixels, and 67 megapixels together" in description
+
+
 def test_every_heading_is_known(document):
     used = {said["tags"][0] for path in document["paths"].values() for said in path.values()}
 

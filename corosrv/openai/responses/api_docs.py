@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.operation import GENERATES, operation
+from corosrv.images.api_docs import images_in
 from corosrv.openai.answer_types import InputTokens
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
@@ -14,7 +15,8 @@ _ID = {"id": "a response's id"}
 respond = operation(
     _TAG,
     "Answer an input",
-    "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it.",
+    "Kept on the server, within bounds, unless `store` is false: `previous_response_id` goes on from it. "
+    + images_in("parts of type `input_image` of a user's message and of a `function_call_output`"),
     body=schema.ResponseBody,
     answer=ResponseObject,
     events=ResponseEvent,
