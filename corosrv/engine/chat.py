@@ -11,6 +11,7 @@ from corosrv.engine.marks import Guard, Marks, Piece, strings
 from corosrv.engine.sandbox import TemplateLimits
 from corosrv.engine.tool_text import Message, write_tools
 from corosrv.engine.traits import Rendering, Traits, find_traits
+from corosrv.engine.typed_content import adapt
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
 
@@ -47,7 +48,7 @@ class ChatTemplate:
         self._thinks = thinks
         name = builtin_name(source)
         template = BuiltinTemplate(name) if name else JinjaTemplate(source, special, limits or TemplateLimits())
-        self._render: Rendering = template.render
+        self._render: Rendering = adapt(template.render)
         self.traits: Traits = find_traits(source, self._render)
 
     def render(self, prompt: Messages, texts: Sequence[str] | None = None) -> list[Piece]:

@@ -89,6 +89,16 @@ def test_a_text_that_does_not_fit_is_refused_before_its_images_are_encoded(vocab
         vocabulary.parts(MultimodalText(("x" * 1000, ONE)))
 
 
+def test_images_stand_in_templates_that_read_parts_alone(model):
+    template = "{% for message in messages %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    with opened(model=model, slots=1, chat_template=template) as engine:
+        vocabulary = engine.vocabulary(None)
+
+        parts = vocabulary.parts(conversation(("before", ONE, "behind")))
+
+        assert spelled(vocabulary, parts) == ["<s>before", ONE, "behind"]
+
+
 def test_a_template_that_leaves_out_an_image_is_refused(model):
     with opened(model=model, slots=1, chat_template="{{ messages[0].content }}") as engine:
         vocabulary = engine.vocabulary(None)

@@ -1,0 +1,40 @@
+"""Serves templates of models with images that read a message as a list of parts, and print nothing of a plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from corosrv.engine.traits import Rendering
+from corosrv.errors import Refused
+
+_WORD = "nedcontent"  # that no template writes by itself
+
+
+def adapt(render: Rendering) -> Rendering:
+    """Returns a rendering of conversations whose contents are texts, whatever the template wants them to be.
+
+    Tries the template with tiny conversations. Computes; never raises.
+    """
+    if _shows(render, _WORD) or not _shows(render, _parts(_WORD)):
+        return render
+
+    def render_parts(messages: list[dict[str, Any]], **arguments: Any) -> str:
+        return render([_with_parts(message) for message in messages], **arguments)
+
+    return render_parts
+
+
+def _shows(render: Rendering, content: Any) -> bool:
+    try:
+        return _WORD in render([{"role": "user", "content": content}])
+    except Refused:
+        return False
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": _parts(content)} if isinstance(content, str) else message
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
