@@ -112,7 +112,7 @@ class TransferPump:
     def _run(self) -> None:
         while True:
             now = self.set_time()
-            due_at = min(self.core.next_deadline(), self._encode_due_at)
+            due_at = min(self.core.next_deadline(), self.encode_due_at)
             self._wakeup.wait(max(due_at - now, _SHORTEST_WAIT) if due_at < math.inf else None)
             self._wakeup.clear()
             try:
@@ -128,7 +128,7 @@ class TransferPump:
         link = self._link
         if link is not None and self.core.kill_wanted == link.epoch:
             self._kill("it did not answer a cancellation")
-        if self.set_time() >= self._encode_due_at:
+        if self.set_time() >= self.encode_due_at:
             self.n_kills += 1
             self._kill("it did not end an encode in time")
 
@@ -138,7 +138,8 @@ class TransferPump:
         self.core.tick()
 
     @property
-    def _encode_due_at(self) -> float:
+    def encode_due_at(self) -> float:
+        """Returns when the encode at hand has taken too long; infinity while nothing is waited for."""
         return math.inf if self._is_killed else self._order.due_at
 
     def _kill(self, fault: str) -> None:

@@ -1,0 +1,186 @@
+"""The pump between a transfer core and an encoder, which is played by hand."""
+
+import math
+import os
+
+import gevent
+import pytest
+
+from corosrv.transfer.core import TransferCore
+from corosrv.transfer.layout import pool_geometry
+from corosrv.transfer.limits import TransferLimits
+from corosrv.transfer.messages import (
+    MTMD,
+    CancelTransfer,
+    EncodeFailed,
+    GrantBlocks,
+    ImagePixels,
+    OpenTransfer,
+    RowSegment,
+    TransferMeta,
+)
+from corosrv.transfer.pool import SharedPool
+from corosrv.transfer.states import TransferResult
+from corosrv.vision.pump import MOST_MESSAGES, TransferPump
+from tests.vision.encoders import image, wait_until
+
+N_EMBD = 4
+
+
+class HandLink:
+    """An encoder process that does nothing: it records what it is sent."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.epoch = epoch
+        self.messages: list = []
+        self.pixels: list[bytes] = []
+        self.faults: list[str] = []
+
+    def send(self, message, fds=()) -> None:
+        self.messages.append(message)
+        self.pixels += [os.pread(fd, 1 << 20, 0) for fd in fds]
+
+    def kill(self, fault: str) -> None:
+        self.faults.append(fault)
+
+
+class Bench:
+    """A pump with its core, its pool and the images of its transfers."""
+
+    def __init__(self) -> None:
+        geometry = pool_geometry(2, 16, N_EMBD)
+        self.pool = SharedPool(geometry)
+        self.core = TransferCore(geometry, TransferLimits(), self.pool)
+        self.images: dict[int, object] = {}
+        self.n_steps = 0
+        self.pump = TransferPump(self.core, self.images.get, self._on_step, encode_limit=10.0)
+        self.link = HandLink()
+        self.pump.start()
+        self.pump.encoder_up(self.link)
+
+    def _on_step(self) -> None:
+        self.n_steps += 1
+
+    def open(self, seed: int = 1) -> int:
+        """Sends an image, and returns the rid of its transfer."""
+        picture = image(seed)
+        n_sent = len(self.link.messages)
+        rid = self.core.submit(MTMD, ImagePixels(picture.width, picture.height))
+        self.images[rid] = picture
+        self.pump.wake()
+        wait_until(lambda: len(self.link.messages) > n_sent)
+        return rid
+
+    def describe(self, tid: int, n_rows: int = 3) -> None:
+        self.pump.deliver(TransferMeta(self.link.epoch, tid, n_rows, N_EMBD, (RowSegment(n_rows),)))
+
+    def close(self) -> None:
+        self.pump.stop()
+        self.pool.close()
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def test_an_image_is_opened_with_its_pixels_and_granted_blocks_once_it_is_described(bench):
+    bench.open()
+    bench.describe(1)
+    wait_until(lambda: len(bench.link.messages) == 2)
+
+    opening, grant = bench.link.messages
+    assert opening == OpenTransfer(1, 1, MTMD, ImagePixels(56, 56))
+    assert bench.link.pixels == [image().pixels]
+    assert isinstance(grant, GrantBlocks)
+
+
+def test_the_image_at_hand_is_the_first_that_was_not_reported(bench):
+    bench.open(1)
+    bench.open(2)
+    at_first = bench.pump.current_image
+
+    bench.pump.deliver(EncodeFailed(1, 1, "encode", "no"))
+
+    assert at_first == image(1).sha256
+    assert bench.pump.current_image == image(2).sha256
+
+
+def test_nothing_is_being_encoded_when_all_was_described(bench):
+    bench.open()
+
+    bench.describe(1)
+
+    assert bench.pump.current_image is None
+    assert bench.pump.encode_due_at == math.inf
+
+
+def test_a_cancelled_image_is_told_to_the_encoder_and_not_waited_for(bench):
+    rid = bench.open()
+    due_at = bench.pump.encode_due_at
+
+    bench.core.cancel(rid)
+    bench.pump.wake()
+    wait_until(lambda: len(bench.link.messages) == 2)
+
+    assert due_at < math.inf
+    assert bench.link.messages[1] == CancelTransfer(1, 1)
+    assert bench.pump.encode_due_at == math.inf
+
+
+def test_an_image_that_nobody_wants_any_more_is_not_sent(bench):
+    rid = bench.core.submit(MTMD, ImagePixels(56, 56))
+    bench.core.tick()
+    bench.core.cancel(rid)
+    bench.pump.wake()
+
+    other = bench.open(2)
+
+    assert [message.tid for message in bench.link.messages if isinstance(message, OpenTransfer)] == [2]
+    assert bench.core.result(other) is None
+
+
+def test_a_flood_of_messages_is_ticked_in_between(bench):
+    rid = bench.open()
+    bench.describe(1)
+    for _ in range(MOST_MESSAGES - 1):
+        bench.describe(1)
+
+    granted = [message for message in bench.core.outbox if isinstance(message, GrantBlocks)]
+
+    assert len(granted) == 1
+    assert bench.core.result(rid) is None
+
+
+def test_what_an_encoder_was_not_sent_before_its_end_is_not_sent_to_the_next(bench):
+    rid = bench.core.submit(MTMD, ImagePixels(56, 56))
+    bench.images[rid] = image()
+    bench.core.tick()
+
+    bench.pump.encoder_down(bench.link)
+    following = HandLink(epoch=2)
+    bench.pump.encoder_up(following)
+    n_steps = bench.n_steps
+    wait_until(lambda: bench.n_steps > n_steps)
+
+    assert following.messages == []
+    assert bench.core.result(rid).result is TransferResult.LOST
+
+
+def test_a_step_that_fails_kills_the_encoder_and_the_pump_goes_on(bench, caplog):
+    bench.images.clear()
+    broken = bench.core.tick
+
+    def fail() -> None:
+        bench.core.tick = broken
+        raise RuntimeError("a bug")
+
+    bench.core.tick = fail
+    bench.pump.wake()
+    wait_until(lambda: bench.link.faults)
+
+    assert "a step of the transfers failed" in caplog.text
+    gevent.idle()
+    assert bench.open(2)
