@@ -183,6 +183,19 @@ def test_a_projector_that_cannot_be_used_is_refused_in_words(start, tmp_path, wr
     assert server.get("/health/live")[0] == 200
 
 
+def test_who_waits_for_an_image_is_told_of_the_end_of_the_server(start, threads):
+    server = start(drain_s=1)
+    waiting = threads.submit(post, server, chat(png(width=SLOW)))
+    wait_for_encode(server)
+    pid = encoder_of(server)
+
+    server.signal(signal.SIGTERM)
+
+    assert waiting.result(60).status == 503
+    assert server.wait() == 0
+    eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists(), what="the end of the encoder")
+
+
 def test_no_encoder_outlives_its_server(start):
     server = start()
     pid = encoder_of(server)
