@@ -22,7 +22,7 @@ CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h te
 install: $(INSTALLED)
 
 run: $(INSTALLED)
-	$(BIN)/corosrv serve --host $(HOST) --port $(PORT)
+	$(BIN)/corosrv serve --host $(HOST) --port $(PORT) --prompt-embeds 1
 
 # The tests of one file run one after the other, files on all processors. A native test that cannot be built here fails,
 # or is skipped, in its turn and says why. $(TESTED) tells continuous integration how pytest ended.

@@ -28,6 +28,7 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
         file=settings.file,
         slots=settings.slots,
         row_width=info.row_width,
+        max_rows=info.context - 1 if info.row_width else 0,  # a token of the answer has to fit as well
         grammar_bytes=settings.grammar_bytes,
         grammar_rules=settings.grammar_rules,
         grammar_repetitions=settings.grammar_repetitions,

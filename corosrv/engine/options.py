@@ -27,6 +27,7 @@ def native_options(settings: ModelSettings) -> Options:
         step_ms=settings.step_ms,
         reader_bytes=settings.reader_bytes,
         cache_bytes=settings.cache_bytes,
+        row_bytes=settings.row_bytes,
         deterministic=settings.deterministic,
         safe_load=is_safe,
         pooling=settings.pooling,

@@ -17,7 +17,7 @@ class JobFailed(CorosrvError):
 
 
 class JobRefused(JobFailed, Refused):
-    """The request has no answer: no token continues its grammar, or its biases ban every token."""
+    """The request has no answer: no token continues its grammar, its biases ban every token, or its rows overflow."""
 
     param = None
 

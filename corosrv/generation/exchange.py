@@ -87,6 +87,7 @@ class RequestFlow:
     answers: KeyedAnswers
     groups: GroupTable
     images: ImageReader
+    takes_embeds: bool = False  # the setting prompt_embeds
     logs_json: bool = False
 
     def once(self, view: View) -> View:

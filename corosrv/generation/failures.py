@@ -12,7 +12,7 @@ FailureOf = Callable[[Chunk], CorosrvError | None]
 
 # By the code of an error chunk; any other is a bug, or a failed decode.
 _KINDS: dict[str, type[JobFailed]] = {
-    **dict.fromkeys(("grammar_dead_end", "grammar_too_slow", "all_tokens_banned"), JobRefused),
+    **dict.fromkeys(("grammar_dead_end", "grammar_too_slow", "all_tokens_banned", "embeds_not_finite"), JobRefused),
     **dict.fromkeys(("server_shutting_down", "queue_timeout"), JobPutOff),
     "deadline_exceeded": JobOverdue,
 }

@@ -13,7 +13,7 @@ from corosrv.generation.answer_types import NativeCompletion, StopType, TokenLik
 from corosrv.generation.indent import Indent
 from corosrv.generation.prompts import MEDIA_MARKER
 from corosrv.generation.tally import Tally
-from corosrv.jobs import Chunk, Finish, Job, ModelCard, MultimodalText, Prompt, TokenInfo, Vocabulary
+from corosrv.jobs import Chunk, Finish, Job, ModelCard, MultimodalText, Pieces, Prompt, TokenInfo, Tokens, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,9 @@ class NativeTask:
 def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:
     if isinstance(prompt, MultimodalText):
         return "".join(part if isinstance(part, str) else MEDIA_MARKER for part in prompt.parts)
+    if isinstance(prompt, Pieces):  # of which rows print nothing
+        ids = [token for piece in prompt.pieces if isinstance(piece, Tokens) for token in piece.ids]
+        return vocabulary.spell(ids).decode("utf-8", "replace")
     return vocabulary.spell(vocabulary.encode(prompt)).decode("utf-8", "replace")
 
 

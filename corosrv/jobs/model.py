@@ -27,6 +27,7 @@ class ModelCard:
     file: str = ""  # that it was loaded from, without its folders
     slots: int = 0  # sequences decoded at once
     row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none
+    max_rows: int = 0  # of one prompt
     # The most that a grammar may have; see the settings of the same names.
     grammar_bytes: int = 65_536
     grammar_rules: int = 2_000

@@ -5,20 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from corosrv.errors import ModelNotFound
+from corosrv.generation.embeds import NUMBER_BYTES
 from corosrv.jobs import ModelCard, Worker
 
 
-def listing(worker: Worker) -> dict[str, Any]:
-    """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it."""
+def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
+    """Makes the answer of GET /v1/models; `models` is for clients of Ollama, as llama-server has it.
+
+    `takes_embeds`: the setting prompt_embeds.
+    """
     cards = _cards(worker)
-    return {"object": "list", "data": list(map(_describe, cards)), "models": list(map(_describe_as_ollama, cards))}
+    data = [_describe(card, takes_embeds) for card in cards]
+    return {"object": "list", "data": data, "models": list(map(_describe_as_ollama, cards))}
 
 
-def find(worker: Worker, name: str) -> dict[str, Any]:
+def find(worker: Worker, name: str, takes_embeds: bool = False) -> dict[str, Any]:
     """Makes the answer of GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
     for card in _cards(worker):
         if name in (card.id, *card.aliases):
-            return _describe(card)
+            return _describe(card, takes_embeds)
     raise ModelNotFound(name)
 
 
@@ -29,7 +34,7 @@ def _cards(worker: Worker) -> tuple[ModelCard, ...]:
     return cards
 
 
-def _describe(card: ModelCard) -> dict[str, Any]:
+def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
     return {
         "id": card.id,
         "object": "model",
@@ -38,9 +43,20 @@ def _describe(card: ModelCard) -> dict[str, Any]:
         "aliases": list(card.aliases),
         "tags": list(card.tags),
         "status": _status(card),
-        "meta": card.meta | ({"row_width": card.row_width} if card.row_width else {}),
+        "meta": _meta(card, takes_embeds),
         "capabilities": sorted(card.capabilities),
     }
+
+
+def _meta(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
+    meta = dict(card.meta)
+    if card.row_width:
+        meta["row_width"] = card.row_width
+        if takes_embeds:
+            meta["prompt_embeds"] = {
+                "dtypes": list(NUMBER_BYTES), "n_embd": card.row_width, "max_rows": card.max_rows
+            }  # fmt: skip
+    return meta
 
 
 def _describe_as_ollama(card: ModelCard) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from functools import partial
 from flask import Blueprint, Response
 
 from corosrv.generation.call import Call
+from corosrv.generation.embeds import EmbedsReader
 from corosrv.generation.exchange import RequestFlow
 from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import api_docs, errors, models
@@ -15,6 +16,7 @@ from corosrv.openai.chat import schema as chat_schema
 from corosrv.openai.completions import parse as completion_parse
 from corosrv.openai.completions import schema as completion_schema
 from corosrv.openai.fields import input_tokens
+from corosrv.waits import call_in_thread
 
 
 def blueprint(flow: RequestFlow) -> Blueprint:
@@ -48,18 +50,19 @@ def blueprint(flow: RequestFlow) -> Blueprint:
         find_vocabulary = partial(flow.worker.vocabulary, body.model)
         card = flow.worker.card(body.model)
         images = flow.images.intake(card)
-        return flow.answer(completion_parse.call(body, flow.defaults, card, find_vocabulary, images))
+        embeds = EmbedsReader(flow.takes_embeds, partial(flow.worker.card, body.model), call_in_thread)
+        return flow.answer(completion_parse.call(body, flow.defaults, card, find_vocabulary, images, embeds))
 
     @routes.get("/v1/models")
     @routes.get("/models", endpoint="models_short")
     @api_docs.models
     def list_models() -> Response:
-        return json_response(models.listing(flow.worker))
+        return json_response(models.listing(flow.worker, flow.takes_embeds))
 
     @routes.get("/v1/models/<path:name>")
     @api_docs.model
     def one_model(name: str) -> Response:
-        return json_response(models.find(flow.worker, name))
+        return json_response(models.find(flow.worker, name, flow.takes_embeds))
 
     register_errors(routes, errors.body)
     return routes

@@ -164,6 +164,7 @@ class ModelPart:
             answers=self._answers,
             groups=self._groups,
             images=self._images,
+            takes_embeds=settings.prompt_embeds,
             logs_json=settings.log_format == "json",
         )
 

@@ -66,6 +66,12 @@ class ModelSettings:
         "bytes of KV cache kept of earlier prompts and answers, for prompts that begin alike; 0: none are kept",
         check=of_bytes(0),
     )
+    row_bytes: int = setting(
+        268_435_456,
+        "bytes of embedding rows, of images and prompt_embeds, that waiting and running jobs may have together; one "
+        "job alone may have more",
+        check=of_bytes(0),
+    )
     grammar_bytes: int = setting(65_536, "most bytes of a grammar", check=between(1, MAX_INT32))
     grammar_depth: int = setting(128, "deepest nesting of brackets in a grammar", check=between(1, 1000))
     grammar_rules: int = setting(2000, "most rules of a grammar", check=between(1, MAX_INT32))

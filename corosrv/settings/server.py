@@ -94,6 +94,7 @@ class ServerSettings:
     )
     metrics: bool = setting(True, "1: GET /metrics answers")
     embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")
+    prompt_embeds: bool = setting(False, "1: POST /v1/completions takes embedding rows as prompt_embeds; 0: 400")
     slots_endpoint: bool = setting(True, "1: GET /slots answers")
     props: bool = setting(False, "1: POST /props answers")
     slot_save_path: str = setting(

@@ -93,6 +93,7 @@ typedef struct corosrv_options {
   double step_ms;                     /* target duration of a step while others stream */
   int64_t reader_bytes;               /* unread text at which a reader's sequences are paused */
   int64_t cache_bytes;                /* of saved prefixes, at most; 0 shares none */
+  int64_t row_bytes;                  /* of embedding rows of all tasks that run and wait; one may have more if alone */
   int32_t deterministic;              /* 1: no result depends on the rest of a batch; slower */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */

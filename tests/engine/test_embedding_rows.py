@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from corosrv.engine import Engine
-from corosrv.errors import NotSupported, PromptTooLong, Refused
+from corosrv.errors import NotSupported, PromptTooLong, QueueFull, Refused
 from corosrv.jobs import Chunk, EmbedJob, Finish, Job, Pieces, Prompt, Rows, Sampling, Terms, Tokens
 from tests.support.engines import is_idle, opened, packaged_model, read_all, text_of, wait_until
 from tests.support.gguf import Tensors, write_llama
@@ -249,3 +249,23 @@ def test_rows_that_a_model_makes_no_numbers_of_end_alone_and_leave_nothing_in_th
     assert [(chunks[-1].finish, chunks[-1].code) for chunks in ended] == [(Finish.ERROR, "embeds_not_finite")] * 2
     assert stream[:12] == expected[0]
     assert after == [expected[0]] * 2 + [expected[1]] * 2
+
+
+def test_the_bytes_of_rows_that_wait_and_run_are_bounded(tiny: str, table: TokenRows):
+    prompt = table.pieces(("rows", IDS[:10]))
+    with taken(tiny, row_bytes=2 * 10 * 4 * table.width) as engine:
+        two = engine.submit(Job((prompt,), n=50, slot=0)), engine.submit(Job((prompt,), slot=0))
+
+        with pytest.raises(QueueFull, match="embedding rows"):
+            engine.submit(Job((prompt,), slot=0))
+
+        for waiting in two:
+            with waiting:
+                waiting.cancel()
+        wait_until(lambda: (stats := engine.stats()) and stats.waiting == 0)
+        assert told(ask(engine, table.pieces(("rows", IDS)), slot=1))
+
+
+def test_one_prompt_of_many_rows_runs_alone_whatever_its_bytes(tiny: str, table: TokenRows):
+    with opened(model=tiny, slots=2, ctx=512, row_bytes=0) as engine:
+        assert len(told(ask(engine, table.pieces(("rows", IDS))))) == 12

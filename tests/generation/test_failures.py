@@ -37,6 +37,7 @@ class TextAnswer:
             JobRefused,
             "no token of this model continues the answer in the form that it must have",
         ),
+        (Chunk(0, "no numbers", 0, Finish.ERROR, code="embeds_not_finite"), JobRefused, "no numbers"),
         (Chunk(0, "over", 0, Finish.ERROR, code="deadline_exceeded"), JobOverdue, "over"),
         (Chunk(0, "stopping", 0, Finish.ERROR, code="server_shutting_down"), JobPutOff, "stopping"),
         (Chunk(0, "", 0, Finish.CANCELLED), JobFailed, "the request was cancelled"),

@@ -43,6 +43,7 @@ class Options(msgspec.Struct, frozen=True):
     step_ms: float
     reader_bytes: int
     cache_bytes: int = 0
+    row_bytes: int = 268_435_456
     deterministic: bool = False
     safe_load: bool = False
     kernels: str = "auto"

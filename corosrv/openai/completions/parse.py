@@ -8,9 +8,10 @@ from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields, infill
 from corosrv.generation.answer_options import AnswerOptions, Echo
 from corosrv.generation.call import Call
+from corosrv.generation.embeds import EmbedsReader, refuse_with_rows
 from corosrv.generation.prompts import prompts
 from corosrv.images.intake import ImageIntake
-from corosrv.jobs import Job, ModelCard, MultimodalText, Prompt, Text, Vocabulary
+from corosrv.jobs import Job, ModelCard, MultimodalText, Pieces, Prompt, Text, Vocabulary
 from corosrv.openai.completions import schema
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.fields import includes_usage
@@ -24,11 +25,15 @@ def call(
     card: ModelCard,
     find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
+    embeds: EmbedsReader | None = None,
 ) -> Call:
-    """Checks a text completion; waits for its images. Raises Refused, which names the parameter."""
+    """Checks a text completion; waits for its images. Raises Refused, which names the parameter.
+
+    `embeds` reads the rows of a request; without it rows are refused.
+    """
     include_usage = includes_usage(body)
     vocabulary = find_vocabulary()
-    checked_prompts = prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
+    checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
     job = _job(body, _with_suffix(body, checked_prompts, vocabulary), defaults, card)
     options = AnswerOptions.from_fields(
         body,
@@ -40,6 +45,18 @@ def call(
         native_form=native_form(body, job, card, find_vocabulary),
     )
     return Call(job, options.stream, TextAnswer(job, card, options), body.priority, tells_cancel=True)
+
+
+def _prompts(
+    body: schema.CompletionBody, vocabulary: Vocabulary, images: ImageIntake | None, embeds: EmbedsReader
+) -> tuple[Prompt, ...]:
+    if body.prompt_embeds is not None:
+        if embeds.is_enabled:
+            refuse_with_rows(bool(body.echo), bool(body.suffix))
+        return (Pieces((embeds.read(body.prompt_embeds, body.prompt is not None),)),)
+    if body.prompt is None:
+        raise Refused("prompt is required", "prompt", "missing_required_parameter")
+    return prompts(body.prompt, "prompt", schema.MAX_PROMPTS, vocabulary, images)
 
 
 def _job(

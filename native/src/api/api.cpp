@@ -58,6 +58,7 @@ int corosrv_engine_open(const corosrv_options* options, corosrv_engine** engine,
     if (status.is_ok()) status = check_grammar_limits(options->grammars);
     if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_engine>();
+    opened->row_bytes = std::make_shared<RowBytes>(static_cast<size_t>(options->row_bytes));
     opened->engine = std::make_unique<Engine>(to_engine_limits(*options), backend_factory(*options));
     if (opened->engine->fd() < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left for the engine");
     *engine = opened.release();

@@ -139,6 +139,7 @@ Status check_options(const corosrv_options& options) {
   if (options.synthetic != nullptr && options.n_adapters > 0) return invalid("a synthetic model has no adapters");
   if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
   if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
+  if (options.row_bytes < 0) return invalid("row_bytes must not be negative");
   if (options.kernels != COROSRV_KERNELS_AUTO && options.kernels != COROSRV_KERNELS_GGML) {
     return invalid("kernels must be a corosrv_kernels");
   }

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "corosrv.h"
 #include "handover/reader.h"
+#include "handover/row_bytes.h"
 #include "handover/slot_request.h"
 #include "loop/engine.h"
 #include "model/backend.h"
@@ -17,6 +18,7 @@
 struct corosrv_engine {
   corosrv::ForkGuard fork_guard;
   std::unique_ptr<corosrv::Engine> engine;
+  std::shared_ptr<corosrv::RowBytes> row_bytes;  // shared with the rows
 };
 
 struct corosrv_reader {

@@ -2,13 +2,14 @@
 #include <unistd.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "api/check.h"
 #include "api/handles.h"
 #include "api/to_core.h"
-#include "model/embedded_rows.h"
+#include "handover/row_bytes.h"
 #include "sampling/dry.h"
 
 using namespace corosrv;
@@ -30,8 +31,9 @@ Status compile_grammars(Engine& engine, const corosrv_task* from, std::vector<Ta
   return Status::ok();
 }
 
-// Copies embedding rows; tasks in a row that point to the same share one copy.
-void copy_rows(const corosrv_task* from, std::vector<Task>& tasks, const ModelInfo& model) {
+// Copies embedding rows, as long as there is room; tasks in a row that point to the same share one copy.
+Status copy_rows(const corosrv_task* from, std::vector<Task>& tasks, const ModelInfo& model,
+                 const std::shared_ptr<RowBytes>& row_bytes) {
   const auto width = static_cast<size_t>(model.row_width);
   for (size_t i = 0; i < tasks.size(); ++i) {
     if (from[i].n_rows == 0) continue;
@@ -39,9 +41,14 @@ void copy_rows(const corosrv_task* from, std::vector<Task>& tasks, const ModelIn
       tasks[i].rows = tasks[i - 1].rows;
       continue;
     }
-    std::vector<float> numbers(from[i].rows, from[i].rows + from[i].n_rows * width);
-    tasks[i].rows = std::make_shared<const EmbeddedRows>(tasks[i].prompt, width, std::move(numbers));
+    tasks[i].rows = make_counted_rows(row_bytes, tasks[i].prompt, width, from[i].rows, from[i].n_rows * width);
+    if (!tasks[i].rows) {
+      return Status(StatusCode::kQueueFull, "the embedding rows of tasks that run or wait have " +
+                                                std::to_string(row_bytes->held()) + " bytes, of at most " +
+                                                std::to_string(row_bytes->limit()) + "; try again later");
+    }
   }
+  return Status::ok();
 }
 
 // Turns breakers into tokens where DRY asks for them; tasks of one job mostly have the same, which are made once.
@@ -71,7 +78,8 @@ int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_t
     status = compile_grammars(*engine->engine, tasks, converted);
     if (!status.is_ok()) return status;
     compile_breakers(*engine->engine, tasks, converted);
-    copy_rows(tasks, converted, backend->info());
+    status = copy_rows(tasks, converted, backend->info(), engine->row_bytes);
+    if (!status.is_ok()) return status;
     auto opened = std::make_unique<corosrv_reader>();
     status = engine->engine->submit(std::move(converted), opened->reader);
     if (status.is_ok()) *reader = opened.release();

@@ -10,6 +10,7 @@
 #include "fakes/running_loop.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
+#include "handover/row_bytes.h"
 #include "handover/slot_request.h"
 #include "loop/decode_loop.h"
 #include "model/embedded_rows.h"
@@ -250,6 +251,26 @@ TEST("a preempted sequence reads its rows again and says the same") {
 
   CHECK_EQ(client->text(1), expected->text());
   CHECK_EQ(n_refusals, 0);
+}
+
+TEST("the bytes of rows are counted until the last task lets go of them, and too many are refused") {
+  const auto row_bytes = std::make_shared<RowBytes>(3 * kWidth * sizeof(float));
+  const std::vector<float> numbers(4 * kWidth, 0.5f);
+  const auto rows_of = [&](size_t n_rows) {
+    return make_counted_rows(row_bytes, repeated(n_rows, -2), kWidth, numbers.data(), n_rows * kWidth);
+  };
+  auto two = rows_of(2);
+  auto shared = two;
+
+  CHECK(rows_of(2) == nullptr);
+  two.reset();
+  CHECK(rows_of(2) == nullptr);
+  CHECK(rows_of(1) != nullptr);
+  shared.reset();
+  CHECK_EQ(row_bytes->held(), size_t{0});
+  const auto four = rows_of(4);  // alone
+  CHECK(four != nullptr);
+  CHECK(rows_of(1) == nullptr);
 }
 
 TEST("a slot that holds rows is not saved, and says why") {
