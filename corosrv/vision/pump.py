@@ -13,7 +13,15 @@ from gevent.event import Event
 
 from corosrv.jobs import Image
 from corosrv.transfer.core import TransferCore
-from corosrv.transfer.messages import CancelTransfer, EncodeFailed, Hello, OpenTransfer, ToLanguage, TransferMeta
+from corosrv.transfer.messages import (
+    CancelTransfer,
+    EncodeFailed,
+    Hello,
+    ImagePixels,
+    OpenTransfer,
+    ToLanguage,
+    TransferMeta,
+)
 from corosrv.vision.link import EncoderLink
 from corosrv.vision.order import EncodeOrder
 from corosrv.waits import call_in_thread
@@ -151,7 +159,7 @@ class TransferPump:
         """Sends what the core wants to say, in its order. Waits while the pixels of a large image are copied."""
         while self._link is not None and self.core.outbox:
             link, message = self._link, self.core.outbox.pop(0)
-            if isinstance(message, OpenTransfer):
+            if isinstance(message, OpenTransfer) and isinstance(message.payload, ImagePixels):
                 self._send_image(link, message)
                 continue
             if isinstance(message, CancelTransfer):
