@@ -53,8 +53,12 @@ class HandPool(SharedPool):
     def rows(self, block: int) -> list[tuple[float, ...]]:
         """The rows that the block's header says it has."""
         n_embd, row_bytes = self.geometry.row_bytes // FLOAT_BYTES, self.geometry.row_bytes
-        data = os.pread(self.fd, self.header(block).n * row_bytes, block_at(self.geometry, block))
+        data = self.row_bytes(block)
         return [struct.unpack_from(f"<{n_embd}f", data, at) for at in range(0, len(data), row_bytes)]
+
+    def row_bytes(self, block: int) -> bytes:
+        """Those rows as they stand there."""
+        return os.pread(self.fd, self.header(block).n * self.geometry.row_bytes, block_at(self.geometry, block))
 
     def content(self) -> bytes:
         return os.pread(self.fd, pool_bytes(self.geometry), 0)
