@@ -60,6 +60,29 @@ def write_idefics3(path: Path, n_embd: int) -> Path:
     return gguf.write(path, _metadata("idefics3", n_embd) | more, _tensors(shapes))
 
 
+def write_internvl(path: Path, n_embd: int, image_size: int, n_layers: int) -> Path:
+    """A projector of InternVL's type, as slow as one wants: attention among all 14 x 14 pixels of a square picture.
+
+    64 of them make a row: 896 pixels a side are 64 rows, for which 4096 places look at each other in each layer.
+    """
+    scale, inner = 8, 64
+    merged, n_places = WIDTH * scale * scale, (image_size // PATCH_SIZE) ** 2
+    shapes = {
+        "v.class_embd": (WIDTH,),
+        "v.patch_embd.weight": (PATCH_SIZE, PATCH_SIZE, 3, WIDTH),
+        "v.patch_embd.bias": (WIDTH,),
+        "v.position_embd.weight": (WIDTH, n_places + 1),
+        **_layers(n_layers),
+        "mm.model.mlp.0.weight": (merged,),
+        "mm.model.mlp.0.bias": (merged,),
+        **_linear("mm.model.mlp.1", merged, inner),
+        **_linear("mm.model.mlp.3", inner, n_embd),
+    }
+    more = {"clip.vision.image_size": image_size, "clip.vision.block_count": n_layers}
+    scaled = {"clip.vision.projector.scale_factor": scale}
+    return gguf.write(path, _metadata("internvl", n_embd) | more | scaled, _tensors(shapes))
+
+
 def write_gemma3(path: Path, n_embd: int) -> Path:
     """A projector of Gemma 3's type, whose rows are read without causal attention."""
     shapes = {**_body(), "mm.input_projection.weight": (n_embd, WIDTH), "mm.soft_emb_norm.weight": (WIDTH,)}
@@ -113,9 +136,9 @@ def _body() -> dict[str, gguf.Shape]:
     }
 
 
-def _layers() -> dict[str, gguf.Shape]:
+def _layers(n_layers: int = LAYERS) -> dict[str, gguf.Shape]:
     shapes: dict[str, gguf.Shape] = {}
-    for layer in range(LAYERS):
+    for layer in range(n_layers):
         prefix = f"v.blk.{layer}"
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             shapes |= _linear(f"{prefix}.{name}", WIDTH, WIDTH)
