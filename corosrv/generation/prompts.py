@@ -71,18 +71,22 @@ def _prompt_string(value: dict[str, Any], param: str) -> str:
 
 
 def _with_images(value: dict[str, Any], param: str, images: ImageIntake) -> MultimodalText:
-    """Puts the images of a prompt where its text has their markers."""
-    texts = _prompt_string(value, param).split(MEDIA_MARKER)
     place, media = f"{param}.{_MEDIA}", value[_MEDIA]
     if not isinstance(media, list) or not all(isinstance(data, str) for data in media):
         raise Refused(f"{place} must be a list of images as base64", place)
+    return with_images(_prompt_string(value, param), media, images, place)
+
+
+def with_images(text: str, media: Sequence[str], images: ImageIntake, param: str) -> MultimodalText:
+    """Puts images, as base64, where a text has their markers. Waits. Raises Refused unless there is one for each."""
+    texts = text.split(MEDIA_MARKER)
     if len(texts) - 1 != len(media):
-        n_markers = len(texts) - 1
-        raise Refused(f"{place}: {len(media)} images, and prompt_string has {MEDIA_MARKER} {n_markers} times", place)
-    images.expect(len(media), place)
+        words = f"{len(media)} images, and the text has {MEDIA_MARKER} {len(texts) - 1} times"
+        raise Refused(f"{param}: {words}", param)
+    images.expect(len(media), param)
     parts: list[str | Image] = [texts[0]]
-    for i, (data, text) in enumerate(zip(media, texts[1:], strict=True)):
-        parts += [images.from_base64(data, f"{place}[{i}]"), text]
+    for i, (data, following) in enumerate(zip(media, texts[1:], strict=True)):
+        parts += [images.from_base64(data, f"{param}[{i}]"), following]
     return MultimodalText(tuple(part for part in parts if part))
 
 

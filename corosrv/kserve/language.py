@@ -9,13 +9,15 @@ from time import monotonic
 from corosrv.dispatch.answers import check_answerable
 from corosrv.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
 from corosrv.dispatch.reader import HandlerReader
-from corosrv.errors import NotFound
+from corosrv.errors import NotFound, NotSupported
 from corosrv.generation.fields import Defaults
 from corosrv.generation.job_log import JobRecord
+from corosrv.images.reader import CAPABILITY, ImageReader
 from corosrv.jobs import Chunk, Job, ModelCard, Reader, Worker
 from corosrv.jobs.infer import HandlerCard, InferJob, InferReader, ModelStanding, ModelTarget, Target
 from corosrv.kserve.language_reader import OUTPUTS, LanguageReader
-from corosrv.kserve.language_request import TEXT_INPUT, text_request
+from corosrv.kserve.language_request import IMAGE_INPUT, TEXT_INPUT, TextRequest, text_request
+from corosrv.settings import ImageSettings
 
 _PLATFORM = "corosrv-llm"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,15 +35,21 @@ class LanguageModels:
     """
 
     def __init__(
-        self, worker: Worker, defaults: Defaults, logs_json: bool = False, records: CallRecords | None = None
+        self,
+        worker: Worker,
+        defaults: Defaults,
+        logs_json: bool = False,
+        records: CallRecords | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         """`defaults`: for what a call does not say; `logs_json`: the form of each job's line of log.
 
-        `records`: of calls with idempotency keys.
+        `records`: of calls with idempotency keys. `images`: reads those of calls.
         """
         self._worker = worker
         self._defaults = defaults
         self._logs_json = logs_json
+        self._images = images or ImageReader(ImageSettings())
         self._records = CallRecords() if records is None else records
         self._records_lock = threading.Lock()
 
@@ -72,7 +80,7 @@ class LanguageModels:
             if isinstance(begun, CallAnswer):
                 return HandlerReader.of_answer(begun)
             keeper = AnswerKeeper(begun, card, self._records_lock)
-        return LanguageReader(job, card, request.prefix, lambda: self._begin(request.job), keeper)
+        return LanguageReader(job, card, request.prefix, lambda: self._begin(request), keeper)
 
     def _begin_keyed(self, job: InferJob) -> CallAnswer | CallClaim:
         """Returns the answer that is known already, or the claim of a call that has to run."""
@@ -80,10 +88,20 @@ class LanguageModels:
         with self._records_lock:
             return self._records.begin(terms.caller, terms.idempotency_key, digest_of(job), monotonic())
 
-    def _begin(self, job: Job) -> tuple[Reader[Chunk], JobRecord]:
-        model = self._worker.card(job.model).id
-        record = JobRecord(job.terms.request_id, model, job.n_tasks, self._logs_json)
+    def _begin(self, request: TextRequest) -> tuple[Reader[Chunk], JobRecord]:
+        model = self._worker.card(request.job.model)
+        job = self._with_images(request, model)
+        record = JobRecord(job.terms.request_id, model.id, job.n_tasks, self._logs_json)
         return self._worker.submit(job), record
+
+    def _with_images(self, request: TextRequest, model: ModelCard) -> Job:
+        if not request.media:
+            return request.job
+        images = self._images.intake(model)
+        if images is None:
+            name = IMAGE_INPUT.name
+            raise NotSupported(f"{name}: this model reads text only", name, "unsupported_content")
+        return request.read_images(images)
 
     def _find(self, target: Target) -> tuple[HandlerCard, ModelCard]:
         if not isinstance(target, ModelTarget):
@@ -115,7 +133,7 @@ def _handler_card(name: str, model: ModelCard) -> HandlerCard:
     return HandlerCard(
         name,
         platform=_PLATFORM,
-        inputs=[TEXT_INPUT],
+        inputs=[TEXT_INPUT, IMAGE_INPUT] if CAPABILITY in model.capabilities else [TEXT_INPUT],
         outputs=OUTPUTS,
         is_stream=True,
         unary="join",

@@ -12,11 +12,15 @@ from corosrv.bodies.body import convert, decode_unscanned
 from corosrv.bodies.text import check_text
 from corosrv.errors import InvalidTensor, Refused
 from corosrv.generation.fields import Defaults, GenerationFields, job
+from corosrv.generation.prompts import with_images
+from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Job, Text
 from corosrv.jobs.infer import InferJob
 from corosrv.tensors import Parameter, Tensor, TensorSpec
 
 TEXT_INPUT = TensorSpec("text_input", "BYTES", (1,))
+# Images as base64, as Triton's backend for vLLM has them: one for each marker in the text.
+IMAGE_INPUT = TensorSpec("image", "BYTES", (-1,), optional=True)
 
 # Those of GenerationFields that a scalar says.
 _OFFERED = frozenset(
@@ -36,10 +40,16 @@ class TextRequest:
 
     job: Job
     prefix: str
+    text: str
+    media: tuple[str, ...] = ()  # images as base64
+
+    def read_images(self, images: ImageIntake) -> Job:
+        """Returns the job with the images in its prompt. Waits for them. Raises Refused."""
+        return replace(self.job, prompts=(with_images(self.text, self.media, images, IMAGE_INPUT.name),))
 
 
 def text_request(call: InferJob, model: str, defaults: Defaults) -> TextRequest:
-    """Checks a call's input and parameters. Raises Refused, which names the parameter."""
+    """Checks a call's inputs and parameters, but for its images. Raises Refused, which names the parameter."""
     text = _text(call.request.inputs)
     members = dict(call.request.parameters)
     excludes_input = members.pop(_EXCLUDE_INPUT, True)
@@ -48,7 +58,7 @@ def text_request(call: InferJob, model: str, defaults: Defaults) -> TextRequest:
     made = job(_fields(members), (Text(text),), defaults)
     # A stream says how many tokens its prompt has from the first answer on.
     made = replace(made, model=model, stream=call.stream, tells_progress=call.stream, terms=call.terms)
-    return TextRequest(made, "" if excludes_input else text)
+    return TextRequest(made, "" if excludes_input else text, text, _media(call.request.inputs))
 
 
 def _text(inputs: tuple[Tensor, ...]) -> str:
@@ -59,6 +69,18 @@ def _text(inputs: tuple[Tensor, ...]) -> str:
             except UnicodeDecodeError:
                 raise InvalidTensor(TEXT_INPUT.name, "is not UTF-8") from None
     raise InvalidTensor(TEXT_INPUT.name, "must be there, with one element of BYTES")
+
+
+def _media(inputs: tuple[Tensor, ...]) -> tuple[str, ...]:
+    tensor = next((tensor for tensor in inputs if tensor.name == IMAGE_INPUT.name), None)
+    if tensor is None:
+        return ()
+    if tensor.datatype != "BYTES":
+        raise InvalidTensor(tensor.name, "must have elements of BYTES, each an image as base64")
+    try:
+        return tuple(element.decode("ascii") for element in tensor.data)
+    except UnicodeDecodeError:
+        raise InvalidTensor(tensor.name, "is not base64") from None
 
 
 def _fields(members: Mapping[str, Parameter]) -> GenerationFields:

@@ -181,7 +181,7 @@ class ModelPart:
         """Makes what answers inference calls for the models that generate text."""
         settings = self._settings
         records = CallRecords(settings.idempotency_bytes, settings.idempotency_s, len(settings.keys))
-        return LanguageModels(self.pool, self._defaults(), settings.log_format == "json", records)
+        return LanguageModels(self.pool, self._defaults(), settings.log_format == "json", records, self._images)
 
 
 def _vision(settings: Settings) -> VisionModels | None:

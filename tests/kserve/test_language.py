@@ -315,6 +315,22 @@ def test_a_file_s_name_that_the_protocol_does_not_allow_becomes_one_that_it_does
     assert names == ["a", "b"]
 
 
+def test_an_image_for_a_model_without_images_is_refused(models: LanguageModels):
+    inputs = Tensor("text_input", "BYTES", [1], ["<__media__>"]), Tensor("image", "BYTES", [1], ["AAAA"])
+
+    (end,) = read(models.submit(InferJob(ModelTarget("poet"), InferRequest(inputs), False, Terms())))
+
+    assert isinstance(end, InferEnd)
+    assert str(end.error) == "image: this model reads text only"
+
+
+def test_images_that_are_no_base64_are_refused_at_once(models: LanguageModels):
+    for tensor in (Tensor("image", "BYTES", [1], ["\u00e4".encode()]), Tensor("image", "INT32", [1], [5])):
+        request = InferRequest((Tensor("text_input", "BYTES", [1], ["<__media__>"]), tensor))
+        with pytest.raises(InvalidTensor, match="image"):
+            models.submit(InferJob(ModelTarget("poet"), request, False, Terms()))
+
+
 def test_infer_over_rest_answers_as_the_text_completion_of_the_same_job(pool: ModelPool, models: LanguageModels):
     client = make_app(models).test_client()
     body = {

@@ -147,6 +147,28 @@ def test_markers_and_multimodal_data_that_do_not_match_are_refused(server, path:
     assert "prompt.multimodal_data: " in answer.error["message"]
 
 
+def test_models_of_the_v2_protocol_take_images(server: Server):
+    tiny = "/v2/models/tiny"
+    inputs = [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["It is <__media__>"]},
+        {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64(PNG)]},
+    ]
+    body = {"text_input": "It is <__media__>", "image": [base64(PNG)], "max_tokens": 4, "temperature": 0}
+
+    declared = server.get(tiny)[1]["inputs"]
+    inferred = post(server, {"inputs": inputs, "parameters": {"max_tokens": 4, "temperature": 0.0}}, f"{tiny}/infer")
+    generated = post(server, body, f"{tiny}/generate")
+    refused = post(server, body | {"image": [base64(PNG)] * 2}, f"{tiny}/generate")
+
+    assert {"name": "image", "datatype": "BYTES", "shape": [-1]} in declared
+    assert generated.status == 200, generated.body
+    outputs = {output["name"]: output["data"] for output in inferred.json["outputs"]}
+    assert outputs["text_output"] == [generated.json["text_output"]]
+    assert outputs["num_input_tokens"][0] > N_ROWS
+    assert refused.status == 400
+    assert "image: 2 images, and the text has <__media__> 1 times" in refused.body.decode()
+
+
 GOOD = {
     "animated GIF": encoded(
         Pillow.new("P", (60, 50), 1), "GIF", save_all=True, append_images=[Pillow.new("P", (60, 50), n) for n in (2, 3)]
