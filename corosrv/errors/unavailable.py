@@ -83,3 +83,7 @@ class EncoderBusy(Unavailable):
 
 class EncoderUnavailable(Unavailable):
     """Images cannot be encoded now: the encoder process died too often, or did not answer in time."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

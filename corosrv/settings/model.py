@@ -154,6 +154,8 @@ class ModelSettings:
         model_list.adapters(self.lora)
         if self.is_synthetic:
             model_list.synthetic_options(self.model)
+            if self.mmproj:
+                raise sources.bad_value("mmproj", "must be empty for a synthetic model", repr(self.mmproj))
 
     @property
     def is_synthetic(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from corosrv.transfer.stats import TransferStats
 from corosrv.vision.cache import ImageCache
 from corosrv.vision.link import EncoderCommand
 from corosrv.vision.pump import TransferPump
+from corosrv.vision.stability import RECOVERY
 from corosrv.vision.supervisor import EncoderSupervisor
 from corosrv.vision.suspects import CrashSuspects
 from corosrv.vision.task import ImageTask, Wake, read_pieces
@@ -140,7 +142,7 @@ class ImageEncoder:
         if self._suspects.is_refused(task.image.sha256, now):
             raise Refused("the encoder ended twice while it encoded this image", None, "image_refused")
         if self.is_degraded:
-            raise EncoderUnavailable(_UNSTABLE)
+            raise EncoderUnavailable(_UNSTABLE, math.ceil(RECOVERY))
         payload = ImagePixels(task.image.width, task.image.height)
         task.rid = self._core.submit(MTMD, payload, task.ends_at - now)
         self._running[task.rid] = task
@@ -173,7 +175,7 @@ class ImageEncoder:
         """Takes what transfers have ended in."""
         for rid, task in list(self._running.items()):
             if self.is_degraded:
-                self._fail(task, EncoderUnavailable(_UNSTABLE))
+                self._fail(task, EncoderUnavailable(_UNSTABLE, math.ceil(RECOVERY)))
             elif (outcome := self._core.result(rid)) is not None:
                 self._core.forget(rid)
                 del self._running[rid]

@@ -108,6 +108,17 @@ def test_weights_their_copies_and_the_slots_are_summed(write):
     assert size.estimate(without, facts) == facts.size + 2 * 100 * 192
 
 
+def test_the_projector_counts_as_well(write, tmp_path):
+    path, projector = write(head(*PAIRS)), tmp_path / "mmproj.gguf"
+    projector.write_bytes(bytes(1000))
+    facts = gguf.read(path)
+
+    with_projector = size.estimate(ModelSettings(model=path, mmproj=str(projector)), facts)
+
+    assert with_projector == size.estimate(ModelSettings(model=path), facts) + 1000
+    assert size.estimate(ModelSettings(model=path, mmproj="/no/such.gguf"), facts) == with_projector - 1000
+
+
 def test_a_file_that_says_nothing_is_taken_for_small():
     assert size.estimate(ModelSettings(model="/no/such.gguf"), None) == 0
 

@@ -8,7 +8,7 @@ from corosrv.jobs import Job, Pieces, Rows, Sampling, Terms, Tokens
 from corosrv.vision.encoder import ImageEncoder
 from corosrv.vision.waiting import encode_images
 from tests.serve.image_server import DIALECTS, N_EMBD, N_PREDICT, N_ROWS, Dialect, Files, chat, completion, events, png
-from tests.serve.server import Server, servers
+from tests.serve.server import Server, eventually, servers
 from tests.support import projector
 from tests.support.engines import answer, opened
 from tests.vision.encoders import NobodyLeaves, image, options
@@ -185,3 +185,19 @@ def test_a_model_without_a_projector_refuses_images(files, tmp_path, cache):
         assert "images" not in text_only.get("/health")[1]
         assert text_only.get("/props")[1]["modalities"]["vision"] is False
         assert children == []
+
+
+def test_a_projector_is_of_one_model_and_its_encoder_ends_with_it(files, tmp_path, cache):
+    with servers(tmp_path, cache) as started:
+        server = files.start(started, model=f"eye={files.model}?mmproj={files.mmproj},text={files.model}", mmproj="")
+        with server.connect(timeout=60) as connection:
+            seen = connection.post(chat(png(), model="eye"))
+            refused = connection.post(chat(png(), model="text"))
+            n_encoders = len(server.worker.children())
+            connection.post({"model": "eye"}, "/models/unload")
+            eventually(lambda: not server.worker.children(), what="the end of the encoder")
+            again = connection.post(chat(png(), model="eye"))
+
+        assert (seen.status, refused.status, again.status) == (200, 400, 200)
+        assert n_encoders == 1
+        assert again.json["choices"] == seen.json["choices"]

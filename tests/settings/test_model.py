@@ -40,6 +40,14 @@ def test_a_template_is_given_as_text_or_in_a_file(tmp_path):
         ModelSettings(chat_template="{{ 1 }}", chat_template_file=str(path))
 
 
+def test_a_projector_is_a_model_s_own():
+    a, b = models_of({"model": "a=a.gguf?mmproj=eye.gguf&encoder_threads=2,b=b.gguf"})
+
+    assert (a.mmproj, a.encoder_threads, b.mmproj) == ("eye.gguf", 2, "")
+    with pytest.raises(SettingsError, match="COROSRV_MMPROJ must be empty for a synthetic model"):
+        ModelSettings(model="synthetic:", mmproj="eye.gguf")
+
+
 def test_an_empty_list_has_no_models():
     assert models_of({"slots": 4}) == ()
 
