@@ -7,12 +7,14 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from corosrv.errors import InvalidImage, TooManyImages
+from corosrv.errors import InvalidImage, SettingsError, TooManyImages
 from corosrv.images import reader
 from corosrv.images.memory import ImageMemory
 from corosrv.images.reader import ImageReader
+from corosrv.openai.responses.store import ResponseStore, Stored
 from corosrv.settings import ImageSettings
 from tests.images.pictures import CARD, data_url, plain
+from tests.support.answers import empty_response
 
 LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 4000}
 URL = data_url(plain("PNG", (30, 30)))  # 2700 bytes of pixels
@@ -78,6 +80,19 @@ def test_the_images_of_all_requests_count_together(images: ImageReader):
 
     assert (refused.value.status, refused.value.retry_after) == (503, 1)
     assert read(images).width == 30
+
+
+def test_an_image_of_a_stored_conversation_counts_as_the_shelfs(images: ImageReader):
+    shelf, response = ResponseStore(100_000).shelf(""), empty_response("resp_1")
+    shelf.put(Stored(response, ({"role": "user", "content": (read(images),)},)))
+
+    assert images.memory.n_bytes == 0
+    assert len(shelf.get(response.id).turns[0]["content"][0].pixels) == 2700
+
+
+def test_less_memory_than_one_request_may_need_stops_the_start():
+    with pytest.raises(SettingsError, match="image_memory_bytes must be at least 4000"):
+        ImageSettings(**LIMITS | {"image_memory_bytes": 3999})
 
 
 def test_a_file_that_waits_to_be_decoded_counts_with_its_bytes(images: ImageReader, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from typing import Any
 import gevent
 import PIL.Image
 import pytest
+from gevent.event import Event
 
 from corosrv.errors import InvalidImage, NotOffered, NotSupported
 from corosrv.images import reader
@@ -139,24 +140,23 @@ def test_other_greenlets_run_while_an_image_is_decoded(monkeypatch: pytest.Monke
 
 
 def test_no_more_than_two_images_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch):
-    lock, running, most = threading.Lock(), [0], [0]
-    decode, meets = reader.decode, threading.Barrier(2)
+    decode, may_end = reader.call_in_thread, Event()
+    running: list[int] = []
 
-    def counting(*arguments: Any) -> Any:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        meets.wait(5)
-        with lock:
-            running[0] -= 1
+    def waiting(*arguments: Any) -> Any:
+        running.append(1)
+        assert may_end.wait(10)
         return decode(*arguments)
 
-    monkeypatch.setattr(reader, "decode", counting)
+    monkeypatch.setattr(reader, "call_in_thread", waiting)
     shared = ImageReader(ImageSettings())
     reading = [gevent.spawn(shared.intake(CARD).from_url, data_url(plain()), "image") for _ in range(6)]
+    gevent.idle()
+    n_at_once = len(running)
+    may_end.set()
 
     assert len(gevent.joinall(reading, timeout=10, raise_error=True)) == 6
-    assert most == [2]
+    assert (n_at_once, len(running)) == (2, 6)
 
 
 def test_a_refused_image_gives_its_permit_back():
