@@ -58,11 +58,36 @@ def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
         more = {"multiple": True, "callback": _joined(join)}
     if kind is bool:  # a flag alone is true, as if 1 stood behind it
         more = {"is_flag": False, "flag_value": True}
+    elif field.name in _ALONE:
+        more = {"is_flag": False, "flag_value": _ALONE[field.name]}
     return click.option(*flags, field.name, type=click.BOOL if kind is bool else kind, default=None, help=text, **more)
 
 
-_SHORT = {"workers": ("-w",), "peers": ("--peer",)}  # other flags of settings
+# Other flags of settings; most are llama-server's.
+_SHORT = {
+    "workers": ("-w",),
+    "peers": ("--peer",),
+    "model": ("-m",),
+    "model_alias": ("-a", "--alias"),
+    "ctx": ("-c", "--ctx-size"),
+    "slots": ("-np", "--parallel"),
+    "threads": ("-t",),
+    "n_predict": ("-n", "--predict"),
+    "api_keys": ("--api-key",),
+    "gpu_layers": ("-ngl", "--n-gpu-layers"),
+    "device": ("-dev",),
+    "split_mode": ("-sm",),
+    "tensor_split": ("-ts",),
+    "main_gpu": ("-mg",),
+    "flash_attn": ("-fa",),
+    "cache_type_k": ("-ctk",),
+    "cache_type_v": ("-ctv",),
+    "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
+}
 
+
+# What a flag without a value says.
+_ALONE = {"flash_attn": "on"}
 
 # Settings whose flag may be given several times, and what makes one text of them, as the environment has it.
 _JOINERS: dict[str, Callable[[Sequence[str]], str]] = {

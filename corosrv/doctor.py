@@ -44,7 +44,7 @@ def examine(load: Load, host: str, port: int) -> list[Finding]:
 
     Takes seconds: each model is tried in a child process and loaded.
     """
-    findings = [_compiler(), _libllama(), _cpu()]
+    findings = [_compiler(), _libllama(), _devices(), _cpu()]
     try:
         settings = load()
     except CorosrvError as error:
@@ -89,6 +89,16 @@ def _libllama() -> Finding:
     except CorosrvError as error:
         return Finding(Grade.FAIL, "libllama", str(error), "in a clone: make install")
     return Finding(Grade.OK, "libllama", f"{libllama.folder()}, headers {FINGERPRINT[:10]} as built")
+
+
+def _devices() -> Finding:
+    try:
+        from corosrv.engine import libllama
+
+        devices = libllama.devices()
+    except (CorosrvError, OSError, AttributeError) as error:
+        return Finding(Grade.FAIL, "devices", str(error), "in a clone: make install")
+    return Finding(Grade.OK, "devices", "; ".join(f"{device.name} ({device.description})" for device in devices))
 
 
 def _cpu_flags() -> str:

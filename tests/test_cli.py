@@ -1,6 +1,7 @@
 """The command line: what it says, refuses and hands down."""
 
 import os
+import re
 import resource
 import socket
 from dataclasses import fields
@@ -44,7 +45,7 @@ def test_every_setting_is_an_option_with_its_variable(command):
     words = " ".join(run(command, "--help").output.split())
 
     for field in (*fields(ModelSettings), *fields(ServerSettings)):
-        assert f"--{field.name.replace('_', '-')} " in words
+        assert re.search(rf"--{field.name.replace('_', '-')}[ ,]", words)  # a comma where it has other flags as well
         assert f"COROSRV_{field.name.upper()}" in words.replace(" ", "")
 
 
@@ -158,3 +159,38 @@ def test_a_low_limit_of_descriptors_is_said(served, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
 
     assert "enough for about 1948 streams" in run("serve", "--model", "synthetic:").stderr
+
+
+def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\ntwo\n")
+    line = "-m synthetic: -a tiny -c 4096 -np 4 -t 2 -ngl 0 -fa on -ctk q8_0 -ctv q8_0 -b 2048 -ub 512 -n 64"
+
+    result = run("serve", *line.split(), "--api-key-file", str(keys), "--api-key", "three")
+
+    assert result.exit_code == 0, result.output
+    loaded = corosrv.settings.load()
+    (model,) = loaded.models
+    assert (model.names, model.ctx, model.slots, model.threads, model.batch) == (("tiny",), 4096, 4, 2, 512)
+    assert (model.gpu_layers, model.flash_attn, model.cache_type_k, model.cache_type_v) == ("0", "on", "q8_0", "q8_0")
+    assert loaded.server.n_predict == 64
+    assert loaded.server.keys == ("three", "one", "two")
+
+
+def test_flash_attention_needs_no_value(served):
+    assert run("serve", "--model", "synthetic:", "-fa").exit_code == 0
+
+    assert os.environ["COROSRV_FLASH_ATTN"] == "on"
+
+
+@pytest.mark.parametrize("content", [None, "", "\n \n"])
+def test_a_file_of_keys_without_one_stops_the_start(served, tmp_path, content):
+    keys = tmp_path / "keys"
+    if content is not None:
+        keys.write_text(content)
+
+    result = run("serve", "--model", "synthetic:", "--api-key-file", str(keys))
+
+    assert result.exit_code != 0
+    assert "COROSRV_API_KEY_FILE" in result.output
+    assert not served

@@ -22,7 +22,7 @@ def findings(*models: ModelSettings, port: int = 0) -> dict[str, Finding]:
 
 def test_everything_is_looked_at_in_the_order_of_need():
     assert list(findings()) == [
-        "compiler", "libllama", "processor", "settings", "model", "descriptors", "port"
+        "compiler", "libllama", "devices", "processor", "settings", "model", "descriptors", "port"
     ]  # fmt: skip
 
 

@@ -11,10 +11,13 @@ import hashlib
 import importlib.util
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from corosrv.errors import LibllamaError
 
 REBUILD = "rebuild corosrv against it: pip install --force-reinstall --no-deps corosrv (in a clone: make install)"
+
+_PROCESSOR_TYPES = (0, 3)  # of ggml_backend_dev_type: the processor, and what helps it with the memory of the machine
 
 
 def folder() -> Path:
@@ -44,6 +47,33 @@ def open_library() -> None:
         ctypes.CDLL(str(library))
     except OSError as error:
         raise LibllamaError(f"libllama cannot be loaded from {library.name}: {error}") from error
+
+
+class Device(NamedTuple):
+    """A device that libllama can compute on."""
+
+    name: str  # as settings name it, CUDA0 or CPU
+    description: str
+    is_processor: bool
+
+
+def devices() -> list[Device]:
+    """Returns the devices that libllama sees, the processor among them."""
+    library = ctypes.CDLL(str(folder() / "libggml.so"))
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.argtypes, library.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    functions = {}
+    base = ctypes.CDLL(str(folder() / "libggml-base.so"))
+    for name, result in (("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("type", ctypes.c_int)):
+        functions[name] = function = getattr(base, f"ggml_backend_dev_{name}")
+        function.argtypes, function.restype = [ctypes.c_void_p], result
+    seen = []
+    for number in range(library.ggml_backend_dev_count()):
+        device = library.ggml_backend_dev_get(number)
+        name, description = functions["name"](device), functions["description"](device)
+        is_processor = functions["type"](device) in _PROCESSOR_TYPES
+        seen.append(Device(name.decode(), description.decode(), is_processor))
+    return seen
 
 
 def check_fingerprint(built_with: str) -> None:

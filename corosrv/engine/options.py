@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from corosrv.engine import probe
-from corosrv.engine.binding import GrammarLimits, Options, Synthetic
+from corosrv.engine import libllama, probe
+from corosrv.engine.binding import GrammarLimits, Options, Placement, Synthetic
 from corosrv.engine.cpu import physical_cores
+from corosrv.engine.placement import placement
 from corosrv.settings import ModelSettings
 
 
@@ -24,6 +25,7 @@ def native_options(settings: ModelSettings) -> Options:
         queue=settings.queue,
         tasks_of_owner=settings.queue_per_key,
         threads=settings.threads or physical_cores(),
+        batch=settings.batch if synthetic is not None else max(settings.batch, settings.slots),
         step_ms=settings.step_ms,
         reader_bytes=settings.reader_bytes,
         cache_bytes=settings.cache_bytes,
@@ -35,6 +37,7 @@ def native_options(settings: ModelSettings) -> Options:
         kernels=settings.kernels,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,
+        placement=Placement() if synthetic is not None else placement(settings, libllama.devices()),
         grammars=GrammarLimits(
             settings.grammar_bytes, settings.grammar_depth, settings.grammar_rules,
             settings.grammar_repetitions, settings.grammar_elements, settings.grammar_token_ms,

@@ -11,6 +11,7 @@ from corosrv.errors import SettingsError
 from corosrv.settings import model_list, sources
 from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, of_bytes, one_of
 from corosrv.settings.model_list import SYNTHETIC
+from corosrv.settings.placement import PlacementSettings
 from corosrv.settings.sources import PREFIX, setting
 
 LLAMA_MAX_SLOTS = 256
@@ -18,7 +19,7 @@ SYNTHETIC_MAX_SLOTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(PlacementSettings):
     """Settings of one model: how it is loaded and decoded. Each of several models has all of them; see models_of()."""
 
     model: str = setting(
@@ -50,6 +51,7 @@ class ModelSettings:
         "auto: corosrv's own matrix products and attention where they are faster; ggml: libllama's alone",
         check=one_of("auto", "ggml"),
     )
+    batch: int = setting(512, "rows that one step computes at most", check=between(1, 65_536))
     step_ms: float = setting(
         60.0,
         "target milliseconds of a decode step while answers stream; up to 4 times that if many prompts wait",
@@ -152,6 +154,7 @@ class ModelSettings:
         # Read here as well, so that what cannot be used stops the start.
         _read_template(self)
         model_list.adapters(self.lora)
+        self.check_together(self.deterministic)
         if self.is_synthetic:
             model_list.synthetic_options(self.model)
             if self.mmproj:

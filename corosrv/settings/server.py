@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from corosrv.errors import SettingsError
 from corosrv.settings import sources
 from corosrv.settings.checks import (
     DAY,
@@ -73,6 +75,7 @@ class ServerSettings:
     api_keys: str = setting(
         "", "comma-separated API keys, one of which each request must carry; empty: no key is needed"
     )
+    api_key_file: str = setting("", "path of a file with more API keys, one a line")
     cors_origins: str = setting(
         "",
         "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
@@ -127,13 +130,24 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
+        self.keys  # noqa: B018 - read here as well, so that a file that cannot be used stops the start
         if self.bodies_bytes < self.max_body_bytes:
             words = f"must be at least COROSRV_MAX_BODY_BYTES, which is {self.max_body_bytes}"
             raise sources.bad_value("bodies_bytes", words, str(self.bodies_bytes))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return sources.split_words(self.api_keys)
+        """The API keys of both settings. Reads the file; raises SettingsError where it cannot or has none."""
+        if not self.api_key_file:
+            return sources.split_words(self.api_keys)
+        try:
+            lines = Path(self.api_key_file).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"COROSRV_API_KEY_FILE cannot be read: {error}") from error
+        in_file = tuple(line.strip() for line in lines if line.strip())
+        if not in_file:
+            raise SettingsError("COROSRV_API_KEY_FILE has no API key in it")
+        return sources.split_words(self.api_keys) + in_file
 
     @property
     def origins(self) -> tuple[str, ...]:

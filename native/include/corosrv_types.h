@@ -81,6 +81,30 @@ typedef struct corosrv_grammar_limits {
   double token_ms;     /* of looking for one token, some: then the task ends with the code grammar_too_slow */
 } corosrv_grammar_limits;
 
+/* Where a model's weights lie and how its context is made, in libllama's terms and numbers. */
+typedef struct corosrv_placement {
+  int32_t gpu_layers;         /* layers on other devices than the processor; -1: all */
+  const char* const* devices; /* names of those devices; none with n_devices > 0 is "none" */
+  size_t n_devices;           /* 0: all that there are */
+  int32_t split_mode;         /* llama_split_mode */
+  int32_t main_gpu;           /* the one device of split mode 0 */
+  const float* tensor_split;  /* parts of the devices, in their order */
+  size_t n_tensor_split;      /* 0: as libllama chooses */
+  int32_t flash_attn;         /* llama_flash_attn_type; -1: where it can */
+  int32_t load_mode;          /* llama_load_mode */
+  int32_t numa;               /* ggml_numa_strategy; 0: none. Holds for the process */
+  int32_t cache_type_k;       /* ggml_type of the cached keys */
+  int32_t cache_type_v;       /* and values */
+  int32_t rope_scaling;       /* llama_rope_scaling_type; -1: the model's */
+  double rope_freq_base;      /* 0: the model's, as what follows */
+  double rope_freq_scale;
+  double yarn_ext_factor; /* negative: the model's, as what follows */
+  double yarn_attn_factor;
+  double yarn_beta_fast;
+  double yarn_beta_slow;
+  int32_t yarn_orig_ctx; /* 0: the model's */
+} corosrv_placement;
+
 typedef struct corosrv_options {
   const char* model;                  /* path of a GGUF; unused when `synthetic` is given */
   const corosrv_synthetic* synthetic; /* NULL: load `model` */
@@ -103,6 +127,7 @@ typedef struct corosrv_options {
   corosrv_grammar_limits grammars;
   double queue_s; /* that a task may wait for its first slot: then its error has the code queue_timeout; 0: any */
   double stall_s; /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
+  const corosrv_placement* placement; /* NULL: as libllama does by default */
 } corosrv_options;
 
 /* What the model is. Strings live as long as the engine. */

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import asdict
 
 from corosrv.engine.binding.library import ffi, lib
-from corosrv.engine.binding.values import Options
+from corosrv.engine.binding.values import Options, Placement
 from corosrv.engine.libllama import REBUILD
 from corosrv.errors import LibllamaError
 
@@ -38,8 +40,23 @@ class BorrowedOptions:
             "adapters": self._adapters,
             "n_adapters": len(self._paths),
             "grammars": asdict(options.grammars),
+            "placement": self._placed(options.placement),
         }
         try:
             self.struct = ffi.new("corosrv_options *", asdict(options) | translated)
         except KeyError as error:  # sources were updated, and the extension was not
             raise LibllamaError(f"corosrv's extension is older than its Python code ({error}); {REBUILD}") from None
+
+    def _placed(self, placement: Placement) -> Any:
+        """Returns a corosrv_placement; it, and what it points to, lives as long as this object."""
+        self._device_names = [ffi.new("char[]", name.encode()) for name in placement.devices]
+        self._devices = ffi.new("char *[]", self._device_names)
+        self._parts = ffi.new("float[]", placement.tensor_split)
+        translated = {
+            "devices": self._devices,
+            "n_devices": len(placement.devices),
+            "tensor_split": self._parts,
+            "n_tensor_split": len(placement.tensor_split),
+        }
+        self._placement = ffi.new("corosrv_placement *", asdict(placement) | translated)
+        return self._placement

@@ -30,6 +30,29 @@ class GrammarLimits(msgspec.Struct, frozen=True):
     token_ms: float = 0.0
 
 
+class Placement(msgspec.Struct, frozen=True):
+    """The place of a model's weights and cache; see corosrv_placement in the C header, whose numbers these are."""
+
+    gpu_layers: int = -1
+    devices: tuple[str, ...] = ()
+    split_mode: int = 1
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    flash_attn: int = -1
+    load_mode: int = -1
+    numa: int = 0
+    cache_type_k: int = 1
+    cache_type_v: int = 1
+    rope_scaling: int = -1
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_fast: float = -1.0
+    yarn_beta_slow: float = -1.0
+    yarn_orig_ctx: int = 0
+
+
 class Options(msgspec.Struct, frozen=True):
     """The options that open an engine; see corosrv_options in the C header."""
 
@@ -53,6 +76,7 @@ class Options(msgspec.Struct, frozen=True):
     grammars: GrammarLimits = GrammarLimits()
     queue_s: float = 0.0
     stall_s: float = 0.0
+    placement: Placement = Placement()
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

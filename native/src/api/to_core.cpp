@@ -127,6 +127,29 @@ std::optional<Pooling> to_pooling(int32_t from) {
   }
 }
 
+Placement to_placement(const corosrv_placement& from) {
+  Placement to;
+  to.gpu_layers = from.gpu_layers;
+  to.devices.assign(from.devices, from.devices + from.n_devices);
+  to.split_mode = from.split_mode;
+  to.main_gpu = from.main_gpu;
+  to.tensor_split.assign(from.tensor_split, from.tensor_split + from.n_tensor_split);
+  to.flash_attn = from.flash_attn;
+  to.load_mode = from.load_mode;
+  to.numa = from.numa;
+  to.cache_type_k = from.cache_type_k;
+  to.cache_type_v = from.cache_type_v;
+  to.rope_scaling = from.rope_scaling;
+  to.rope_freq_base = static_cast<float>(from.rope_freq_base);
+  to.rope_freq_scale = static_cast<float>(from.rope_freq_scale);
+  to.yarn_ext_factor = static_cast<float>(from.yarn_ext_factor);
+  to.yarn_attn_factor = static_cast<float>(from.yarn_attn_factor);
+  to.yarn_beta_fast = static_cast<float>(from.yarn_beta_fast);
+  to.yarn_beta_slow = static_cast<float>(from.yarn_beta_slow);
+  to.yarn_orig_ctx = from.yarn_orig_ctx;
+  return to;
+}
+
 }  // namespace
 
 Engine::Limits to_engine_limits(const corosrv_options& from) {
@@ -157,6 +180,7 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.is_deterministic = from.deterministic != 0;
   options.is_safe = from.safe_load != 0;
   options.has_own_kernels = from.kernels == COROSRV_KERNELS_AUTO;
+  if (from.placement != nullptr) options.placement = to_placement(*from.placement);
   return options;
 }
 

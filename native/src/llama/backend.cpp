@@ -297,10 +297,11 @@ constexpr int32_t kFirstTokens = 256;
 }  // namespace
 
 std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status& status) {
-  Model model = load_model(options.path, !options.is_safe && !options.is_deterministic, status);
+  Model model = load_model(options.path, options.placement, !options.is_safe && !options.is_deterministic, status);
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
-  const int32_t context = options.context > 0 ? std::min(options.context, trained) : trained;
+  const int32_t most = options.placement.stretches_context() ? std::numeric_limits<int32_t>::max() : trained;
+  const int32_t context = options.context > 0 ? std::min(options.context, most) : trained;
   std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), options.adapters, status);
   if (!status.is_ok()) return nullptr;
   ContextPurpose purpose{context};
@@ -327,7 +328,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     status = failure("libllama cannot make a context for", options.path);
     return nullptr;
   }
-  if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options.slots, context);
+  if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options, context);
   if (!status.is_ok()) return nullptr;
 
   ModelInfo info = describe(model.get(), purpose.reads_whole ? context : std::max(context, tokens_per_slot(first)));

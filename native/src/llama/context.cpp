@@ -22,11 +22,23 @@ double available_memory() {
   return std::numeric_limits<double>::infinity();
 }
 
-// Returns the bytes of a KV cache of 16-bit floats; 0 for a model without attention, which has no heads.
-double kv_bytes(const llama_model* model, double n_cells) {
+ggml_type cache_type(const ModelOptions& options, int32_t chosen) {
+  // libllama has one attention kernel for caches of bfloat16, for any number of rows and tokens. For 16-bit floats it
+  // has three, which round differently.
+  return options.is_deterministic ? GGML_TYPE_BF16 : static_cast<ggml_type>(chosen);
+}
+
+double bytes_per_number(ggml_type type) {
+  return static_cast<double>(ggml_type_size(type)) / static_cast<double>(ggml_blck_size(type));
+}
+
+// Returns the bytes of a KV cache; 0 for a model without attention, which has no heads.
+double kv_bytes(const llama_model* model, const ModelOptions& options, double n_cells) {
   if (llama_model_n_head(model) == 0) return 0;
   const double head = static_cast<double>(llama_model_n_embd(model)) / llama_model_n_head(model);
-  return n_cells * llama_model_n_layer(model) * llama_model_n_head_kv(model) * head * 2 * 2;
+  const double key = bytes_per_number(cache_type(options, options.placement.cache_type_k));
+  const double value = bytes_per_number(cache_type(options, options.placement.cache_type_v));
+  return n_cells * llama_model_n_layer(model) * llama_model_n_head_kv(model) * head * (key + value);
 }
 
 }  // namespace
@@ -48,9 +60,18 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
   if (options.threads > 0) params.n_threads = params.n_threads_batch = options.threads;
   // One stream per sequence: no attention over the neighbours' cells, and a NaN in one sequence stays there.
   params.kv_unified = false;
-  // libllama has one attention kernel for caches of bfloat16, for any number of rows and tokens. For 16-bit floats it
-  // has three, which round differently.
-  if (options.is_deterministic) params.type_k = params.type_v = GGML_TYPE_BF16;
+  const Placement& placement = options.placement;
+  params.type_k = cache_type(options, placement.cache_type_k);
+  params.type_v = cache_type(options, placement.cache_type_v);
+  params.flash_attn_type = static_cast<llama_flash_attn_type>(placement.flash_attn);
+  params.rope_scaling_type = static_cast<llama_rope_scaling_type>(placement.rope_scaling);
+  params.rope_freq_base = placement.rope_freq_base;
+  params.rope_freq_scale = placement.rope_freq_scale;
+  params.yarn_ext_factor = placement.yarn_ext_factor;
+  params.yarn_attn_factor = placement.yarn_attn_factor;
+  params.yarn_beta_fast = placement.yarn_beta_fast;
+  params.yarn_beta_slow = placement.yarn_beta_slow;
+  params.yarn_orig_ctx = static_cast<uint32_t>(placement.yarn_orig_ctx);
   params.no_perf = true;
   if (purpose.kernels != nullptr) {
     params.cb_eval = &GraphKernels::on_node;
@@ -59,21 +80,21 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
   return params;
 }
 
-Status check_memory(const llama_model* model, int32_t slots, int32_t context) {
-  const double needed = kv_bytes(model, static_cast<double>(slots) * context);
+Status check_memory(const llama_model* model, const ModelOptions& options, int32_t context) {
+  const double needed = kv_bytes(model, options, static_cast<double>(options.slots) * context);
   const double available = available_memory();
   if (needed <= available) return Status::ok();
   char text[256];
   std::snprintf(text, sizeof text,
                 "%d slots of %d tokens need %.1f GB of KV cache, and %.1f GB of memory are available: lower "
                 "COROSRV_SLOTS or COROSRV_CTX",
-                slots, context, needed / 1e9, available / 1e9);
+                options.slots, context, needed / 1e9, available / 1e9);
   return Status(StatusCode::kInvalid, text);
 }
 
 std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, int32_t context,
                                            bool is_deterministic) {
-  const double left = available_memory() - kv_bytes(model, static_cast<double>(options.slots) * context);
+  const double left = available_memory() - kv_bytes(model, options, static_cast<double>(options.slots) * context);
   KernelChoice choice;
   choice.is_faster_allowed = options.has_own_kernels;
   // Packed weights may take half of what the cache leaves: the other half is everybody else's.

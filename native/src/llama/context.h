@@ -27,7 +27,7 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
 int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose);
 
 // Checks that the KV cache fits into the memory that is available. The failure says which settings to lower.
-Status check_memory(const llama_model* model, int32_t slots, int32_t context);
+Status check_memory(const llama_model* model, const ModelOptions& options, int32_t context);
 
 // Makes the kernels that replace parts of libllama's graphs; returns null if there is nothing to replace.
 // `is_deterministic`: no row's bits may depend on the other rows of a batch.

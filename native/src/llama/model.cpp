@@ -2,6 +2,7 @@
 
 #include <gguf.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 
@@ -58,15 +59,41 @@ bool takes_rows(const llama_model* model) {
   return type != LLAMA_ROPE_TYPE_MROPE && type != LLAMA_ROPE_TYPE_IMROPE;
 }
 
+// Returns the devices of these names with a null pointer behind them; none for "none". An unknown one fails.
+std::vector<ggml_backend_dev_t> find_devices(const std::vector<std::string>& names, Status& status) {
+  std::vector<ggml_backend_dev_t> devices;
+  for (const std::string& name : names) {
+    if (name == "none") continue;
+    devices.push_back(ggml_backend_dev_by_name(name.c_str()));
+    if (devices.back() == nullptr) {
+      status = Status(StatusCode::kInvalid, "libllama knows no device '" + name + "' here");
+      return {};
+    }
+  }
+  devices.push_back(nullptr);
+  return devices;
+}
+
 }  // namespace
 
-Model load_model(const std::string& path, bool may_repack, Status& status) {
+Model load_model(const std::string& path, const Placement& placement, bool may_repack, Status& status) {
   status = check_file(path);
   if (!status.is_ok()) return nullptr;
   keep_llama_errors();
 
   llama_model_params params = llama_model_default_params();
   params.use_extra_bufts = may_repack;
+  std::vector<ggml_backend_dev_t> devices = find_devices(placement.devices, status);
+  if (!status.is_ok()) return nullptr;
+  if (!placement.devices.empty()) params.devices = devices.data();
+  params.n_gpu_layers = placement.gpu_layers;
+  params.split_mode = static_cast<llama_split_mode>(placement.split_mode);
+  params.main_gpu = placement.main_gpu;
+  std::vector<float> parts = placement.tensor_split;
+  parts.resize(std::max(parts.size(), llama_max_devices()));  // libllama reads that many
+  if (!placement.tensor_split.empty()) params.tensor_split = parts.data();
+  params.load_mode = static_cast<llama_load_mode>(placement.load_mode);
+  if (placement.numa != 0) llama_numa_init(static_cast<ggml_numa_strategy>(placement.numa));
   Model model(llama_model_load_from_file(path.c_str(), params));
   if (!model) {
     status = failure("libllama cannot load", path);

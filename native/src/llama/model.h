@@ -8,12 +8,13 @@
 #include "base/status.h"
 #include "llama/handles.h"
 #include "model/backend.h"
+#include "model/options.h"
 
 namespace corosrv {
 
 // Loads the weights; takes seconds. Returns null if the file cannot be served, with the reason in `status`, worded for
 // the operator. `may_repack`: libllama may rearrange weights for kernels that are faster for batches.
-Model load_model(const std::string& path, bool may_repack, Status& status);
+Model load_model(const std::string& path, const Placement& placement, bool may_repack, Status& status);
 
 // Loads LoRA adapters, which the model owns. On failure `status` names the file.
 std::vector<llama_adapter_lora*> load_adapters(llama_model* model, const std::vector<std::string>& paths,

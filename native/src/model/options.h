@@ -10,6 +10,31 @@
 
 namespace corosrv {
 
+// Where the weights lie and how the context is made, in libllama's numbers; the C API says what each means.
+struct Placement {
+  int32_t gpu_layers = -1;
+  std::vector<std::string> devices;
+  int32_t split_mode = 1;
+  int32_t main_gpu = 0;
+  std::vector<float> tensor_split;
+  int32_t flash_attn = -1;
+  int32_t load_mode = -1;
+  int32_t numa = 0;
+  int32_t cache_type_k = 1;
+  int32_t cache_type_v = 1;
+  int32_t rope_scaling = -1;
+  float rope_freq_base = 0;
+  float rope_freq_scale = 0;
+  float yarn_ext_factor = -1;
+  float yarn_attn_factor = -1;
+  float yarn_beta_fast = -1;
+  float yarn_beta_slow = -1;
+  int32_t yarn_orig_ctx = 0;
+
+  // Returns whether a context may be longer than the model was trained for.
+  bool stretches_context() const { return rope_scaling > 0 || rope_freq_base > 0 || rope_freq_scale > 0; }
+};
+
 // A model of a GGUF file.
 struct ModelOptions {
   std::string path;
@@ -22,6 +47,7 @@ struct ModelOptions {
   bool is_deterministic = false;      // no result depends on the shape of a batch; slower on long prompts
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
   bool has_own_kernels = true;        // corosrv's compute where they are faster and the processor can
+  Placement placement;
 };
 
 // A made-up model that emits tokens at a set rate.
