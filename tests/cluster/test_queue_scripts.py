@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -64,6 +65,10 @@ class QueueSteps:
             *(b"lost", b"dead"),
         )
         return self.run(queue_scripts.CLAIM, (STREAMS[1], NAMES.dead_letters), arguments)
+
+    def release(self, id: str, call: str, front: str = ANSWERED_BY) -> Any:
+        keys = (STREAMS[1], NAMES.mark(call), NAMES.bell)
+        return self.run(queue_scripts.RELEASE, keys, (id, front, 15_000, "app|m"))
 
     def withdraw(self, id: str, call: str) -> Any:
         keys = (STREAMS[1], NAMES.mark(call), NAMES.body(call))
@@ -175,6 +180,13 @@ def test_a_group_that_is_gone_is_made_from_the_beginning(steps: QueueSteps):
     assert steps.calls() == ["c1"]
 
 
+def test_a_redis_that_knows_of_no_run_before_it_lets_read_at_once(steps: QueueSteps):
+    steps.client.execute("DEL", NAMES.epoch)
+    steps.enqueue("c1")
+
+    assert steps.calls(hold=60_000) == ["c1"]
+
+
 def test_nothing_is_read_for_a_while_after_another_run_of_redis_was_seen(steps: QueueSteps):
     steps.enqueue("c1")
     steps.client.execute("HSET", NAMES.epoch, "run", "an-earlier-one")
@@ -202,7 +214,9 @@ def test_an_entry_that_is_gone_does_not_start(steps: QueueSteps):
 def test_an_overdue_entry_does_not_start(steps: QueueSteps):
     id = steps.enqueue("c1", ms=1)
     steps.pull()
-    while steps.client.execute("TIME") and (reply := steps.start(id, "c1")) == b"run":
+    limit = time.monotonic() + 5
+
+    while (reply := steps.start(id, "c1")) == b"run" and time.monotonic() < limit:
         pass
 
     assert reply == b"overdue"
@@ -213,6 +227,14 @@ def test_a_start_is_repeated_by_the_same_front_alone(steps: QueueSteps):
     steps.pull()
 
     assert [steps.start(id, "c1"), steps.start(id, "c1"), steps.start(id, "c1", OTHER)] == [b"run", b"run", b"other"]
+
+
+def test_an_entry_that_another_front_has_claimed_does_not_start(steps: QueueSteps):
+    id = steps.enqueue("c1")
+    steps.pull()
+    steps.claim()
+
+    assert steps.start(id, "c1") == b"other"
 
 
 def test_a_started_entry_whose_delivery_redis_forgot_does_not_start_again(steps: QueueSteps):
@@ -316,11 +338,23 @@ def test_a_released_entry_is_there_for_the_next_claim(steps: QueueSteps):
     steps.pull()
     steps.start(id, "c1")
 
-    keys = (STREAMS[1], NAMES.mark("c1"), NAMES.bell)
-    released = steps.run(queue_scripts.RELEASE, keys, (id, ANSWERED_BY, 15_000, "app|m"))
+    released = steps.release(id, "c1")
 
     assert released == 1
+    assert steps.client.execute("XRANGE", NAMES.bell, "-", "+")[-1][1] == [b"q", b"app|m", b"k", b"idle"]
     assert [entry[3] for entry in steps.claim(idle=15_000)[2]] == [b"c1"]
+
+
+def test_a_front_releases_nothing_that_another_has_taken(steps: QueueSteps):
+    id = steps.enqueue("c1", is_idempotent=1)
+    steps.pull()
+    steps.start(id, "c1")
+    steps.claim()
+    steps.start(id, "c1", OTHER, delivery=2, is_claimed=True)
+
+    assert steps.release(id, "c1") == 0
+    assert steps.client.execute("GET", NAMES.mark("c1")) == f"{OTHER}|2".encode()
+    assert steps.client.execute("XPENDING", STREAMS[1], "fronts", "-", "+", 10)[0][1] == OTHER.encode()
 
 
 def test_a_renewed_entry_is_not_idle_and_its_deliveries_stay(steps: QueueSteps):
@@ -435,6 +469,17 @@ def test_what_a_front_runs_is_asserted_to_a_redis_that_forgot_it(steps: QueueSte
 
     assert steps.calls(OTHER) == ["c1"]  # the group's cursor was forgotten as well
     assert steps.start(id, "c1", OTHER) == b"other"
+
+
+def test_an_assertion_leaves_it_noted_that_a_client_has_a_piece(steps: QueueSteps):
+    id = steps.enqueue("c1", is_idempotent=1)
+    steps.pull()
+    steps.start(id, "c1")
+    steps.chunk("c1")
+
+    steps.run(queue_scripts.REASSERT, (STREAMS[1], NAMES.mark("c1")), (id, ANSWERED_BY, 1))
+
+    assert steps.claim()[2] == []
 
 
 def test_nothing_is_asserted_of_an_entry_that_is_gone(steps: QueueSteps):
