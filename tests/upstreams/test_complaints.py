@@ -143,6 +143,17 @@ def test_an_upstream_that_fails_every_request_though_it_says_that_it_is_well_is_
         assert "answered 500" in one(pool)["reason"]
 
 
+def test_one_request_that_is_sent_again_and_again_opens_no_breaker(pool: PoolProcess):
+    pool.do("close")
+    pool.do("new", complaints_for=0.0)
+    with scripted(fails_with(500)) as upstream:
+        pool.do("add", url=upstream.url)
+
+        make_calls(pool, *["bad"] * 12)
+
+        assert one(pool)["state"] == "ready"
+
+
 def test_other_answers_between_them_keep_the_breaker_closed(pool: PoolProcess):
     pool.do("close")
     pool.do("new", complaints_for=0.0)

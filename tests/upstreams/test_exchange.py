@@ -14,6 +14,7 @@ import pytest
 from corosrv.errors import Refused
 from corosrv.jobs.forward import AnswerHead, ForwardRequest, Headers
 from corosrv.upstreams import connections as connections_module
+from corosrv.upstreams.connection import PIECE
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.exchange import Exchange, ExchangeLimits, refusal_of
 from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost
@@ -217,6 +218,52 @@ def test_pieces_come_one_by_one_while_the_upstream_still_writes():
         rest = list(pieces)
 
     assert (first, rest) == (b"data: 1\n\n", [b"data: 2\n\n"])
+
+
+def test_a_long_body_is_handed_over_in_turns():
+    n_bytes = 8 << 20
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {n_bytes}\r\n\r\n".encode() + b"x" * n_bytes
+    turns: list[int] = []
+
+    def count(piece: bytes) -> bool:
+        turns[-1] += len(piece)
+        return True
+
+    with raw_server(answers(answer)) as url, connected(url) as exchange:
+        begun(exchange)
+        is_whole = False
+        while not is_whole:
+            turns.append(0)
+            is_whole = exchange.pump(count)
+
+    assert sum(turns) == n_bytes
+    assert max(turns) <= 2 * PIECE
+
+
+def test_a_sink_that_wants_no_more_gets_the_rest_later():
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
+        b"%x\r\n" % PIECE + b"x" * PIECE + b"\r\n" for _ in range(4)
+    )
+    pieces: list[bytes] = []
+
+    with raw_server(answers(answer + b"0\r\n\r\n")) as url, connected(url) as exchange:
+        begun(exchange)
+        assert not exchange.pump(lambda piece: bool(pieces.append(piece)))
+        assert len(pieces) == 1
+        while not exchange.pump(lambda piece: bool(pieces.append(piece))):
+            pass
+
+    assert b"".join(pieces) == b"x" * 4 * PIECE
+
+
+def test_what_a_sink_raises_comes_out_of_the_pump():
+    def fail(piece: bytes) -> bool:
+        raise KeyError("a bug")
+
+    with scripted() as upstream, connected(upstream.url) as exchange:
+        begun(exchange)
+        with pytest.raises(KeyError, match="a bug"):
+            exchange.pump(fail)
 
 
 @pytest.mark.parametrize("status", [200, 201, 400, 401, 404, 413, 422, 500, 501])
