@@ -7,13 +7,13 @@ import pytest
 from tests.transfer.world import RandomRun
 
 
-@pytest.mark.parametrize("first", range(0, 2000, 250))
+@pytest.mark.parametrize("first", range(0, 2000, 100))
 def test_the_rules_hold_whatever_goes_wrong(first: int):
-    for seed in range(first, first + 250):
+    for seed in range(first, first + 100):
         RandomRun(seed, has_faults=True).run()
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 250))
+@pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_without_faults_every_transfer_succeeds(first: int):
-    for seed in range(first, first + 250):
+    for seed in range(first, first + 100):
         RandomRun(seed, has_faults=False).run()
