@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 STOREYS = (
     ("errors", "processor"),
+    ("callformats",),
     ("client", "outgoing", "tensors"),
     ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
     ("dispatch", "images", "wire"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from corosrv import structured
+from corosrv.callformats.description import ArgumentRow, CallField, CallFormat
 from corosrv.chat.conversation import JsonFormat, PlainFormat
-from corosrv.chat.formats import ToolFormat
+from corosrv.chat.member_grammar import MemberRules
+from corosrv.chat.notation_grammar import NotationRules
+from corosrv.chat.raw_text import texts_without
+from corosrv.chat.tool_schema import SchemaSource
 from corosrv.chat.tools import NO_ARGUMENTS, Tool, name_of, parameters_of
 from corosrv.generation.schemas import effort
 from corosrv.structured import Effort, SchemaLimits
@@ -28,7 +32,7 @@ def format_rules(answer_format: JsonFormat | PlainFormat, limits: SchemaLimits) 
 
 
 def call_rules(
-    tools: Sequence[tuple[int, Tool]], form: ToolFormat, is_parallel: bool, schema_param: str, limits: SchemaLimits
+    tools: Sequence[tuple[int, Tool]], form: CallFormat, is_parallel: bool, schema_param: str, limits: SchemaLimits
 ) -> Rules:
     """Makes rules for one call of one of these tools, or several; each tool comes with its number in the request.
 
@@ -38,26 +42,63 @@ def call_rules(
     calls = {}
     one_effort = effort(limits)
     for number, tool in tools:
-        arguments = _arguments(tool, number, schema_param, limits, one_effort)
+        arguments = _arguments(tool, number, form, schema_param, limits, one_effort)
         bodies |= arguments.bodies
-        head = literal(form.head + name_of(tool) + form.middle)
-        calls[f"call-{number}"] = f'{head} {arguments.start} "}}"'
+        calls[f"call-{number}"] = _call(name_of(tool), arguments.start, form)
     most = _MOST_CALLS if is_parallel and not form.is_single else 1
-    more = f"({literal(form.between)} call){{0,{most - 1}}}" if most > 1 else ""
-    lead = f"{literal(form.lead)}?" if form.lead else ""
-    edges = [literal(text) if text else "" for text in (form.opening, form.closing)]
+    more = f"({_text(form.joint)} call){{0,{most - 1}}}" if most > 1 else ""
     bodies |= calls
     bodies["call"] = either(calls)
-    bodies["calls"] = sequence(lead, edges[0], "call", more, edges[1])
+    start = [_optional(form.lead), _text(form.start[len(form.lead) :])] if form.start else [_optional(form.joint)]
+    bodies["calls"] = sequence(_optional(form.lead_in), *start, "call", more, _text(form.end))
     return Rules("calls", bodies)
 
 
-def _arguments(tool: Tool, number: int, schema_param: str, limits: SchemaLimits, effort: Effort) -> Rules:
-    schema = parameters_of(tool)
+def _call(name: str, arguments: str, form: CallFormat) -> str:
+    """Returns one call from its first field to its last."""
+    fields = {
+        CallField.NAME: literal(name),
+        CallField.ID: "[a-zA-Z0-9]{9}" if form.short_ids else '"call_" [a-zA-Z0-9_]{8,24}',
+        CallField.INDEX: "[0-9]{1,2}",
+        CallField.ARGUMENTS: arguments,
+    }
+    texts = list(map(_text, form.inner))
+    at = form.fields.index(CallField.ARGUMENTS) - 1
+    texts[at] = either(map(_text, (form.inner[at], *form.variants))) if form.variants else texts[at]
+    return sequence(
+        *(item for field, text in zip(form.fields, (*texts, ""), strict=True) for item in (fields[field], text))
+    )
+
+
+def _arguments(
+    tool: Tool, number: int, form: CallFormat, schema_param: str, limits: SchemaLimits, effort: Effort
+) -> Rules:
+    schema, param, prefix = parameters_of(tool), schema_param.format(number), f"tool{number}"
+    if form.arguments is not None:
+        source = SchemaSource(schema, param, prefix, limits, effort)
+        if isinstance(form.arguments, ArgumentRow):
+            return MemberRules(form.arguments, source).rules()
+        return NotationRules(form.arguments, source).rules()
     if schema == NO_ARGUMENTS:
         # Clients send this schema, or none at all, for a function without arguments.
         return Rules("none", {"none": literal("{}")})
-    return structured.fragment(schema, schema_param.format(number), f"tool{number}", limits, effort)
+    return structured.fragment(schema, param, prefix, limits, effort)
+
+
+def edge_rules(*texts: str) -> list[Rules]:
+    """Makes rules for the texts between thoughts and what follows them, each of which may be missing."""
+    names = [f"edge-{number}" for number, text in enumerate(texts) if text]
+    return [
+        Rules(name, {name: f"{_optional(text)} [ \\n]?"}) for name, text in zip(names, filter(None, texts), strict=True)
+    ]
+
+
+def _text(text: str) -> str:
+    return literal(text) if text else ""
+
+
+def _optional(text: str) -> str:
+    return f"{literal(text)}?" if text else ""
 
 
 def free_rules(begin: str) -> Rules:
@@ -68,19 +109,10 @@ def free_rules(begin: str) -> Rules:
 def thought_rules(tags: tuple[str, str], is_open: bool) -> Rules:
     """Makes rules for the thoughts before an answer. `is_open`: the prompt has begun them; else they are optional."""
     opening, closing = tags
-    bodies = {f"thought-{n}": body for n, body in enumerate(_other_than(closing))}
-    thoughts = f"(thought-0)* {literal(closing[0])}* {literal(closing)} [ \\n]{{0,4}}"
-    bodies["thoughts"] = thoughts if is_open else f"({literal(opening)} {thoughts})?"
-    return Rules("thoughts", bodies)
-
-
-def _other_than(word: str) -> Iterator[str]:
-    """Yields the right sides of rules for a text without `word`: first a piece of it, then what may follow n letters of
-    `word` in it."""
-    again = f"{literal(word[0])} thought-1"
-    for n, letter in enumerate(word):
-        goes_on = n > 0 and n < len(word) - 1
-        yield either((_other(word[0], letter), again, *((f"{literal(letter)} thought-{n + 1}",) if goes_on else ())))
+    content = texts_without(closing, "thought")
+    thoughts = f"{content.start} {literal(closing)} [ \\n]{{0,4}}"
+    body = thoughts if is_open else f"({literal(opening)} {thoughts})?"
+    return Rules("thoughts", {**content.bodies, "thoughts": body})
 
 
 def _other(*letters: str) -> str:

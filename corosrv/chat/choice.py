@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from enum import Enum
+from functools import lru_cache
 
 import msgspec
 
-from corosrv.chat.formats import ToolFormat
-from corosrv.chat.json_value import JsonValue
+from corosrv.callformats.description import CallFormat
+from corosrv.chat.argument_reader import ArgumentReader, JsonReader
+from corosrv.chat.call_patterns import CallPatterns, any_may_follow, first_match
+from corosrv.chat.member_reader import reader_for
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.chat.patterns import first_of, partial_match_at
 from corosrv.chat.spans import TokenQueue
@@ -24,13 +27,11 @@ class Syntax(msgspec.Struct, frozen=True):
 
     thought_tags: tuple[str, str] | None = None
     begins_in_thoughts: bool = False  # the prompt has opened them
-    tool_format: ToolFormat | None = None
+    tool_format: CallFormat | None = None
+    markers: tuple[str, ...] = ()  # the texts that a call begins with
     only_calls: bool = False  # after the thoughts nothing but calls may come
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The texts that a call begins with."""
-        return () if self.tool_format is None else self.tool_format.markers
+    edges: tuple[str, ...] = ()  # texts around the answer's text that are no part of it
+    string_members: frozenset[tuple[str, str]] = frozenset()  # names of tools, and of their arguments that are strings
 
 
 class _Mode(Enum):
@@ -52,7 +53,7 @@ class ChoiceParser:
         self._index = index
         self._syntax = syntax
         self._mode = _Mode.TEXT
-        if syntax.thought_tags is not None:
+        if syntax.thought_tags is not None or syntax.edges:
             self._mode = _Mode.THOUGHTS if syntax.begins_in_thoughts else _Mode.START
         self._held = ""
         self._tokens = TokenQueue()
@@ -60,13 +61,19 @@ class ChoiceParser:
         self._has_text = False
         self._n_calls = 0
         self._is_cut = False  # the answer ended before the model ended it
-        self._value = JsonValue()
-        if syntax.tool_format is not None:
-            self._format = syntax.tool_format
-            self._tail = syntax.tool_format.tail()
-            self._head = self._first_head = syntax.tool_format.first_head()
+        self._reader: ArgumentReader = JsonReader()
+        self._may_think = syntax.thought_tags is not None
+        form = syntax.tool_format
+        self._markers = () if form is None else syntax.markers or form.markers
+        if form is not None:
+            self._format = form
+            self._patterns = _patterns(form)
+            self._heads = self._patterns.first_heads
+        around_calls = () if form is None else (form.lead_in.strip(), form.trailer)
+        # Those that stand anywhere; others only begin an answer's text.
+        self._dropped = tuple(edge for edge in (*syntax.edges, *around_calls) if edge[:1] in ("<", "["))
         # Characters that something else may begin with, in each mode that lasts.
-        self._watched = {_Mode.TEXT: frozenset(marker[0] for marker in syntax.markers)}
+        self._watched = {_Mode.TEXT: frozenset(word[0] for word in (*self._markers, *self._dropped))}
         if syntax.thought_tags is not None:
             self._watched[_Mode.THOUGHTS] = frozenset(syntax.thought_tags[1][0])
         self._steps = {
@@ -151,12 +158,18 @@ class ChoiceParser:
     # One method for each mode: takes what is certain from what is held, and may change the mode.
 
     def _start(self, is_last: bool) -> Iterator[Part]:
-        assert self._syntax.thought_tags is not None
-        opening, text = self._syntax.thought_tags[0], self._held.lstrip()
-        if text.startswith(opening):
-            self._cut(len(self._held) - len(text) + len(opening))
-            self._mode, self._skips_space = _Mode.THOUGHTS, True
-        elif is_last or not opening.startswith(text):
+        text = self._held.lstrip()
+        tags = self._syntax.thought_tags
+        openings = (tags[0], *self._syntax.edges) if self._may_think and tags is not None else self._syntax.edges
+        begun = max((opening for opening in openings if text.startswith(opening)), key=len, default="")
+        if not is_last and any(opening.startswith(text) and len(opening) > len(begun) for opening in openings):
+            return
+        if begun:
+            self._cut(len(self._held) - len(text) + len(begun))
+            self._skips_space = True
+            if begun not in self._syntax.edges:
+                self._mode = _Mode.THOUGHTS
+        else:
             self._mode = _Mode.TEXT
         yield from ()
 
@@ -167,72 +180,112 @@ class ChoiceParser:
         if at >= 0:
             yield from self._give_thoughts(len(self._held[:at].rstrip()))
             self._cut(len(self._held) - len(self._held.lstrip()) + len(closing))
-            self._mode, self._skips_space = _Mode.TEXT, True
+            self._mode, self._skips_space = _Mode.START if self._syntax.edges else _Mode.TEXT, True
+            self._may_think = False
         elif is_last:
             yield from self._give_thoughts(len(self._held))
         else:
             yield from self._give_thoughts(len(self._held[: partial_match_at(self._held, (closing,))].rstrip()))
 
     def _text(self, is_last: bool) -> Iterator[Part]:
-        if self._syntax.tool_format is None:
+        if not self._markers and not self._dropped:
             yield from self._give_text(len(self._held))
             return
-        at, is_whole = self._marker()
-        if is_whole or not is_last:
+        at, is_call, size = self._marker()
+        if is_call or size or not is_last:
             # The space before a call goes with the call.
             yield from self._give_text(len(self._held[:at].rstrip()))
         elif not self._is_begun_call(at):
             yield from self._give_text(len(self._held))
-        if is_whole:
-            self._mode, self._head = _Mode.HEAD, self._first_head
+        if is_call:
+            self._mode, self._heads = _Mode.HEAD, self._patterns.first_heads
+        elif size:
+            self._cut(len(self._held) - len(self._held.lstrip()) + size)
+            self._skips_space = True
 
     def _is_begun_call(self, at: int) -> bool:
         """Returns whether a call had to come and only the beginning of its marker, at `at`, has come."""
         is_due = self._syntax.only_calls or (self._n_calls > 0 and (self._is_cut or at == len(self._held)))
         return is_due and not self._held[:at].strip()
 
-    def _marker(self) -> tuple[int, bool]:
-        """Returns (position, True) of the first call marker, else (earliest start of a partial marker, False)."""
-        markers = self._format.markers
-        if not self._format.is_alone:
-            at, _ = first_of(self._held, markers)
-            return (at, True) if at >= 0 else (partial_match_at(self._held, markers), False)
-        text = self._held.lstrip()
-        at = len(self._held) - len(text)
-        if self._has_text or self._n_calls or not any(marker.startswith(text[: len(marker)]) for marker in markers):
-            return len(self._held), False
-        return at, any(text.startswith(marker) for marker in markers)
+    def _marker(self) -> tuple[int, bool, int]:
+        """Returns (position, True, 0) of the first call marker, (position, False, length) of what is to be dropped;
+        else (earliest start of a partial one, False, 0)."""
+        at, word = first_of(self._held, self._dropped)
+        partial = partial_match_at(self._held, self._dropped)
+        if self._markers and not self._format.is_alone:
+            at, word = first_of(self._held, (*self._markers, *self._dropped))
+            partial = min(partial, partial_match_at(self._held, self._markers))
+        elif self._markers and not self._has_text and not self._n_calls:
+            text = self._held.lstrip()
+            begin = len(self._held) - len(text)
+            if any(marker.startswith(text[: len(marker)]) for marker in self._markers):
+                return begin, any(text.startswith(marker) for marker in self._markers), 0
+        if at < 0:
+            return partial, False, 0
+        if any(other.startswith(self._held[at:]) and len(other) > len(word) for other in self._dropped):
+            return at, False, 0  # more of the text may make it a longer one
+        return at, word in self._markers, len(word) if word not in self._markers else 0
 
     def _call_head(self, is_last: bool) -> Iterator[Part]:
-        match = self._head.match(self._held)
+        match = first_match(self._heads, self._held)
         if match is not None and match.end() <= _MOST_HELD:
-            yield CallBegin(self._index, self._n_calls, f"call_{secrets.token_hex(12)}", match.group(1))
+            name = match.group(1)
+            yield CallBegin(self._index, self._n_calls, f"call_{secrets.token_hex(12)}", name)
             self._n_calls += 1
             self._cut(match.end())
-            self._value = JsonValue()
-            self._mode, self._skips_space = _Mode.ARGUMENTS, True
-        elif is_last and (self._is_cut or self._syntax.only_calls) and self._head.may_follow(self._held):
+            self._reader = reader_for(self._format, _StringArguments(self._syntax, name))
+            self._mode, self._skips_space = _Mode.ARGUMENTS, self._format.arguments is None
+        elif is_last and (self._is_cut or self._syntax.only_calls) and any_may_follow(self._heads, self._held):
             pass  # a call that was cut off before its name was known: markup, and no text
-        elif is_last or match is not None or len(self._held) > _MOST_HELD or not self._head.may_follow(self._held):
+        elif (
+            is_last or match is not None or len(self._held) > _MOST_HELD or not any_may_follow(self._heads, self._held)
+        ):
             # A false start: it is text. Another call may begin after its first character.
             self._mode = _Mode.TEXT
             yield from self._give_text(len(self._held) - len(self._held.lstrip()) + 1)
 
     def _call_arguments(self, is_last: bool) -> Iterator[Part]:
-        n_piece = self._value.feed(self._held)
-        if n_piece:
-            yield CallArguments(self._index, self._n_calls - 1, self._cut(n_piece)[0])
-        if self._value.is_whole:
+        taken, piece = self._reader.feed(self._held, is_last)
+        if taken:
+            self._cut(taken)
+        if piece:
+            yield CallArguments(self._index, self._n_calls - 1, piece)
+        if self._reader.is_whole:
             self._mode = _Mode.TAIL
 
     def _call_tail(self, is_last: bool) -> Iterator[Part]:
-        match = self._tail.match(self._held)
-        if match is not None and match.end() <= _MOST_HELD:
-            self._cut(match.end())
-            self._skips_space = True
-            self._mode = _Mode.TEXT
-            if match.group("joint"):
-                self._mode, self._head = _Mode.HEAD, self._format.next_head()
-        elif len(self._held) > _MOST_HELD:
-            self._mode = _Mode.TEXT
+        patterns, text = self._patterns, self._held
+        end, joint = first_match(patterns.ends, text), first_match(patterns.joints, text)
+        if joint and first_match(patterns.whole_joints, text):
+            self._leave_call(joint.end(), _Mode.HEAD)
+        elif len(text) <= _MOST_HELD and any_may_follow(patterns.whole_joints, text):
+            pass
+        elif end and end.end() <= _MOST_HELD:
+            self._leave_call(end.end(), _Mode.TEXT)
+        elif len(text) > _MOST_HELD or not any_may_follow(patterns.ends, text):
+            # Neither as it should be; another call may still follow.
+            self._leave_call(joint.end() if joint else 0, _Mode.HEAD if joint else _Mode.TEXT)
         yield from ()
+
+    def _leave_call(self, n: int, mode: _Mode) -> None:
+        self._cut(n)
+        self._skips_space = n > 0
+        self._mode = mode
+        self._heads = self._patterns.next_heads
+
+
+class _StringArguments:
+    """The names of one tool's arguments that are strings."""
+
+    def __init__(self, syntax: Syntax, tool: str) -> None:
+        self._syntax = syntax
+        self._tool = tool
+
+    def __contains__(self, name: object) -> bool:
+        return (self._tool, name) in self._syntax.string_members
+
+
+@lru_cache(maxsize=64)
+def _patterns(form: CallFormat) -> CallPatterns:
+    return CallPatterns(form)

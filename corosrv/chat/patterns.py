@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 class Pattern:
-    """A pattern for the beginning of a text, in steps: regular expressions for one character or for several."""
+    """A pattern for the beginning of a text, in steps: regular expressions for one character or for several.
+
+    No step may match what the one behind it has to begin with.
+    """
 
     def __init__(self, *steps: str) -> None:
         self._whole = re.compile("".join(steps))
-        nested = ""
-        for step in reversed(steps):
-            nested = f"(?:{step}{nested})?"
-        self._begun = re.compile(nested)
+        self._steps = [re.compile(step) for step in steps]
 
     def match(self, text: str) -> re.Match[str] | None:
         """Matches at the beginning of the text."""
@@ -22,7 +22,13 @@ class Pattern:
 
     def may_follow(self, text: str) -> bool:
         """Returns whether more text could make this one a match."""
-        return self._begun.fullmatch(text) is not None
+        at = 0
+        for step in self._steps:
+            match = step.match(text, at)
+            if match is None:
+                break
+            at = match.end()
+        return at == len(text)
 
 
 def steps(literal: str) -> list[str]:

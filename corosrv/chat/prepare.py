@@ -8,12 +8,13 @@ from typing import cast
 
 import msgspec
 
+from corosrv.callformats.description import CallFormat, markers_for
 from corosrv.chat import answer_grammar
 from corosrv.chat.choice import Syntax
 from corosrv.chat.conversation import CallMode, Conversation
-from corosrv.chat.formats import FORMATS, ToolFormat
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
-from corosrv.chat.tools import Tool, checked, name_of
+from corosrv.chat.tool_schema import string_members
+from corosrv.chat.tools import Tool, checked, name_of, parameters_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation.schemas import schema_limits
 from corosrv.jobs import Job, Messages, ModelCard, Sampling
@@ -35,7 +36,10 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
         thought_tags=card.reasoning_tags if splits_thoughts else None,
         begins_in_thoughts=splits_thoughts and card.opens_reasoning,
         tool_format=plan.form if plan.tools else None,
+        markers=plan.markers,
         only_calls=plan.is_forced,
+        edges=card.answer_format.edges if splits_thoughts or plan.tools else (),
+        string_members=string_members((name_of(tool), parameters_of(tool)) for tool in plan.tools),
     )
     parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax)
     if conversation.echo and prompt.continue_final and prompt.messages[-1]["content"]:
@@ -50,7 +54,7 @@ class _Plan(msgspec.Struct, frozen=True):
     card: ModelCard
     prompt: Messages
     tools: tuple[Tool, ...]  # that may be called
-    form: ToolFormat
+    form: CallFormat
 
     @classmethod
     def from_conversation(cls, conversation: Conversation, card: ModelCard) -> _Plan:
@@ -58,7 +62,7 @@ class _Plan(msgspec.Struct, frozen=True):
         tools = checked(prompt.tools, conversation.places)
         if conversation.tool_choice.choice is CallMode.NONE:
             tools = ()
-        return cls(conversation, card, prompt, tools, FORMATS.get(card.tool_format, FORMATS["hermes"]))
+        return cls(conversation, card, prompt, tools, card.call_format)
 
     @property
     def is_forced(self) -> bool:
@@ -81,6 +85,11 @@ class _Plan(msgspec.Struct, frozen=True):
         if self.card.reasoning_tags is None or not self.prompt.add_generation_prompt:
             return False
         return self.template_arguments.get("enable_thinking", self.card.reasons) is not False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Returns the texts that a call begins with."""
+        return markers_for(self.form, map(name_of, self.tools)) if self.tools else ()
 
     def check(self) -> None:
         """Raises Refused for contradictions."""
@@ -110,11 +119,11 @@ class _Plan(msgspec.Struct, frozen=True):
         if may_be_text and not self.form.is_alone:
             # Text and thoughts are free, up to the marker of a call.
             text = self._checked(grammar(answers[0].start, *answers))
-            triggers = self.form.markers
+            triggers = self.markers
             return replace(sampling, grammar=text, grammar_param=self._schema_param, grammar_triggers=triggers)
         if may_be_text:
-            answers.append(answer_grammar.free_rules(self.form.markers[0][0]))
-        thoughts = self._thoughts()
+            answers.append(answer_grammar.free_rules(self.markers[0][0]))
+        thoughts = [*self._thoughts(), *self._edges()]
         root = sequence(*(rules.start for rules in thoughts), either(rules.start for rules in answers))
         text = self._checked(grammar(root, *thoughts, *answers))
         return replace(sampling, grammar=text, grammar_param=self._schema_param)
@@ -140,6 +149,11 @@ class _Plan(msgspec.Struct, frozen=True):
         if not self.may_think or self.card.reasoning_tags is None:
             return []
         return [answer_grammar.thought_rules(self.card.reasoning_tags, self.card.opens_reasoning)]
+
+    def _edges(self) -> list[Rules]:
+        """Returns the rules of what may stand between thoughts and the form that an answer has to have."""
+        answer = self.card.answer_format
+        return answer_grammar.edge_rules(answer.turn, "" if self.is_forced else answer.text_opening)
 
     def _checked(self, text: str) -> str:
         """Returns a grammar that the engine compiles. Raises Refused for schemas that are too large together."""

@@ -37,9 +37,8 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
         return card
     return replace(
         card,
-        tool_format=traits.tool_format,
-        reasoning_tags=traits.thought_tags,
-        opens_reasoning=traits.opens_thoughts,
+        call_format=traits.call_format,
+        answer_format=traits.answer,
         reasons=settings.reasoning != "off",
         splits_reasoning=settings.reasoning_format != "none",
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from corosrv.callformats.probes import Rendering
 from corosrv.engine.builtin_template import BuiltinTemplate, builtin_name
 from corosrv.engine.jinja_template import JinjaTemplate
 from corosrv.engine.marks import Guard, Marks, Piece, strings
 from corosrv.engine.sandbox import TemplateLimits
 from corosrv.engine.tool_text import Message, write_tools
-from corosrv.engine.traits import Rendering, Traits, find_traits
+from corosrv.engine.traits import Traits, find_traits
 from corosrv.engine.typed_content import adapt
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
@@ -37,11 +38,13 @@ class ChatTemplate:
         special: dict[str, str],
         limits: TemplateLimits | None = None,
         thinks: bool = True,
+        end_texts: Sequence[str] = (),
     ) -> None:
         """`source`: the template's text, or the name of a built-in one; `control_markers`: texts of control tokens;
         `special`: what templates know as bos_token and so on.
 
-        `thinks`: whether a model that can think does, where a conversation does not say. Raises Refused.
+        `thinks`: whether a model that can think does, where a conversation does not say; `end_texts`: of the tokens
+        that end an answer. Raises Refused.
         """
         self.source = source
         self._guard = Guard(control_markers)
@@ -49,7 +52,7 @@ class ChatTemplate:
         name = builtin_name(source)
         template = BuiltinTemplate(name) if name else JinjaTemplate(source, special, limits or TemplateLimits())
         self._render: Rendering = adapt(template.render)
-        self.traits: Traits = find_traits(source, self._render)
+        self.traits: Traits = find_traits(source, self._render, end_texts)
 
     def render(self, prompt: Messages, texts: Sequence[str] | None = None) -> list[Piece]:
         """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation.
@@ -84,7 +87,8 @@ class ChatTemplate:
 
     def _closed_thoughts(self, rendered: str) -> str:
         """Returns the text that ends the thoughts a prompt leaves open, or that says there are none."""
-        if self.traits.thought_tags is None:
+        answer = self.traits.answer
+        if self.traits.thought_tags is None or answer.turn or answer.tells_no_thoughts:
             return ""
         opening, closing = self.traits.thought_tags
         end = rendered.rstrip()

@@ -63,6 +63,10 @@ class _OutputCounting(CodeGenerator):
         return f"environment.printed({super()._output_const_repr(group)})"
 
 
+class _OwnList(list[Any]):
+    """A list that the template has made, and may append to; those of the conversation are not its own."""
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Offers what templates of models expect. One rendering at a time; nothing in here switches greenlets."""
 
@@ -112,7 +116,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def built(self, value: Any) -> Any:
         self._size(value)
-        return value
+        return _OwnList(value) if isinstance(value, list) else value
 
     def printed(self, value: Any) -> Any:
         """Counts a piece of output, the template's own text and what goes into a variable first included."""
@@ -122,6 +126,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     # What Jinja asks before it calls something.
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (attr == "append" and isinstance(obj, _OwnList)) or super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
         self._step()
@@ -148,7 +155,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             # What Jinja adds comes first.
             values = arguments[1:] if hasattr(function, "jinja_pass_arg") else arguments
             added = arguments[: len(arguments) - len(values)]
-            if name == "join":
+            if name == "join" or (name == "tojson" and isinstance(values[0], Iterator)):
                 values = (list(values[0]), *values[1:])
             self._check_filter(name, values, tuple(keywords.values()))
             result = function(*added, *values, **keywords)
@@ -177,6 +184,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _check_method(self, function: Any, arguments: tuple[Any, ...]) -> None:
         text, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(text, _OwnList) and name == "append":
+            self._check_size(_ITEM * len(text) + sum(map(self._size, arguments)))
         if not isinstance(text, (str, bytes)):
             return
         if name in _REFUSED_METHODS or isinstance(text, bytes):

@@ -7,22 +7,19 @@ import json
 from collections.abc import Container
 from typing import Any
 
+from corosrv.callformats.description import ArgumentRow, CallFormat, Spelling
+from corosrv.callformats.known import HERMES
+from corosrv.callformats.writer import write_call
 from corosrv.engine.traits import Traits
 
 Message = dict[str, Any]
 
 _INTRODUCTION = (
     "# Tools\n\nYou may call functions to answer. Each line between <tools> and </tools> describes one, with a JSON "
-    "schema of its arguments:\n<tools>\n{tools}\n</tools>\n\nTo call one, write its name and its arguments as a JSON "
-    'object between <tool_call> and </tool_call>:\n<tool_call>\n{{"name": "...", "arguments": {{...}}}}\n</tool_call>'
+    "schema of its arguments:\n<tools>\n{tools}\n</tools>\n\nTo call one, write its name and its arguments {how}:\n"
+    "{example}"
 )
-
-# How a call looks in the text, by the format of the model's calls: name and arguments, as JSON.
-_CALLS = {
-    "hermes": '<tool_call>\n{"name": %s, "arguments": %s}\n</tool_call>',
-    "mistral": '[TOOL_CALLS][{"name": %s, "arguments": %s}]',
-    "llama3": '{"name": %s, "parameters": %s}',
-}
+_HERMES_EXAMPLE = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
 
 
 def write_tools(
@@ -30,9 +27,9 @@ def write_tools(
 ) -> tuple[list[Message], list[dict[str, Any]]]:
     """Returns messages and tools that the template shows in full. The strings in them are left as they are."""
     if not traits.shows_tools and tools:
-        messages = _with_system_words(messages, _INTRODUCTION.format(tools="\n".join(map(_json, tools))))
+        messages = _with_system_words(messages, _introduction(tools, traits.call_format))
         tools = []
-    if traits.shows_calls and not traits.takes_text:
+    if traits.shows_calls and not traits.manner.takes_text:
         messages = _without_cut_calls(messages, traits)
     messages = [_adapt_calls(message, traits) for message in messages]
     if not traits.shows_results:
@@ -40,6 +37,15 @@ def write_tools(
     if not traits.has_system:
         messages = _without_system(messages)
     return messages, tools
+
+
+def _introduction(tools: list[dict[str, Any]], form: CallFormat) -> str:
+    lines = "\n".join(map(_json, tools))
+    if form == HERMES:
+        how = "as a JSON object between <tool_call> and </tool_call>"
+        return _INTRODUCTION.format(tools=lines, how=how, example=_HERMES_EXAMPLE)
+    example = write_call(form, "function_name", {"argument_name": "value"})
+    return _INTRODUCTION.format(tools=lines, how="in this form", example=example)
 
 
 def _with_system_words(messages: list[Message], words: str) -> list[Message]:
@@ -61,28 +67,45 @@ def _without_cut_calls(messages: list[Message], traits: Traits) -> list[Message]
         calls = message.get("tool_calls") or ()
         if any(isinstance(call["function"]["arguments"], str) for call in calls):
             written_ids |= {call["id"] for call in calls}
-            message = _with_calls_in_text(message, _CALLS[traits.tool_format])
+            message = _with_calls_in_text(message, traits.call_format)
         remaining.append(message)
     return _results_as_turns(remaining, written_ids) if written_ids else messages
 
 
 def _adapt_calls(message: Message, traits: Traits) -> Message:
-    """Returns a message with its calls as the template takes them, or in the text."""
-    if traits.short_ids and "tool_call_id" in message:
+    """Returns a message with its thoughts and calls as the template takes them, or calls in the text."""
+    manner = traits.manner
+    if manner.short_ids and "tool_call_id" in message:
         message = {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    member = traits.answer.thought_member
     calls = message.get("tool_calls")
+    if member not in message and "reasoning_content" in message and not (calls and message.get("content")):
+        message = {**message, member: message["reasoning_content"]}
     if not calls:
         return message
     if not traits.shows_calls:
-        return _with_calls_in_text(message, _CALLS["hermes"])
-    return {**message, "tool_calls": [_adapt_call(call, traits) for call in calls]}
+        return _with_calls_in_text(message, HERMES)
+    content = message.get("content") or manner.content
+    return {**message, "content": content, "tool_calls": [_adapt_call(call, traits) for call in calls]}
 
 
 def _adapt_call(call: dict[str, Any], traits: Traits) -> dict[str, Any]:
-    function = call["function"]
-    if traits.takes_text:
+    function, manner = call["function"], traits.manner
+    if manner.takes_text:
         function = {**function, "arguments": _arguments_text(function["arguments"])}
-    return {**call, "id": _short_id(call["id"]) if traits.short_ids else call["id"], "function": function}
+    elif _spells_containers(traits.call_format):
+        arguments = {
+            name: _json(value) if isinstance(value, (dict, list)) else value
+            for name, value in function["arguments"].items()
+        }
+        function = {**function, "arguments": arguments}
+    return {**call, "id": _short_id(call["id"]) if manner.short_ids else call["id"], "function": function}
+
+
+def _spells_containers(form: CallFormat) -> bool:
+    """Returns whether a template writes objects and arrays as Python does: its model is asked for JSON."""
+    members = form.arguments
+    return isinstance(members, ArgumentRow) and members.containers is Spelling.PYTHON and not members.quote
 
 
 def _short_id(name: str) -> str:
@@ -90,15 +113,17 @@ def _short_id(name: str) -> str:
     return name if len(name) == 9 and name.isalnum() else hashlib.sha256(name.encode()).hexdigest()[:9]
 
 
-def _with_calls_in_text(message: Message, form: str) -> Message:
+def _with_calls_in_text(message: Message, form: CallFormat) -> Message:
     """Moves the calls of a message to the end of its text, each written in this form."""
     others = {name: value for name, value in message.items() if name != "tool_calls"}
-    calls = (_call_text(call["function"], form) for call in message["tool_calls"])
+    calls = (_call_text(call, form) for call in message["tool_calls"])
     return {**others, "content": "\n".join((*filter(None, [message.get("content")]), *calls))}
 
 
-def _call_text(function: dict[str, Any], form: str) -> str:
-    return form % (_json(function["name"]), _arguments_text(function["arguments"]))
+def _call_text(call: dict[str, Any], form: CallFormat) -> str:
+    function = call["function"]
+    id = _short_id(call["id"]) if form.short_ids else call["id"]
+    return write_call(form, function["name"], function["arguments"], id)
 
 
 def _arguments_text(arguments: dict[str, Any] | str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from corosrv.engine.traits import Rendering
+from corosrv.callformats.probes import Rendering
 from corosrv.errors import Refused
 
 _WORD = "nedcontent"  # that no template writes by itself

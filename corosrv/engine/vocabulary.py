@@ -54,7 +54,8 @@ class EngineVocabulary:
         """A template that cannot be used takes conversations from the model, and nothing else."""
         special = {"bos_token": self.bos, "eos_token": self.eos}
         try:
-            self._template = ChatTemplate(source, self._markers, special, thinks=thinks)
+            ends = [text for token in self.end_tokens if (text := self._text(token))]
+            self._template = ChatTemplate(source, self._markers, special, thinks=thinks, end_texts=ends)
         except errors.Refused as error:
             self._no_template = str(error)
             log.error("no conversations with this model: %s", error)

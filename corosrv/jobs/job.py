@@ -33,7 +33,7 @@ class Messages:
     `reasoning_content`) and tool; contents are strings, or tuples of strings and Images where a user's message has
     images. Arguments of calls are objects; those of a call that was cut off are its JSON text as far as it goes. A
     template that knows no tools is helped: what it would drop is written into the messages, in the way that
-    ModelCard.tool_format says.
+    ModelCard.call_format says.
     """
 
     messages: tuple[dict[str, Any], ...]

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from corosrv.callformats.description import BARE, AnswerFormat, CallFormat
+from corosrv.callformats.known import HERMES
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -18,9 +21,8 @@ class ModelCard:
     meta: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""  # changes when the same seed may give another text
     capabilities: frozenset[str] = frozenset()  # of completion, chat, tools, infill, embeddings, rerank
-    tool_format: str = ""  # how this model writes a tool call: hermes, llama3, mistral
-    reasoning_tags: tuple[str, str] | None = None  # what stands around its thoughts
-    opens_reasoning: bool = False  # a prompt ends inside the thoughts, unless it is told not to think
+    call_format: CallFormat = HERMES  # how this model writes calls of tools
+    answer_format: AnswerFormat = BARE  # what it writes around thoughts and text
     reasons: bool = True  # whether it thinks where a conversation does not say
     splits_reasoning: bool = True  # thoughts are told apart from the text
     status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
@@ -32,6 +34,16 @@ class ModelCard:
     grammar_bytes: int = 65_536
     grammar_rules: int = 2_000
     grammar_repetitions: int = 2_000
+
+    @property
+    def reasoning_tags(self) -> tuple[str, str] | None:
+        """Returns what stands around the model's thoughts."""
+        return self.answer_format.thought_tags
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Returns whether a prompt ends inside the thoughts, unless it is told not to think."""
+        return self.answer_format.opens_thoughts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from corosrv.chat.choice import Syntax
-from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.jobs import Chunk, Finish, TokenInfo
+from tests.support.call_formats import FORMATS
 
 HERMES = Syntax(tool_format=FORMATS["hermes"])
 MISTRAL = Syntax(tool_format=FORMATS["mistral"])

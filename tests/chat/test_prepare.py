@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from corosrv.callformats.description import AnswerFormat
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
 from corosrv.chat.parser import TextParser
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
@@ -16,13 +17,14 @@ from corosrv.chat.turns import tool
 from corosrv.engine import Engine
 from corosrv.errors import NotOffered, Refused
 from corosrv.jobs import Chunk, Job, Messages, ModelCard, Sampling
+from tests.support.call_formats import FORMATS
 from tests.support.engines import opened, read_all
 from tests.support.oracle import Oracle, oracle
 
-CARD = ModelCard("m", created=1, capabilities=frozenset(("completion", "chat", "tools")), tool_format="hermes")
+CARD = ModelCard("m", created=1, capabilities=frozenset(("completion", "chat", "tools")))
 TAGS = ("<think>", "</think>")
-THINKER = dataclasses.replace(CARD, reasoning_tags=TAGS)
-OPENED = dataclasses.replace(THINKER, opens_reasoning=True)
+THINKER = dataclasses.replace(CARD, answer_format=AnswerFormat(thought_tags=TAGS))
+OPENED = dataclasses.replace(CARD, answer_format=AnswerFormat(thought_tags=TAGS, opens_thoughts=True))
 
 PLACE = {"type": "object", "properties": {"at": {"enum": ["Köln", "Ulm"]}}, "required": ["at"]}
 RAIN = tool("rain", "Tells whether it rains.", PLACE)
@@ -79,7 +81,7 @@ def is_right(call: tuple[str, Any]) -> bool:
 @pytest.mark.parametrize("tool_format", ["hermes", "mistral", "llama3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_forced_answer_is_calls_and_nothing_else(engine, tool_format, seed):
-    card = dataclasses.replace(CARD, tool_format=tool_format)
+    card = dataclasses.replace(CARD, call_format=FORMATS[tool_format])
 
     told = parts(engine, conversation(TOOLS, tool_choice=FORCED), card, seed)
 
@@ -124,7 +126,7 @@ def test_an_answer_that_may_call_or_be_json_is_either(engine, seed):
 
 @pytest.mark.parametrize("tool_format", ["hermes", "mistral"])
 def test_text_is_free_up_to_the_mark_of_a_call(tool_format):
-    job, _ = prepare(conversation(TOOLS), dataclasses.replace(CARD, tool_format=tool_format))
+    job, _ = prepare(conversation(TOOLS), dataclasses.replace(CARD, call_format=FORMATS[tool_format]))
 
     assert job.sampling.grammar.startswith("root ::= calls\n")
     assert "<tool_call>" in job.sampling.grammar_triggers or "[TOOL_CALLS]" in job.sampling.grammar_triggers
@@ -183,7 +185,7 @@ def test_thoughts_may_come_before_what_is_forced(recogniser, card, text, verdict
     ],
 )
 def test_who_has_no_call_marks_may_still_just_talk(recogniser, text, verdict):
-    job, _ = prepare(conversation(TOOLS), dataclasses.replace(CARD, tool_format="llama3"))
+    job, _ = prepare(conversation(TOOLS), dataclasses.replace(CARD, call_format=FORMATS["llama3"]))
 
     assert recogniser.verdicts(job.sampling.grammar, [text]) == verdict
     assert job.sampling.grammar_triggers == ()

@@ -4,6 +4,7 @@ from datetime import datetime
 
 import pytest
 
+from corosrv.callformats.known import HERMES
 from corosrv.engine.chat import ChatTemplate
 from corosrv.errors import NotSupported, PromptTooLong, Refused
 from corosrv.jobs import Messages
@@ -196,7 +197,7 @@ def test_a_template_of_the_operator_s_own_takes_the_model_s_place():
         card = engine.card(None)
 
     assert prompt.endswith("<think>\n\n</think>\n\n")
-    assert (card.tool_format, card.reasoning_tags, card.opens_reasoning) == ("hermes", ("<think>", "</think>"), True)
+    assert (card.call_format, card.reasoning_tags, card.opens_reasoning) == (HERMES, ("<think>", "</think>"), True)
     assert (card.reasons, card.splits_reasoning) == (False, False)
     assert card.capabilities >= {"completion", "chat", "tools"}
 

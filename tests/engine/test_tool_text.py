@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from corosrv.callformats.known import HERMES
 from corosrv.jobs import Messages
 from tests.support.templates import ATTACKS, CHATML, MARKERS, template
 
@@ -92,7 +93,7 @@ TEXT_ARGUMENTS = """\
 {% endfor %}{{ tools | tojson if tools }}"""
 
 
-# Shows calls as nobody here reads them.
+# Shows calls in a way of its own, which is learnt.
 OWN_FORMAT = """\
 {%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
@@ -101,29 +102,37 @@ OWN_FORMAT = """\
 {% endfor %}"""
 
 
+# Shows calls in a way that nobody here reads: values stand before their keys.
+UNREAD_FORMAT = OWN_FORMAT.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{% for key, value in call.function.arguments.items() %}<{{ value }} is {{ key }}>{% endfor %}",
+)
+
+
 def render_all(source: str, *messages: dict[str, Any], tools: tuple[dict[str, Any], ...] = (), **chosen: Any) -> str:
     prompt = Messages(messages, tools, **{"add_generation_prompt": False, **chosen})
     return "".join(piece.text for piece in template(source).render(prompt))
 
 
 @pytest.mark.parametrize(
-    ("source", "tool_format", "shows"),
+    ("source", "start", "shows"),
     [
-        (CHATML, "hermes", False),
-        (QWEN_TOOLS, "hermes", True),
-        (MISTRAL_TOOLS, "mistral", True),
-        (LLAMA_TOOLS, "llama3", True),
-        (TEXT_ARGUMENTS, "hermes", True),
-        (OWN_FORMAT, "hermes", False),
-        ("{{ messages[0].content }}", "hermes", False),
-        ("{{ raise_exception('no') }}", "hermes", False),
+        (CHATML, HERMES.start, False),
+        (QWEN_TOOLS, '<tool_call>\n{"name": "', True),
+        (MISTRAL_TOOLS, '[TOOL_CALLS][{"name": "', True),
+        (LLAMA_TOOLS, '{"name": "', True),
+        (TEXT_ARGUMENTS, '<tool_call>{"name": "', True),
+        (OWN_FORMAT, "<call=", True),
+        (UNREAD_FORMAT, HERMES.start, False),
+        ("{{ messages[0].content }}", HERMES.start, False),
+        ("{{ raise_exception('no') }}", HERMES.start, False),
     ],
 )
-def test_what_a_template_does_with_tools_is_found_out(source, tool_format, shows):
+def test_what_a_template_does_with_tools_is_found_out(source, start, shows):
     traits = template(source).traits
 
-    assert (traits.tool_format, traits.shows_tools, traits.shows_calls, traits.shows_results) == (
-        tool_format, shows, shows, shows,
+    assert (traits.call_format.start, traits.shows_tools, traits.shows_calls, traits.shows_results) == (
+        start, shows, shows, shows,
     )  # fmt: skip
 
 
@@ -148,7 +157,7 @@ def test_ids_are_as_short_as_a_template_wants_them():
 
 
 @pytest.mark.parametrize(
-    "source", [CHATML, OWN_FORMAT, "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"]
+    "source", [CHATML, UNREAD_FORMAT, "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"]
 )
 def test_what_a_template_does_not_show_is_written_into_the_messages(source):
     prompt = render_all(source, {"role": "system", "content": "Be brief."}, ASKED, CALLED, RESULT, tools=(TOOL,))
@@ -193,7 +202,8 @@ CUT_RESULT = {"role": "tool", "content": "no JSON", "tool_call_id": "call_2"}
     [
         (CHATML, '<tool_call>\n{"name": "weather", "arguments": {"city": "Kö}\n</tool_call>'),
         (QWEN_TOOLS, '<tool_call>\n{"name": "weather", "arguments": {"city": "Kö}\n</tool_call>'),
-        (MISTRAL_TOOLS, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Kö}]'),
+        (MISTRAL_TOOLS, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Kö, "id": "'),
+        (OWN_FORMAT, '<call=weather>{"city": "Kö'),
         (LLAMA_TOOLS, '{"name": "weather", "parameters": {"city": "Kö}'),
     ],
 )

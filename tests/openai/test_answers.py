@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from corosrv.chat.choice import Syntax
-from corosrv.chat.formats import FORMATS
 from corosrv.chat.parser import SyntaxParser, TextParser
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Answer
@@ -19,6 +18,7 @@ from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.completions.answers import TextAnswer
 from corosrv.openai.events import DONE
 from tests.support.answers import complete_json
+from tests.support.call_formats import FORMATS
 
 CARD = ModelCard("tiny", created=1, fingerprint="b123")
 TERMINAL = {"prompt_tokens": 5, "cached_tokens": 2, "prompt_ms": 10.0, "decode_ms": 40.0}

@@ -27,7 +27,7 @@ REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json")
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-CARD = ModelCard("tiny", created=1, capabilities=frozenset(("completion", "chat", "tools")), tool_format="hermes")
+CARD = ModelCard("tiny", created=1, capabilities=frozenset(("completion", "chat", "tools")))
 
 
 class Asked(NamedTuple):

@@ -10,8 +10,8 @@ import gevent
 import pytest
 
 from corosrv import structured
+from corosrv.callformats.known import HERMES
 from corosrv.chat import answer_grammar
-from corosrv.chat.formats import FORMATS
 from corosrv.errors import InvalidSchema
 from corosrv.processor import Turns
 from corosrv.structured import Effort, SchemaLimits
@@ -65,7 +65,7 @@ def test_many_tools_take_no_longer_than_one() -> None:
 
     began = time.thread_time()
     with pytest.raises(InvalidSchema, match="processor time"):
-        answer_grammar.call_rules(tools, FORMATS["hermes"], True, "tools[{}]", SchemaLimits())
+        answer_grammar.call_rules(tools, HERMES, True, "tools[{}]", SchemaLimits())
     assert time.thread_time() - began < 2
 
 

@@ -1,0 +1,158 @@
+"""Describes how a model writes calls: the texts around names and arguments, and how arguments are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class CallField(Enum):
+    """Names what differs from one call to the next."""
+
+    NAME = "the name of the function"
+    ID = "the id of the call"
+    INDEX = "the number of the call in the answer"
+    ARGUMENTS = "the arguments"
+
+
+class Spelling(Enum):
+    """Says how values that are no strings are written."""
+
+    JSON = "json"
+    PYTHON = "python"
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentRow:
+    """Arguments as a row of keys and values, each between texts of its own.
+
+    One argument is `key`, `key_end`, the word of its type where there is one, `value_start`, the value, `value_end`.
+    """
+
+    opening: str  # before the first key
+    key_end: str
+    value_start: str
+    value_end: str
+    between: str  # from a value's end to the next key
+    closing: str  # after the end of the last value
+    type_words: tuple[tuple[str, str], ...] = ()  # (JSON type, word); (): values do not tell their types
+    quote: str = ""  # around strings; "": they stand bare, and end where `value_end` begins
+    constants: Spelling = Spelling.JSON  # true, false and null
+    containers: Spelling = Spelling.JSON  # objects and arrays
+    sorts_keys: bool = False
+
+    def type_word(self, json_type: str) -> str:
+        """Returns the word that values of a JSON type have."""
+        return dict(self.type_words).get(json_type, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """Arguments as JSON but for the quotes: keys stand bare, strings between other quotes."""
+
+    quote: str
+    sorts_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """The texts of calls: `start`, the fields with `inner` between them, `joint` before each further call, `end`."""
+
+    start: str  # before the first field of the first call
+    end: str  # after the last field of the last call
+    joint: str  # from the last field of a call to the first field of the next; "" where there is no next
+    fields: tuple[CallField, ...] = (CallField.NAME, CallField.ARGUMENTS)
+    inner: tuple[str, ...] = ("",)  # between the fields
+    arguments: ArgumentRow | Notation | None = None  # None: one JSON object
+    markers: tuple[str, ...] = ()  # a text that has one of these goes on with a call
+    trailer: str = ""  # that may follow the end
+    variants: tuple[str, ...] = ()  # other texts that may stand before the arguments, instead of the last of `inner`
+    lead_in: str = ""  # that may stand before the first call and is no part of it
+    lead: str = ""  # the beginning of `start` that may be missing
+    is_alone: bool = False  # markers count where an answer begins, and a call is all of it
+    first_index: int = 0  # of the calls of an answer
+    short_ids: bool = False  # ids have nine letters or digits
+
+    @property
+    def is_single(self) -> bool:
+        """Returns whether an answer has one call at most."""
+        return not self.joint
+
+    @property
+    def repeats(self) -> bool:
+        """Returns whether calls follow each other as if each were the only one."""
+        return not self.is_single and self.joint.split() == (self.end + " " + self.start).split()
+
+    @property
+    def before_arguments(self) -> tuple[CallField, ...]:
+        return self.fields[: self.fields.index(CallField.ARGUMENTS)]
+
+    @property
+    def after_arguments(self) -> tuple[CallField, ...]:
+        return self.fields[self.fields.index(CallField.ARGUMENTS) + 1 :]
+
+    @property
+    def control_texts(self) -> str:
+        """Returns all texts of the format, in which control tokens of the model may stand."""
+        texts = [self.start, self.end, self.joint, self.lead_in, self.trailer, *self.inner, *self.variants]
+        if isinstance(self.arguments, ArgumentRow):
+            members = self.arguments
+            texts += [members.opening, members.key_end, members.value_start, members.value_end, members.between]
+            texts.append(members.closing)
+        elif isinstance(self.arguments, Notation):
+            texts.append(self.arguments.quote)
+        return " ".join(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The texts around thoughts, and those that are no part of the text that follows."""
+
+    thought_tags: tuple[str, str] | None = None
+    opens_thoughts: bool = False  # the prompt ends inside them, unless it is told not to think
+    tells_no_thoughts: bool = False  # the template itself writes what keeps the model from thinking
+    turn: str = ""  # between thoughts and text, and between thoughts and calls
+    text_opening: str = ""  # before the text
+    text_closing: str = ""  # behind it
+    thought_member: str = "reasoning_content"  # of a message, that the template takes thoughts from
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """Returns what may stand around an answer's text, the longest first."""
+        return tuple(filter(None, (self.turn + self.text_opening, self.turn, self.text_opening, self.text_closing)))
+
+
+BARE = AnswerFormat()
+
+
+def with_markers(form: CallFormat) -> CallFormat:
+    """Returns the format with the markers that its first text offers."""
+    start = form.start
+    if start.startswith("{"):
+        return replace(form, markers=(start.rstrip(' "'),), is_alone=True)
+    first = _first_tag(start)
+    rest = start[len(first) :].strip()
+    if first and rest.startswith('[{"name'):
+        return replace(form, lead=first, markers=(first, rest.rstrip('" ')))
+    marker = first or start.rstrip(' "')
+    return replace(form, markers=(marker,) if _CALL_WORD.search(marker) else ())
+
+
+def markers_for(form: CallFormat, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the markers of calls of these tools: those of the format, or the names where it has none."""
+    if form.markers:
+        return form.markers
+    opening = form.inner[0].rstrip() + ("\n{" if form.arguments is None else "")
+    leads = (form.start,) if form.start else (form.joint, "")
+    return tuple(f"{lead}{name}{opening}" for name in names for lead in leads)
+
+
+_CALL_WORD = re.compile("tool|call|function|action", re.IGNORECASE)
+
+
+def _first_tag(text: str) -> str:
+    """Returns the beginning of a text up to the end of its first tag that speaks of calls."""
+    ends = (match.end() for match in re.finditer(r"[>\]]", text))
+    return next((text[:end] for end in ends if text[0] in "<[]" and _CALL_WORD.search(text[:end])), "")

@@ -1,0 +1,42 @@
+"""Formats described by hand: that of models without one of their own, and those that no probe shows in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corosrv.callformats.description import CallFormat
+
+# What most models have seen: it is written into the prompt of those whose templates show no calls.
+HERMES = CallFormat(
+    start='<tool_call>\n{"name": "',
+    inner=('", "arguments": ',),
+    joint='}\n</tool_call>\n<tool_call>\n{"name": "',
+    end="}\n</tool_call>",
+    markers=("<tool_call>",),
+)
+# The lead is a control token with most of these models, and then no part of the text.
+MISTRAL = CallFormat(
+    start='[TOOL_CALLS][{"name": "',
+    inner=('", "arguments": ',),
+    joint='}, {"name": "',
+    end="}]",
+    lead="[TOOL_CALLS]",
+    markers=("[TOOL_CALLS]", '[{"name":'),
+)
+LLAMA3 = CallFormat(
+    start='{"name": "',
+    inner=('", "parameters": ',),
+    joint="",
+    end="}",
+    markers=('{"name":',),
+    is_alone=True,
+)
+# Models of this format write the channel before the name as often as behind it.
+_HARMONY_VARIANTS = (" <|constrain|>json<|message|>", " json<|message|>", "<|message|>")
+
+
+def completed(form: CallFormat) -> CallFormat:
+    """Returns a learnt format with what its template does not tell of it."""
+    if form.start == "to=functions." and "<|channel|>" in form.inner[-1]:
+        return replace(form, variants=_HARMONY_VARIANTS)
+    return form
