@@ -39,12 +39,13 @@ class ChatTemplate:
         limits: TemplateLimits | None = None,
         thinks: bool = True,
         end_texts: Sequence[str] = (),
+        hidden_texts: Sequence[str] = (),
     ) -> None:
         """`source`: the template's text, or the name of a built-in one; `control_markers`: texts of control tokens;
         `special`: what templates know as bos_token and so on.
 
         `thinks`: whether a model that can think does, where a conversation does not say; `end_texts`: of the tokens
-        that end an answer. Raises Refused.
+        that end an answer; `hidden_texts`: of those that add nothing to its text. Raises Refused.
         """
         self.source = source
         self._guard = Guard(control_markers)
@@ -52,7 +53,7 @@ class ChatTemplate:
         name = builtin_name(source)
         template = BuiltinTemplate(name) if name else JinjaTemplate(source, special, limits or TemplateLimits())
         self._render: Rendering = adapt(template.render)
-        self.traits: Traits = find_traits(source, self._render, end_texts)
+        self.traits: Traits = find_traits(source, self._render, end_texts, hidden_texts)
 
     def render(self, prompt: Messages, texts: Sequence[str] | None = None) -> list[Piece]:
         """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from corosrv.callformats.description import BARE, AnswerFormat, CallFormat
@@ -42,17 +42,19 @@ class Traits:
         return self.answer.opens_thoughts
 
 
-def find_traits(source: str, rendering: Rendering, end_texts: Sequence[str] = ()) -> Traits:
+def find_traits(
+    source: str, rendering: Rendering, end_texts: Sequence[str] = (), hidden_texts: Sequence[str] = ()
+) -> Traits:
     """Renders some tiny conversations. Computes; never raises.
 
-    `end_texts`: the texts of tokens that end an answer.
+    `end_texts`: of tokens that end an answer; `hidden_texts`: of control tokens that add nothing to an answer's text.
     """
     probe = Probe(rendering, _PROBE_SECONDS)
     has_system = "nedsystem" in probe.render([{"role": "system", "content": "nedsystem"}, USER])
     shows_tools = NAME in probe.prompt()
     answer, learnt = _learn(source, probe, end_texts)
     form = None if learnt is None or learnt.form is None else completed(learnt.form)
-    if learnt is None or form is None:
+    if learnt is None or form is None or _is_hidden(form, hidden_texts):
         # Where calls are shown in a way that is not read here, tools and results are written into the messages: a
         # list of tools that asks for calls in that way would lead astray.
         return Traits(has_system, answer=answer)
@@ -65,6 +67,12 @@ def find_traits(source: str, rendering: Rendering, end_texts: Sequence[str] = ()
         call_format=form,
         answer=answer,
     )
+
+
+def _is_hidden(form: CallFormat, hidden_texts: Sequence[str]) -> bool:
+    """Returns whether calls cannot be told from text, for what marks them is not in the text of an answer."""
+    texts = replace(form, start=form.start[len(form.lead) :], lead_in="", trailer="").control_texts
+    return any(text in texts for text in hidden_texts)
 
 
 def _learn(source: str, probe: Probe, end_texts: Sequence[str]) -> tuple[AnswerFormat, Learnt | None]:

@@ -45,6 +45,7 @@ class EngineVocabulary:
         self.infill = info.infill
         self.chat_template = template or info.chat_template or (CHATML if info.generates else "")
         self._markers = [text for token in native.control_tokens() if (text := self._text(token))]
+        self._hidden = [self._text(token) for token in native.control_tokens() if not native.token_text(token)]
         self._template: ChatTemplate | None = None
         self._no_template = "this model has no chat template, for it generates nothing"
         if self.chat_template:
@@ -55,7 +56,10 @@ class EngineVocabulary:
         special = {"bos_token": self.bos, "eos_token": self.eos}
         try:
             ends = [text for token in self.end_tokens if (text := self._text(token))]
-            self._template = ChatTemplate(source, self._markers, special, thinks=thinks, end_texts=ends)
+            hidden = [text for text in self._hidden if text and text not in ends]
+            self._template = ChatTemplate(
+                source, self._markers, special, thinks=thinks, end_texts=ends, hidden_texts=hidden
+            )
         except errors.Refused as error:
             self._no_template = str(error)
             log.error("no conversations with this model: %s", error)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from corosrv.callformats.known import HERMES
+from corosrv.engine.chat import ChatTemplate
 from corosrv.jobs import Messages
-from tests.support.templates import ATTACKS, CHATML, MARKERS, template
+from tests.support.templates import ATTACKS, CHATML, MARKERS, SPECIAL, template
 
 TOOL = {
     "type": "function",
@@ -134,6 +135,14 @@ def test_what_a_template_does_with_tools_is_found_out(source, start, shows):
     assert (traits.call_format.start, traits.shows_tools, traits.shows_calls, traits.shows_results) == (
         start, shows, shows, shows,
     )  # fmt: skip
+
+
+def test_calls_whose_marks_an_answer_s_text_does_not_have_are_asked_for_in_another_way():
+    hidden = ChatTemplate(OWN_FORMAT, MARKERS, SPECIAL, hidden_texts=["<call="]).traits
+    lead = ChatTemplate(MISTRAL_TOOLS, MARKERS, SPECIAL, hidden_texts=["[TOOL_CALLS]"]).traits
+
+    assert (hidden.shows_calls, hidden.call_format) == (False, HERMES)
+    assert lead.shows_calls
 
 
 def test_a_template_shows_its_tools_its_way():
