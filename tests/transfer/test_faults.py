@@ -244,12 +244,14 @@ def test_a_crash_frees_what_a_cancelled_transfer_was_lent():
 def test_what_was_to_be_sent_to_a_crashed_encoder_is_not_sent_to_the_next():
     world = make_world()
     world.submit()
-    world.tick()
+    world.core.tick()
+    assert [type(message) for message in world.core.outbox] == [OpenTransfer]
 
     world.crash()
+
+    assert world.core.outbox == []
     world.start()
     world.tick()
-
     assert fate(world) == Fate(TransferResult.LOST, 0, 0, [])
 
 
