@@ -1,5 +1,6 @@
 """Runs what the README tells people to type, as it stands there; only ports and the made-up model path differ."""
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import projector
 from tests.support.engines import packaged_model
 
 REPOSITORY = Path(__file__).parent.parent
@@ -33,6 +35,7 @@ UPSTREAMS = (
     "corosrv serve --upstream http://10.0.0.1:8080 --upstream 'http://10.0.0.2:8000?concurrency=64&model=llama-70b'"
 )
 PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --peer-token one-secret-for-all"
+IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
 DEADLINE = 60.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -106,7 +109,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = [line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")]
 
-    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, *SERVERS])
 
 
 @pytest.mark.parametrize("command", SERVERS)
@@ -147,7 +150,7 @@ def test_the_command_of_peers_serves(port: int, environ: dict[str, str]) -> None
 def test_the_curl_command_streams(port: int) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    command = block("sh", "chat/completions").replace(":8080", f":{port}")
+    command = block("sh", "Name three rivers").replace(":8080", f":{port}")
 
     answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE, check=True)
 
@@ -156,13 +159,39 @@ def test_the_curl_command_streams(port: int) -> None:
 
 
 def test_the_openai_snippet_prints_an_answer(port: int) -> None:
-    program = block("python", "OpenAI(").replace(":8080", f":{port}")
+    program = block("python", "Name three rivers").replace(":8080", f":{port}")
 
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
     )
 
     assert answer.stdout.strip()
+
+
+@pytest.mark.timeout(400)
+def test_images_are_answered_by_curl_and_by_the_example(environ: dict[str, str], tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    pillow.new("RGB", (80, 60), (30, 200, 30)).save(tmp_path / "photo.jpg")
+    mmproj = projector.write_mlp(tmp_path / "mmproj.gguf", n_embd=576)
+    command = IMAGES.replace("path/to/model.gguf", packaged_model()).replace("path/to/mmproj.gguf", str(mmproj))
+    port = free_port()
+    curl = block("sh", "data:image/png").replace(":8080", f":{port}")
+    chosen = environ | {"OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1", "COROSRV_ENCODER_NICE": "0"}
+    example = REPOSITORY / "deploy" / "images" / "describe.py"
+
+    with running(f"{command} --port {port}", port, chosen):
+        by_curl, by_example = (
+            subprocess.run(
+                words, capture_output=True, text=True, timeout=3 * DEADLINE, check=True, env=chosen, cwd=tmp_path
+            )
+            for words in (["sh", "-c", curl], [sys.executable, str(example), "photo.jpg"])
+        )
+
+    assert json.loads(by_curl.stdout)["usage"]["completion_tokens"] > 0
+    assert by_example.stdout.startswith("photo.jpg ")
+    assert example.read_text().endswith(block("python", "image_url"))
 
 
 def test_the_rollout_snippet_reports_what_came_of_its_prompts(environ: dict[str, str]) -> None:
