@@ -283,6 +283,7 @@ TEST("a slot that holds rows is not saved, and says why") {
     auto request = std::make_shared<SlotRequest>(action, 1, 0);
     REQUIRE(loop.inbox->request_slot(request).is_ok());
     REQUIRE(is_readable(request->fd(), kPatience));
+    REQUIRE(request->is_answered());
     return request;
   };
 
