@@ -29,6 +29,7 @@ run: $(INSTALLED)
 test: $(TOOLS) $(CLIENTS)
 	@echo "corosrv: building the native tests, plain and under sanitizers (about 4 minutes on 2 cores, the first time)"
 	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
+	-@$(BIN)/python -m tests.support.llama_templates
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST) || { echo $$? > $(TESTED); false; }
 
 lint: $(TOOLS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corosrv.errors import Refused
+from corosrv.errors import Refused, TemplateTooCostly
 from corosrv.processor import thread_seconds
 
 # Renders messages with further arguments; raises Refused where the template does.
@@ -73,6 +73,9 @@ class Probe:
         began = thread_seconds()  # not the clock: a busy machine must not change what is learnt
         try:
             return self._rendering(list(messages), **arguments)
+        except TemplateTooCostly:  # what it takes for a few words it would take each time
+            self._seconds_left = -1.0
+            return ""
         except Refused:
             return ""
         finally:

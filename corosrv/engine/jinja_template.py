@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from corosrv.engine.sandbox import Sandbox, TemplateLimits
-from corosrv.errors import Refused
+from corosrv.engine.sandbox import Sandbox, TemplateLimitReached, TemplateLimits
+from corosrv.errors import Refused, TemplateTooCostly
 
 
 class JinjaTemplate:
@@ -25,7 +25,7 @@ class JinjaTemplate:
         self._template.globals = dict(self._template.globals)
 
     def render(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
-        """Renders a conversation. Raises Refused when the template does."""
+        """Renders a conversation. Raises Refused when the template does, and TemplateTooCostly beyond its limits."""
         values = {
             **(_dates() if self._tells_date else {}),
             # Tools in firefunction's template, which nobody fills there either; what tools there are is written in.
@@ -39,7 +39,8 @@ class JinjaTemplate:
         try:
             return self._environment.render_limited(self._template, values)
         except Exception as error:  # anything: it is the template's code that raised it
-            raise Refused(
+            kind = TemplateTooCostly if isinstance(error, TemplateLimitReached) else Refused
+            raise kind(
                 f"the model's chat template refuses this conversation: {error}", "messages", "invalid_template"
             ) from error
 

@@ -63,6 +63,10 @@ class _OutputCounting(CodeGenerator):
         return f"environment.printed({super()._output_const_repr(group)})"
 
 
+class TemplateLimitReached(jinja2.TemplateRuntimeError):
+    """A rendering took more steps, characters or processor time than it may."""
+
+
 class _OwnList(list[Any]):
     """A list that the template has made, and may append to; those of the conversation are not its own."""
 
@@ -239,16 +243,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _step(self) -> None:
         self._steps_left -= 1
         if self._steps_left < 0:
-            raise jinja2.TemplateRuntimeError(f"it takes more than {self._limits.steps} steps")
+            raise TemplateLimitReached(f"it takes more than {self._limits.steps} steps")
         if self._processor.is_used_up():
-            raise jinja2.TemplateRuntimeError(f"it takes more than {self._limits.seconds:g} s of processor time")
+            raise TemplateLimitReached(f"it takes more than {self._limits.seconds:g} s of processor time")
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.characters:
             raise self._too_long()
 
-    def _too_long(self) -> jinja2.TemplateRuntimeError:
-        return jinja2.TemplateRuntimeError("it builds a longer text than a template may")
+    def _too_long(self) -> TemplateLimitReached:
+        return TemplateLimitReached("it builds a longer text than a template may")
 
 
 class _Counting(NodeTransformer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from corosrv.callformats.probes import Rendering
-from corosrv.errors import Refused
+from corosrv.errors import Refused, TemplateTooCostly
 
 _WORD = "nedcontent"  # that no template writes by itself
 
@@ -15,7 +15,11 @@ def adapt(render: Rendering) -> Rendering:
 
     Tries the template with tiny conversations. Computes; never raises.
     """
-    if _shows(render, _WORD) or not _shows(render, _parts(_WORD)):
+    try:
+        is_typed = not _shows(render, _WORD) and _shows(render, _parts(_WORD))
+    except TemplateTooCostly:  # it would be so each time
+        return render
+    if not is_typed:
         return render
 
     def render_parts(messages: list[dict[str, Any]], **arguments: Any) -> str:
@@ -27,6 +31,8 @@ def adapt(render: Rendering) -> Rendering:
 def _shows(render: Rendering, content: Any) -> bool:
     try:
         return _WORD in render([{"role": "user", "content": content}])
+    except TemplateTooCostly:
+        raise
     except Refused:
         return False
 

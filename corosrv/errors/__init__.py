@@ -21,6 +21,7 @@ CorosrvError
 │   ├── UnsupportedMedia     the body is not JSON, or is compressed
 │   ├── InvalidJson          the body is not well-formed JSON
 │   ├── InvalidImage         an image is none, of a kind that is not read, or over a limit
+│   ├── TemplateTooCostly    the chat template takes more for the conversation than it may
 │   ├── NotFound             there is nothing of this name here
 │   │   ├── ModelNotFound    there is no model of this name here
 │   │   └── ObjectNotFound   there is no such object here
@@ -151,6 +152,7 @@ from corosrv.errors.refused import (
     NotSupported,
     PromptTooLong,
     Refused,
+    TemplateTooCostly,
     UnsupportedMedia,
 )
 from corosrv.errors.unavailable import (
@@ -243,6 +245,7 @@ __all__ = [
     "SlotBusy",
     "Starting",
     "StoreFull",
+    "TemplateTooCostly",
     "TooBusy",
     "TooManyBodies",
     "TooManyImages",

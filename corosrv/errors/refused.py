@@ -17,6 +17,10 @@ class Refused(CorosrvError):
         self.code = code
 
 
+class TemplateTooCostly(Refused):
+    """The model's chat template takes more steps, characters or processor time for a conversation than it may."""
+
+
 class BodyTooLarge(Refused):
     """The request body is over the limit. `is_read`: all that was sent is read, so the connection can be used on."""
 

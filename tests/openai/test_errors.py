@@ -36,6 +36,7 @@ TABLE = [
     (errors.BodyTooSlow(), 408, "invalid_request_error", None, "request_timeout"),
     (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),
     (errors.InvalidImage("m", "p"), 400, "invalid_request_error", "p", "invalid_image"),
+    (errors.TemplateTooCostly("m", "n"), 400, "invalid_request_error", "n", "invalid_value"),
     (errors.InvalidJson("m"), 400, "invalid_request_error", None, "invalid_json"),
     (errors.InvalidGrammar("m"), 400, "invalid_request_error", "grammar", "invalid_grammar"),
     (errors.InvalidSchema("#/a", "m", "p"), 400, "invalid_request_error", "p", "invalid_schema"),

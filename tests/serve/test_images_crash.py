@@ -169,7 +169,7 @@ def test_a_full_queue_is_told_with_the_time_to_come_again(shared, gate, threads)
             "while it opened the projector",
         ),
         (lambda path: projector.write_mlp(path, 64), "cannot be used with this model"),
-        (lambda path: path, "cannot be used with this model"),
+        (lambda path: path, "cannot be opened as a GGUF file"),
     ],
     ids=["it kills libmtmd", "another width", "no file"],
 )

@@ -233,7 +233,7 @@ def shortens(handler: Handler) -> None:
     ("behaviour", "words"),
     [
         (babble, "the replica first broke off"),
-        (shortens, "the replica first's answer is shorter"),
+        (shortens, "the replica first broke off in mid-answer: it is shorter than it said"),
         (lambda handler: handler.answer(302, {}, Location="http://127.0.0.1:1/"), "a redirect, which is not followed"),
         (lambda handler: handler.answer(200, {}, Content_Encoding="gzip"), "compressed"),
     ],

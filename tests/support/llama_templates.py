@@ -14,6 +14,7 @@ import pytest
 
 _FOLDER = "vendor/llama.cpp/models/templates"
 _DOWNLOAD_TIMEOUT = 120  # seconds
+FAILURES = (subprocess.SubprocessError, OSError, tarfile.TarError)
 
 
 @cache
@@ -35,12 +36,17 @@ def are_here() -> bool:
 @cache
 def folder() -> Path:
     """Returns where the templates lie, after downloading them if need be; skips where they cannot be had."""
-    if not _templates().is_dir():
-        try:
-            _unpack(_root(), _version())
-        except (subprocess.SubprocessError, OSError, tarfile.TarError) as error:
-            pytest.skip(f"llama.cpp's chat templates cannot be had: {error}")
+    try:
+        fetch()
+    except FAILURES as error:
+        pytest.skip(f"llama.cpp's chat templates cannot be had: {error}")
     return _templates()
+
+
+def fetch() -> None:
+    """Downloads the templates unless they are here; waits for up to two minutes. Raises one of FAILURES."""
+    if not are_here():
+        _unpack(_root(), _version())
 
 
 def _templates() -> Path:
@@ -68,3 +74,10 @@ def _unpack(root: Path, version: str) -> None:
     with tarfile.open(archive) as packed:
         wanted = [member for member in packed if _FOLDER in member.name and member.isfile()]
         packed.extractall(root, wanted, filter="data")
+
+
+if __name__ == "__main__":  # as `make test` does, before the tests are collected
+    try:
+        fetch()
+    except FAILURES as error:
+        print(f"corosrv: llama.cpp's chat templates cannot be had, and their tests skip: {error}")
