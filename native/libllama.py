@@ -34,7 +34,7 @@ def pinned_version() -> str:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What decides which libllama is built: its version, libllama.cmake, and the user's flags with what GCC needs."""
+    """Holds what decides which libllama is built: its version, libllama.cmake, the user's flags and what GCC needs."""
 
     version: str
     cmake_file: str

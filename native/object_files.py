@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def is_current(object_file: Path, command: Sequence[str]) -> bool:
-    """Whether this command made the object, of files none of which has changed since it began."""
+    """Returns whether this command made the object, of files none of which has changed since it began."""
     record = _command_file(object_file)
     try:
         if not object_file.is_file() or record.read_text() != "\n".join(command):

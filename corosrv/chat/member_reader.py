@@ -29,7 +29,7 @@ class _Mode(Enum):
 
 
 class MemberReader(ArgumentReader):
-    """See ArgumentRow. Strings are given as they come; other values when they are complete."""
+    """Reads what ArgumentRow describes. Gives strings as they come, and other values when they are complete."""
 
     def __init__(self, members: ArgumentRow, string_members: Container[str]) -> None:
         self._members = members

@@ -70,20 +70,20 @@ class GrammarFormat:
     param: str
 
 
-AnswerFormat = JsonFormat | PlainFormat | GrammarFormat
+RequestedFormat = JsonFormat | PlainFormat | GrammarFormat
 
 
-def answer_format(fields: FormFields) -> AnswerFormat | None:
+def answer_format(fields: FormFields) -> RequestedFormat | None:
     """Returns the form that is asked for. Raises Refused for two of them, and for one without its schema."""
     return _only(_formats(fields))
 
 
-def format_of_outputs(outputs: StructuredOutputs | None) -> AnswerFormat | None:
+def format_of_outputs(outputs: StructuredOutputs | None) -> RequestedFormat | None:
     """Returns the form that `structured_outputs` alone asks for. Raises Refused for two of them."""
     return _only(_structured(outputs))
 
 
-def with_format(job: Job, form: AnswerFormat | None, card: ModelCard) -> Job:
+def with_format(job: Job, form: RequestedFormat | None, card: ModelCard) -> Job:
     """Makes the whole text of a job be of a form, if one is asked for. Raises Refused. Gives way for large schemas."""
     if form is None:
         return job
@@ -97,7 +97,9 @@ def with_format(job: Job, form: AnswerFormat | None, card: ModelCard) -> Job:
     return replace(job, sampling=replace(job.sampling, grammar=text, grammar_param=form.param))
 
 
-def with_grammar(job: Job, form: AnswerFormat | None, card: ModelCard) -> tuple[Job, JsonFormat | PlainFormat | None]:
+def with_grammar(
+    job: Job, form: RequestedFormat | None, card: ModelCard
+) -> tuple[Job, JsonFormat | PlainFormat | None]:
     """Returns a chat's job, with the grammar if that is the form, and any other form, for `corosrv.chat` to see to.
 
     Raises Refused.
@@ -107,7 +109,7 @@ def with_grammar(job: Job, form: AnswerFormat | None, card: ModelCard) -> tuple[
     return job, form
 
 
-def _only(formats: Iterator[AnswerFormat]) -> AnswerFormat | None:
+def _only(formats: Iterator[RequestedFormat]) -> RequestedFormat | None:
     first, second = next(formats, None), next(formats, None)
     if first is not None and second is not None:
         names = (_name(first), _name(second)) if _name(first) != _name(second) else (first.param, second.param)
@@ -115,11 +117,11 @@ def _only(formats: Iterator[AnswerFormat]) -> AnswerFormat | None:
     return first
 
 
-def _name(form: AnswerFormat) -> str:
+def _name(form: RequestedFormat) -> str:
     return form.param.partition(".")[0]
 
 
-def _formats(fields: FormFields) -> Iterator[AnswerFormat]:
+def _formats(fields: FormFields) -> Iterator[RequestedFormat]:
     if fields.json_schema is not None:
         yield JsonFormat(fields.json_schema, "json_schema")
     yield from _structured(fields.structured_outputs)
@@ -130,7 +132,7 @@ def _formats(fields: FormFields) -> Iterator[AnswerFormat]:
         yield form
 
 
-def _structured(outputs: StructuredOutputs | None) -> Iterator[AnswerFormat]:
+def _structured(outputs: StructuredOutputs | None) -> Iterator[RequestedFormat]:
     if outputs is None:
         return
     if outputs.structural_tag is not None:

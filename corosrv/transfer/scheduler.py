@@ -13,7 +13,7 @@ from corosrv.transfer.states import TransferResult, TransferState
 
 
 class RowStore(Protocol):
-    """Is the memory that rows arrive in."""
+    """Defines the memory that rows arrive in."""
 
     def copy_rows(self, epoch: int, allocation: Allocation, offset: int, n: int, into: memoryview) -> None:
         """Copies `n` rows, of which the first is row `offset` of its item.

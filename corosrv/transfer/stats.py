@@ -29,7 +29,7 @@ class IgnoredReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Is a snapshot of the counters. Times are seconds; histograms count by the number itself, of blocks or rounds."""
+    """Holds the counters at one moment. Times are seconds; histograms count by the number of blocks or rounds."""
 
     n_free: int
     n_in_use: int

@@ -26,7 +26,7 @@ class TraceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Is one step of a transfer, or the wish that the encoder of an epoch be killed."""
+    """Records one step of a transfer, or the wish that the encoder of an epoch be killed."""
 
     kind: TraceKind
     rid: int = 0

@@ -47,7 +47,7 @@ class EncoderOptions:
 
 @dataclass(frozen=True, slots=True)
 class EncoderStats:
-    """Is a snapshot of an encoder's counters."""
+    """Holds a snapshot of an encoder's counters."""
 
     transfers: TransferStats
     n_restarts: int

@@ -33,7 +33,7 @@ FAREWELL = 10.0  # seconds in which the hub closes an encoder for another thread
 
 
 class VisionEngine:
-    """Is a Loadable: one model with a projector. Belongs to the thread of the hub that opens it, but for `close`."""
+    """Serves a model with a projector, as a Loadable. Belongs to the thread of the hub that opens it; not `close`."""
 
     def __init__(self, settings: ModelSettings, make_watch: MakeWatch) -> None:
         """`make_watch`: makes what tells that the client of the current request has left."""

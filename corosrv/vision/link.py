@@ -129,13 +129,13 @@ class EncoderLink:
             self._enter(WorkerState.READY)
 
     def on_lane(self, lane: int, message: Any, n_bytes: int) -> None:
-        """Is never called: there are no lanes."""
+        """Does nothing: an encoder has no lanes, so nobody calls it."""
 
     def wait_for_room(self, lane: int) -> None:
-        """Is never called: there are no lanes."""
+        """Does nothing: an encoder has no lanes, so nobody calls it."""
 
     def on_lane_broken(self, lane: int, fault: str) -> None:
-        """Is never called: there are no lanes."""
+        """Does nothing: an encoder has no lanes, so nobody calls it."""
 
     def on_end(self, exit: Exit, fault: str) -> None:
         if self._is_stopping:

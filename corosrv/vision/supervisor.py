@@ -72,7 +72,7 @@ class EncoderSupervisor:
     def start(self) -> None:
         """Starts the first process; waits until it serves. Raises LoadError where it cannot, and ShuttingDown."""
         self._link.start()
-        self._is_settled.wait()
+        self._is_settled.wait()  # this ends: the link kills a process that is not ready in time
         if self._is_stopped:
             raise ShuttingDown("the model is being unloaded")
         if self._link.state is not WorkerState.READY:

@@ -1,4 +1,4 @@
-"""Over all templates of llama.cpp: what a template renders of calls and thoughts is read back, and allowed."""
+"""Tests over all templates of llama.cpp that what one renders of calls and thoughts is read back, and allowed."""
 
 # ruff: noqa: RUF001  # DeepSeek has bars of its own
 from __future__ import annotations

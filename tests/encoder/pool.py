@@ -131,7 +131,7 @@ class HandDriver:
         self.send(GrantBlocks(EPOCH, tid, gen, offset, blocks, len(blocks) * pool.geometry.block_rows))
 
     def wait_for_end(self) -> str:
-        """How the process ended."""
+        """Returns how the process ended. Waits."""
         assert self.ended.wait(PATIENCE)
         return str(self.exit)
 

@@ -1,4 +1,4 @@
-"""Where a model lies: refused by words where there is no such device, and computed alike where there is."""
+"""Tests where a model lies: refused in words where there is no such device, and computed alike where there is."""
 
 from __future__ import annotations
 

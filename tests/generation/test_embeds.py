@@ -56,7 +56,7 @@ def torch_zip() -> bytes:
 
 
 class Armed:
-    """What nobody may unpickle."""
+    """Tells by its call that somebody unpickled it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pytest.fail, ("it was unpickled",)

@@ -26,7 +26,7 @@ SETTINGS = {"MODEL": "synthetic:?tokens_per_s=0", "SLOTS": str(N_CONNECTIONS), "
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What one round of short chats gave."""
+    """Holds what one round of short chats gave."""
 
     outcome: Outcome
     seconds: float

@@ -40,7 +40,7 @@ _FINISHED = f'corosrv_transfer_finished_total{{model="{MODEL}",result="success"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many streams run, how slow the projector is, and for how long is looked at them."""
+    """Says how many streams run, how slow the projector is, and how long the streams are watched."""
 
     n_streams: int = 16
     image_size: int = 896  # pixels; of the projector
@@ -65,7 +65,7 @@ class Figures:
     n_encoded: float = 0.0  # images, by the server's own count; 0 of one that keeps none
 
     def ratio(self, quantile: float) -> float:
-        """By how much the streams were slower: the median over all rounds, each against the windows around it."""
+        """Returns by how much the streams were slower: the median of all rounds, each against the windows around it."""
         at = [[gaps[int(quantile * len(gaps))] for gaps in windows] for windows in (self.without, self.during)]
         around = [(before + after) / 2 for before, after in zip(at[0], at[0][1:], strict=False)]
         return statistics.median(during / plain for during, plain in zip(at[1], around, strict=True))

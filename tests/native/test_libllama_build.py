@@ -1,4 +1,4 @@
-"""How libllama is built once for each set of options: with the real pip, and a small llama-cpp-python of its own."""
+"""Tests that libllama is built once for each set of options: with the real pip, and a small llama-cpp-python."""
 
 import io
 import os

@@ -46,7 +46,7 @@ def client(tiny: Server) -> Iterator[openai.OpenAI]:
 
 
 def embeds(rows: TokenRows, ids: list[int], **changed: Any) -> dict[str, Any]:
-    """What a client sends in place of a prompt."""
+    """Makes what a client sends in place of a prompt."""
     data = base64.b64encode(rows.data(ids)).decode()
     return {"prompt_embeds": {"dtype": "f32", "shape": [len(ids), rows.width], "data": data} | changed}
 

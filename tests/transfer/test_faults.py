@@ -1,4 +1,4 @@
-"""What happens to a transfer, its blocks and the encoder when something goes wrong, one fault at a time."""
+"""Tests what becomes of a transfer, its blocks and the encoder when something goes wrong, one fault at a time."""
 
 from __future__ import annotations
 

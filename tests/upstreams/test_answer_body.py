@@ -1,4 +1,4 @@
-"""Where bodies of answers end."""
+"""Tests where bodies of answers end."""
 
 from __future__ import annotations
 

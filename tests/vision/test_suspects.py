@@ -1,4 +1,4 @@
-"""Which images an encoder died of."""
+"""Tests which images are refused because an encoder died of them."""
 
 from corosrv.vision.suspects import MAX_SUSPECTS, MEMORY, CrashSuspects
 

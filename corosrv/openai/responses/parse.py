@@ -19,7 +19,7 @@ from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.tools import FunctionTools, read_tools
-from corosrv.openai.structured_fields import AnswerFormat, format_of_outputs, with_grammar
+from corosrv.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
 _NOTHING_TO_INCLUDE = frozenset(
@@ -110,7 +110,7 @@ def _tool_choice(choice: str | schema.NamedTool | None) -> CallPolicy:
     return CallPolicy(CallMode.REQUIRED, choice.name)
 
 
-def _format(body: schema.ResponseBody) -> AnswerFormat | None:
+def _format(body: schema.ResponseBody) -> RequestedFormat | None:
     form, other = _text_format(body.text), format_of_outputs(body.structured_outputs)
     if form is not None and other is not None:
         raise Refused("text.format and structured_outputs contradict each other: send one of them", "text.format")
