@@ -14,9 +14,10 @@ import pytest
 from corosrv.engine import Engine
 from corosrv.errors import NotSupported, PromptTooLong, QueueFull, Refused
 from corosrv.jobs import Chunk, EmbedJob, Finish, Job, Pieces, Prompt, Rows, Sampling, Terms, Tokens
-from tests.support.engines import is_idle, opened, packaged_model, read_all, text_of, wait_until
+from tests.support.engines import is_idle, opened, packaged_model, read_all, text_of
 from tests.support.gguf import Tensors, write_llama
 from tests.support.token_rows import TokenRows, token_rows
+from tests.support.waiting import wait_until
 
 SHOWN = Sampling(temperature=0, n_probs=20)  # with the likeliest tokens, whose numbers are compared
 IDS = [3 + (7 * i * i + 11 * i) % 250 for i in range(200)]

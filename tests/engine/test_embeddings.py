@@ -8,9 +8,10 @@ import pytest
 
 from corosrv import errors
 from corosrv.jobs import EmbedJob, Finish, Job, RerankJob, Text, Tokens
-from tests.support.engines import TIMEOUT, answer, is_idle, job, opened, packaged_model, read_all, wait_until
+from tests.support.engines import TIMEOUT, answer, is_idle, job, opened, packaged_model, read_all
 from tests.support.gguf import WORDS, write_bert
 from tests.support.vectors import cosine, embed, vector
+from tests.support.waiting import wait_until
 
 # Of very different lengths: a vector that depended on its neighbours would show it here.
 INPUTS = ("the cat", "a dog ran on the road " * 12, "why", "the red boat on the big river " * 30)

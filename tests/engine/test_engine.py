@@ -10,20 +10,8 @@ from corosrv import errors
 from corosrv.engine import Engine
 from corosrv.jobs import Finish, Job, Messages, Sampling, State, Text, Tokens
 from corosrv.settings import ModelSettings
-from tests.support.engines import (
-    FAST,
-    GREEDY,
-    SLOW,
-    TIMEOUT,
-    answer,
-    endless,
-    is_idle,
-    job,
-    opened,
-    read_all,
-    text_of,
-    wait_until,
-)
+from tests.support.engines import FAST, GREEDY, SLOW, TIMEOUT, answer, endless, is_idle, job, opened, read_all, text_of
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from corosrv.errors import UsedAfterClose
 from corosrv.jobs import Finish
 from tests.support import children
 from tests.support.descriptors import n_descriptors
-from tests.support.engines import TIMEOUT, endless, is_idle, job, read_all, wait_until
+from tests.support.engines import TIMEOUT, endless, is_idle, job, read_all
+from tests.support.waiting import wait_until
 
 
 def test_cancelling_ends_with_a_terminal_chunk(slow):

@@ -10,13 +10,8 @@ from corosrv import errors
 from corosrv.engine import Engine
 from corosrv.jobs import State
 from corosrv.settings import ModelSettings
-from tests.support.engines import (
-    TIMEOUT,
-    answer,
-    job,
-    packaged_model,
-    wait_until,
-)
+from tests.support.engines import TIMEOUT, answer, job, packaged_model
+from tests.support.waiting import wait_until
 
 
 def write_gguf(path: Path, size: int) -> None:

@@ -15,7 +15,8 @@ from corosrv.engine import Chunk, Engine, Reader
 from corosrv.errors import ReadTimeout
 from corosrv.jobs import Finish, Job
 from tests.support import children
-from tests.support.engines import TIMEOUT, endless, job, read_all, text_of, wait_until
+from tests.support.engines import TIMEOUT, endless, job, read_all, text_of
+from tests.support.waiting import wait_until
 
 
 @contextmanager

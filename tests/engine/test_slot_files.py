@@ -17,7 +17,8 @@ from corosrv.engine.binding import SlotContent
 from corosrv.engine.engine import Engine
 from corosrv.engine.slot_file import FileOwner, SlotFileLimits
 from corosrv.jobs import SlotFile, Terms
-from tests.support.engines import SLOW, job, opened, packaged_model, read_all, text_of, wait_until
+from tests.support.engines import SLOW, job, opened, packaged_model, read_all, text_of
+from tests.support.waiting import wait_until
 
 STORY = "The ship left the harbour at dawn, and nobody on board knew where the captain meant to go. " * 20
 QUESTION = STORY + "The first port was"

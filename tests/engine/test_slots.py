@@ -4,7 +4,8 @@ import pytest
 
 from corosrv import errors
 from corosrv.jobs import EmbedJob, Sampling, Text
-from tests.support.engines import SLOW, job, opened, read_all, wait_until
+from tests.support.engines import SLOW, job, opened, read_all
+from tests.support.waiting import wait_until
 
 
 def test_a_slot_shows_its_task_while_it_runs_and_afterwards():

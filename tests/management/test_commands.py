@@ -12,13 +12,14 @@ from click.testing import CliRunner
 from corosrv.cli import main
 from corosrv.management import client
 from tests.management.serving import Management, in_thread, listening, short_folder
-from tests.manager.scripted import call, eventually, pool_card
+from tests.manager.scripted import call, pool_card
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def server() -> Iterator[Management]:
     with listening(pool_card("default", "add", slots=2)) as management:
-        eventually(lambda: management.script.ids() == ["default/0"])
+        wait_until(lambda: management.script.ids() == ["default/0"])
         yield management
 
 
@@ -51,14 +52,14 @@ def test_drain_replaces_a_worker(server: Management):
     shown = server.run("drain", "default/0")
 
     assert shown.output == "default/0 (process 1001) is being replaced\n"
-    eventually(lambda: server.script.ids() == ["default/1"])
+    wait_until(lambda: server.script.ids() == ["default/1"])
 
 
 def test_scale_changes_a_pool(server: Management):
     shown = server.run("scale", "default", "2", "4")
 
     assert shown.output == "the pool default may have from 2 to 4 workers; ready now: 1\n"
-    eventually(lambda: len(server.script.ids()) == 2)
+    wait_until(lambda: len(server.script.ids()) == 2)
     assert json.loads(server.run("scale", "default", "2", "5", "--json").output)["max"] == 5
 
 
@@ -111,7 +112,7 @@ def test_sockets_of_killed_servers_are_passed_over(server: Management):
 
 def test_several_servers_are_listed_and_one_is_chosen(server: Management, monkeypatch: pytest.MonkeyPatch):
     with listening(pool_card("other"), run_dir=server.run_dir) as other:
-        eventually(lambda: other.script.ids())
+        wait_until(lambda: other.script.ids())
         about = client.ManagementClient.call
 
         def with_own_pid(self, method, target, body=None):

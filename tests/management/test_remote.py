@@ -12,7 +12,8 @@ from corosrv.cli import main
 from corosrv.errors import ManagementError
 from corosrv.management.remote import RemoteClient
 from tests.management.serving import Management, in_thread, listening
-from tests.manager.scripted import eventually, pool_card
+from tests.manager.scripted import pool_card
+from tests.support.waiting import wait_until
 
 Run = Callable[..., Result]
 
@@ -28,7 +29,7 @@ def token(tmp_path: Path) -> str:
 @pytest.fixture
 def server(token: str) -> Iterator[Management]:
     with listening(pool_card("default", "add"), port=0, token_file=token) as management:
-        eventually(lambda: management.script.ids() == ["default/0"])
+        wait_until(lambda: management.script.ids() == ["default/0"])
         yield management
 
 

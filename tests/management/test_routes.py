@@ -12,13 +12,14 @@ from corosrv.errors import ManagementError, Unavailable
 from corosrv.manager.place_state import PlaceState
 from corosrv.objects.content import ObjectContent
 from tests.management.serving import Management, listening
-from tests.manager.scripted import call, end_of, eventually, pool_card
+from tests.manager.scripted import call, end_of, pool_card
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def server() -> Iterator[Management]:
     with listening(pool_card("default", "add", slots=2), pool_card("odd//names", "a//b/")) as management:
-        eventually(lambda: len(management.script.ids()) == 2)
+        wait_until(lambda: len(management.script.ids()) == 2)
         yield management
 
 
@@ -81,7 +82,7 @@ def test_a_drained_worker_is_replaced(server: Management):
     answer = server.call("POST", "/v1/workers/default/0/drain")
 
     assert answer["is_outgoing"]
-    eventually(lambda: "default/1" in server.script.ids() and "default/0" not in server.script.ids())
+    wait_until(lambda: "default/1" in server.script.ids() and "default/0" not in server.script.ids())
 
 
 def test_a_worker_is_removed_by_its_incarnation(server: Management):
@@ -92,8 +93,8 @@ def test_a_worker_is_removed_by_its_incarnation(server: Management):
 
     assert server.call("DELETE", "/v1/workers/default/0?incarnation=1") == {"removed": "default/0"}
 
-    eventually(lambda: server.manager.pool("default").places[0].incarnation == 2)
-    eventually(lambda: server.manager.pool("default").places[0].state is PlaceState.READY)
+    wait_until(lambda: server.manager.pool("default").places[0].incarnation == 2)
+    wait_until(lambda: server.manager.pool("default").places[0].state is PlaceState.READY)
 
 
 @pytest.mark.parametrize("model", ["add", "a//b/"])
@@ -111,7 +112,7 @@ def test_the_calls_of_a_queue_are_aborted(server: Management, model: str):
 def test_a_pool_is_scaled(server: Management):
     assert server.call("PUT", "/v1/pools/default", {"min": 2, "max": 3})["max"] == 3
 
-    eventually(lambda: len(server.script.ids()) == 3)
+    wait_until(lambda: len(server.script.ids()) == 3)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import gevent
 
@@ -20,17 +19,6 @@ from corosrv.wire.calls import PoolCard
 from tests.dispatch.hosts import FakeHost
 
 TIMEOUT = 30.0  # seconds that anything may take
-
-T = TypeVar("T")
-
-
-def eventually(look: Callable[[], T], what: str = "") -> T:
-    """Returns what `look` returns once it is true."""
-    deadline = time.monotonic() + TIMEOUT
-    while not (seen := look()):
-        assert time.monotonic() < deadline, what or "it never came"
-        gevent.sleep(0.01)
-    return seen
 
 
 def pool_card(name: str = "default", *models: str, slots: int = 1, **options: object) -> PoolCard:

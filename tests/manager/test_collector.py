@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from corosrv.manager.collector import ManagerCollector
-from tests.manager.scripted import call, eventually, managed, pool_card
+from tests.manager.scripted import call, managed, pool_card
+from tests.support.waiting import wait_until
 
 
 def lines(manager) -> set[str]:
@@ -16,10 +17,10 @@ def lines(manager) -> set[str]:
 
 def test_workers_and_pools_are_counted():
     with managed(pool_card("default", "add"), workers=2) as (manager, script):
-        eventually(lambda: len(script.ids()) == 2)
+        wait_until(lambda: len(script.ids()) == 2)
         call(manager, "add")
         script.worker("default/1").crash("no heartbeat came for 10 s")
-        eventually(lambda: len(script.ids()) == 2)
+        wait_until(lambda: len(script.ids()) == 2)
 
         assert lines(manager) >= {
             'corosrv_worker_state{pool="default",state="ready",worker="default/1"} 1.0',
@@ -34,6 +35,6 @@ def test_workers_and_pools_are_counted():
 
 def test_no_process_id_is_a_label():
     with managed(pool_card()) as (manager, script):
-        eventually(lambda: script.ids())
+        wait_until(lambda: script.ids())
 
         assert str(script.workers[0].pid) not in "".join(lines(manager))

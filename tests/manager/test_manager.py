@@ -16,13 +16,14 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.place_state import PlaceState
 from corosrv.manager.snapshot import Claim
-from tests.manager.scripted import Script, call, end_of, eventually, managed, pool_card
+from tests.manager.scripted import Script, call, end_of, managed, pool_card
+from tests.support.waiting import wait_until
 
 READY, DRAINING, STOPPED = WorkerState.READY, WorkerState.DRAINING, WorkerState.STOPPED
 
 
 def ready(script: Script, *ids: str) -> bool:
-    return eventually(lambda: sorted(script.ids(READY)) == sorted(ids), f"{ids}, not {script.ids(READY)}")
+    return wait_until(lambda: sorted(script.ids(READY)) == sorted(ids), f"{ids}, not {script.ids(READY)}")
 
 
 def test_the_first_process_learns_the_pools_and_becomes_a_worker():
@@ -58,7 +59,7 @@ def test_the_log_tells_of_each_life_once_with_pool_worker_pid_and_time(caplog):
         ready(script, "default/0")
         second = script.worker("default/0")
         manager.drain("default/0")
-        eventually(lambda: second.state is STOPPED)
+        wait_until(lambda: second.state is STOPPED)
 
         life = "pool default: worker default/0 (pid {}), 0.0 s old, {}"
         lines = [re.sub(r"[0-9.]+ s\b", "0.0 s", message) for message in caplog.messages]
@@ -91,7 +92,7 @@ def test_a_pool_that_crashes_and_crashes_says_so_to_its_callers():
         for _ in range(5):
             pool.memory.crashes.retry_at = 0.0
             manager._wakeup()
-            eventually(lambda: "bad/0" in script.ids(READY))
+            wait_until(lambda: "bad/0" in script.ids(READY))
             script.worker("bad/0").crash()
 
         with pytest.raises(Unavailable, match="crashlooping"):
@@ -102,7 +103,7 @@ def test_a_pool_that_crashes_and_crashes_says_so_to_its_callers():
 
 def test_an_empty_pool_is_ready_and_its_first_call_starts_a_worker():
     with managed(pool_card("default", min_workers=0, max_workers=1)) as (manager, script):
-        eventually(lambda: script.ids(STOPPED))
+        wait_until(lambda: script.ids(STOPPED))
         assert manager.state is State.READY
 
         reader = call(manager)
@@ -120,7 +121,7 @@ def test_a_drained_worker_ends_when_its_replacement_is_ready_and_its_calls_have_
 
         manager.drain("default/0")
         ready(script, "default/1")
-        eventually(lambda: old.state is DRAINING)
+        wait_until(lambda: old.state is DRAINING)
         assert manager.place("default/0").state is PlaceState.DRAINING
 
         old.finish()
@@ -135,7 +136,7 @@ def test_a_replacement_that_does_not_fit_comes_after_the_old_worker():
         old = script.worker("default/0")
 
         manager.drain("default/0")
-        eventually(lambda: old.state is STOPPED)
+        wait_until(lambda: old.state is STOPPED)
 
         ready(script, "default/0")
         assert manager.place("default/0").incarnation == 2
@@ -155,7 +156,7 @@ def test_draining_every_worker_of_a_pool_under_calls_loses_none():
         working = gevent.spawn(work)
         for id in ("default/0", "default/1", "default/2"):
             manager.drain(id)
-        eventually(lambda: len(script.ids(STOPPED)) == 3)
+        wait_until(lambda: len(script.ids(STOPPED)) == 3)
         errors = [end_of(reader).error for reader in readers]
         working.kill()
 
@@ -183,7 +184,7 @@ def test_an_operator_scales_a_pool_up_and_down():
         manager.scale("default", 3, 5)
         ready(script, "default/0", "default/1", "default/2")
         manager.scale("default", 1, 1)
-        eventually(lambda: len(script.ids(READY)) == 1)
+        wait_until(lambda: len(script.ids(READY)) == 1)
 
         with pytest.raises(Refused, match="0 <= min <= max"):
             manager.scale("default", 3, 2)
@@ -195,7 +196,7 @@ def test_a_pool_scaled_to_nothing_refuses_calls():
     with managed(pool_card()) as (manager, script):
         ready(script, "default/0")
         manager.scale("default", 0, 0)
-        eventually(lambda: not script.ids(READY))
+        wait_until(lambda: not script.ids(READY))
 
         with pytest.raises(Unavailable, match="may have no worker"):
             call(manager)
@@ -215,7 +216,7 @@ def test_loaded_models_leave_workers_less_memory():
     held = [6e8]
     card = pool_card("default", memory_mb=500.0)
     with managed(card, budget=Claim(0, 1e9), memory_elsewhere=lambda: held[0]) as (manager, script):
-        eventually(lambda: manager.pools)
+        wait_until(lambda: manager.pools)
         assert script.ids(READY) == []
         assert manager.held_memory == 0
 
@@ -240,7 +241,7 @@ def test_what_an_application_raises_at_its_import_is_not_told_to_clients():
     with managed(script=script) as (manager, _):
         with pytest.raises(Starting, match=r"^the application is being imported$"):
             call(manager)
-        eventually(lambda: manager.failure)
+        wait_until(lambda: manager.failure)
 
         for refused in (manager.check, lambda: call(manager)):
             with pytest.raises(Starting, match=r"^the application could not be imported; the server's log says why$"):
@@ -258,12 +259,12 @@ def test_a_model_is_unknown_only_once_the_application_is_imported():
 def test_why_the_processes_of_a_pool_fail_is_not_told_to_clients():
     script = Script([pool_card()], starts=False)
     with managed(script=script) as (manager, _):
-        eventually(lambda: script.workers)
+        wait_until(lambda: script.workers)
         script.workers[0].load()
         with pytest.raises(Unavailable, match=r"^no worker of the pool default is ready: one is starting$"):
             manager.check()
         script.workers[0].fail("RuntimeError: no weights in /secret/path")
-        eventually(lambda: manager.pools[0].memory.crashes.last_reason)
+        wait_until(lambda: manager.pools[0].memory.crashes.last_reason)
 
         with pytest.raises(Unavailable, match=r"is ready: its processes fail; the server.s log says why$"):
             manager.check()
@@ -273,12 +274,12 @@ def test_a_pool_that_cannot_start_ends_the_server_once_and_with_its_reason():
     told: list[str] = []
     script = Script([pool_card("default"), pool_card("other")], starts=False)
     with managed(script=script, start_timeout=0.5, on_unstartable=told.append) as (manager, _):
-        eventually(lambda: script.workers)
+        wait_until(lambda: script.workers)
         script.workers[0].load()
-        eventually(lambda: len(script.workers) >= 2)
+        wait_until(lambda: len(script.workers) >= 2)
         for worker in script.workers:
             worker.fail("on_start raised ValueError")
-        eventually(lambda: told)
+        wait_until(lambda: told)
 
         assert told == ["pool default: on_start raised ValueError; pool other: on_start raised ValueError"]
         assert manager.state is State.STARTING
@@ -287,7 +288,7 @@ def test_a_pool_that_cannot_start_ends_the_server_once_and_with_its_reason():
 def test_a_server_whose_pools_are_ready_or_need_nobody_is_not_given_up():
     told: list[str] = []
     with managed(pool_card("default", min_workers=0), start_timeout=3.0, on_unstartable=told.append) as (manager, _):
-        eventually(lambda: manager._give_up_at is None)
+        wait_until(lambda: manager._give_up_at is None)
 
         assert told == []
 
@@ -302,9 +303,9 @@ def test_stopping_lets_calls_that_wait_and_run_end_first():
         with pytest.raises(ShuttingDown):
             call(manager)
         for _ in readers:
-            eventually(lambda: script.worker("default/0").calls)
+            wait_until(lambda: script.worker("default/0").calls)
             script.worker("default/0").finish()
-        eventually(lambda: not manager.is_ending)
+        wait_until(lambda: not manager.is_ending)
 
         assert [end_of(reader).error for reader in readers] == [None, None]
         assert script.ids(*set(WorkerState) - {STOPPED}) == []
@@ -319,7 +320,7 @@ def test_a_second_stop_skips_the_grace():
         gevent.idle()
         assert manager.is_ending
         manager.stop()
-        eventually(lambda: not manager.is_ending)
+        wait_until(lambda: not manager.is_ending)
 
         assert end_of(reader).error is not None
         assert script.ids(STOPPED) == ["default/0"]
@@ -331,7 +332,7 @@ def test_the_grace_ends():
         reader = call(manager, timeout=600)
 
         manager.stop()
-        eventually(lambda: not manager.is_ending)
+        wait_until(lambda: not manager.is_ending)
 
         assert end_of(reader).error is not None
 
@@ -341,7 +342,7 @@ def test_nobody_is_replaced_once_the_workers_are_being_ended():
         ready(script, "default/0")
 
         manager.stop()
-        eventually(lambda: not manager.is_ending)
+        wait_until(lambda: not manager.is_ending)
         manager._wakeup()
         gevent.idle()
 
@@ -370,7 +371,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch):
         look, broken = Manager._plan, [True]
         monkeypatch.setattr(Manager, "_plan", lambda self, now: 1 / 0 if broken.pop() else look(self, now))
         manager._wakeup()
-        eventually(lambda: not broken)
+        wait_until(lambda: not broken)
         monkeypatch.undo()
 
         script.worker("default/0").crash()
@@ -395,7 +396,7 @@ def test_a_worker_that_has_ended_is_not_offered_any_more():
         old = script.worker("default/0")
 
         manager.scale("default", 0, 0)
-        eventually(lambda: old.state is STOPPED)
+        wait_until(lambda: old.state is STOPPED)
 
         assert not manager.dispatcher.remove_host(old)
 
@@ -407,11 +408,11 @@ def test_a_worker_that_makes_room_is_not_started_again_when_the_room_is_free():
         pool_card("high", gpus=1.0, min_workers=0, max_workers=1),
     ]
     with managed(*cards, budget=Claim(1, 0), clock=lambda: now[0] + time.monotonic()) as (manager, script):
-        eventually(lambda: manager.pools)
+        wait_until(lambda: manager.pools)
         readers = [call(manager, "low")]
         ready(script, "low/0")
         script.worker("low/0").finish()
-        eventually(lambda: manager.pool("low").snapshot.workers[0].idle_since)
+        wait_until(lambda: manager.pool("low").snapshot.workers[0].idle_since)
 
         now[0] += 61.0  # idle for its time, but its load has to be watched for longer
         manager.pool("low").memory.note_start(now[0] + time.monotonic())
@@ -419,7 +420,7 @@ def test_a_worker_that_makes_room_is_not_started_again_when_the_room_is_free():
         ready(script, "high/0")
         script.worker("high/0").finish()
         manager.scale("high", 0, 0)
-        eventually(lambda: not script.ids())
+        wait_until(lambda: not script.ids())
         manager._wakeup()
         gevent.idle()
 
@@ -431,9 +432,9 @@ def test_a_worker_that_makes_room_is_not_started_again_when_the_room_is_free():
 def test_a_start_that_fails_while_it_is_given_up_is_no_crash():
     script = Script([pool_card()], starts=False)
     with managed(script=script) as (manager, _):
-        eventually(lambda: script.workers)
+        wait_until(lambda: script.workers)
         script.workers[0].load()
-        place = eventually(lambda: manager.pools and manager.place("default/0"))
+        place = wait_until(lambda: manager.pools and manager.place("default/0"))
         place._enter(PlaceState.STOPPING)  # it was told to end, and fails before it has heard of that
 
         script.workers[0].fail("on_start raised ValueError")

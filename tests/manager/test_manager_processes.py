@@ -22,7 +22,8 @@ from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.place_state import PlaceState
 from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
-from tests.manager.scripted import end_of, eventually
+from tests.manager.scripted import end_of
+from tests.support.waiting import wait_until
 
 APP = """
     import os, time
@@ -101,7 +102,7 @@ def is_gone(pid: int) -> bool:
 
 def test_an_application_runs_in_as_many_processes_as_asked(tmp_path: Path):
     with managed(tmp_path, workers=2) as manager:
-        eventually(lambda: manager.state is State.READY and len(pids(manager)) == 3)
+        wait_until(lambda: manager.state is State.READY and len(pids(manager)) == 3)
 
         assert sorted(pids(manager)) == ["Counter/0", "default/0", "default/1"]
         assert {answer_of(call(manager)) for _ in range(8)} == {pids(manager)[f"default/{n}"] for n in (0, 1)}
@@ -109,9 +110,9 @@ def test_an_application_runs_in_as_many_processes_as_asked(tmp_path: Path):
 
 def test_a_killed_process_fails_its_calls_and_is_replaced(tmp_path: Path):
     with managed(tmp_path) as manager:
-        eventually(lambda: manager.state is State.READY)
+        wait_until(lambda: manager.state is State.READY)
         sleeping, victim = call(manager, "sleep"), pids(manager)["default/0"]
-        eventually(lambda: manager.place("default/0").worker.in_flight)
+        wait_until(lambda: manager.place("default/0").worker.in_flight)
 
         os.kill(victim, signal.SIGKILL)
 
@@ -122,7 +123,7 @@ def test_a_killed_process_fails_its_calls_and_is_replaced(tmp_path: Path):
 
 def test_every_process_is_replaced_under_load_and_no_call_is_lost(tmp_path: Path):
     with managed(tmp_path, workers=2) as manager:
-        eventually(lambda: manager.state is State.READY and len(pids(manager)) == 3)
+        wait_until(lambda: manager.state is State.READY and len(pids(manager)) == 3)
         before = set(pids(manager).values())
         answers: list[int] = []
 
@@ -138,7 +139,7 @@ def test_every_process_is_replaced_under_load_and_no_call_is_lost(tmp_path: Path
         assert all(greenlet.successful() for greenlet in asking)
         assert set(answers) & before
         assert set(answers) - before
-        eventually(lambda: all(map(is_gone, before)))
+        wait_until(lambda: all(map(is_gone, before)))
 
 
 def test_an_import_that_fails_is_the_reason_to_give_up(tmp_path: Path):
@@ -150,24 +151,24 @@ def test_an_import_that_fails_is_the_reason_to_give_up(tmp_path: Path):
 def test_a_pool_that_cannot_start_leaves_the_others_alone(tmp_path: Path):
     (tmp_path / "broken").touch()
     with managed(tmp_path) as manager:
-        eventually(lambda: manager.pools and manager.pool("Counter").memory.crashes.has_crashed)
-        eventually(lambda: "default/0" in pids(manager))
+        wait_until(lambda: manager.pools and manager.pool("Counter").memory.crashes.has_crashed)
+        wait_until(lambda: "default/0" in pids(manager))
 
         answer_of(call(manager))
 
         assert "the file broken is there" in manager.pool("Counter").memory.crashes.last_reason
         (tmp_path / "broken").unlink()
-        eventually(lambda: manager.state is State.READY)
+        wait_until(lambda: manager.state is State.READY)
 
 
 def test_a_stop_runs_on_stop_and_leaves_no_process(tmp_path: Path):
     with managed(tmp_path, shutdown_grace=0.2) as manager:
-        eventually(lambda: manager.state is State.READY)
+        wait_until(lambda: manager.state is State.READY)
         processes = list(pids(manager).values())
         sleeping = call(manager, "sleep")
 
         manager.stop()
-        eventually(lambda: not manager.is_ending)
+        wait_until(lambda: not manager.is_ending)
 
         assert end_of(sleeping).error is not None
         assert all(map(is_gone, processes))
@@ -176,9 +177,9 @@ def test_a_stop_runs_on_stop_and_leaves_no_process(tmp_path: Path):
 
 def test_a_close_leaves_no_process(tmp_path: Path):
     with managed(tmp_path) as manager:
-        eventually(lambda: manager.state is State.READY)
+        wait_until(lambda: manager.state is State.READY)
         processes = list(pids(manager).values())
 
         manager.close()
 
-        eventually(lambda: all(map(is_gone, processes)))
+        wait_until(lambda: all(map(is_gone, processes)))

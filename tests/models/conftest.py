@@ -14,7 +14,8 @@ from corosrv import settings
 from corosrv.engine import Engine
 from corosrv.models import ModelPool
 from corosrv.settings import ModelSettings
-from tests.support.engines import TIMEOUT, wait_until
+from tests.support.engines import TIMEOUT
+from tests.support.waiting import wait_until
 
 TWO = "a=synthetic:?tokens_per_s=0&alias=first,b=synthetic:?tokens_per_s=0"
 THREE = f"{TWO},c=synthetic:?tokens_per_s=0"

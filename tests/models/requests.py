@@ -5,7 +5,8 @@ from __future__ import annotations
 import gevent
 
 from corosrv.models import ModelPool
-from tests.support.engines import TIMEOUT, answer, job, wait_until
+from tests.support.engines import TIMEOUT, answer, job
+from tests.support.waiting import wait_until
 
 
 def status(pool: ModelPool) -> dict[str, str]:

@@ -9,7 +9,7 @@ from corosrv import settings
 from corosrv.jobs import Job, ModelCard, State, Text
 from corosrv.models import ModelPool
 from corosrv.settings import ModelSettings
-from tests.support.engines import wait_until
+from tests.support.waiting import wait_until
 
 
 @dataclass

@@ -14,7 +14,8 @@ from corosrv.jobs import State
 from corosrv.models import ModelPool, served
 from tests.models.conftest import MODEL_BYTES, THREE, TWO
 from tests.models.requests import asking, failure, status, wait_status
-from tests.support.engines import TIMEOUT, answer, job, read_all, wait_until
+from tests.support.engines import TIMEOUT, answer, job, read_all
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

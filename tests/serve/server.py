@@ -8,40 +8,29 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 import openai
 
 from tests.serve.wire import Connection
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 BIN = Path(sys.executable).parent
 REPOSITORY = Path(__file__).parent.parent.parent
 START_SECONDS = 40.0  # the probe of libllama and a slow disk included
 END_SECONDS = 20.0  # for the end of a server, which would wait for its streams for 25
-WAIT_SECONDS = 30.0  # for what should come soon: nothing is claimed of how soon, and a busy machine takes its time
 
 GUNICORN = ("gunicorn", "-k", "gevent", "--no-control-socket")
 APP = (*GUNICORN, "-b", "127.0.0.1:0", "corosrv.app")
 SERVE = ("corosrv", "serve", "--port", "0")
 DEPLOYED = ("gunicorn", "-c", str(REPOSITORY / "deploy" / "gunicorn.conf.py"), "-b", "127.0.0.1:0", "corosrv.app")
 
-T = TypeVar("T")
 _direct = build_opener(ProxyHandler({}))
-
-
-def eventually(look: Callable[[], T], within: float = WAIT_SECONDS, what: str = "") -> T:
-    """Returns what `look` returns as soon as it is true; fails after `within` seconds."""
-    deadline = time.monotonic() + within
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not within {within:g} s: {what or 'what was waited for'}"
-        time.sleep(0.02)
-    return seen
 
 
 class Server:

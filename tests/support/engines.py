@@ -1,11 +1,10 @@
 """Engines for tests, and what they are asked."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import gevent
 import pytest
 
 from corosrv.engine import Chunk, Engine, Reader
@@ -67,13 +66,6 @@ def text_of(chunks: Iterable[Chunk], index: int = 0) -> str:
 def answer(engine: Engine, job: Job) -> str:
     """The text of a job's first task."""
     return text_of(read_all(engine.submit(job)))
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """For what the decode thread does and tells nobody; fails after TIMEOUT."""
-    with gevent.Timeout(TIMEOUT):
-        while not condition():
-            gevent.sleep(0.001)
 
 
 def is_idle(engine: Engine) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 if __name__ == "__main__":
@@ -31,6 +30,7 @@ from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
 from corosrv.upstreams.spec import UpstreamSpec
+from tests.support.waiting import wait_until
 
 
 class PoolProcess:
@@ -134,7 +134,7 @@ class Commands:
         self.pool.remove(self.pool.find(id), abort=abort, timeout=timeout)
 
     def await_state(self, id: str, state: str) -> None:
-        await_true(
+        wait_until(
             lambda: state == next((u.state.value for u in self.pool.upstreams if u.id == id), "gone"),
             f"{id} is {state}",
         )
@@ -144,10 +144,10 @@ class Commands:
             n_running = sum(upstream.in_flight for upstream in self.pool.upstreams)
             return (self.pool.dispatcher.stats().n_waiting, n_running) == (waiting, running)
 
-        await_true(are_so, f"{waiting} calls wait and {running} run")
+        wait_until(are_so, f"{waiting} calls wait and {running} run")
 
     def await_pool(self, state: str) -> None:
-        await_true(lambda: self.pool.state.value == state, f"the pool is {state}")
+        wait_until(lambda: self.pool.state.value == state, f"the pool is {state}")
 
     def upstreams(self) -> list[dict[str, Any]]:
         return [
@@ -181,7 +181,7 @@ class Commands:
         call.reading = gevent.spawn(call.read)
 
     def await_piece(self, name: str, n_bytes: int = 1) -> None:
-        await_true(lambda: len(self.calls[name].body) >= n_bytes, f"{n_bytes} bytes have come")
+        wait_until(lambda: len(self.calls[name].body) >= n_bytes, f"{n_bytes} bytes have come")
 
     def results(self, names: list[str] | None = None) -> list[dict[str, Any]]:
         """Waits for the ends of calls, of all if none is named."""
@@ -191,7 +191,7 @@ class Commands:
 
     def await_idle_connection(self) -> None:
         (upstream,) = self.pool.upstreams
-        await_true(lambda: upstream.connections.n_idle == 1, "its connection is idle")
+        wait_until(lambda: upstream.connections.n_idle == 1, "its connection is idle")
 
     def pass_time(self, seconds: float) -> None:
         """Returns when so much time has passed."""
@@ -204,7 +204,7 @@ class Commands:
         self.pool.stop()
 
     def await_stop(self) -> None:
-        await_true(lambda: not self.pool.is_ending, "it has stopped")
+        wait_until(lambda: not self.pool.is_ending, "it has stopped")
 
     def close(self) -> None:
         self.pool.close()
@@ -215,13 +215,6 @@ class Commands:
             while any(_count_leftovers().values()):
                 gevent.sleep(0.005)
         return _count_leftovers()
-
-
-def await_true(condition: Callable[[], bool], what: str) -> None:
-    """Waits until a condition is true. Raises AssertionError, which says what it is, after 15 s."""
-    with gevent.Timeout(15, AssertionError(f"not after 15 s: {what}")):
-        while not condition():
-            gevent.sleep(0.005)
 
 
 def _count_leftovers() -> dict[str, int]:

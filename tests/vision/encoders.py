@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +47,3 @@ def encode(encoder: ImageEncoder, *images: Image, caller: str = "") -> dict[str,
     """Encodes images as a request does."""
     with gevent.Timeout(WAIT):
         return encode_images(encoder, images, Terms(caller=caller), NobodyLeaves)
-
-
-def wait_until(look: Any, what: str = "") -> None:
-    """Lets greenlets run until `look` returns true."""
-    deadline = time.monotonic() + WAIT
-    while not look():
-        assert time.monotonic() < deadline, f"not within {WAIT:g} s: {what}"
-        gevent.sleep(0.005)

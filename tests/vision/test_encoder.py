@@ -12,7 +12,8 @@ from corosrv.vision.encoder import ImageEncoder
 from corosrv.vision.waiting import encode_images
 from tests.support import faulty_encoder, gguf, projector
 from tests.support.faulty_encoder import FATAL
-from tests.vision.encoders import N_EMBD, NobodyLeaves, encode, image, options, wait_until
+from tests.support.waiting import wait_until
+from tests.vision.encoders import N_EMBD, NobodyLeaves, encode, image, options
 
 
 @pytest.fixture(scope="module")

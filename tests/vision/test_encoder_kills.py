@@ -13,7 +13,8 @@ from corosrv.vision import stability, supervisor
 from corosrv.vision.encoder import ImageEncoder
 from tests.support import gguf, projector
 from tests.support.descriptors import n_descriptors
-from tests.vision.encoders import N_EMBD, encode, image, options, wait_until
+from tests.support.waiting import wait_until
+from tests.vision.encoders import N_EMBD, encode, image, options
 
 N_IMAGES, N_KILLS = 200, 4
 

@@ -16,7 +16,8 @@ from corosrv.waits import call_in_thread
 from tests.support import faulty_encoder, gguf, projector
 from tests.support.engines import read_all, text_of
 from tests.support.faulty_encoder import SLOW
-from tests.vision.encoders import N_EMBD, NobodyLeaves, image, wait_until
+from tests.support.waiting import wait_until
+from tests.vision.encoders import N_EMBD, NobodyLeaves, image
 
 
 @pytest.fixture(scope="module")

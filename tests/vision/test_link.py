@@ -10,7 +10,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.transfer.layout import pool_geometry
 from corosrv.transfer.pool import SharedPool
 from corosrv.vision.link import EncoderCommand, EncoderLink
-from tests.vision.encoders import wait_until
+from tests.support.waiting import wait_until
 
 # What plays the encoder: it says some messages, and then waits or closes its channel.
 PROGRAM = """

@@ -22,7 +22,8 @@ from corosrv.transfer.messages import (
 from corosrv.transfer.pool import SharedPool
 from corosrv.transfer.states import TransferResult
 from corosrv.vision.pump import MOST_MESSAGES, TransferPump
-from tests.vision.encoders import image, wait_until
+from tests.support.waiting import wait_until
+from tests.vision.encoders import image
 
 N_EMBD = 4
 

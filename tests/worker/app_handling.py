@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gevent
@@ -54,13 +54,6 @@ def wait_for(worker: AppProcess, *states: WorkerState) -> None:
             assert NEXT[worker.state], f"{worker.state}, not {states}: {worker.reason}: {worker.setup.logs}"
             changed.clear()
             changed.wait()
-
-
-def wait_until(is_true: Callable[[], object]) -> None:
-    """Waits for what no listener tells."""
-    with gevent.Timeout(TIMEOUT):
-        while not is_true():
-            gevent.sleep(0.005)
 
 
 class Recorder(CallListener):

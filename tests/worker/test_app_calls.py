@@ -27,7 +27,8 @@ from corosrv.worker.parent.asks import LONG_COPY
 from corosrv.worker.parent.call_asks import HandlerServices
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionCall, FunctionWorker
-from tests.worker.app_handling import Recorder, call, counters, hand, item, ready, wait_until
+from tests.support.waiting import wait_until
+from tests.worker.app_handling import Recorder, call, counters, hand, item, ready
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

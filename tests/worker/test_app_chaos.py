@@ -15,8 +15,9 @@ from corosrv.tensors import Tensor
 from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
 from tests.support.descriptors import n_descriptors
+from tests.support.waiting import wait_until
 from tests.worker.app_children.scripted import COMMAND
-from tests.worker.app_handling import TIMEOUT, Recorder, call, counters, hand, item, wait_for, wait_until
+from tests.worker.app_handling import TIMEOUT, Recorder, call, counters, hand, item, wait_for
 from tests.worker.predicting import is_alive
 
 STARTS = ["well"] * 6 + ["hangs_in_on_start", "fails:no", "exits:1", "writes:GARBAGE", "loses_a_slot:1"]

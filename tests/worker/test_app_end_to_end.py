@@ -21,7 +21,8 @@ from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
 from corosrv.worker.parent.call_asks import HandlerServices
 from tests.support.function_worker import FunctionCall, FunctionWorker
-from tests.worker.app_handling import TIMEOUT, Recorder, counters, hand, item, ready, started, wait_for, wait_until
+from tests.support.waiting import wait_until
+from tests.worker.app_handling import TIMEOUT, Recorder, counters, hand, item, ready, started, wait_for
 from tests.worker.predicting import is_alive, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -13,18 +13,8 @@ from corosrv.dispatch.host import HandedCall
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, HandlerFailed, NotHandedOver, WorkerLost
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.app_process import AppProcess
-from tests.worker.app_handling import (
-    TIMEOUT,
-    Recorder,
-    call,
-    counters,
-    hand,
-    item,
-    ready,
-    started,
-    wait_for,
-    wait_until,
-)
+from tests.support.waiting import wait_until
+from tests.worker.app_handling import TIMEOUT, Recorder, call, counters, hand, item, ready, started, wait_for
 from tests.worker.predicting import is_alive, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -16,8 +16,9 @@ from corosrv.jobs.worker_state import NEXT, WorkerState
 from corosrv.wire.calls import PoolCard
 from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
+from tests.support.waiting import wait_until
 from tests.worker.app_children.scripted import COMMAND, POOLS
-from tests.worker.app_handling import TIMEOUT, call, counters, ready, started, wait_for, wait_until
+from tests.worker.app_handling import TIMEOUT, call, counters, ready, started, wait_for
 from tests.worker.predicting import is_alive, wait_for_death
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -30,6 +30,7 @@ from tests.kserve.grpc.client import Stub, infer_request, status, talk
 from tests.kserve.grpc.conftest import await_state, make_worker, serving
 from tests.support.descriptors import n_descriptors
 from tests.support.function_worker import FunctionWorker
+from tests.support.waiting import wait_until
 
 SEVEN = Tensor("x", "INT32", [1], data=[7])
 
@@ -50,12 +51,6 @@ def infer(front: GrpcFront, request: Any) -> Any:
         return await stub.infer(request, wait_for_ready=True, timeout=20)
 
     return talk(front.port, scenario)
-
-
-def wait_until(is_so: Any) -> None:
-    with gevent.Timeout(20):
-        while not is_so():
-            gevent.sleep(0.005)
 
 
 def is_alive(pid: int) -> bool:

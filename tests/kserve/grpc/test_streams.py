@@ -15,6 +15,7 @@ from corosrv.kserve.grpc.streaming import MAX_IN_FLIGHT
 from corosrv.tensors import Tensor
 from tests.kserve.grpc.client import Stub, infer_request, talk, typed_request, value_of
 from tests.support.function_worker import FunctionCall, FunctionWorker
+from tests.support.waiting import wait_until
 
 EMPTY_FINAL = {"triton_enable_empty_final_response": True}
 
@@ -180,7 +181,7 @@ def test_cancelling_a_stream_cancels_all_its_requests(front: GrpcFront, worker: 
 
     talk(front.port, scenario)
 
-    wait_until_idle(worker)
+    wait_until(lambda: not worker.n_running)
     assert all(call.cancelled.is_set() for call in worker.calls)
 
 
@@ -194,13 +195,7 @@ def test_a_client_that_vanishes_cancels_its_requests(front: GrpcFront, worker: F
 
     talk(front.port, scenario)
 
-    wait_until_idle(worker)
-
-
-def wait_until_idle(worker: FunctionWorker) -> None:
-    with gevent.Timeout(20):
-        while worker.n_running:
-            gevent.sleep(0.001)
+    wait_until(lambda: not worker.n_running)
 
 
 def test_so_many_requests_of_a_stream_run_and_the_next_is_read_when_one_has_ended(
@@ -252,7 +247,7 @@ def test_a_client_that_does_not_read_stops_its_handler_and_no_other(front: GrpcF
         return n_sent
 
     assert talk(front.port, scenario) < 5_000
-    wait_until_idle(worker)
+    wait_until(lambda: not worker.n_running)
 
 
 def test_answers_that_are_written_at_once_all_arrive_in_the_order_of_their_requests(

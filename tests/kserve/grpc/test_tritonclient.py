@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import gevent
 import numpy
 import pytest
 import tritonclient.grpc as triton
@@ -18,6 +17,7 @@ from corosrv.kserve.grpc import protocol  # beside Triton's messages of the same
 from corosrv.kserve.grpc.front import GrpcFront
 from tests.kserve.grpc.client import in_thread
 from tests.support.function_worker import FunctionWorker
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -152,9 +152,3 @@ def test_its_keep_alive_pings_are_let_in(front: GrpcFront) -> None:
             return bool(client.is_server_live())
 
     assert in_thread(ask)
-
-
-def wait_until(is_so: Any) -> None:
-    with gevent.Timeout(10):
-        while not is_so():
-            gevent.sleep(0.002)

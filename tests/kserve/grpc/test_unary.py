@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import Any
 
-import gevent
 import grpc
 import pytest
 
@@ -16,6 +15,7 @@ from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.tensors import Tensor
 from tests.kserve.grpc.client import Stub, infer_request, status, talk, typed_request, value_of
 from tests.support.function_worker import FunctionWorker
+from tests.support.waiting import wait_until
 
 SEVEN = Tensor("x", "INT32", [1], data=[7])
 
@@ -334,7 +334,7 @@ def test_the_deadline_of_grpc_ends_a_call_and_its_handler(front: GrpcFront, work
     code, _, _ = failure(front, infer_request("hang"), timeout=0.3)
 
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_until_idle(worker)
+    wait_until(lambda: not worker.n_running)
 
 
 def test_a_client_that_cancels_cancels_its_handler(front: GrpcFront, worker: FunctionWorker) -> None:
@@ -346,14 +346,8 @@ def test_a_client_that_cancels_cancels_its_handler(front: GrpcFront, worker: Fun
 
     talk(front.port, scenario)
 
-    wait_until_idle(worker)
+    wait_until(lambda: not worker.n_running)
     assert worker.calls[0].cancelled.is_set()
-
-
-def wait_until_idle(worker: FunctionWorker) -> None:
-    with gevent.Timeout(20):
-        while worker.n_running:
-            gevent.sleep(0.001)
 
 
 def test_a_message_over_the_limit_is_refused_and_the_channel_goes_on(front: GrpcFront) -> None:
