@@ -13,7 +13,6 @@ from queue import SimpleQueue
 import msgspec.msgpack
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
-from corosrv.encoder.priority import lower_priority
 from corosrv.encoder.side import Action, Encode, EncoderSide, Reply, Write
 from corosrv.encoder.sources import SourceOptions, Sources
 from corosrv.encoder.writer import PoolWriter
@@ -24,6 +23,7 @@ from corosrv.wire.codec import StructCodec
 from corosrv.wire.process_messages import Fatal, ProcessMessage
 from corosrv.worker.child.control import Control
 from corosrv.worker.child.outbox import Ferry
+from corosrv.worker.child.priority import lower_priority
 
 LAST_WORDS = 5.0  # seconds in which the server takes the reason of an end
 

@@ -54,6 +54,7 @@ CorosrvError
 │   ├── NotHandedOver        a call did not reach its worker
 │   ├── RedisUnavailable     Redis cannot be reached, or did not answer in time
 │   ├── RedisRefused         Redis answered a command with an error
+│   ├── DecoderUnavailable   images cannot be decoded now
 │   ├── EncoderBusy          as many images as may wait for the encoder do
 │   ├── EncoderUnavailable   images cannot be encoded now
 │   ├── TooManyMembers       as many requests are in groups as may be
@@ -156,6 +157,7 @@ from corosrv.errors.refused import (
     UnsupportedMedia,
 )
 from corosrv.errors.unavailable import (
+    DecoderUnavailable,
     EncoderBusy,
     EncoderUnavailable,
     ModelFailed,
@@ -188,6 +190,7 @@ __all__ = [
     "Conflict",
     "CorosrvError",
     "DeadlinePassed",
+    "DecoderUnavailable",
     "DestinationRefused",
     "EncoderBusy",
     "EncoderUnavailable",

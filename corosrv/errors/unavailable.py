@@ -81,6 +81,10 @@ class EncoderBusy(Unavailable):
         super().__init__(f"{limit} images wait for the encoder already; try again")
 
 
+class DecoderUnavailable(Unavailable):
+    """An image cannot be decoded now: no process for it could be started, or somebody killed it."""
+
+
 class EncoderUnavailable(Unavailable):
     """Images cannot be encoded now: the encoder process died too often, or did not answer in time."""
 

@@ -1,5 +1,7 @@
 """Decodes images to RGB with Pillow, as they are to be seen: turned by their EXIF orientation, and on white paper.
 
+It is called in the process that corosrv.images.decoder runs, and in no server: a file may end the decoder.
+
 Transparent images are put on white, as other servers of vision models do and as pages show them. llama.cpp's decoder
 drops the alpha channel instead: a drawing in black ink on nothing becomes all black.
 """
@@ -7,12 +9,11 @@ drops the alpha channel instead: a drawing in black ink on nothing becomes all b
 from __future__ import annotations
 
 import io
-from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from corosrv.errors import InvalidImage, NotOffered
 from corosrv.images.recognition import ImageFormat
-from corosrv.jobs import Image
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -42,19 +43,17 @@ def check_dimensions(width: int, height: int, max_pixels: int, param: str) -> No
         raise InvalidImage(f"{param}: the image is {width} x {height}, and a side has {MAX_SIDE} at most", param)
 
 
-def load_pillow() -> None:
-    """Imports Pillow. Raises NotOffered where it is not installed."""
-    try:
-        import_module("PIL.Image")
-    except ImportError:
-        raise NotOffered("this server cannot decode images: it needs Pillow (pip install 'corosrv[images]')") from None
+def check_pillow() -> None:
+    """Raises NotOffered where Pillow is not installed."""
+    if find_spec("PIL") is None:
+        raise NotOffered("this server cannot decode images: it needs Pillow (pip install 'corosrv[images]')")
 
 
-def decode(data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
-    """Decodes an image whose dimensions are checked; of a GIF, an animated PNG or WebP, the first frame.
+def decode(data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> tuple[int, int, bytes]:
+    """Returns width, height and pixels of an image whose dimensions are checked; of an animation, of the first frame.
 
-    `n_pixels`: of its header. Computes for up to a second: call it in a thread. Raises InvalidImage for a file that is
-    truncated or damaged, and for a GIF whose frame has more pixels than its header says.
+    `n_pixels`: of its header. Computes for up to a second. Raises InvalidImage for a file that is truncated or damaged,
+    or takes too much memory, and for a GIF whose frame has more pixels than its header says.
     """
     import PIL.Image
 
@@ -65,9 +64,11 @@ def decode(data: bytes, image_format: ImageFormat, n_pixels: int, param: str) ->
                 raise InvalidImage(f"{param}: the {image_format.name} has a frame larger than its header says", param)
             picture.load()
             upright = _upright(picture)
-        return Image.of_pixels(*upright.size, _rgb(upright).tobytes())
+        return *upright.size, _rgb(upright).tobytes()
     except InvalidImage:
         raise
+    except MemoryError:
+        raise InvalidImage(f"{param}: the {image_format.name} takes too much memory to be decoded", param) from None
     except Exception:  # Pillow's decoders raise whatever they stumble over
         raise InvalidImage(f"{param}: the {image_format.name} is truncated or damaged", param) from None
 

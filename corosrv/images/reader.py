@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
-from gevent.lock import BoundedSemaphore
-
-from corosrv.errors import InvalidImage, TooBusy
+from corosrv.errors import InvalidImage, NotOffered
 from corosrv.images.data_url import is_data_url, read_base64, read_data_url
-from corosrv.images.decoding import check_dimensions, decode, load_pillow
+from corosrv.images.decoders import DecoderPool
+from corosrv.images.decoding import check_dimensions, check_pillow
 from corosrv.images.dimensions import read_dimensions
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.intake import ImageIntake
@@ -17,43 +17,45 @@ from corosrv.images.recognition import ImageFormat, recognise
 from corosrv.jobs import Image, ModelCard
 from corosrv.settings import ImageSettings
 from corosrv.settings.images import PIXEL_BYTES
-from corosrv.waits.elsewhere import call_in_thread
 
 CAPABILITY = "images"
-# Images decoded at once, each of which takes up to 9 bytes for a pixel meanwhile; others wait.
-_AT_ONCE = 2
-_WAIT = 30.0  # seconds
 
 
 class ImageReader:
     """Reads the images of all requests of a process, within the limits of its settings."""
 
-    def __init__(self, settings: ImageSettings) -> None:
+    def __init__(self, settings: ImageSettings, decoders: DecoderPool | None = None) -> None:
+        """`decoders`: processes that decode; without them it has its own."""
         self.settings = settings
         self.fetcher = ImageFetcher(settings.hosts, settings.image_bytes, settings.image_fetch_s)
         self.memory = ImageMemory(settings.image_memory_bytes)
-        self._permits = BoundedSemaphore(_AT_ONCE)
+        self._decoders = decoders or DecoderPool()
+
+    def start(self) -> None:
+        """Gets ready to decode, where Pillow is installed. Returns at once."""
+        with contextlib.suppress(NotOffered):
+            check_pillow()
+            self._decoders.start()
+
+    def close(self) -> None:
+        """Ends the processes that decode."""
+        self._decoders.close()
 
     def intake(self, card: ModelCard) -> ImageIntake | None:
         """Makes what reads the images of one request to this model; None where the model takes none."""
         return RequestImages(self) if CAPABILITY in card.capabilities else None
 
     def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
-        """Decodes an image in a thread; its memory is counted until nobody has it. Waits for its turn.
+        """Decodes an image in another process; its memory is counted until nobody has it. Waits for its turn.
 
-        Raises InvalidImage, TooManyImages and TooBusy.
+        Raises InvalidImage, TooManyImages, DecoderUnavailable and TooBusy.
         """
-        if not self._permits.acquire(timeout=_WAIT):
-            raise TooBusy("too many images are being decoded: try again")
+        lease = self.memory.lend(PIXEL_BYTES * n_pixels)
         try:
-            lease = self.memory.lend(PIXEL_BYTES * n_pixels)
-            try:
-                return replace(call_in_thread(decode, data, image_format, n_pixels, param), lease=lease)
-            except BaseException:
-                lease.close()
-                raise
-        finally:
-            self._permits.release()
+            return replace(self._decoders.decode(data, image_format, n_pixels, param), lease=lease)
+        except BaseException:
+            lease.close()
+            raise
 
 
 class RequestImages(ImageIntake):
@@ -81,7 +83,7 @@ class RequestImages(ImageIntake):
     def from_base64(self, text: str, param: str) -> Image:
         """Reads an image. Waits while it is decoded.
 
-        Raises InvalidImage, NotOffered where Pillow is missing, TooManyImages and TooBusy.
+        Raises InvalidImage, NotOffered where Pillow is missing, and what ImageReader.decode does.
         """
         self._count(param)
         return self._image(read_base64(text, param, self._settings.image_bytes), param)
@@ -95,7 +97,7 @@ class RequestImages(ImageIntake):
         width, height = read_dimensions(data, image_format, param)
         check_dimensions(width, height, self._settings.image_pixels, param)
         self._count_pixels(width * height, param)
-        load_pillow()
+        check_pillow()
         with self._reader.memory.lend(len(data)):
             return self._reader.decode(data, image_format, width * height, param)
 

@@ -90,6 +90,8 @@ class ModelPart:
 
     def start(self) -> None:
         self.pool.start()
+        if self._vision is not None:
+            self._images.start()
 
     def stop(self) -> None:
         """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event.
@@ -105,6 +107,7 @@ class ModelPart:
 
     def close(self) -> None:
         self.pool.close()
+        self._images.close()
 
     def has_path(self, path: str) -> bool:
         """Returns True: errors have this part's shape wherever no other part answers."""

@@ -44,7 +44,7 @@ ROWS: dict[int, str] = {
     36: "token ids that are none",
     37: "too many prompts in one request",
     38: "no link is followed",
-    39: "media are refused unread where the model reads text",
+    39: "media are refused unread where the model reads text; others are decoded in a process with limits",
     40: "tools that cannot be",
     41: "nothing that a client sends is unpickled",
     42: "names of slot files stay in their folder",

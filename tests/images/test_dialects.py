@@ -24,6 +24,7 @@ from corosrv.openai.responses import schema as response_schema
 from corosrv.openai.responses.answer_types import ResponseObject
 from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
 from corosrv.settings import ImageSettings
+from tests.images.decoders import DECODERS
 from tests.images.pictures import BLUE, CARD, base64, data_url, plain
 from tests.support.answers import empty_response
 from tests.support.vocabularies import ByteVocabulary
@@ -32,14 +33,14 @@ DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
 RED_FILE, BLUE_FILE = plain(), plain("GIF", (3, 5), BLUE)
 RED_URL, BLUE_URL = data_url(RED_FILE), data_url(BLUE_FILE, "image/gif")
-RED_IMAGE = decode(RED_FILE, ImageFormat.PNG, 1000, "image")
-BLUE_IMAGE = decode(BLUE_FILE, ImageFormat.GIF, 1000, "image")
+RED_IMAGE = Image.of_pixels(*decode(RED_FILE, ImageFormat.PNG, 1000, "image"))
+BLUE_IMAGE = Image.of_pixels(*decode(BLUE_FILE, ImageFormat.GIF, 1000, "image"))
 BAD_URL = data_url(b"\x89PNG\r\n\x1a\n")
 TEXT = {"type": "text", "text": "What is it?"}
 
 
 def images(takes: bool = True):
-    return ImageReader(ImageSettings()).intake(CARD) if takes else None
+    return ImageReader(ImageSettings(), DECODERS).intake(CARD) if takes else None
 
 
 def messages(call: Any) -> tuple[dict[str, Any], ...]:

@@ -8,11 +8,12 @@ import pytest
 from gevent.event import Event
 
 from corosrv.errors import InvalidImage, SettingsError, TooManyImages
-from corosrv.images import reader
+from corosrv.images.decoders import DecoderPool
 from corosrv.images.memory import ImageMemory
 from corosrv.images.reader import ImageReader
 from corosrv.openai.responses.store import ResponseStore, Stored
 from corosrv.settings import ImageSettings
+from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, data_url, plain
 from tests.support.answers import empty_response
 
@@ -22,7 +23,7 @@ URL = data_url(plain("PNG", (30, 30)))  # 2700 bytes of pixels
 
 @pytest.fixture
 def images() -> ImageReader:
-    return ImageReader(ImageSettings(**LIMITS))
+    return ImageReader(ImageSettings(**LIMITS), DECODERS)
 
 
 @pytest.fixture(autouse=True)
@@ -96,13 +97,13 @@ def test_less_memory_than_one_request_may_need_stops_the_start():
 
 
 def test_a_file_that_waits_to_be_decoded_counts_with_its_bytes(images: ImageReader, monkeypatch: pytest.MonkeyPatch):
-    held, decode = [], reader.call_in_thread
+    held, decode = [], DecoderPool.decode
 
     def counting(*arguments: Any) -> Any:
         held.append(images.memory.n_bytes)
         return decode(*arguments)
 
-    monkeypatch.setattr(reader, "call_in_thread", counting)
+    monkeypatch.setattr(DecoderPool, "decode", counting)
     read(images)
 
     assert held == [2700 + len(plain("PNG", (30, 30)))]
@@ -125,7 +126,7 @@ def test_a_request_that_is_killed_while_it_decodes_leaves_no_memory_counted(
         is_decoding.set()
         gevent.sleep(60)
 
-    monkeypatch.setattr(reader, "call_in_thread", stuck)
+    monkeypatch.setattr(DecoderPool, "decode", stuck)
     reading = gevent.spawn(read, images)
     assert is_decoding.wait(5)
     assert images.memory.n_bytes > 2700

@@ -1,25 +1,22 @@
 """Reading the images of a request: limits of each and of all, and what is known before anything is decoded."""
 
 import sys
-import threading
 from typing import Any
 
-import gevent
-import PIL.Image
 import pytest
-from gevent.event import Event
 
 from corosrv.errors import InvalidImage, NotOffered, NotSupported
-from corosrv.images import reader
+from corosrv.images.decoders import DecoderPool
 from corosrv.images.intake import ImageIntake
 from corosrv.images.reader import ImageReader
 from corosrv.jobs import ModelCard
 from corosrv.settings import ImageSettings
+from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, RED, base64, data_url, plain, png
 
 
 def intake(**settings: Any) -> ImageIntake:
-    made = ImageReader(ImageSettings(**settings)).intake(CARD)
+    made = ImageReader(ImageSettings(**settings), DECODERS).intake(CARD)
     assert made is not None
     return made
 
@@ -29,7 +26,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         pytest.fail("an image was decoded")
 
-    monkeypatch.setattr(PIL.Image, "open", refuse)
+    monkeypatch.setattr(DecoderPool, "decode", refuse)
 
 
 def test_a_model_without_the_capability_has_no_intake():
@@ -109,7 +106,7 @@ def test_the_pixels_of_a_requests_images_count_together():
 
 
 def test_each_request_has_limits_of_its_own():
-    shared, url = ImageReader(ImageSettings(image_count=1)), data_url(plain())
+    shared, url = ImageReader(ImageSettings(image_count=1), DECODERS), data_url(plain())
 
     for _ in range(3):
         assert shared.intake(CARD).from_url(url, "image").width == 6
@@ -121,46 +118,8 @@ def test_nothing_is_fetched_unless_hosts_are_allowed(url: str):
         intake().from_url(url, "image")
 
 
-def test_other_greenlets_run_while_an_image_is_decoded(monkeypatch: pytest.MonkeyPatch):
-    """The decoder waits for another greenlet, which it would wait for in vain on the hub's thread."""
-    has_run = threading.Event()
-    decode = reader.decode
-    waited = []
-
-    def slow(*arguments: Any) -> Any:
-        waited.append(has_run.wait(5))
-        return decode(*arguments)
-
-    monkeypatch.setattr(reader, "decode", slow)
-    reading = gevent.spawn(intake().from_url, data_url(plain()), "image")
-    gevent.spawn_later(0, has_run.set)
-
-    assert reading.get(timeout=10).width == 6
-    assert waited == [True]
-
-
-def test_no_more_than_two_images_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch):
-    decode, may_end = reader.call_in_thread, Event()
-    running: list[int] = []
-
-    def waiting(*arguments: Any) -> Any:
-        running.append(1)
-        assert may_end.wait(10)
-        return decode(*arguments)
-
-    monkeypatch.setattr(reader, "call_in_thread", waiting)
-    shared = ImageReader(ImageSettings())
-    reading = [gevent.spawn(shared.intake(CARD).from_url, data_url(plain()), "image") for _ in range(6)]
-    gevent.idle()
-    n_at_once = len(running)
-    may_end.set()
-
-    assert len(gevent.joinall(reading, timeout=10, raise_error=True)) == 6
-    assert (n_at_once, len(running)) == (2, 6)
-
-
 def test_a_refused_image_gives_its_permit_back():
-    shared = ImageReader(ImageSettings())
+    shared = ImageReader(ImageSettings(), DECODERS)
     for _ in range(5):
         with pytest.raises(InvalidImage, match="truncated"):
             shared.intake(CARD).from_url(data_url(plain("PNG", (40, 40))[:50]), "image")
@@ -169,7 +128,7 @@ def test_a_refused_image_gives_its_permit_back():
 
 
 def test_without_pillow_a_good_image_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
 
     with pytest.raises(NotOffered, match="needs Pillow"):
         intake().from_url(data_url(png(1, 1, 2, 8, b"\0" + bytes(RED))), "image")

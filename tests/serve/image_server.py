@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image as Pillow
 
 from tests.serve.server import Server, Servers
-from tests.support import faulty_encoder, gguf, projector
+from tests.support import faulty_images, gguf, projector
 
 N_EMBD = 32
 CONTEXT = 512
@@ -38,9 +38,9 @@ class Files:
         )
 
     def start(self, servers: Servers, **settings: Any) -> Server:
-        """A server whose encoder has faults: see tests.support.faulty_encoder."""
+        """A server whose encoder has faults: see tests.support.faulty_images."""
         values: dict[str, Any] = {"model": self.model, "mmproj": self.mmproj, "ctx": CONTEXT, "slots": 4, "threads": 1}
-        values |= {"encoder_threads": 1, "encoder_nice": 0, **faulty_encoder.environ(self.gate)}
+        values |= {"encoder_threads": 1, "encoder_nice": 0, **faulty_images.environ(self.gate)}
         return servers.start(**(values | settings))
 
 

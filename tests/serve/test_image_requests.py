@@ -15,7 +15,7 @@ from tests.images.pictures import GREEN, RED, base64, data_url, encoded, plain, 
 from tests.serve.image_server import N_ROWS, Files, chat
 from tests.serve.server import Server, eventually, servers
 from tests.serve.wire import CHAT, Answer, request
-from tests.support.faulty_encoder import SLOW
+from tests.support.faulty_images import SLOW
 
 PNG = plain("PNG", (56, 56))
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "high"}}

@@ -11,7 +11,7 @@ from tests.serve.image_server import Files, chat, png
 from tests.serve.server import Server, eventually, servers
 from tests.serve.wire import CHAT, Answer, request
 from tests.support import projector
-from tests.support.faulty_encoder import FATAL, SLOW
+from tests.support.faulty_images import CRASHING, FATAL, SLOW
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,19 @@ def test_an_image_that_kills_the_encoder_twice_is_refused_and_others_are_not(sta
     assert post(server, chat(png(2))).status == 200
 
 
+def test_an_image_that_crashes_its_decoder_costs_its_own_request_alone(shared, threads):
+    answers = [threads.submit(post, shared, chat(png(width=width, height=60))) for width in (CRASHING, 56, 64)]
+    stream = threads.submit(text_stream, shared)
+
+    refused = answers[0].result(60)
+
+    assert (refused.status, refused.error["code"]) == (400, "invalid_image")
+    assert refused.error["message"].startswith("messages[0].content[1].image_url: the PNG cannot be decoded")
+    assert [one.result(60).status for one in answers[1:]] == [200, 200]
+    assert_whole(stream.result(60))
+    assert post(shared, chat(png(3))).status == 200
+
+
 def test_after_three_restarts_images_are_refused_and_texts_are_not(start):
     server = start()
     for n_restarts in range(3):
@@ -196,10 +209,15 @@ def test_who_waits_for_an_image_is_told_of_the_end_of_the_server(start, threads)
     eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists(), what="the end of the encoder")
 
 
-def test_no_encoder_outlives_its_server(start):
+def test_no_process_for_images_outlives_its_server(start):
     server = start()
-    pid = encoder_of(server)
+    commands_running = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.worker.children()}
+    pids = [pid for pid, command in commands_running.items() if b"corosrv." in command]
 
     server.stop()
 
-    eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists(), what="the end of the encoder")
+    assert {command.split(b"\0")[2] for pid, command in commands_running.items() if pid in pids} >= {
+        b"corosrv.encoder",
+        b"corosrv.images.decoder",
+    }
+    eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), what="the end of both")

@@ -10,8 +10,8 @@ from corosrv.errors import ClientGone, DeadlinePassed, EncoderBusy, EncoderUnava
 from corosrv.jobs import Rows, Terms
 from corosrv.vision.encoder import ImageEncoder
 from corosrv.vision.waiting import encode_images
-from tests.support import faulty_encoder, gguf, projector
-from tests.support.faulty_encoder import FATAL
+from tests.support import faulty_images, gguf, projector
+from tests.support.faulty_images import FATAL
 from tests.support.waiting import wait_until
 from tests.vision.encoders import N_EMBD, NobodyLeaves, encode, image, options
 
@@ -49,7 +49,7 @@ def encoder(make):
 @pytest.fixture
 def faulty(make, tmp_path, monkeypatch):
     """An encoder that dies of images of FATAL pixels' width."""
-    for name, value in faulty_encoder.environ(tmp_path / "gate").items():
+    for name, value in faulty_images.environ(tmp_path / "gate").items():
         monkeypatch.setenv(name, value)
     encoder = make()
     encoder.start()

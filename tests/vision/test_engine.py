@@ -13,9 +13,9 @@ from corosrv.jobs import Job, Messages, MultimodalText, Sampling, Text
 from corosrv.settings import ModelSettings
 from corosrv.vision.engine import VisionEngine
 from corosrv.waits import call_in_thread
-from tests.support import faulty_encoder, gguf, projector
+from tests.support import faulty_images, gguf, projector
 from tests.support.engines import read_all, text_of
-from tests.support.faulty_encoder import SLOW
+from tests.support.faulty_images import SLOW
 from tests.support.waiting import wait_until
 from tests.vision.encoders import N_EMBD, NobodyLeaves, image
 
@@ -141,7 +141,7 @@ def test_a_projector_that_cannot_be_used_is_told_without_its_folder(make, tmp_pa
 
 
 def test_who_waits_for_an_image_hears_of_the_end(make, tmp_path, monkeypatch):
-    for name, value in faulty_encoder.environ(tmp_path / "gate").items():
+    for name, value in faulty_images.environ(tmp_path / "gate").items():
         monkeypatch.setenv(name, value)
     engine = make()
     engine.open()
