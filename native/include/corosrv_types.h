@@ -161,6 +161,7 @@ typedef struct corosrv_model_info {
   const char* rerank_template; /* of a query and a document; "" when the model carries none */
   int32_t n_adapters;          /* LoRA adapters that were loaded */
   int32_t row_width;           /* numbers of an embedding row in a prompt; 0: the model takes none */
+  int32_t is_mrope;            /* 1: the model has M-RoPE, and rows may have positions of their own */
 } corosrv_model_info;
 
 typedef struct corosrv_bias {
@@ -236,6 +237,15 @@ typedef enum corosrv_kind {
   COROSRV_RANK = 2   /* the prompt's score, a vector of one number */
 } corosrv_kind;
 
+/* Embedding rows that stand in a row, and that the model reads in a way of their own. */
+typedef struct corosrv_row_segment {
+  int32_t n_rows;
+  int32_t is_non_causal;    /* 1: each row sees all of them; they have to fit into one step */
+  int32_t n_positions;      /* by how much the positions of the sequence move, at most n_rows; 0: n_rows */
+  const int32_t* positions; /* of M-RoPE, four of each row: t, y and x from the segment's first position on, and z. t
+                             * never falls, and is less than n_positions. NULL: one after another */
+} corosrv_row_segment;
+
 /* One generation, or one prompt to be embedded. A reader may carry several; their chunks are told apart by `index`. */
 typedef struct corosrv_task {
   const int32_t* tokens;
@@ -259,6 +269,8 @@ typedef struct corosrv_task {
   const float* rows;      /* embedding rows, row_width numbers each, which stand where an id in `tokens` is negative;
                            * of COROSRV_GENERATE. Prompts share what is computed of rows with equal ids */
   size_t n_rows;
+  const corosrv_row_segment* row_segments; /* of all rows, in their order; NULL: rows are read as tokens are */
+  size_t n_row_segments;
   double deadline; /* by CLOCK_MONOTONIC, when the task ends with the code queue_timeout or deadline_exceeded:
                     * before it had a slot, or later; 0: never */
 } corosrv_task;

@@ -104,6 +104,59 @@ Status check_kind(const corosrv_task& task, const ModelInfo& model) {
   }
 }
 
+// Checks that segments are of all rows, and that no token stands inside of one.
+bool are_segments_of(const corosrv_task& task) {
+  size_t n_segments = 0;
+  int64_t n_left = 0;  // rows of the current segment
+  for (size_t at = 0; at < task.n_tokens; ++at) {
+    if (!is_row(task.tokens[at])) {
+      if (n_left > 0) return false;
+      continue;
+    }
+    if (n_left == 0) {
+      if (n_segments == task.n_row_segments) return false;
+      n_left = task.row_segments[n_segments++].n_rows;
+      if (n_left < 1) return false;
+    }
+    --n_left;
+  }
+  return n_left == 0 && n_segments == task.n_row_segments;
+}
+
+// Memory is kept and cut by t: it never falls, and what comes behind the segment has a greater one.
+Status check_positions(const corosrv_row_segment& segment) {
+  if (segment.n_positions < 1 || segment.n_positions > segment.n_rows) {
+    return invalid("the positions of a sequence move by at least 1 for embedding rows, and by one for each at most");
+  }
+  int32_t last = 0;
+  for (int32_t row = 0; row < segment.n_rows; ++row) {
+    const int32_t* const position = segment.positions + 4 * static_cast<size_t>(row);
+    if (position[0] < last || position[0] >= segment.n_positions) {
+      return invalid("the positions of embedding rows fall, or reach beyond those of their segment");
+    }
+    if (std::any_of(position + 1, position + 4, [&](int32_t own) { return own < 0 || own > segment.n_rows; })) {
+      return invalid("an embedding row has a position outside of its segment");
+    }
+    last = position[0];
+  }
+  return Status::ok();
+}
+
+Status check_segments(const corosrv_task& task, const ModelInfo& model) {
+  if (task.n_row_segments == 0) return Status::ok();
+  if (!are_segments_of(task)) return invalid("the segments of embedding rows are not those of the prompt");
+  for (size_t i = 0; i < task.n_row_segments; ++i) {
+    const corosrv_row_segment& segment = task.row_segments[i];
+    if (segment.positions == nullptr) {
+      if (segment.n_positions == 0 || segment.n_positions == segment.n_rows) continue;
+      return invalid("embedding rows without positions of their own take one each");
+    }
+    if (!model.is_mrope) return unsupported("this model has no M-RoPE, and sees no rows at positions of their own");
+    if (const Status status = check_positions(segment); !status.is_ok()) return status;
+  }
+  return Status::ok();
+}
+
 // Looks at every number: one that is none would spoil what others compute.
 Status check_rows(const corosrv_task& task, const ModelInfo& model) {
   const auto n_rows = static_cast<size_t>(std::count_if(task.tokens, task.tokens + task.n_tokens, is_row));
@@ -113,6 +166,7 @@ Status check_rows(const corosrv_task& task, const ModelInfo& model) {
   if (task.kind != COROSRV_GENERATE) return unsupported("a prompt of embedding rows can be generated from, no more");
   if (task.scores_prompt != 0) return unsupported("a prompt of embedding rows has no tokens to be scored");
   if (model.row_width < 1) return unsupported("this model takes no embedding rows in prompts");
+  if (const Status status = check_segments(task, model); !status.is_ok()) return status;
   const size_t n_numbers = n_rows * static_cast<size_t>(model.row_width);
   const bool are_finite =
       std::all_of(task.rows, task.rows + n_numbers, [](float number) { return std::isfinite(number); });

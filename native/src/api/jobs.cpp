@@ -37,11 +37,13 @@ Status copy_rows(const corosrv_task* from, std::vector<Task>& tasks, const Model
   const auto width = static_cast<size_t>(model.row_width);
   for (size_t i = 0; i < tasks.size(); ++i) {
     if (from[i].n_rows == 0) continue;
-    if (i > 0 && from[i - 1].rows == from[i].rows && tasks[i - 1].prompt == tasks[i].prompt) {
+    if (i > 0 && from[i - 1].rows == from[i].rows && from[i - 1].row_segments == from[i].row_segments &&
+        tasks[i - 1].prompt == tasks[i].prompt) {
       tasks[i].rows = tasks[i - 1].rows;
       continue;
     }
-    tasks[i].rows = make_counted_rows(row_bytes, tasks[i].prompt, width, from[i].rows, from[i].n_rows * width);
+    tasks[i].rows = make_counted_rows(row_bytes, tasks[i].prompt, width, from[i].rows, from[i].n_rows * width,
+                                      to_segments(from[i]));
     if (!tasks[i].rows) {
       return Status(StatusCode::kQueueFull, "the embedding rows of tasks that run or wait have " +
                                                 std::to_string(row_bytes->held()) + " bytes, of at most " +

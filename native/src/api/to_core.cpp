@@ -198,6 +198,21 @@ std::vector<std::string> to_strings(const corosrv_text* texts, size_t n_texts) {
   return strings;
 }
 
+std::vector<RowSegment> to_segments(const corosrv_task& from) {
+  std::vector<RowSegment> segments(from.n_row_segments);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const corosrv_row_segment& one = from.row_segments[i];
+    segments[i].n_rows = one.n_rows;
+    segments[i].is_non_causal = one.is_non_causal != 0;
+    segments[i].n_positions = one.n_positions > 0 ? one.n_positions : one.n_rows;
+    if (one.positions == nullptr) continue;
+    for (const int32_t* at = one.positions; at != one.positions + 4 * static_cast<size_t>(one.n_rows); at += 4) {
+      segments[i].positions.push_back({at[0], at[1], at[2], at[3]});
+    }
+  }
+  return segments;
+}
+
 Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   Task task;
   task.index = static_cast<int32_t>(index);

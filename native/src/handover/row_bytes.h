@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "model/embedded_rows.h"
@@ -40,11 +41,12 @@ class RowBytes {
 // many.
 inline std::shared_ptr<const EmbeddedRows> make_counted_rows(const std::shared_ptr<RowBytes>& row_bytes,
                                                              const std::vector<Token>& prompt, size_t width,
-                                                             const float* numbers, size_t n_numbers) {
+                                                             const float* numbers, size_t n_numbers,
+                                                             std::vector<RowSegment> segments = {}) {
   const size_t bytes = n_numbers * sizeof(float);
   if (!row_bytes->take(bytes)) return nullptr;
   const std::shared_ptr<void> lease(nullptr, [row_bytes, bytes](void*) { row_bytes->give_back(bytes); });
-  return {new EmbeddedRows(prompt, width, std::vector<float>(numbers, numbers + n_numbers)),
+  return {new EmbeddedRows(prompt, width, std::vector<float>(numbers, numbers + n_numbers), std::move(segments)),
           [lease](const EmbeddedRows* rows) { delete rows; }};
 }
 

@@ -59,6 +59,22 @@ class VectorMode {
   llama_context* const context_;
 };
 
+// Lets each row of a batch see all others, for as long as this object lives.
+class NonCausalMode {
+ public:
+  NonCausalMode(llama_context* context, bool is_on) : context_(is_on ? context : nullptr) {
+    if (context_ != nullptr) llama_set_causal_attn(context_, false);
+  }
+  ~NonCausalMode() {
+    if (context_ != nullptr) llama_set_causal_attn(context_, true);
+  }
+  NonCausalMode(const NonCausalMode&) = delete;
+  NonCausalMode& operator=(const NonCausalMode&) = delete;
+
+ private:
+  llama_context* const context_;
+};
+
 class LlamaBackend final : public Backend {
  public:
   // `first` may hold fewer than `info.context` tokens in each slot: start_to_grow() replaces it.
@@ -90,7 +106,8 @@ class LlamaBackend final : public Backend {
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
     if (rows.front().embedding == nullptr) return run(batch_.fill(rows));
-    if (!row_batch_) row_batch_.emplace(n_rows_, info_.row_width);
+    if (!row_batch_) row_batch_.emplace(n_rows_, info_.row_width, info_.is_mrope);
+    const NonCausalMode mode(context_.get(), rows.front().is_non_causal);
     return run(row_batch_->fill(rows));
   }
 
@@ -110,17 +127,17 @@ class LlamaBackend final : public Backend {
 
   float* logits(size_t row) override { return llama_get_logits_ith(context_.get(), static_cast<int32_t>(row)); }
 
-  void forget(int32_t slot, int32_t position) override {
+  void forget(int32_t slot, Extent kept) override {
     if (memory_ == nullptr) return;
     // Recurrent memory cannot be cut in the middle: all of it is dropped then.
-    if (!llama_memory_seq_rm(memory_, slot, position, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
+    if (!llama_memory_seq_rm(memory_, slot, kept.last_position + 1, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
   }
 
   // Leaves nothing of what a slot holds: llama_memory_seq_rm() leaves positions that there cannot be, and the numbers
   // themselves, of which those that are none spoil what comes after them, masked or not. The other slots' content is
   // taken out meanwhile.
   void wipe(int32_t slot) override {
-    if (!has_snapshots_) return forget(slot, 0);  // such a state begins anew with each sequence
+    if (!has_snapshots_) return forget(slot, {});  // such a state begins anew with each sequence
     std::vector<Snapshot> held(static_cast<size_t>(slots_));
     for (int32_t other = 0; other < slots_; ++other) {
       const bool is_kept = other != slot && llama_memory_seq_pos_max(memory_, other) >= 0;
@@ -146,12 +163,13 @@ class LlamaBackend final : public Backend {
     return n_written == snapshot.size ? std::move(snapshot) : Snapshot();
   }
 
-  bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
-    if (!grow(n_tokens).is_ok()) return false;
-    // A snapshot from a file may hold anything: check that it has every position from 0 to n_tokens - 1.
-    const bool is_complete = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, n_tokens, -1) &&
+  bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) override {
+    if (!grow(wanted.n_tokens).is_ok()) return false;
+    // A snapshot from a file may hold anything: check that it has the positions from 0 to the last.
+    const int32_t last = wanted.last_position;
+    const bool is_complete = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, last + 1, -1) &&
                              llama_memory_seq_pos_min(memory_, slot) == 0 &&
-                             llama_memory_seq_pos_max(memory_, slot) == n_tokens - 1;
+                             llama_memory_seq_pos_max(memory_, slot) == last;
     if (!is_complete) wipe(slot);
     return is_complete;
   }
@@ -163,7 +181,7 @@ class LlamaBackend final : public Backend {
     const std::vector<Row> row{{token, 0, 0, true}};
     Status status = info_.can_generate ? decode(row) : embed(row);
     if (status.is_ok() && is_deterministic_ && info_.can_generate) status = decode(mixed_batch(token));
-    for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, 0);
+    for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, {});
     if (kernels_) {
       if (!kernels_->violation().empty()) return broken_promise(StatusCode::kInvalid, kernels_->violation());
       info_.own_kernels = kernels_->is_used();

@@ -53,10 +53,9 @@ bool has_classification_head(const std::string& path) {
   return has_head;
 }
 
-// Positions of a row are one number here: a model that wants several of each takes no rows.
-bool takes_rows(const llama_model* model) {
+bool has_mrope(const llama_model* model) {
   const llama_rope_type type = llama_model_rope_type(model);
-  return type != LLAMA_ROPE_TYPE_MROPE && type != LLAMA_ROPE_TYPE_IMROPE;
+  return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
 }
 
 // Returns the devices of these names with a null pointer behind them; none for "none". An unknown one fails.
@@ -155,7 +154,8 @@ ModelInfo describe(const llama_model* model, int32_t context) {
   info.context = context;
   info.context_train = llama_model_n_ctx_train(model);
   info.n_embd = llama_model_n_embd(model);
-  info.row_width = takes_rows(model) ? llama_model_n_embd_inp(model) : 0;
+  info.row_width = llama_model_n_embd_inp(model);
+  info.is_mrope = has_mrope(model);
   info.n_vector = llama_model_n_embd_out(model);
   info.vocab_type = llama_vocab_type(vocab);
   info.add_bos = llama_vocab_get_add_bos(vocab);

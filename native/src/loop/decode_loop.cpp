@@ -57,13 +57,14 @@ bool are_numbers(const float* logits, size_t n_logits) {
 }
 
 bool may_share_batch(const Sequence& a, const Sequence& b) {
+  if (a.reads_non_causal() || b.reads_non_causal()) return false;
   return a.wants_vectors() == b.wants_vectors() && a.reads_rows() == b.reads_rows() &&
          a.sharing_scope().adapters == b.sharing_scope().adapters;
 }
 
 // Generations and what is to become vectors are computed apart, and so are different adapters, and tokens and embedding
-// rows: each such part of a plan is a batch of every step, so that none waits for another. In each the items stay in
-// order.
+// rows, and the rows of each image that is not causal: each such part of a plan is a batch of every step, so that none
+// waits for another. In each the items stay in order.
 std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
   std::vector<std::vector<Plan::Item>> batches;
   for (const Plan::Item& item : items) {
@@ -175,7 +176,7 @@ void DecodeLoop::settle() {
     if (sequence->is_poisoned()) {
       backend_.wipe(sequence->slot());
     } else {
-      backend_.forget(sequence->slot(), 0);
+      backend_.forget(sequence->slot(), {});
     }
   }
 }
@@ -228,7 +229,7 @@ void DecodeLoop::preempt(Sequence& sequence) {
   sharing_.keep(sequence);  // so that it need not compute everything again
   const int32_t slot = sequence.slot();
   scheduler_.preempt(sequence);
-  backend_.forget(slot, 0);
+  backend_.forget(slot, {});
 }
 
 // Decodes and draws. When a batch fails, each half is tried by itself, down to the sequence that is to blame: only
@@ -242,7 +243,8 @@ void DecodeLoop::compute(const std::vector<Plan::Item>& items) {
       const float* const embedding = sequence->embedding(position);
       const bool is_checked = embedding != nullptr && i + 1 == n_tokens;  // by check_rows()
       rows_.push_back({sequence->token(position), position, sequence->slot(),
-                       is_checked || sequence->wants_logits(position), sequence->is_scored(position), embedding});
+                       is_checked || sequence->wants_logits(position), sequence->is_scored(position), embedding,
+                       sequence->reads_non_causal(), sequence->rope(position)});
     }
   }
 
@@ -323,9 +325,15 @@ void DecodeLoop::score(const std::vector<Plan::Item>& items) {
   }
 }
 
+// Part of a failed batch may have been computed; whoever is tried again begins where it began. Where the memory cannot
+// be cut there, inside an image, the image is read again.
+void DecodeLoop::forget_pending(Sequence& sequence) {
+  if (backend_.has_snapshots()) sequence.rewind(sequence.cut(sequence.n_computed()));
+  backend_.forget(sequence.slot(), sequence.extent(sequence.n_computed()));
+}
+
 void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status) {
-  // Part of a failed batch may have been computed; whoever is tried again begins where it began.
-  for (const auto& item : items) backend_.forget(item.sequence->slot(), item.sequence->n_computed());
+  for (const auto& item : items) forget_pending(*item.sequence);
   const bool is_alone = items.size() == 1;
   if (status.code() == StatusCode::kNoRoom && !(is_alone && scheduler_.n_running() == 1)) {
     is_out_of_room_ = true;

@@ -61,6 +61,7 @@ class DecodeLoop {
   void check_rows(const std::vector<Plan::Item>& items);
   void score(const std::vector<Plan::Item>& items);
   void fail(const std::vector<Plan::Item>& items, const Status& status);
+  void forget_pending(Sequence& sequence);
   void make_room();
   void collect(Sequence& sequence, size_t first_row, int32_t n_tokens);
   void preempt(Sequence& sequence);

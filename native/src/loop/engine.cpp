@@ -6,6 +6,8 @@
 #include <exception>
 #include <utility>
 
+#include "model/embedded_rows.h"
+
 namespace corosrv {
 
 namespace {
@@ -94,9 +96,21 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
       return Status(StatusCode::kTooLong, "the prompt has " + std::to_string(task.prompt.size()) +
                                               " tokens, and the context of a slot holds " + std::to_string(context));
     }
+    if (const Status status = check_rows(task); !status.is_ok()) return status;
   }
   reader = std::make_shared<Reader>(limits_.reader_bytes, inbox_);
   return inbox_->submit(std::move(tasks), reader);
+}
+
+// Rows that are not causal are computed in one batch.
+Status Engine::check_rows(const Task& task) const {
+  const int32_t n_rows = task.rows == nullptr ? 0 : task.rows->most_non_causal();
+  if (n_rows <= limits_.loop.rows) return Status::ok();
+  return Status(StatusCode::kInvalid, "an image has " + std::to_string(n_rows) +
+                                          " rows that are read in one piece, and a step computes at most " +
+                                          std::to_string(limits_.loop.rows) +
+                                          ": send a smaller image, or start with a "
+                                          "larger COROSRV_BATCH");
 }
 
 Status Engine::request_slot(const std::shared_ptr<SlotRequest>& request) {

@@ -70,6 +70,7 @@ class Engine {
  private:
   void run(const BackendFactory& make_backend);
   DecodeLoop::Limits loop_limits() const;
+  Status check_rows(const Task& task) const;
   Status check_slot(int32_t slot) const;
   void settle(EngineState state, const std::string& message);
   void end_submissions(const std::string& message);

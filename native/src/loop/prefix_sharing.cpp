@@ -10,8 +10,12 @@ namespace {
 
 constexpr size_t kAnySize = std::numeric_limits<size_t>::max();
 
-// What the sequence can take from others: all but its last token, whose logits it needs.
-size_t most_shared(const Sequence& sequence) { return sequence.tokens().size() - 1; }
+// Returns how many of its first `n_matched` tokens the sequence can take from others: not its last, whose logits it
+// needs, and no part of rows that are computed together.
+size_t shared(const Sequence& sequence, size_t n_matched) {
+  const size_t most = std::min(n_matched, sequence.tokens().size() - 1);
+  return static_cast<size_t>(sequence.cut(static_cast<int32_t>(most)));
+}
 
 std::vector<Token> computed_tokens(const Sequence& sequence) {
   return {sequence.tokens().begin(), sequence.tokens().begin() + sequence.n_computed()};
@@ -41,7 +45,7 @@ void PrefixSharing::begin(Scheduler& scheduler) {
 
 void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) {
   const Scheduler::Leader found = scheduler.leader_of(sequence);
-  const size_t n_led = std::min(found.n_tokens, most_shared(sequence));
+  const size_t n_led = shared(sequence, found.n_tokens);
   if (n_led < PrefixCache::kLeastTokens) return;  // and no need to ask the cache
   if (n_led < cache_.find(sequence.tokens(), sequence.sharing_scope()).n_tokens + PrefixCache::kLeastTokens) return;
   sequence.follow(found.sequence, static_cast<int32_t>(n_led));
@@ -50,8 +54,8 @@ void PrefixSharing::find_leader(const Scheduler& scheduler, Sequence& sequence) 
 void PrefixSharing::begin(Sequence& sequence) {
   const PrefixCache::Match match =
       may_share(sequence) ? cache_.find(sequence.tokens(), sequence.sharing_scope()) : PrefixCache::Match();
-  const auto n_tokens = static_cast<int32_t>(std::min(match.n_tokens, most_shared(sequence)));
-  const bool is_held = n_tokens > 0 && backend_.load(sequence.slot(), *match.snapshot, n_tokens);
+  const auto n_tokens = static_cast<int32_t>(shared(sequence, match.n_tokens));
+  const bool is_held = n_tokens > 0 && backend_.load(sequence.slot(), *match.snapshot, sequence.extent(n_tokens));
   sequence.begin(is_held ? n_tokens : 0);
 }
 
@@ -68,8 +72,8 @@ void PrefixSharing::close_gaps(Scheduler& scheduler) {
   while (Sequence* sequence = scheduler.above_gap()) {
     const Snapshot snapshot = backend_.save(sequence->slot(), kAnySize);
     const int32_t slot = scheduler.lowest_free_slot();
-    if (!snapshot.bytes || !backend_.load(slot, snapshot, sequence->n_computed())) return;
-    backend_.forget(sequence->slot(), 0);
+    if (!snapshot.bytes || !backend_.load(slot, snapshot, sequence->extent(sequence->n_computed()))) return;
+    backend_.forget(sequence->slot(), {});
     scheduler.move(*sequence, slot);
   }
 }

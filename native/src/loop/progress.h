@@ -46,8 +46,8 @@ class Progress {
   int32_t begin(int32_t n_held);
   // So many more tokens are in the KV cache. Returns how many of the prompt were read for the first time.
   int32_t add_computed(int32_t n_tokens);
-  // The KV cache holds nothing of it any more.
-  void forget() { n_computed_ = 0; }
+  // The KV cache holds no more than these tokens any more.
+  void rewind(int32_t n_held) { n_computed_ = n_held; }
   // A token was drawn.
   void add(Token token, Clock::time_point now);
 

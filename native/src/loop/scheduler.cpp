@@ -133,11 +133,15 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::swap(*oldest, reading.back());
   reading.pop_back();
 
-  const int32_t reserved = std::min(reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2, first->n_next());
+  // Rows that are not causal come whole, in a batch of their own, whatever the budget.
+  const auto next_of = [](const Sequence& sequence, int32_t most) {
+    return sequence.reads_non_causal() ? sequence.n_next() : std::min(most, sequence.n_next());
+  };
+  const int32_t reserved = next_of(*first, reads_whole_ ? prompt_tokens : (prompt_tokens + 1) / 2);
   const int32_t reserved_to_score = first->scores_prompt() ? std::min(reserved, kMostScoredRows) : 0;
   int32_t left_to_score = kMostScoredRows - reserved_to_score;
   const auto take = [&](Sequence* sequence, int32_t most) {
-    int32_t n_tokens = std::min(most, sequence->n_next());
+    int32_t n_tokens = next_of(*sequence, most);
     if (sequence->scores_prompt()) {
       n_tokens = std::min(n_tokens, left_to_score);
       left_to_score -= n_tokens;
@@ -156,7 +160,7 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
     left -= take(next, left);
   }
   left_to_score += reserved_to_score;
-  take(first, reserved + left);
+  take(first, reserved + std::max(left, 0));
 }
 
 std::vector<Scheduler::Reading> Scheduler::all_reading() const {

@@ -38,7 +38,8 @@ class Scheduler {
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
   // last time come first, and a quarter of the rows is kept for prompts. Up to `prompt_tokens` then go to prompts: half
   // to the one that started first, so that none starves, the rest to those with least left until they, or one that
-  // follows them, can go on, so that a short prompt does not wait for a long one.
+  // follows them, can go on, so that a short prompt does not wait for a long one. Rows that are not causal are planned
+  // whole, and may exceed both numbers: each such item is to be a batch of its own.
   Plan plan(int32_t prompt_tokens);
 
   // Running sequences that take part in steps and are past their prompt.

@@ -110,7 +110,7 @@ void Sequence::preempt() {
   enter(State::kWaiting);
   follow(nullptr, 0);
   slot_ = -1;
-  progress_.forget();
+  progress_.rewind(0);
   if (pooler_) pooler_->clear();
   ++stats_.preempted;
 }

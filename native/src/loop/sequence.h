@@ -54,6 +54,16 @@ class Sequence {
   const float* embedding(int32_t position) const { return rows_ == nullptr ? nullptr : rows_->at(position); }
   // Its next batch is of embedding rows.
   bool reads_rows() const { return embedding(n_computed()) != nullptr; }
+  // Its next batch is of all n_next() rows, and of nothing else.
+  bool reads_non_causal() const { return rows_ != nullptr && rows_->is_non_causal(n_computed()); }
+  // Where the model sees the token or row at a position.
+  RopePosition rope(int32_t position) const {
+    return rows_ == nullptr ? text_position(position) : rows_->position(position);
+  }
+  // Its first `n_tokens`, for the memory of a slot.
+  Extent extent(int32_t n_tokens) const { return {n_tokens, n_tokens == 0 ? -1 : rope(n_tokens - 1).t}; }
+  // The most of its first `n_tokens` that the memory of a slot can be cut to.
+  int32_t cut(int32_t n_tokens) const { return rows_ == nullptr ? n_tokens : rows_->cut(n_tokens); }
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return progress_.tokens(); }
   bool shares_prefix() const { return request_.shares_prefix; }
@@ -90,7 +100,8 @@ class Sequence {
   void begin(int32_t n_held);                       // its slot holds these tokens already; starting -> prefilling
   void computed(int32_t n_tokens);                  // these are in the KV cache now; prefilling -> decoding at the end
   void collect(const float* vector);                // of the next token that is to be computed()
-  void preempt();                                   // gives up its slot and what that holds; -> waiting
+  void rewind(int32_t n_held) { progress_.rewind(n_held); }  // its slot holds no more than these tokens any more
+  void preempt();                                            // gives up its slot and what that holds; -> waiting
   // -> done; nothing when it is done already. `code`, a constant, tells programs of an error.
   void finish(Finish finish, const std::string& message = {}, const char* code = "");
 

@@ -73,10 +73,11 @@ Status SlotMemory::save(SlotRequest& request, const Left& left) {
 // The slot itself is where it is tried whether the model takes the snapshot: nothing else is in it.
 Status SlotMemory::restore(SlotRequest& request, Left& left) {
   const SlotContent& content = request.content();
-  if (!backend_.load(request.slot(), *content.snapshot, static_cast<int32_t>(content.tokens.size()))) {
+  const auto n_tokens = static_cast<int32_t>(content.tokens.size());
+  if (!backend_.load(request.slot(), *content.snapshot, {n_tokens, n_tokens - 1})) {
     return Status(StatusCode::kInvalid, "the model cannot take this state");
   }
-  backend_.forget(request.slot(), 0);
+  backend_.forget(request.slot(), {});
   const SharingScope scope{request.owner(), content.adapters};
   if (!cache_.covers(content.tokens, scope)) cache_.keep(content.tokens, content.snapshot, scope);
   if (!cache_.covers(content.tokens, scope)) {

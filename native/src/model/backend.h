@@ -34,6 +34,7 @@ struct ModelInfo {
   int32_t context_train = 0;  // tokens
   int32_t n_embd = 0;
   int32_t row_width = 0;  // numbers of an embedding row in a prompt; 0: it takes none
+  bool is_mrope = false;  // sees each token and row at a RopePosition
   int32_t vocab_type = 0;
   bool add_bos = false;
   Token bos = -1;
@@ -63,14 +64,16 @@ struct ModelInfo {
   Token fim_file = -1;
 };
 
-// One row of a step: a token, or an embedding row in place of one, at a position of a slot.
+// One row of a step: a token, or an embedding row in place of one, of a slot.
 struct Row {
-  Token token;  // negative for an embedding row
-  int32_t position;
+  Token token;       // negative for an embedding row
+  int32_t position;  // how many tokens and rows the slot holds before it
   int32_t slot;
   bool wants_logits;
   bool is_scored = false;            // for the likelihood of the prompt's next token: nothing is drawn from them
   const float* embedding = nullptr;  // info().row_width numbers; null: the token's
+  bool is_non_causal = false;        // sees all rows of its batch, which are of one slot
+  RopePosition rope = text_position(position);
 };
 
 // Rows of one step that are scored, at most: each takes room for the logits of a whole vocabulary.
@@ -90,9 +93,9 @@ class Backend {
   virtual const ModelInfo& info() const = 0;
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}
-  // Computes the rows, all of which have an embedding or none; those of one slot are contiguous and in order of
-  // position. After a failure the caller forgets what may have been computed of them. StatusCode::kNoRoom: it could be
-  // done with fewer slots in use.
+  // Computes the rows, all of which have an embedding or none, and are causal or none; those of one slot are contiguous
+  // and in order of position. After a failure the caller forgets what may have been computed of them.
+  // StatusCode::kNoRoom: it could be done with fewer slots in use.
   virtual Status decode(const std::vector<Row>& rows) = 0;
   // Logits after row `row` of the last decode(), vocabulary().size() of them, the caller's to change until the
   // next one.
@@ -105,18 +108,18 @@ class Backend {
   // The vector of row `row` of the last embed(), until the next one: info().n_vector numbers. With Pooling::kRank one
   // number: the score of its sequence up to what embed() was given.
   virtual const float* vector(size_t) { return nullptr; }
-  // Drops what `slot` holds from `position` on.
-  virtual void forget(int32_t slot, int32_t position) = 0;
+  // Drops what `slot` holds behind `kept`.
+  virtual void forget(int32_t slot, Extent kept) = 0;
   // Drops all that `slot` holds, and overwrites it: numbers that are none would spoil what the slot holds next.
-  virtual void wipe(int32_t slot) { forget(slot, 0); }
+  virtual void wipe(int32_t slot) { forget(slot, {}); }
 
   // Whether what a slot holds can be copied, and cut at any position: recurrent memories cannot.
   virtual bool has_snapshots() const = 0;
   // A copy of all that `slot` holds; null bytes where it cannot be had, or would be larger than `limit_bytes`.
   virtual Snapshot save(int32_t slot, size_t limit_bytes) = 0;
-  // Makes `slot`, which holds nothing, hold the first `n_tokens` tokens of a snapshot of any slot. Upon failure it
-  // still holds nothing.
-  virtual bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) = 0;
+  // Makes `slot`, which holds nothing, hold the beginning of a snapshot of any slot. Upon failure it still holds
+  // nothing.
+  virtual bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) = 0;
 };
 
 }  // namespace corosrv

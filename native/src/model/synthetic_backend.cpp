@@ -80,8 +80,8 @@ class SyntheticBackend final : public Backend {
 
   float* logits(size_t row) override { return &logits_[row * kTokens]; }
 
-  void forget(int32_t slot, int32_t position) override {
-    if (position > 0) return;  // the text after a repeated step is made up either way
+  void forget(int32_t slot, Extent kept) override {
+    if (kept.n_tokens > 0) return;  // the text after a repeated step is made up either way
     Slot& forgotten = slots_[static_cast<size_t>(slot)];
     if (forgotten.is_live) --n_live_;
     forgotten = Slot();
@@ -90,7 +90,7 @@ class SyntheticBackend final : public Backend {
   // Prompts cost what they are told to cost, so there is nothing to save.
   bool has_snapshots() const override { return false; }
   Snapshot save(int32_t, size_t) override { return {}; }
-  bool load(int32_t, const Snapshot&, int32_t) override { return false; }
+  bool load(int32_t, const Snapshot&, Extent) override { return false; }
 
  private:
   struct Slot {

@@ -20,6 +20,24 @@ class Grammar;
 using Token = int32_t;
 using Clock = std::chrono::steady_clock;
 
+// Where a model with M-RoPE sees a token or a row: in time, and in the height and width of an image. Other models look
+// at `t` alone.
+struct RopePosition {
+  int32_t t = 0;
+  int32_t y = 0;
+  int32_t x = 0;
+  int32_t z = 0;
+};
+
+// The position of text, as libllama sees it.
+inline RopePosition text_position(int32_t position) { return {position, position, position, 0}; }
+
+// With how much a sequence begins: the number of its first tokens and rows, and the position `t` of the last of them.
+struct Extent {
+  int32_t n_tokens = 0;
+  int32_t last_position = -1;
+};
+
 inline double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 // What stands between the model's logits and the draw.

@@ -60,6 +60,11 @@ class ScriptedBackend final : public Backend {
     std::lock_guard<std::mutex> lock(mutex_);
     return faults_;
   }
+  // What was loaded of snapshots.
+  std::vector<Extent> loads() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return loads_;
+  }
   // Names in the batches from `first` on.
   std::vector<Token> names_since(size_t first) const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -122,16 +127,16 @@ class ScriptedBackend final : public Backend {
 
   const float* vector(size_t row) override { return &vectors_[row * kVectorSize]; }
 
-  void forget(int32_t slot, int32_t position) override {
+  void forget(int32_t slot, Extent kept) override {
     if (on_forget) on_forget(slot);
-    if (position == 0) prompt_end_.erase(slot);
+    if (kept.n_tokens == 0) prompt_end_.erase(slot);
     auto& held = held_[slot];
-    if (held.size() > static_cast<size_t>(position)) held.resize(static_cast<size_t>(position));
+    if (held.size() > static_cast<size_t>(kept.n_tokens)) held.resize(static_cast<size_t>(kept.n_tokens));
   }
 
   void wipe(int32_t slot) override {
     ++n_wiped;
-    forget(slot, 0);
+    forget(slot, {});
   }
 
   bool has_snapshots() const override { return can_save; }
@@ -147,14 +152,15 @@ class ScriptedBackend final : public Backend {
     return snapshot;
   }
 
-  bool load(int32_t slot, const Snapshot& snapshot, int32_t n_tokens) override {
+  bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) override {
     std::vector<Token>& held = held_[slot];
     if (!held.empty()) fault("slot " + std::to_string(slot) + " got a snapshot while it held something");
     if (fails_to_load) return false;
     held.resize(snapshot.size / sizeof(Token));
     std::memcpy(held.data(), snapshot.bytes.get(), snapshot.size);
-    if (static_cast<size_t>(n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
-    held.resize(static_cast<size_t>(n_tokens));
+    if (static_cast<size_t>(wanted.n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
+    held.resize(static_cast<size_t>(wanted.n_tokens));
+    note_load(wanted);
     return true;
   }
 
@@ -183,9 +189,17 @@ class ScriptedBackend final : public Backend {
     names_.push_back(names);
   }
 
+  void note_load(Extent wanted) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    loads_.push_back(wanted);
+  }
+
   void check_kind(const Rows& rows) {
     const bool are_rows = rows.front().embedding != nullptr;
+    const bool are_non_causal = rows.front().is_non_causal;
     for (const Row& row : rows) {
+      if (row.is_non_causal != are_non_causal) fault("a batch has rows that are causal and others");
+      if (are_non_causal && row.slot != rows.front().slot) fault("rows of several slots would see each other");
       if ((row.embedding != nullptr) != are_rows) fault("a batch has tokens and embedding rows");
       if (is_row(row.token) != (row.embedding != nullptr)) fault("an id and its embedding do not belong together");
     }
@@ -248,6 +262,7 @@ class ScriptedBackend final : public Backend {
   mutable std::mutex mutex_;
   std::vector<Rows> batches_;
   std::vector<Adapters> adapters_;
+  std::vector<Extent> loads_;
   std::vector<std::vector<Token>> names_;  // of each batch's rows
   std::vector<std::string> faults_;
 };
