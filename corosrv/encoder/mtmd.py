@@ -175,13 +175,25 @@ class Projector:
         )
 
     def _positions(self, chunk: Any, n: int) -> tuple[tuple[int, int, int, int], ...]:
+        """Returns the positions of rows. Raises EncodingFailed where some do not count from the image's first."""
         image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(chunk)
-        places = (mtmd_cpp.mtmd_image_tokens_get_decoder_pos(image, 0, index) for index in range(n))
-        return tuple((place.t, place.y, place.x, place.z) for place in places)  # libllama's order
+        positions = tuple(_position(image, 0, index) for index in range(n))
+        for index, (t, y, x, z) in enumerate(positions):
+            if _position(image, 1, index) != (t + 1, y + 1, x + 1, z):
+                raise EncodingFailed(
+                    "positions", "rows of this projector have positions that depend on the text before"
+                )
+        return positions
 
     def close(self) -> None:
         """Closes both files. Later calls do nothing."""
         self._closing.close()
+
+
+def _position(image: Any, first: int, index: int) -> tuple[int, int, int, int]:
+    """Returns a row's position in libllama's order, in an image that begins at position `first`."""
+    place = mtmd_cpp.mtmd_image_tokens_get_decoder_pos(image, first, index)
+    return place.t, place.y, place.x, place.z
 
 
 def _is_text(chunk: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections import OrderedDict
 
 from corosrv.jobs import Rows
@@ -10,11 +12,13 @@ from corosrv.waits import ThreadLock
 FIRST_ID, LAST_ID = -2, -(2**31)  # -1 stands for rows without an id of their own
 MAX_CONTENTS = 65_536
 
-Key = tuple[str, int, int, str]
+Key = tuple[str, int, int, bytes, str]
 
 
 class RowIds:
     """Gives each content of one caller an id, which all its rows have. Any thread may call.
+
+    The same numbers at other positions, or seen in another way, are another content.
 
     Keeps the ids of the contents used last; one that was forgotten gets a new id, and what was computed of it is not
     found again. No id is given twice: when none is left, rows have none, and share nothing until the model is loaded
@@ -30,7 +34,7 @@ class RowIds:
 
     def of_rows(self, rows: Rows, caller: str) -> int | None:
         """Returns the id of these rows, or None where there is none left."""
-        key = rows.sha256, rows.n, rows.width, caller
+        key = rows.sha256, rows.n, rows.width, _reading_of(rows), caller
         with self._lock:
             row_id = self._ids.get(key)
             if row_id is not None:
@@ -43,3 +47,10 @@ class RowIds:
             if len(self._ids) > self._limit:
                 self._ids.popitem(last=False)
             return row_id
+
+
+def _reading_of(rows: Rows) -> bytes:
+    """Returns the hash of how rows are read; nothing for those that are read as tokens are."""
+    if rows.is_read_as_tokens:
+        return b""
+    return hashlib.sha256(struct.pack("<?i", rows.is_non_causal, rows.n_positions) + rows.positions).digest()

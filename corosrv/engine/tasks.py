@@ -100,13 +100,13 @@ class TaskMaker:
             for answer in range(job.n)
         ]
 
-    def _read(self, job: Job, number: int) -> tuple[Sequence[int], Sequence[bytes], bool]:
-        """Returns a prompt's ids, the data of its embedding rows, and whether it may share what is computed."""
+    def _read(self, job: Job, number: int) -> tuple[Sequence[int], Sequence[Rows], bool]:
+        """Returns a prompt's ids, its embedding rows, and whether it may share what is computed."""
         prompt = job.prompts[number]
         tokens = self._vocabulary.encode(prompt, number, len(job.prompts))
         if not isinstance(prompt, Pieces):
             return tokens, (), job.share_prefix
-        rows = [piece for piece in prompt.pieces if isinstance(piece, Rows)]
+        rows = tuple(piece for piece in prompt.pieces if isinstance(piece, Rows))
         if job.scores_prompt and rows:
             raise NotSupported("logprobs of a prompt: embedding rows have none, for they are no tokens", "logprobs")
         ids: list[int] = []
@@ -118,7 +118,7 @@ class TaskMaker:
                 ids += [ROW_ID if row_id is None else row_id] * piece.n
             else:
                 ids += piece.ids
-        return ids or tokens, tuple(piece.data for piece in rows), job.share_prefix and has_ids
+        return ids or tokens, rows, job.share_prefix and has_ids
 
     def _check(self, job: Job) -> None:
         if job.context_shift:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 FLOAT_BYTES = 4  # of a number in a row: rows are of little-endian float32
+POSITION_BYTES = 16  # of a row's position: four of little-endian int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +22,42 @@ class Rows:
 
     `data` is n x width numbers of little-endian float32 in C order; `width` is what the model wants
     (ModelCard.row_width). `sha256`, 64 lower-case hexadecimal digits, is of `data`, and never of an image that the rows
-    were made of: prompts whose rows have the same share what is computed of them. Raises ValueError for a size that is
-    not as `n` and `width` say.
+    were made of: prompts whose rows have the same, and are read alike, share what is computed of them.
+
+    How the model reads the rows: `is_non_causal`, each sees all of them, so that they have to fit into one step;
+    `positions`, of models with M-RoPE, four numbers of little-endian int32 for each row (t, y, x, z: libllama's order),
+    of which t, y and x count from the first position of the rows; `n_positions`, by how much the positions of the
+    sequence move then. Without them rows stand one after another, as tokens do.
+
+    Raises ValueError for a size that is not as `n` and `width` say.
     """
 
     sha256: str
     data: bytes
     n: int
     width: int
+    is_non_causal: bool = False
+    n_positions: int = 0
+    positions: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.width < 1 or len(self.data) != FLOAT_BYTES * self.n * self.width:
             raise ValueError(f"{self.n} rows of {self.width} numbers do not have {len(self.data)} bytes")
+        if self.positions and len(self.positions) != POSITION_BYTES * self.n:
+            raise ValueError(f"{self.n} rows do not have positions of {len(self.positions)} bytes")
 
     @classmethod
-    def of_data(cls, data: bytes, width: int) -> Rows:
+    def of_data(
+        cls, data: bytes, width: int, *, is_non_causal: bool = False, n_positions: int = 0, positions: bytes = b""
+    ) -> Rows:
         """Counts and hashes the rows in `data`; takes half a millisecond for a megabyte."""
         n = len(data) // (FLOAT_BYTES * width) if width > 0 else 0
-        return cls(hashlib.sha256(data).hexdigest(), data, n, width)
+        return cls(hashlib.sha256(data).hexdigest(), data, n, width, is_non_causal, n_positions, positions)
+
+    @property
+    def is_read_as_tokens(self) -> bool:
+        """Returns whether each row stands behind the one before, and sees what came before it."""
+        return not (self.is_non_causal or self.positions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class EncodedImage:
 
     @property
     def n_bytes(self) -> int:
-        return sum(len(piece.data) for piece in self.pieces if isinstance(piece, Rows))
+        return sum(len(piece.data) + len(piece.positions) for piece in self.pieces if isinstance(piece, Rows))
 
 
 class ImageCache:

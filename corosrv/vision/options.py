@@ -5,11 +5,13 @@ from __future__ import annotations
 from corosrv.engine.cpu import physical_cores
 from corosrv.settings import ModelSettings
 from corosrv.transfer.limits import TransferLimits
+from corosrv.transfer.messages import MROPE, NON_CAUSAL
 from corosrv.vision.encoder import EncoderOptions
 from corosrv.vision.link import EncoderCommand
 
 STAGING_BYTES = 256 << 20  # of the rows that are on their way
 MAX_ACTIVE = 2  # transfers: one is encoded, and the encoder finds the next when it is done
+SUPPORTS = (MROPE, NON_CAUSAL)  # what the decode loop does for rows
 DEADLINE_ENCODES = 4  # an image waits for as many encodes of the longest time before it is given up
 
 
@@ -20,6 +22,7 @@ def encoder_command(settings: ModelSettings) -> EncoderCommand:
         n_threads=settings.encoder_threads or physical_cores(),
         nice=settings.encoder_nice,
         image_max_tokens=settings.image_max_tokens,
+        supports=SUPPORTS,
     )
 
 

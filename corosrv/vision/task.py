@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from itertools import chain
 
 from corosrv.errors import CorosrvError
 from corosrv.jobs import Image, Rows, Tokens
@@ -69,8 +71,17 @@ def read_pieces(outcome: TransferOutcome, width: int) -> EncodedImage:
     for segment in outcome.meta.segments:
         if isinstance(segment, RowSegment):
             end = start + 4 * width * segment.n
-            pieces.append(Rows.of_data(bytes(rows[start:end]), width))
+            pieces.append(_read_rows(segment, bytes(rows[start:end]), width))
             start = end
         elif segment.ids:
             pieces.append(Tokens(segment.ids))
     return EncodedImage(tuple(pieces))
+
+
+def _read_rows(segment: RowSegment, data: bytes, width: int) -> Rows:
+    """Returns rows with what the encoder says of how they are read."""
+    if not segment.is_mrope:
+        return Rows.of_data(data, width, is_non_causal=segment.is_non_causal)
+    positions = struct.pack(f"<{4 * segment.n}i", *chain.from_iterable(segment.positions))
+    n_positions = segment.n_positions or segment.n
+    return Rows.of_data(data, width, is_non_causal=segment.is_non_causal, n_positions=n_positions, positions=positions)

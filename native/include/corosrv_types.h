@@ -161,7 +161,6 @@ typedef struct corosrv_model_info {
   const char* rerank_template; /* of a query and a document; "" when the model carries none */
   int32_t n_adapters;          /* LoRA adapters that were loaded */
   int32_t row_width;           /* numbers of an embedding row in a prompt; 0: the model takes none */
-  int32_t is_mrope;            /* 1: the model has M-RoPE, and rows may have positions of their own */
 } corosrv_model_info;
 
 typedef struct corosrv_bias {

@@ -1,5 +1,7 @@
 """Private ids of embedding rows: the same for the same content of a caller, and never given to another."""
 
+from typing import Any
+
 import pytest
 
 from corosrv.engine.row_ids import FIRST_ID, RowIds
@@ -22,6 +24,23 @@ def test_equal_rows_of_a_caller_have_the_same_id(ids: RowIds):
 @pytest.mark.parametrize(("other", "caller"), [(rows(2), "a"), (rows(1, n=3), "a"), (rows(1), "b")])
 def test_another_content_length_or_caller_has_another_id(ids: RowIds, other: Rows, caller: str):
     assert ids.of_rows(rows(1), "a") != ids.of_rows(other, caller)
+
+
+def test_the_same_numbers_read_in_another_way_have_another_id():
+    ids = RowIds()
+    readings: list[dict[str, Any]] = [
+        {},
+        {"is_non_causal": True},
+        {"n_positions": 2, "positions": bytes(32)},
+        {"n_positions": 1, "positions": bytes(32)},
+        {"n_positions": 2, "positions": bytes(31) + b"\x01"},
+    ]
+    contents = [Rows.of_data(rows(1).data, 2, **reading) for reading in readings]
+
+    first = [ids.of_rows(content, "a") for content in contents]
+
+    assert len(set(first)) == len(readings)
+    assert [ids.of_rows(content, "a") for content in contents] == first
 
 
 def test_a_forgotten_content_gets_a_new_id_and_no_other_ones(ids: RowIds):

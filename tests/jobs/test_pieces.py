@@ -27,6 +27,11 @@ def test_data_that_is_not_whole_rows_is_refused(size: int, width: int):
         Rows.of_data(bytes(size), width)
 
 
+def test_rows_are_refused_that_have_not_a_position_each():
+    with pytest.raises(ValueError, match="do not have positions of 32 bytes"):
+        Rows.of_data(ROW * 3, width=2, n_positions=3, positions=bytes(32))
+
+
 def test_a_row_counts_as_a_token_does():
     pieces = Pieces((Tokens((1, 2, 3)), Rows.of_data(ROW * 5, width=2), Tokens(())))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from corosrv.engine.binding.library import ffi, lib
 from corosrv.engine.binding.values import Task
-from corosrv.jobs import SAMPLERS, Sampling
+from corosrv.jobs import SAMPLERS, Rows, Sampling
 from corosrv.processor import Turns
 
 # What jobs.SAMPLERS names, as corosrv_sampler numbers it.
@@ -92,9 +92,23 @@ def _borrow_sampling(sampling: Sampling) -> _BorrowedSampling:
     return _BorrowedSampling(sampling)
 
 
-def _borrow_rows(rows: Sequence[bytes]) -> Any:
-    data = rows[0] if len(rows) == 1 else b"".join(rows)
-    return ffi.from_buffer("float[]", data)
+class _BorrowedRows:
+    """`numbers` are those of all rows; `segments`, of corosrv_row_segment, is empty where all are read as tokens are.
+
+    Both live as long as this object, and as the rows.
+    """
+
+    __slots__ = ("_positions", "numbers", "segments")
+
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        self.numbers = ffi.from_buffer("float[]", rows[0].data if len(rows) == 1 else b"".join(r.data for r in rows))
+        are_plain = all(part.is_read_as_tokens for part in rows)
+        self._positions = [] if are_plain else [ffi.from_buffer("int32_t[]", part.positions) for part in rows]
+        self.segments = ffi.new("corosrv_row_segment[]", len(self._positions))
+        for segment, part, positions in zip(self.segments, rows, self._positions, strict=False):
+            segment.n_rows, segment.is_non_causal = part.n, part.is_non_causal
+            if part.positions:
+                segment.n_positions, segment.positions = part.n_positions, positions
 
 
 class BorrowedTasks:
@@ -123,7 +137,10 @@ class BorrowedTasks:
         if task.adapter_scales:
             struct.adapter_scales = self._array("float[]", task.adapter_scales)
         if task.rows:
-            struct.rows, struct.n_rows = self._once("rows", task.rows, _borrow_rows), sum(t < 0 for t in task.tokens)
+            rows = self._once("rows", task.rows, _BorrowedRows)
+            struct.rows, struct.n_rows = rows.numbers, sum(part.n for part in task.rows)
+            if len(rows.segments):
+                struct.row_segments, struct.n_row_segments = rows.segments, len(rows.segments)
         struct.sampling = self._once("sampling", task.sampling, _borrow_sampling).struct[0]
         struct.sampling.seed = task.seed
 

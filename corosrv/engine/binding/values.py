@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from corosrv.engine.binding.library import INT32_BYTES, lib
-from corosrv.jobs import InfillTokens, Sampling
+from corosrv.jobs import InfillTokens, Rows, Sampling
 
 
 class Synthetic(msgspec.Struct, frozen=True):
@@ -187,4 +187,4 @@ class Task(msgspec.Struct, frozen=True):
     slot: int = -1  # where it has to run; -1: anywhere
     priority: int = 5  # 1 is first, 9 last
     deadline: float = 0.0  # of time.monotonic(); 0: none
-    rows: Sequence[bytes] = ()  # float32 embedding rows, for the negative ids in `tokens`, in their order
+    rows: Sequence[Rows] = ()  # for the negative ids in `tokens`, in their order
