@@ -12,6 +12,7 @@
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
 #include "loop/engine.h"
+#include "model/embedded_rows.h"
 
 namespace corosrv {
 namespace {
@@ -99,6 +100,27 @@ TEST("a model that cannot be loaded is a failed engine that says why") {
   CHECK(is_readable(threw.fd(), kPatience));
   CHECK_EQ(state_of(threw, &message), EngineState::kFailed);
   CHECK(message.find("out of memory") != std::string::npos);
+}
+
+TEST("an image that is read in one piece is refused where a step has too few rows, before anything is computed") {
+  ScriptedEngine engine;
+  const auto submit = [&](int32_t n_rows) {
+    Task task = make_task('a', 1, 1);
+    task.prompt.resize(1 + static_cast<size_t>(n_rows), -2);
+    const RowSegment segment{n_rows, true, n_rows, {}};
+    const std::vector<float> numbers(static_cast<size_t>(n_rows), 0.5f);
+    task.rows = std::make_shared<EmbeddedRows>(task.prompt, 1, numbers, std::vector<RowSegment>{segment});
+    return engine.submit(task);
+  };
+
+  CHECK(submit(65) == nullptr);
+  CHECK_EQ(engine.refusal.code(), StatusCode::kInvalid);
+  CHECK(engine.refusal.message().find("65 rows") != std::string::npos);
+  CHECK(engine.refusal.message().find("at most 64") != std::string::npos);
+  CHECK(engine.model.load()->batches().empty());
+  const auto client = submit(64);
+  REQUIRE(client != nullptr);
+  CHECK(client->finish());
 }
 
 TEST("a prompt that fills the context is refused with both numbers") {
