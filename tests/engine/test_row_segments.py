@@ -47,10 +47,11 @@ def told(engine: Engine, asked: Pieces) -> list[tuple[int, float | None]]:
 
 
 def test_rows_at_the_positions_of_tokens_say_what_the_tokens_say(engine: Engine, table: TokenRows):
-    as_text = tuple((place, place, place, 0) for place in range(3))
+    at_positions = prompt(table, tuple((place, place, place, 0) for place in range(3)), 3)
+    as_rows = table.pieces(("tokens", (65, 66)), ("rows", (70, 71, 72)), ("tokens", (67,)))
+    as_tokens = Pieces((Tokens((65, 66, 70, 71, 72, 67)),))
 
-    assert told(engine, prompt(table, as_text, 3)) == told(engine, table.pieces(("tokens", (65, 66)),
-        ("rows", (70, 71, 72)), ("tokens", (67,))))  # fmt: skip
+    assert told(engine, at_positions) == told(engine, as_rows) == told(engine, as_tokens)
 
 
 def test_an_image_is_read_at_its_places(engine: Engine, table: TokenRows):

@@ -109,8 +109,7 @@ Status Engine::check_rows(const Task& task) const {
   return Status(StatusCode::kInvalid, "an image has " + std::to_string(n_rows) +
                                           " rows that are read in one piece, and a step computes at most " +
                                           std::to_string(limits_.loop.rows) +
-                                          ": send a smaller image, or start with a "
-                                          "larger COROSRV_BATCH");
+                                          ": send a smaller one, or start with a larger COROSRV_BATCH");
 }
 
 Status Engine::request_slot(const std::shared_ptr<SlotRequest>& request) {
