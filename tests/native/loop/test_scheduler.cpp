@@ -8,6 +8,7 @@
 #include "fakes/client.h"
 #include "fakes/tasks.h"
 #include "loop/scheduler.h"
+#include "model/embedded_rows.h"
 
 namespace corosrv {
 namespace {
@@ -23,6 +24,20 @@ class Driven {
     Task task = make_task('p', n_prompt, max_tokens);
     task.sharing_scope.owner = owner;
     task.priority = priority;
+    return add(std::move(task));
+  }
+
+  // Adds a prompt of an image that is read in one piece, and a token.
+  Sequence* add_image(int32_t n_rows) {
+    Task task = make_task('p', 1);
+    task.prompt.insert(task.prompt.begin(), static_cast<size_t>(n_rows), -2);
+    const RowSegment segment{n_rows, true, n_rows, {}};
+    const std::vector<float> numbers(static_cast<size_t>(n_rows), 0.5f);
+    task.rows = std::make_shared<EmbeddedRows>(task.prompt, 1, numbers, std::vector<RowSegment>{segment});
+    return add(std::move(task));
+  }
+
+  Sequence* add(Task task) {
     auto sequence = std::make_unique<Sequence>(Submission{std::move(task), make_reader(), now_}, vocabulary_, 100000,
                                                signals_, stats_);
     Sequence* added = sequence.get();
@@ -129,6 +144,35 @@ TEST("the prompt that started first gets half, the shortest the rest") {
   CHECK_EQ(tokens_of(plan, oldest), 41);
   CHECK_EQ(tokens_of(plan, shortest), 30);
   CHECK_EQ(tokens_of(plan, longer), 10);
+}
+
+TEST("an image that is read in one piece is planned whole, and the oldest prompt has its half all the same") {
+  Driven driven(4, 10);
+  Sequence* const oldest = driven.add(50);
+  driven.admit();
+  Sequence* const image = driven.add_image(30);
+  driven.admit();
+
+  const Plan plan = driven.scheduler.plan(10);
+
+  CHECK_EQ(tokens_of(plan, image), 30);
+  CHECK_EQ(tokens_of(plan, oldest), 5);
+  CHECK_EQ(plan.n_prompt, 35);
+  driven.compute(plan);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(10), image), 1);
+}
+
+TEST("of the oldest prompt an image is planned whole, and others wait for the next step") {
+  Driven driven(4, 10);
+  Sequence* const image = driven.add_image(30);
+  driven.admit();
+  Sequence* const other = driven.add_image(20);
+  driven.admit();
+
+  const Plan plan = driven.scheduler.plan(10);
+
+  CHECK_EQ(tokens_of(plan, image), 30);
+  CHECK_EQ(tokens_of(plan, other), 0);
 }
 
 TEST("what the others leave goes to the oldest prompt as well") {
