@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from corosrv.waits import run_process, wait_readable
 log = logging.getLogger("corosrv.engine")
 
 TIMEOUT = 120.0  # seconds
+N_TRIES = 2  # of a child that ends by its time-out: the machine was busy, or its disk slow
 REBUILD = (
     'CXXFLAGS="-fno-strict-aliasing -fno-tree-dse -fno-dse" '
     "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==VERSION"
@@ -45,7 +47,16 @@ def verdict(model: str) -> Verdict:
     remembered = _Memory()
     if (known := remembered.get()) is not None:
         return known
-    verdict = _probe(model)
+    try:
+        verdict = _probe(model)
+    except subprocess.TimeoutExpired:
+        log.warning(
+            "a child process did not decode a few tokens in %g s, %d times; loading without that trial, which is made "
+            "at the next start",
+            TIMEOUT,
+            N_TRIES,
+        )
+        return Verdict.FAST
     remembered.store(verdict)
     return verdict
 
@@ -68,12 +79,18 @@ def _probe(model: str) -> Verdict:
 
 
 def _try(model: str, safe: bool) -> str | None:
-    """Returns the signal that a child died of, or None. The real load reports what fails in words."""
+    """Returns the signal that a child died of, or None. The real load reports what fails in words.
+
+    A child that takes too long is tried again; raises subprocess.TimeoutExpired when all of them do.
+    """
     command = [sys.executable, "-m", "corosrv.engine.probe", model, "safe" if safe else "fast"]
-    try:
-        code = run_process(command, TIMEOUT).returncode
-    except subprocess.TimeoutExpired:
-        return f"a time-out of {TIMEOUT:g} s"
+    for _ in range(N_TRIES - 1):
+        with suppress(subprocess.TimeoutExpired):
+            return _signal(run_process(command, TIMEOUT).returncode)
+    return _signal(run_process(command, TIMEOUT).returncode)
+
+
+def _signal(code: int) -> str | None:
     return signal.Signals(-code).name if code < 0 else None
 
 

@@ -168,3 +168,24 @@ def test_the_shim_dies_as_a_processor_would(libllama_that, monkeypatch):
 
     assert probe._try(packaged_model(), safe=True) == signal.Signals.SIGILL.name
     assert os.environ["SHIM_MOOD"] == "always"
+
+
+def test_a_child_that_takes_too_long_is_tried_again(libllama_that, monkeypatch):
+    log = libllama_that("never")
+    run, waits = probe.run_process, iter([0.001, 100.0])
+    monkeypatch.setattr(probe, "run_process", lambda command, timeout: run(command, next(waits)))
+
+    assert probe.verdict(packaged_model()) is Verdict.FAST
+    assert next(waits, None) is None, "both were asked for"
+    assert n_loads(log) == 1
+
+
+def test_a_time_out_is_no_crash_and_is_not_remembered(libllama_that, monkeypatch, tmp_path, caplog):
+    libllama_that("never")
+    monkeypatch.setattr(probe, "TIMEOUT", 0.001)
+
+    with caplog.at_level(logging.WARNING):
+        assert probe.verdict(packaged_model()) is Verdict.FAST
+
+    assert "did not decode" in caplog.text
+    assert not (tmp_path / "corosrv" / "probe.json").exists()
