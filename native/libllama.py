@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ IDENTITY_FILE = "llama_cpp/corosrv-build.txt"  # written by libllama.cmake
 VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 PROGRESS = re.compile(r"\[(\d+)/(\d+)\]")
+PROGRESS_INTERVAL = 5.0  # seconds
 
 
 def pinned_version() -> str:
@@ -109,18 +110,19 @@ def _pip_wheel(options: BuildOptions, folder: Path) -> Path:
     return wheel
 
 
-def _show_progress(lines: Iterable[str]) -> Iterator[str]:
-    """Passes pip's lines on, and prints the compiler's own count of files at each tenth of them."""
-    start, shown = time.monotonic(), 0
+def _show_progress(lines: Iterable[str], clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
+    """Passes pip's lines on, and prints the compiler's own count of files every few seconds, and at its end."""
+    start = clock()
+    next_at = start
     for line in lines:
         yield line
         if match := PROGRESS.search(line):
             n_compiled, n_files = int(match.group(1)), int(match.group(2))
-            tenth = 10 * n_compiled // n_files
-            if tenth > shown:
-                seconds = round(time.monotonic() - start)
-                say(f"libllama: {n_compiled} of {n_files} steps after {seconds // 60} min {seconds % 60:02} s")
-                shown = tenth
+            now = clock()
+            if now >= next_at or n_compiled == n_files:
+                seconds = round(now - start)
+                say(f"libllama: {n_compiled} of {n_files} files after {seconds // 60} min {seconds % 60:02} s")
+                next_at = now + PROGRESS_INTERVAL
 
 
 def installed_folder() -> Path | None:
