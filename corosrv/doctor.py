@@ -152,7 +152,15 @@ def _engine(settings: ModelSettings) -> Finding:
         with engine.submit(Job((Text("One, two,"),), max_tokens=4)) as reader:
             text = "".join(chunk.text for chunk in reader)
         kernels = engine.info.kernels
-        if probe.verdict(settings.model) is probe.Verdict.SAFE:
+        verdict = probe.verdict(settings.model, settings.kernels)
+        if verdict is probe.Verdict.GGML:
+            return Finding(
+                Grade.WARN,
+                "engine",
+                "corosrv's own kernels fail on this machine, so libllama computes everything; the log has the reason",
+                "report this, with the output of corosrv doctor",
+            )
+        if verdict is probe.Verdict.SAFE:
             return Finding(
                 Grade.WARN,
                 "engine",

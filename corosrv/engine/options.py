@@ -14,9 +14,8 @@ from corosrv.settings import ModelSettings
 def native_options(settings: ModelSettings) -> Options:
     """Returns the options that open the native engine. May wait while libllama is tried; raises ModelFailed."""
     synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
-    is_safe = synthetic is None and os.path.isfile(settings.model) and (
-        probe.verdict(settings.model) is probe.Verdict.SAFE
-    )  # fmt: skip
+    is_tried = synthetic is None and os.path.isfile(settings.model)
+    verdict = probe.verdict(settings.model, settings.kernels) if is_tried else probe.Verdict.FAST
     return Options(
         model=settings.model,
         synthetic=synthetic,
@@ -31,10 +30,10 @@ def native_options(settings: ModelSettings) -> Options:
         cache_bytes=settings.cache_bytes,
         row_bytes=settings.row_bytes,
         deterministic=settings.deterministic,
-        safe_load=is_safe,
+        safe_load=verdict is probe.Verdict.SAFE,
         pooling=settings.pooling,
         adapters=tuple(path for path, _ in settings.adapters),
-        kernels=settings.kernels,
+        kernels="ggml" if verdict is probe.Verdict.GGML else settings.kernels,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,
         placement=Placement() if synthetic is not None else placement(settings, libllama.devices()),

@@ -1,4 +1,4 @@
-"""Decodes a few tokens in a child process before the engine does, on a libllama and processor not seen before.
+"""Tries libllama and corosrv's own kernels in a child process before the engine does, on what was not seen before.
 
 A libllama that was compiled badly for this processor dies with SIGILL in its first batch of several tokens (GCC
 before 12.4 and 13.3 on processors with AMX does that). A child's death is a finding; the server's would be an outage.
@@ -14,18 +14,21 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from enum import Enum
+from dataclasses import dataclass
+from enum import Enum, IntEnum
 from pathlib import Path
 
 from corosrv.engine import libllama
 from corosrv.engine.cpu import cpu_identity
 from corosrv.errors import ModelFailed
-from corosrv.waits import run_process, wait_readable
+from corosrv.waits import run_process
 
 log = logging.getLogger("corosrv.engine")
 
-TIMEOUT = 120.0  # seconds
+TIMEOUT = 120.0  # seconds, and more for a large file
+BYTES_PER_SECOND = 50_000_000  # of a slow disk
 N_TRIES = 2  # of a child that ends by its time-out: the machine was busy, or its disk slow
+MAX_VERDICTS = 256  # that are remembered
 REBUILD = (
     'CXXFLAGS="-fno-strict-aliasing -fno-tree-dse -fno-dse" '
     "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==VERSION"
@@ -33,27 +36,36 @@ REBUILD = (
 
 
 class Verdict(str, Enum):
-    """The way in which libllama may be loaded on this machine."""
+    """The way in which a model may be loaded on this machine."""
 
-    FAST = "fast"  # with repacked weights, as it wants to
-    SAFE = "safe"  # without them: slower, and alive
+    FAST = "fast"  # with own kernels and repacked weights, as the settings want it
+    GGML = "ggml"  # without corosrv's own kernels
+    SAFE = "safe"  # without repacked weights: slower, and alive
 
 
-def verdict(model: str) -> Verdict:
-    """Returns the stored verdict for this libllama and processor, or a new one. Waits for up to two child processes.
+class TrialStatus(IntEnum):
+    """The exit status of the child, which is corosrv.engine.trial; Python itself ends with 1 on what nobody caught."""
 
-    Raises ModelFailed when the child dies either way.
+    HEALTHY = 0
+    FAULT = 1  # of its own, such as an extension that does not fit libllama; its last line says which
+    DIFFERS = 3
+
+
+def verdict(model: str, kernels: str = "auto") -> Verdict:
+    """Returns the stored verdict for this model, libllama and processor, or a new one. Waits for child processes.
+
+    Raises ModelFailed when the child dies however the model is loaded, and when it cannot try at all.
     """
-    remembered = _Memory()
+    remembered = _Memory(model, kernels)
     if (known := remembered.get()) is not None:
         return known
     try:
-        verdict = _probe(model)
-    except subprocess.TimeoutExpired:
+        verdict = _probe(model, kernels)
+    except subprocess.TimeoutExpired as expired:
         log.warning(
             "a child process did not decode a few tokens in %g s, %d times; loading without that trial, which is made "
             "at the next start",
-            TIMEOUT,
+            expired.timeout,
             N_TRIES,
         )
         return Verdict.FAST
@@ -61,53 +73,102 @@ def verdict(model: str) -> Verdict:
     return verdict
 
 
-def _probe(model: str) -> Verdict:
-    death = _try(model, safe=False)
-    if death is None:
+def _probe(model: str, kernels: str) -> Verdict:
+    first = _try(model, kernels=kernels)
+    if first.is_healthy:
         return Verdict.FAST
+    if first.difference:
+        log.warning(
+            "corosrv's own kernels compute something else than libllama's (%s): they are turned off for this model. "
+            "Please report this; COROSRV_KERNELS=ggml turns them off without a trial",
+            first.difference,
+        )
+        return Verdict.GGML
+    if kernels != "ggml" and _try(model, kernels="ggml").is_healthy:
+        log.warning(
+            "corosrv's own kernels died with %s while they decoded a few tokens in a child process: they are turned "
+            "off for this model. Please report this; COROSRV_KERNELS=ggml turns them off without a trial",
+            first.death,
+        )
+        return Verdict.GGML
     log.warning(
         "libllama died with %s while it decoded a few tokens in a child process: it was compiled badly for this "
         "processor. Loading without repacked weights, which is slower. To mend it, rebuild: %s",
-        death,
+        first.death,
         REBUILD,
     )
-    if (death := _try(model, safe=True)) is not None:
+    if death := _try(model, kernels=kernels, is_safe=True).death:
         raise ModelFailed(
             f"libllama dies with {death} on this processor, even without repacked weights; rebuild it: {REBUILD}"
         )
     return Verdict.SAFE
 
 
-def _try(model: str, safe: bool) -> str | None:
-    """Returns the signal that a child died of, or None. The real load reports what fails in words.
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Tells what became of a child: the signal that it died of, or what own kernels computed otherwise; or neither."""
 
-    A child that takes too long is tried again; raises subprocess.TimeoutExpired when all of them do.
+    death: str = ""
+    difference: str = ""
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.death and not self.difference
+
+
+def _try(model: str, kernels: str, is_safe: bool = False) -> _Trial:
+    """Runs a child. One that cannot load the model is healthy: the real load reports that in words.
+
+    A child that takes too long is tried again; raises subprocess.TimeoutExpired when all of them do, and ModelFailed
+    with the child's own words when it could not try.
     """
-    command = [sys.executable, "-m", "corosrv.engine.probe", model, "safe" if safe else "fast"]
+    command = [sys.executable, "-m", "corosrv.engine.trial", model, "safe" if is_safe else "fast", kernels]
+    time_limit = TIMEOUT + _size(model) / BYTES_PER_SECOND
     for _ in range(N_TRIES - 1):
         with suppress(subprocess.TimeoutExpired):
-            return _signal(run_process(command, TIMEOUT).returncode)
-    return _signal(run_process(command, TIMEOUT).returncode)
+            return _read_end(run_process(command, time_limit))
+    return _read_end(run_process(command, time_limit))
 
 
-def _signal(code: int) -> str | None:
-    return signal.Signals(-code).name if code < 0 else None
+def _read_end(child: subprocess.CompletedProcess[bytes]) -> _Trial:
+    if child.returncode < 0:
+        return _Trial(death=signal.Signals(-child.returncode).name)
+    if child.returncode == TrialStatus.HEALTHY:
+        return _Trial()
+    if child.returncode == TrialStatus.DIFFERS:
+        return _Trial(difference=_last_line(child.stdout))
+    words = _last_line(child.stderr) or "it says nothing"
+    raise ModelFailed(f"the child process that tries libllama ended with status {child.returncode}: {words}")
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1][:1000] if lines else ""
+
+
+def _size(model: str) -> int:
+    try:
+        return os.stat(model).st_size
+    except OSError:
+        return 0
 
 
 class _Memory:
-    """A small JSON file: verdicts by a hash of the library and the processor. Losing it costs one more probe."""
+    """A small JSON file: verdicts by a hash of what they depend on. Losing it costs one more probe."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str, kernels: str) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._file = cache / "corosrv" / "probe.json"
-        self._key = self._identity()
+        self._key = self._identity(model, kernels)
 
     @staticmethod
-    def _identity() -> str:
-        parts = [cpu_identity()]
-        for library in sorted(libllama.folder().glob("lib*.so")):
-            stat = library.stat()
-            parts.append(f"{library} {stat.st_size} {stat.st_mtime_ns}")
+    def _identity(model: str, kernels: str) -> str:
+        """Hash of the processor, the model file, its kernels, libllama and the extension; no file is read."""
+        parts = [cpu_identity(), kernels]
+        extensions = Path(__file__).parents[1].glob("_native*.so")
+        for path in (Path(model).absolute(), *sorted(libllama.folder().glob("lib*.so")), *sorted(extensions)):
+            stat = path.stat()
+            parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def _read(self) -> dict[str, str]:
@@ -124,7 +185,10 @@ class _Memory:
             return None
 
     def store(self, verdict: Verdict) -> None:
-        verdicts = self._read() | {self._key: verdict.value}
+        verdicts = self._read()
+        for oldest in [*verdicts][: max(0, len(verdicts) - MAX_VERDICTS + 1)]:
+            del verdicts[oldest]
+        verdicts[self._key] = verdict.value
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             partial = self._file.with_suffix(f".{os.getpid()}")
@@ -132,33 +196,3 @@ class _Memory:
             partial.replace(self._file)
         except OSError as error:
             log.info("the probe's verdict is not remembered: %s", error)
-
-
-def _child(model: str, safe: bool) -> int:
-    """Reads a prompt of several tokens and decodes a few; exit status 0 unless the process dies."""
-    from corosrv.engine.binding import NativeEngine, Options, Task, TaskKind
-    from corosrv.jobs import Sampling
-
-    options = Options(
-        model=model, synthetic=None, context=128, slots=2, queue=8, tasks_of_owner=0, threads=1, step_ms=60.0,
-        reader_bytes=65_536, safe_load=safe,
-    )  # fmt: skip
-    engine = NativeEngine(options)
-    wait_readable(engine.fd)
-    if engine.state()[0] != "ready":
-        return 0
-    prompt = engine.tokenize(b"The quick brown fox jumps over the lazy dog. " * 2, True, False)[:64]
-    info = engine.info()
-    kind = TaskKind.GENERATE if info.generates else TaskKind.RANK if info.pooling == "rank" else TaskKind.EMBED
-    reader = engine.submit([Task(prompt, 8, Sampling(temperature=0), kind=kind)] * 2)
-    n_finished = 0
-    while n_finished < 2:
-        wait_readable(reader.fd)
-        n_finished += sum(chunk.finish is not None for chunk in reader.take())
-    reader.close()
-    engine.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_child(sys.argv[1], sys.argv[2] == "safe"))

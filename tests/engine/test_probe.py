@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.engine import libllama, probe
+from corosrv.engine import libllama, probe, trial
 from corosrv.engine.probe import Verdict
 from corosrv.errors import ModelFailed
+from corosrv.jobs import Candidate, TokenInfo
 from tests.support.engines import packaged_model
 
 pytestmark = pytest.mark.model
@@ -20,11 +21,12 @@ pytestmark = pytest.mark.model
 SHIM = r"""
 #include <dlfcn.h>
 #include <llama.h>
+#include <unistd.h>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 
-static bool is_fast;
+static bool is_fast, is_own;
 
 template <typename Function>
 static Function real(const char* name) {
@@ -33,14 +35,25 @@ static Function real(const char* name) {
 }
 
 extern "C" llama_model* llama_model_load_from_file(const char* path, llama_model_params params) {
-  std::ofstream(std::getenv("SHIM_LOG"), std::ios::app) << "load\n";
+  std::ofstream(std::getenv("SHIM_LOG"), std::ios::app) << getpid() << "\n";
   is_fast = params.use_extra_bufts;
   return real<decltype(&llama_model_load_from_file)>("llama_model_load_from_file")(path, params);
 }
 
+extern "C" llama_context* llama_init_from_model(llama_model* model, llama_context_params params) {
+  is_own = params.cb_eval != nullptr;
+  return real<decltype(&llama_init_from_model)>("llama_init_from_model")(model, params);
+}
+
+extern "C" float* llama_get_logits_ith(llama_context* context, int32_t row) {
+  float* logits = real<decltype(&llama_get_logits_ith)>("llama_get_logits_ith")(context, row);
+  if (std::getenv("SHIM_MOOD")[0] == 'w' && is_own) logits[1000] = 1000.0F;
+  return logits;
+}
+
 extern "C" int32_t llama_decode(llama_context* context, llama_batch batch) {
-  const char* mood = std::getenv("SHIM_MOOD");
-  if (mood[0] == 'a' || (mood[0] == 'f' && is_fast)) std::raise(SIGILL);
+  const char mood = std::getenv("SHIM_MOOD")[0];
+  if (mood == 'a' || (mood == 'f' && is_fast) || (mood == 'o' && is_own)) std::raise(SIGILL);
   return real<decltype(&llama_decode)>("llama_decode")(context, batch);
 }
 """
@@ -70,7 +83,10 @@ def shim(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def libllama_that(shim, monkeypatch, tmp_path):
-    """Gives children a libllama that dies `always`, when loaded `fast`, or `never`; gives the log of its loads."""
+    """Gives children a libllama that dies `always`, when loaded `fast`, with `own` kernels, or `never`.
+
+    Or one that is `wrong` with own kernels. Returns the log of its loads.
+    """
 
     def make(mood: str) -> Path:
         log = tmp_path / "loads"
@@ -85,15 +101,28 @@ def libllama_that(shim, monkeypatch, tmp_path):
     return make
 
 
-def n_loads(log: Path) -> int:
-    return len(log.read_text().splitlines())
+def n_children(log: Path) -> int:
+    return len(set(log.read_text().splitlines()))
+
+
+def needs_own_kernels() -> None:
+    options = trial.Options(
+        model=packaged_model(), synthetic=None, context=64, slots=1, queue=1, tasks_of_owner=0, threads=1, step_ms=60.0,
+        reader_bytes=65_536,
+    )  # fmt: skip
+    engine = trial.NativeEngine(options)
+    trial.wait_readable(engine.fd)
+    has_own = engine.info().own_kernels
+    engine.close()
+    if not has_own:
+        pytest.skip("corosrv has no kernels of its own for this processor")
 
 
 def test_one_that_lives_is_loaded_as_it_wants(libllama_that):
     log = libllama_that("never")
 
     assert probe.verdict(packaged_model()) is Verdict.FAST
-    assert n_loads(log) == 1
+    assert n_children(log) == 1
 
 
 def test_one_that_dies_is_loaded_safely_and_said_to_need_a_rebuild(libllama_that, caplog):
@@ -103,7 +132,7 @@ def test_one_that_dies_is_loaded_safely_and_said_to_need_a_rebuild(libllama_that
         found = probe.verdict(packaged_model())
 
     assert found is Verdict.SAFE
-    assert n_loads(log) == 2
+    assert n_children(log) == 3, "with own kernels, without them, and without repacked weights"
     (record,) = caplog.records
     assert "SIGILL" in record.getMessage()
     assert "pip install --force-reinstall" in record.getMessage()
@@ -113,10 +142,10 @@ def test_one_that_dies_is_loaded_safely_and_said_to_need_a_rebuild(libllama_that
 def test_a_verdict_is_remembered(libllama_that, mood):
     log = libllama_that(mood)
     first = probe.verdict(packaged_model())
-    before = n_loads(log)
+    before = n_children(log)
 
-    assert probe.verdict("/no/such/model.gguf") is first
-    assert n_loads(log) == before
+    assert probe.verdict(packaged_model()) is first
+    assert n_children(log) == before
 
 
 def test_one_that_dies_either_way_fails_the_model(libllama_that):
@@ -134,7 +163,7 @@ def test_a_failure_is_not_remembered(libllama_that):
     libllama_that("never")
 
     assert probe.verdict(packaged_model()) is Verdict.FAST
-    assert n_loads(log) == 3
+    assert n_children(log) == 4
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{", '{"x": "odd"}'])
@@ -145,7 +174,7 @@ def test_a_spoilt_memory_costs_one_more_probe(libllama_that, tmp_path, content):
     memory.write_text(content)
 
     assert probe.verdict(packaged_model()) is Verdict.FAST
-    assert n_loads(log) == 1
+    assert n_children(log) == 1
 
 
 def test_a_memory_that_cannot_be_written_is_no_failure(libllama_that, tmp_path):
@@ -166,7 +195,7 @@ def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(libllama_that, t
 def test_the_shim_dies_as_a_processor_would(libllama_that, monkeypatch):
     libllama_that("always")
 
-    assert probe._try(packaged_model(), safe=True) == signal.Signals.SIGILL.name
+    assert probe._try(packaged_model(), "ggml", is_safe=True).death == signal.Signals.SIGILL.name
     assert os.environ["SHIM_MOOD"] == "always"
 
 
@@ -177,7 +206,7 @@ def test_a_child_that_takes_too_long_is_tried_again(libllama_that, monkeypatch):
 
     assert probe.verdict(packaged_model()) is Verdict.FAST
     assert next(waits, None) is None, "both were asked for"
-    assert n_loads(log) == 1
+    assert n_children(log) == 1
 
 
 def test_a_time_out_is_no_crash_and_is_not_remembered(libllama_that, monkeypatch, tmp_path, caplog):
@@ -189,3 +218,94 @@ def test_a_time_out_is_no_crash_and_is_not_remembered(libllama_that, monkeypatch
 
     assert "did not decode" in caplog.text
     assert not (tmp_path / "corosrv" / "probe.json").exists()
+
+
+def test_own_kernels_that_compute_something_else_are_turned_off_by_name(libllama_that, caplog):
+    needs_own_kernels()
+    log = libllama_that("wrong")
+
+    with caplog.at_level(logging.WARNING):
+        assert probe.verdict(packaged_model()) is Verdict.GGML
+
+    assert "corosrv's own kernels compute something else than libllama's (token 1 is " in caplog.text
+    assert n_children(log) == 1
+    assert probe.verdict(packaged_model(), kernels="ggml") is Verdict.FAST
+
+
+def test_own_kernels_that_die_are_turned_off_by_name(libllama_that, caplog):
+    needs_own_kernels()
+    libllama_that("own")
+
+    with caplog.at_level(logging.WARNING):
+        assert probe.verdict(packaged_model()) is Verdict.GGML
+
+    assert "corosrv's own kernels died with SIGILL" in caplog.text
+
+
+def test_a_child_that_cannot_try_ends_the_start_with_its_words(monkeypatch, tmp_path):
+    """As where the extension was built for another libllama: neither healthy, nor a fault of kernels."""
+    (tmp_path / "msgspec.py").write_text("raise ImportError('no msgspec for this machine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    with pytest.raises(ModelFailed, match="ended with status 1: ImportError: no msgspec for this machine"):
+        probe.verdict(packaged_model())
+
+    assert not (tmp_path / "corosrv").exists()
+
+
+def test_another_model_is_tried_anew(libllama_that, tmp_path):
+    log = libllama_that("never")
+    copy = tmp_path / "copy.gguf"
+    copy.symlink_to(packaged_model())
+    probe.verdict(packaged_model())
+
+    probe.verdict(str(copy))
+
+    assert n_children(log) == 2
+
+
+def test_no_more_verdicts_are_remembered_than_a_few(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(probe, "MAX_VERDICTS", 2)
+    models = [tmp_path / name for name in "abc"]
+    for model in models:
+        model.touch()
+        probe._Memory(str(model), "auto").store(Verdict.SAFE)
+
+    kept = [probe._Memory(str(model), "auto").get() for model in models]
+
+    assert kept == [None, Verdict.SAFE, Verdict.SAFE]
+
+
+def drawn(*ids: int, gap: float = 5.0) -> trial.TrialAnswer:
+    """A text of tokens; in the place of each, token 7 is `gap` nats less likely."""
+    return trial.TrialAnswer([TokenInfo(id, b"x", 0.0, (Candidate(7, b"y", -gap),)) for id in ids])
+
+
+@pytest.mark.parametrize(
+    ("own", "reference", "words"),
+    [
+        (drawn(1, 2, 3), drawn(1, 2, 3), ""),
+        (drawn(1, 7, 9), drawn(1, 2, 3, gap=0.5), ""),
+        (drawn(1, 7, 3), drawn(1, 2, 3, gap=2.0), "token 2 is 'x' and not 'x'"),
+        (drawn(1, 8, 3), drawn(1, 2, 3, gap=0.5), "token 2 is 'x' and not 'x'"),
+        (drawn(1), drawn(1, 2), "1 tokens and not 2"),
+        (trial.TrialAnswer(vector=[0.6, 0.8]), trial.TrialAnswer(vector=[0.61, 0.79]), ""),
+        (
+            trial.TrialAnswer(vector=[0.8, 0.6]),
+            trial.TrialAnswer(vector=[0.6, 0.8]),
+            "vectors lie 0.28 of their length apart",
+        ),
+        (
+            trial.TrialAnswer(vector=[float("nan"), 0.8]),
+            trial.TrialAnswer(vector=[0.6, 0.8]),
+            "vectors lie nan of their length",
+        ),
+    ],
+)
+def test_what_rounding_explains_is_no_difference(own, reference, words):
+    found = trial.difference(own, reference)
+
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
