@@ -94,7 +94,7 @@ class CallFormat:
         return self.fields[self.fields.index(CallField.ARGUMENTS) + 1 :]
 
     @property
-    def control_texts(self) -> str:
+    def texts(self) -> str:
         """Returns all texts of the format, in which control tokens of the model may stand."""
         texts = [self.start, self.end, self.joint, self.lead_in, self.trailer, *self.inner, *self.variants]
         if isinstance(self.arguments, ArgumentRow):
@@ -117,6 +117,11 @@ class AnswerFormat:
     text_opening: str = ""  # before the text
     text_closing: str = ""  # behind it
     thought_member: str = "reasoning_content"  # of a message, that the template takes thoughts from
+
+    @property
+    def texts(self) -> str:
+        """Returns all texts around thoughts and text, in which control tokens of the model may stand."""
+        return " ".join((*(self.thought_tags or ()), self.turn, self.text_opening, self.text_closing))
 
     @property
     def edges(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ HERMES = CallFormat(
     end="}\n</tool_call>",
     markers=("<tool_call>",),
 )
-# The lead is a control token with most of these models, and then no part of the text.
+# Models write the lead or leave it out.
 MISTRAL = CallFormat(
     start='[TOOL_CALLS][{"name": "',
     inner=('", "arguments": ',),

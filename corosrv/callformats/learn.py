@@ -74,7 +74,7 @@ class _Learner:
         form = replace(form, start=texts[0], end=texts[-1], inner=tuple(texts[1:-1]),
                        fields=tuple(piece.field for piece in pieces))  # fmt: skip
         form = self._clean(self._with_joint(form))
-        return form if len(form.control_texts) <= _MOST_MARKUP else None
+        return form if len(form.texts) <= _MOST_MARKUP else None
 
     def _calls(self, rendered: str) -> str:
         return between(rendered, self._head, self._tail)

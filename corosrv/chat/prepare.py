@@ -38,7 +38,7 @@ def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
         tool_format=plan.form if plan.tools else None,
         markers=plan.markers,
         only_calls=plan.is_forced,
-        edges=card.answer_format.edges if splits_thoughts or plan.tools else (),
+        edges=card.answer_format.edges if card.splits_reasoning or plan.tools else (),
         string_members=string_members((name_of(tool), parameters_of(tool)) for tool in plan.tools),
     )
     parser: Parser = TextParser() if syntax == _PLAIN else SyntaxParser(syntax)

@@ -45,7 +45,8 @@ class ChatTemplate:
         `special`: what templates know as bos_token and so on.
 
         `thinks`: whether a model that can think does, where a conversation does not say; `end_texts`: of the tokens
-        that end an answer; `hidden_texts`: of those that add nothing to its text. Raises Refused.
+        that end an answer; `hidden_texts`: of those that add nothing to its text unless
+        they are asked to. Raises Refused.
         """
         self.source = source
         self._guard = Guard(control_markers)

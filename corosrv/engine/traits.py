@@ -30,6 +30,7 @@ class Traits:
     manner: Manner = PLAIN  # the way in which it takes calls
     call_format: CallFormat = HERMES
     answer: AnswerFormat = BARE
+    marks: tuple[str, ...] = ()  # control tokens that answers have to show, so that they can be read
 
     @property
     def thought_tags(self) -> tuple[str, str] | None:
@@ -47,14 +48,21 @@ def find_traits(
 ) -> Traits:
     """Renders some tiny conversations. Computes; never raises.
 
-    `end_texts`: of tokens that end an answer; `hidden_texts`: of control tokens that add nothing to an answer's text.
+    `end_texts`: of tokens that end an answer; `hidden_texts`: of control tokens that add nothing to an answer's text
+    unless they are asked to.
     """
+    traits = _find(source, rendering, end_texts)
+    texts = f"{traits.call_format.texts} {traits.answer.texts}"
+    return replace(traits, marks=tuple(text for text in hidden_texts if text in texts))
+
+
+def _find(source: str, rendering: Rendering, end_texts: Sequence[str]) -> Traits:
     probe = Probe(rendering, _PROBE_SECONDS)
     has_system = "nedsystem" in probe.render([{"role": "system", "content": "nedsystem"}, USER])
     shows_tools = NAME in probe.prompt()
     answer, learnt = _learn(source, probe, end_texts)
     form = None if learnt is None or learnt.form is None else completed(learnt.form)
-    if learnt is None or form is None or _is_hidden(form, hidden_texts):
+    if learnt is None or form is None:
         # Where calls are shown in a way that is not read here, tools and results are written into the messages: a
         # list of tools that asks for calls in that way would lead astray.
         return Traits(has_system, answer=answer)
@@ -67,12 +75,6 @@ def find_traits(
         call_format=form,
         answer=answer,
     )
-
-
-def _is_hidden(form: CallFormat, hidden_texts: Sequence[str]) -> bool:
-    """Returns whether calls cannot be told from text, for what marks them is not in the text of an answer."""
-    texts = replace(form, start=form.start[len(form.lead) :], lead_in="", trailer="").control_texts
-    return any(text in texts for text in hidden_texts)
 
 
 def _learn(source: str, probe: Probe, end_texts: Sequence[str]) -> tuple[AnswerFormat, Learnt | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from corosrv import errors, waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
@@ -44,22 +44,29 @@ class EngineVocabulary:
         self.end_tokens = tuple(native.end_tokens())
         self.infill = info.infill
         self.chat_template = template or info.chat_template or (CHATML if info.generates else "")
-        self._markers = [text for token in native.control_tokens() if (text := self._text(token))]
-        self._hidden = [self._text(token) for token in native.control_tokens() if not native.token_text(token)]
+        controls = {token: text for token in native.control_tokens() if (text := self._text(token))}
+        self._markers = list(controls.values())
+        hidden = {token: text for token, text in controls.items() if not native.token_text(token)}
         self._template: ChatTemplate | None = None
         self._no_template = "this model has no chat template, for it generates nothing"
         if self.chat_template:
-            self._read_template(self.chat_template, thinks)
+            self._read_template(self.chat_template, thinks, hidden)
 
-    def _read_template(self, source: str, thinks: bool) -> None:
-        """A template that cannot be used takes conversations from the model, and nothing else."""
+    def _read_template(self, source: str, thinks: bool, hidden: Mapping[int, str]) -> None:
+        """A template that cannot be used takes conversations from the model, and nothing else.
+
+        `hidden`: the control tokens that add nothing to the text of an answer; those that mark calls and thoughts are
+        made to.
+        """
         special = {"bos_token": self.bos, "eos_token": self.eos}
         try:
             ends = [text for token in self.end_tokens if (text := self._text(token))]
-            hidden = [text for text in self._hidden if text and text not in ends]
+            marks = {token: text for token, text in hidden.items() if token not in self.end_tokens}
             self._template = ChatTemplate(
-                source, self._markers, special, thinks=thinks, end_texts=ends, hidden_texts=hidden
+                source, self._markers, special, thinks=thinks, end_texts=ends, hidden_texts=list(marks.values())
             )
+            shown = self._template.traits.marks
+            self._native.show_tokens([token for token, text in marks.items() if text in shown])
         except errors.Refused as error:
             self._no_template = str(error)
             log.error("no conversations with this model: %s", error)

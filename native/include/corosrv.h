@@ -74,8 +74,8 @@ void corosrv_slot_request_close(corosrv_slot_request* request);
 int corosrv_tokenize(corosrv_engine* engine, const char* text, size_t text_size, int add_special, int parse_special,
                      int32_t* tokens, size_t capacity, size_t* n_tokens);
 
-/* Gives the text of one token as the model prints it; `special` prints control tokens too. The text lives as long as
- * the engine. */
+/* Gives the text of one token as it stands in answers; `special` prints all control tokens too. The text lives as long
+ * as the engine. */
 int corosrv_token_text(corosrv_engine* engine, int32_t token, int special, corosrv_text* text);
 
 /* Returns 1 when the token is a control token (`<|im_start|>`), 0 otherwise. */
@@ -83,6 +83,12 @@ int corosrv_token_is_control(corosrv_engine* engine, int32_t token);
 
 /* Returns 1 when the token ends an answer, 0 otherwise. */
 int corosrv_token_is_end(corosrv_engine* engine, int32_t token);
+
+/* Makes these control tokens, which else add nothing to the text of an answer, add their text to it; grammars know them
+ * by it then. Those that end an answer stay as they are. Before the first task alone, and with no other call under way:
+ * COROSRV_INVALID after it, and for ids that the model does not have. */
+int corosrv_engine_show_tokens(corosrv_engine* engine, const int32_t* tokens, size_t n_tokens, char* message,
+                               size_t message_size);
 
 /* Names of the chat templates that libllama has built in. Writes at most `capacity` of them, which live for ever, and
  * the number there are into `n_names`. */

@@ -110,6 +110,13 @@ UNREAD_FORMAT = OWN_FORMAT.replace(
 )
 
 
+# In the manner of Magistral: thoughts between control tokens.
+THOUGHTS = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}"""
+
+
 def render_all(source: str, *messages: dict[str, Any], tools: tuple[dict[str, Any], ...] = (), **chosen: Any) -> str:
     prompt = Messages(messages, tools, **{"add_generation_prompt": False, **chosen})
     return "".join(piece.text for piece in template(source).render(prompt))
@@ -137,12 +144,17 @@ def test_what_a_template_does_with_tools_is_found_out(source, start, shows):
     )  # fmt: skip
 
 
-def test_calls_whose_marks_an_answer_s_text_does_not_have_are_asked_for_in_another_way():
-    hidden = ChatTemplate(OWN_FORMAT, MARKERS, SPECIAL, hidden_texts=["<call="]).traits
-    lead = ChatTemplate(MISTRAL_TOOLS, MARKERS, SPECIAL, hidden_texts=["[TOOL_CALLS]"]).traits
-
-    assert (hidden.shows_calls, hidden.call_format) == (False, HERMES)
-    assert lead.shows_calls
+@pytest.mark.parametrize(
+    ("source", "hidden", "marks"),
+    [
+        (MISTRAL_TOOLS, ["[TOOL_CALLS]", "[IMG]"], ("[TOOL_CALLS]",)),
+        (OWN_FORMAT, ["<call=", "<pad>"], ("<call=",)),
+        (UNREAD_FORMAT, ["<tool_call>", "<call="], ("<tool_call>",)),
+        (THOUGHTS, ["[THINK]", "[/THINK]", "[IMG]"], ("[THINK]", "[/THINK]")),
+    ],
+)
+def test_the_marks_are_the_control_tokens_of_calls_and_thoughts(source, hidden, marks):
+    assert ChatTemplate(source, MARKERS, SPECIAL, hidden_texts=hidden).traits.marks == marks
 
 
 def test_a_template_shows_its_tools_its_way():

@@ -93,6 +93,15 @@ class NativeEngine:
         """Returns the tokens that end an answer."""
         return self._tokens_that(lib.corosrv_token_is_end)
 
+    def show_tokens(self, tokens: Sequence[int]) -> None:
+        """Makes these control tokens part of the text of answers, but for those that end one.
+
+        Raises Refused once a task was submitted, and for ids that the model does not have.
+        """
+        message = ffi.new("char[]", MESSAGE_BYTES)
+        handle, ids = self._open_handle(), ffi.new("int32_t[]", list(tokens))
+        check(lib.corosrv_engine_show_tokens(handle, ids, len(tokens), message, MESSAGE_BYTES), message)
+
     def _tokens_that(self, are: Callable[[Any, int], int]) -> list[int]:
         handle = self._open_handle()
         return [token for token in range(self.info().n_vocab) if are(handle, token)]

@@ -125,6 +125,14 @@ int corosrv_token_is_end(corosrv_engine* engine, int32_t token) {
   return vocabulary != nullptr && vocabulary->is_end_of_generation(token) ? 1 : 0;
 }
 
+int corosrv_engine_show_tokens(corosrv_engine* engine, const int32_t* tokens, size_t n_tokens, char* message,
+                               size_t message_size) {
+  return guarded(message, message_size, [&] {
+    if (!engine->fork_guard.is_same_process()) return forked();
+    return engine->engine->show(std::vector<Token>(tokens, tokens + n_tokens));
+  });
+}
+
 int corosrv_engine_drain(corosrv_engine* engine, const char* message) {
   if (!engine->fork_guard.is_same_process()) return COROSRV_FORKED;
   if (message == nullptr) return COROSRV_INVALID;

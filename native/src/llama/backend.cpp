@@ -95,6 +95,7 @@ class LlamaBackend final : public Backend {
         has_snapshots_(memory_ != nullptr && can_copy_memory(model_.get())) {}
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
+  void show(const std::vector<Token>& tokens) override { vocabulary_.show(tokens); }
   const ModelInfo& info() const override { return info_; }
 
   void use(const Adapters& scales) override {
@@ -301,8 +302,8 @@ class LlamaBackend final : public Backend {
   const int32_t n_rows_;  // of a step, at most
   LlamaBatch batch_;
   std::optional<LlamaBatch> row_batch_;  // made when a prompt first has embedding rows
-  const LlamaVocabulary vocabulary_;
-  ModelInfo info_;  // constant once warm
+  LlamaVocabulary vocabulary_;           // constant from the first task on
+  ModelInfo info_;                       // constant once warm
   const bool has_snapshots_;
   Adapters used_;               // set in context_
   std::vector<float> vectors_;  // of the last embed()

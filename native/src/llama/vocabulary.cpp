@@ -15,6 +15,12 @@ LlamaVocabulary::LlamaVocabulary(const llama_vocab* vocab) : vocab_(vocab) {
   }
 }
 
+void LlamaVocabulary::show(const std::vector<Token>& tokens) {
+  for (const Token token : tokens) {
+    if (!is_end_of_generation(token)) texts_[static_cast<size_t>(token)] = special_text(token);
+  }
+}
+
 std::vector<Token> LlamaVocabulary::tokenize(std::string_view text, bool add_special, bool parse_special) const {
   const auto size = static_cast<int32_t>(text.size());
   std::vector<Token> tokens(text.size() + 2);

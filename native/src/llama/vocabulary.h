@@ -21,6 +21,8 @@ class LlamaVocabulary final : public Vocabulary {
   bool is_end_of_generation(Token token) const override { return llama_vocab_is_eog(vocab_, token); }
   bool is_control(Token token) const override { return llama_vocab_is_control(vocab_, token); }
   const std::vector<Token>& end_tokens() const override { return end_tokens_; }
+  // Makes these tokens add their text, but for those that end an answer; see Backend::show.
+  void show(const std::vector<Token>& tokens);
   std::vector<Token> tokenize(std::string_view text, bool add_special, bool parse_special) const override;
 
  private:

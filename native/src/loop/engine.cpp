@@ -79,9 +79,23 @@ EngineState Engine::state(std::string& message) {
   return state_;
 }
 
+Status Engine::show(const std::vector<Token>& tokens) {
+  const Backend* model = backend();
+  if (model == nullptr) return Status(StatusCode::kNotReady, "the model is not loaded yet");
+  if (is_in_use_.load()) return Status(StatusCode::kInvalid, "tokens can be shown before the first task alone");
+  const int32_t size = model->vocabulary().size();
+  const auto is_unknown = [size](Token token) { return token < 0 || token >= size; };
+  if (std::any_of(tokens.begin(), tokens.end(), is_unknown)) {
+    return Status(StatusCode::kInvalid, "a token that is to be shown is none of the model's");
+  }
+  backend_->show(tokens);
+  return Status::ok();
+}
+
 Status Engine::compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar) {
   const Backend* model = backend();
   if (model == nullptr) return Status(StatusCode::kNotReady, "the model is not loaded yet");
+  is_in_use_.store(true);
   return grammars_.compile(gbnf, model->vocabulary(), grammar);
 }
 
@@ -98,6 +112,7 @@ Status Engine::submit(std::vector<Task> tasks, std::shared_ptr<Reader>& reader) 
     }
     if (const Status status = check_rows(task); !status.is_ok()) return status;
   }
+  is_in_use_.store(true);
   reader = std::make_shared<Reader>(limits_.reader_bytes, inbox_);
   return inbox_->submit(std::move(tasks), reader);
 }

@@ -47,6 +47,9 @@ class Engine {
   // Null until the model is loaded; lives as long as the engine.
   const Backend* backend() const { return ready_backend_.load(std::memory_order_acquire); }
 
+  // Makes these control tokens add their text to answers; see Backend::show. Refused after the first task or grammar.
+  Status show(const std::vector<Token>& tokens);
+
   // A grammar of the model's tokens, for a task; takes milliseconds.
   Status compile(std::string_view gbnf, std::shared_ptr<const Grammar>& grammar);
 
@@ -83,6 +86,7 @@ class Engine {
   // Pairs the decode thread's release store with everybody's acquire load: whoever sees the pointer sees the model
   // and the loop.
   std::atomic<const Backend*> ready_backend_{nullptr};
+  std::atomic<bool> is_in_use_{false};  // a task or a grammar may have read the vocabulary
 
   GrammarCompiler grammars_;
   BreakerCache breakers_;

@@ -18,7 +18,8 @@ class Vocabulary {
  public:
   virtual ~Vocabulary() = default;
   virtual int32_t size() const = 0;
-  // The bytes that a token adds to the text; control tokens add none. May end inside a UTF-8 character.
+  // The bytes that a token adds to the text; control tokens add none, unless they are shown (Backend::show). May end
+  // inside a UTF-8 character.
   virtual std::string_view text(Token token) const = 0;
   // The same with control tokens spelled out.
   virtual std::string_view special_text(Token token) const = 0;
@@ -91,6 +92,9 @@ class Backend {
   virtual ~Backend() = default;
   virtual const Vocabulary& vocabulary() const = 0;
   virtual const ModelInfo& info() const = 0;
+  // Makes these control tokens add their text from now on, but for those that end an answer. Any thread reads the
+  // vocabulary without a lock: called before the first task alone.
+  virtual void show(const std::vector<Token>&) {}
   // From now on rows are computed with these adapters.
   virtual void use(const Adapters&) {}
   // Computes the rows, all of which have an embedding or none, and are causal or none; those of one slot are contiguous
