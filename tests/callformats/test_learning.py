@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from corosrv.callformats.cutting import shared_end, shared_start
 from corosrv.callformats.description import (
     BARE,
     AnswerFormat,
@@ -23,6 +24,7 @@ from corosrv.callformats.known import HERMES, completed
 from corosrv.callformats.learn import learn_calls
 from corosrv.callformats.learn_answer import learn_answer
 from corosrv.callformats.probes import USER, Probe, Rendering
+from corosrv.callformats.writer import write_call
 from corosrv.engine.traits import find_traits
 from corosrv.errors import Refused
 from corosrv.processor import thread_seconds
@@ -132,6 +134,26 @@ LEARNT = {
             markers=("<call>",), first_index=1,
         ),
     ),
+    "the same number in all calls": (
+        each(lambda _, call: f"<call v1>{call['name']}={json.dumps(call['arguments'])}</call>"),
+        CallFormat(
+            start="<call v1>", inner=("=",), joint="</call><call v1>", end="</call>", markers=("<call v1>",),
+        ),
+    ),
+    "sorted arguments": (
+        each(call_of(lambda arguments: row(xml)(dict(sorted(arguments.items()))))),
+        CallFormat(
+            start="<call=", inner=(">",), joint="</call><call=", end="</call>", markers=("<call=",),
+            arguments=ArgumentRow("<arg=", ">", "", "</arg>", "<arg=", "", sorts_keys=True),
+        ),
+    ),
+    "nothing around a call": (
+        each(lambda _, call: f'{{"name": "{call["name"]}", "parameters": {json.dumps(call["arguments"])}}}', "\n"),
+        CallFormat(
+            start='{"name": "', inner=('", "parameters": ',), joint='}\n{"name": "', end="}",
+            markers=('{"name":',), is_alone=True,
+        ),
+    ),
     "keys without quotes": (
         each(call_of(notation)),
         CallFormat(
@@ -191,7 +213,7 @@ def test_one_call_at_a_time_is_learnt_where_a_template_refuses_two():
 def test_calls_that_stand_in_another_order_are_taken_one_at_a_time():
     def write(calls: list[Call]) -> str:
         names = "".join(f"<call>{call['name']}" for call in calls)
-        return names + "".join(json.dumps(call["arguments"]) for call in calls)
+        return names + "".join(f"|{json.dumps(call['arguments'])}" for call in calls)
 
     form = learnt(chat(write))
 
@@ -204,7 +226,7 @@ def test_what_the_model_writes_before_it_ends_belongs_to_a_call_if_it_is_short()
 
     assert near is not None
     assert far is not None
-    assert (near.end + near.trailer, far.end + far.trailer) == ("}</call></turn>", "}</call>")
+    assert (near.end, near.trailer, far.end, far.trailer) == ("}</call>", "</turn>", "}</call>", "")
 
 
 @pytest.mark.parametrize(("n_characters", "is_learnt"), [(300, True), (700, False)])
@@ -215,10 +237,76 @@ def test_a_format_of_very_long_texts_is_not_learnt(n_characters, is_learnt):
     assert [learnt(chat(writing)) is not None for writing in (long, both)] == [True, is_learnt]
 
 
-def test_values_before_their_keys_are_a_format_that_cannot_be_described():
-    backwards = each(call_of(row(lambda key, value: f"<{value} is {key}>")))
+def refusing(*types: type) -> Callable[[str, Any], str]:
+    def write(key: str, value: Any) -> str:
+        if isinstance(value, types):
+            raise Refused("not these")
+        return xml(key, value)
 
-    assert learnt(chat(backwards)) is None
+    return write
+
+
+NOT_DESCRIBED = {
+    "values before their keys": row(lambda key, value: f"<{value} is {key}>"),
+    "other ends of strings": row(lambda key, value: f"<{key}>{value}</{type(value).__name__}>"),
+    "objects that are not told": row(lambda key, value: xml(key, "object" if isinstance(value, dict) else value)),
+    "numbers that are refused": row(refusing(int)),
+    "values without an end": row(lambda key, value: f"{key}={value}", "\n"),
+    "a word for no arguments": lambda arguments: row(xml)(arguments) or "<none>",
+    "a wrapper of some arguments": lambda arguments: f"<args>{row(xml)(arguments)}</args>" if arguments else "",
+}
+
+
+@pytest.mark.parametrize("name", NOT_DESCRIBED)
+def test_arguments_that_are_no_row_are_a_format_that_cannot_be_described(name):
+    assert learnt(chat(each(call_of(NOT_DESCRIBED[name])))) is None
+
+
+def test_null_may_be_what_a_template_cannot_write():
+    form = learnt(chat(each(call_of(row(refusing(type(None)))))))
+
+    assert form is not None
+    assert form.arguments == ArgumentRow("<arg=", ">", "", "</arg>", "<arg=", "")
+
+
+def test_calls_without_names_are_a_format_that_cannot_be_described():
+    nameless = chat(each(lambda _, call: f"<call>{json.dumps(call['arguments'])}</call>"))
+
+    def render(messages: list[dict[str, Any]], tools: Any = (), **arguments: Any) -> str:
+        return json.dumps(tools) + nameless(messages, **arguments)
+
+    assert learnt(render) is None
+
+
+def test_what_stands_before_a_name_in_every_turn_begins_a_call_unless_the_prompt_has_it():
+    by_name = each(lambda _, call: f"{call['name']}\n{json.dumps(call['arguments'])}")
+    in_turns, in_prompt = chat(by_name, opening="<turn>"), chat(by_name, opening="<turn>")
+
+    def render(messages: list[dict[str, Any]], **arguments: Any) -> str:
+        return in_turns(messages, **arguments).removesuffix("<turn>")
+
+    starts = [form.start for rendering in (render, in_prompt) if (form := learnt(rendering))]
+
+    assert starts == ["<turn>", ""]
+
+
+def test_what_follows_several_calls_alone_may_be_missing():
+    form = learnt(chat(lambda calls: each(tagged)(calls) + "<done>" * (len(calls) - 1)))
+
+    assert form is not None
+    assert (form.end, form.trailer) == ("}</call>", "<done>")
+
+
+def test_ids_are_short_where_a_template_wants_them_so():
+    def short(_: int, call: Call) -> str:
+        if len(call["id"]) != 9:
+            raise Refused("nine characters")
+        return f"<call>{call['name']}|{call['id']}|{json.dumps(call['arguments'])}</call>"
+
+    form = learnt(chat(each(short)))
+
+    assert form is not None
+    assert (form.short_ids, form.fields) == (True, (NAME, ID, ARGUMENTS))
 
 
 def test_a_template_that_shows_no_calls_teaches_nothing():
@@ -241,6 +329,13 @@ def test_thoughts_before_a_call_are_no_part_of_it():
 
     assert form is not None
     assert form.start == '<call>{"name": "'
+
+
+def test_a_text_before_what_ends_thoughts_keeps_it_in_the_call():
+    form = learnt(chat(each(tagged, start="calls:</think>")), AnswerFormat(thought_tags=("<think>", "</think>")))
+
+    assert form is not None
+    assert form.start == 'calls:</think><call>{"name": "'
 
 
 def test_what_closes_a_text_before_a_call_is_no_part_of_the_call():
@@ -297,7 +392,9 @@ def test_the_log_tells_why_nothing_is_learnt_from_a_template(caplog):
 # Thoughts.
 
 
-def thinker(write: Callable[[str, str], str], member: str = "reasoning_content", prompt_end: str = "") -> Rendering:
+def thinker(
+    write: Callable[[str, str], str], member: str = "reasoning_content", prompt: str = "<assistant>"
+) -> Rendering:
     """Makes the rendering of a template that writes thoughts and text so."""
 
     def render(messages: list[dict[str, Any]], add_generation_prompt: bool = False, **_: Any) -> str:
@@ -307,7 +404,7 @@ def thinker(write: Callable[[str, str], str], member: str = "reasoning_content",
             if message["role"] == "assistant":
                 content = write(message.get(member, ""), content)
             text += f"<{message['role']}>{content}{END}"
-        return text + ("<assistant>" + prompt_end if add_generation_prompt else "")
+        return text + (prompt if add_generation_prompt else "")
 
     return render
 
@@ -322,12 +419,36 @@ THINKERS = {
         AnswerFormat(("<think>", "</think>"), thought_member="thinking"),
     ),
     "a prompt that ends in thoughts": (
-        thinker(lambda thought, text: f"<think>{thought}</think>{text}", prompt_end="<think>\n"),
+        thinker(lambda thought, text: f"<think>{thought}</think>{text}", prompt="<assistant><think>\n"),
         AnswerFormat(("<think>", "</think>"), opens_thoughts=True),
     ),
     "tags around the text": (
         thinker(lambda thought, text: f"<think>{thought}</think><text>{text}</text>"),
         AnswerFormat(("<think>", "</think>"), text_opening="<text>", text_closing="</text>"),
+    ),
+    "a prompt that says there are none": (
+        thinker(lambda thought, text: f"<think>{thought}</think>{text}", prompt="<assistant><think></think>"),
+        AnswerFormat(("<think>", "</think>")),
+    ),
+    "an opening that the prompt alone has": (
+        thinker(lambda thought, text: f"{thought}</think>{text}", prompt="<assistant><think>"),
+        AnswerFormat(("<think>", "</think>"), opens_thoughts=True),
+    ),
+    "words": (
+        thinker(lambda thought, text: f"So I think: {thought}</done>{text}"),
+        AnswerFormat(("So I think:", "</done>")),
+    ),
+    "two tags each, and another header": (
+        thinker(lambda thought, text: f"<a><sep>{thought}</a><sep>{text}", prompt="<bot>"),
+        AnswerFormat(("<a><sep>", "</a><sep>")),
+    ),
+    "a tag that tells behind one that does not": (
+        thinker(lambda thought, text: f"<a><thought>{thought}</thought>{text}", prompt="<bot>"),
+        AnswerFormat(("<thought>", "</thought>")),
+    ),
+    "words behind thoughts": (
+        thinker(lambda thought, text: f"<a>{thought} it is</a>{text}" if thought else text),
+        BARE,
     ),
     "none": (thinker(lambda _, text: text), BARE),
 }
@@ -366,3 +487,123 @@ def test_a_channel_may_be_opened_in_any_of_its_ways():
 
     assert "<|message|>" in completed(harmony).variants
     assert completed(other) is other
+
+
+# Writing.
+
+WRITTEN: dict[str, tuple[CallFormat, Any, str]] = {
+    "JSON": (
+        HERMES,
+        {"a": "ä", "b": True},
+        '<tool_call>\n{"name": "rain", "arguments": {"a": "ä", "b": true}}\n</tool_call>',
+    ),
+    "what was cut off": (HERMES, '{"a', '<tool_call>\n{"name": "rain", "arguments": {"a}\n</tool_call>'),
+    "an id and a number": (
+        CallFormat("<", ">", "", (INDEX, NAME, ID, ARGUMENTS), (".", ":", "="), first_index=1),
+        {},
+        "<1.rain:call00001={}>",
+    ),
+    "a row": (
+        CallFormat("<", ">", "", arguments=ArgumentRow("(", "=", "", ";", "(", ")")),
+        {"b": "x", "a": [1, "ä"]},
+        '<rain(b=x;(a=[1, "ä"];)>',
+    ),
+    "no arguments in a row": (
+        CallFormat("<", ">", "", arguments=ArgumentRow("(", "=", "", ";", "(", ")")),
+        {},
+        "<rain>",
+    ),
+    "a sorted row of Python's values": (
+        CallFormat(
+            "<",
+            ">",
+            "",
+            arguments=ArgumentRow("(", "=", "", "", ", ", ")", quote="'", constants=Spelling.PYTHON, sorts_keys=True),
+        ),
+        {"c": "x", "a": True, "b": None, "d": 1},
+        "<rain(a=True, b=None, c='x', d=1)>",
+    ),
+    "words of types": (
+        CallFormat(
+            "<",
+            ">",
+            "",
+            arguments=ArgumentRow(
+                "(",
+                ":",
+                "=",
+                ";",
+                "(",
+                "",
+                (("string", "s"), ("boolean", "b"), ("null", "n"), ("number", "i"), ("object", "o"), ("array", "l")),
+            ),
+        ),
+        {"a": "x", "b": True, "c": None, "d": 1, "e": {}, "f": []},
+        "<rain(a:s=x;(b:b=true;(c:n=null;(d:i=1;(e:o={};(f:l=[];>",
+    ),
+    "a notation": (
+        CallFormat("<", ">", "", arguments=Notation("|")),
+        {"b": "x", "a": [1, {"c": "y"}]},
+        "<rain{b:|x|,a:[1,{c:|y|}]}>",
+    ),
+    "a sorted notation": (
+        CallFormat("<", ">", "", arguments=Notation("|", sorts_keys=True)),
+        {"b": True, "a": None},
+        "<rain{a:null,b:true}>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_is_written_in_its_format(name):
+    form, arguments, text = WRITTEN[name]
+
+    assert write_call(form, "rain", arguments) == text
+
+
+def test_the_texts_of_a_format_are_all_those_around_names_and_values():
+    row_of = ArgumentRow("O", "K", "V", "E", "B", "C")
+    form = CallFormat("S", "N", "J", inner=("I",), trailer="T", variants=("R",), lead_in="L", arguments=row_of)
+    answer = AnswerFormat(("A", "Z"), turn="U", text_opening="X", text_closing="Y")
+
+    assert set(form.texts.split()) == set("SNJITRLOKVEBC")
+    assert "Q" in CallFormat("", "", "", arguments=Notation("Q")).texts
+    assert set(answer.texts.split()) == set("AZUXY")
+    assert answer.edges == ("UX", "U", "X", "Y")
+
+
+def test_calls_that_follow_each_other_as_if_alone_repeat():
+    form = CallFormat("<c>", "</c>", "</c>\n<c>")
+
+    assert [form.repeats, CallFormat("<c>", "</c>", ", ").repeats, CallFormat("", "", "").repeats] == [
+        True,
+        False,
+        False,
+    ]
+
+
+# Cutting.
+
+
+@pytest.mark.parametrize(
+    ("texts", "start"),
+    [
+        (("ab", "ac"), "a"),
+        (("x<tag>1", "x<tab>2"), "x"),
+        (("x<tag>1", "x<tag>2"), "x<tag>"),
+        (("a [tool] b", "a [to] b"), "a "),
+        (("a < b", "a < c"), "a < "),
+        (("a <" + "b" * 99 + ">", "a <" + "b" * 99 + ">c"), "a <" + "b" * 99 + ">"),
+        (("a <" + "b" * 80 + "c>", "a <" + "b" * 80 + "d>"), "a <" + "b" * 80),
+    ],
+)
+def test_texts_share_a_beginning_that_ends_in_no_tag(texts, start):
+    assert shared_start(*texts) == start
+
+
+@pytest.mark.parametrize(
+    ("texts", "end"),
+    [(("ab", "cb"), "b"), (("<tag>x", "<flag>x"), "x"), (("1<tag>x", "2<tag>x"), "<tag>x"), (("a>", "b>"), "")],
+)
+def test_texts_share_an_end_that_begins_in_no_tag(texts, end):
+    assert shared_end(*texts) == end

@@ -1,4 +1,4 @@
-"""Control tokens that mark calls and thoughts: a part of an answer's text, of grammars and of what is read from them."""
+"""Control tokens that mark calls and thoughts: a part of answers, of grammars and of what is read from them."""
 
 from __future__ import annotations
 
