@@ -12,13 +12,14 @@ from functools import lru_cache
 from corosrv.callformats.description import ArgumentRow, CallFormat
 from corosrv.chat.argument_reader import ArgumentReader, JsonReader, NotationReader, escaped
 from corosrv.chat.call_patterns import GAP, flexible
-from corosrv.chat.patterns import Pattern, partial_match_at, steps
+from corosrv.chat.patterns import Pattern, first_of, partial_match_at, steps
 
 _MOST_LITERAL = 65_536  # characters of a value that is read as Python writes it
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _CDATA = "<![CDATA["  # some models put it around strings that hold markup
 _WORD = r"(\w*)"
-_BRACKET = re.compile(r"[\[\](){},]|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
+# A bracket, a comma, or a string, which may not have ended.
+_BRACKET = re.compile(r"[\[\](){},]|\"(?:\\.|[^\"\\])*\\?\"?|'(?:\\.|[^'\\])*\\?'?", re.DOTALL)
 
 
 class _Mode(Enum):
@@ -77,8 +78,8 @@ class MemberReader(ArgumentReader):
             self._n_members += 1
             opened = "" if kind is _Mode.VALUE else '"'
             return size, f"{lead}{json.dumps(match[1], ensure_ascii=False)}: {opened}", True
-        if not is_last and pattern.may_follow(text):
-            return 0, "", False
+        if pattern.may_follow(text) and (not is_last or text.strip()):
+            return len(text) if is_last else 0, "", False  # what is cut off in a key is markup
         self.is_whole = bool(text) or not is_last
         return 0, ("}" if self._n_members else "{}") if self.is_whole else "", False
 
@@ -126,12 +127,13 @@ class MemberReader(ArgumentReader):
 
     def _until_end(self, text: str, is_last: bool) -> tuple[tuple[int, int], bool]:
         """Returns where a value ends, where the text behind it does, and whether this end is there."""
-        end_text = "]]>" + self._end if self._has_cdata and self._mode is _Mode.TEXT else self._end
-        at = text.find(end_text)
+        ends: tuple[str, ...] = self._end, self._space + self._end
+        if self._has_cdata and self._mode is _Mode.TEXT:
+            ends = tuple(f"]]>{end}" for end in ends)
+        at, end_text = first_of(text, ends)
         if at >= 0:
-            value_end = at - len(self._space) if text[:at].endswith(self._space) else at
-            return (value_end, at + len(end_text)), True
-        end = len(text) if is_last else partial_match_at(text, (end_text, self._space + end_text))
+            return (at, at + len(end_text)), True
+        end = len(text) if is_last else partial_match_at(text, ends)
         return (end, end), False
 
     def _until_bracket(self, text: str) -> tuple[tuple[int, int], bool]:
