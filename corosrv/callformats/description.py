@@ -69,7 +69,7 @@ class CallFormat:
     markers: tuple[str, ...] = ()  # a text that has one of these goes on with a call
     trailer: str = ""  # that may follow the end
     variants: tuple[str, ...] = ()  # other texts that may stand before the arguments, instead of the last of `inner`
-    lead_in: str = ""  # that may stand before the first call and is no part of it
+    lead_ins: tuple[str, ...] = ()  # one of which may stand before a call, and is no part of it
     lead: str = ""  # the beginning of `start` that may be missing
     is_alone: bool = False  # markers count where an answer begins, and a call is all of it
     first_index: int = 0  # of the calls of an answer
@@ -96,7 +96,7 @@ class CallFormat:
     @property
     def texts(self) -> str:
         """Returns all texts of the format, in which control tokens of the model may stand."""
-        texts = [self.start, self.end, self.joint, self.lead_in, self.trailer, *self.inner, *self.variants]
+        texts = [self.start, self.end, self.joint, self.trailer, *self.lead_ins, *self.inner, *self.variants]
         if isinstance(self.arguments, ArgumentRow):
             members = self.arguments
             texts += [members.opening, members.key_end, members.value_start, members.value_end, members.between]
@@ -139,7 +139,7 @@ def with_markers(form: CallFormat) -> CallFormat:
         return replace(form, markers=(start.rstrip(' "'),), is_alone=True)
     first = _first_tag(start)
     rest = start[len(first) :].strip()
-    if first and rest.startswith('[{"name'):
+    if first and (rest.startswith('[{"name') or (rest.startswith("<") and _CALL_WORD.search(rest))):
         return replace(form, lead=first, markers=(first, rest.rstrip('" ')))
     marker = first or start.rstrip(' "')
     return replace(form, markers=(marker,) if _CALL_WORD.search(marker) else ())

@@ -31,12 +31,16 @@ LLAMA3 = CallFormat(
     markers=('{"name":',),
     is_alone=True,
 )
-# Models of this format write the channel before the name as often as behind it.
-_HARMONY_VARIANTS = (" <|constrain|>json<|message|>", " json<|message|>", "<|message|>")
+# Models of this format write the channel before the name as often as behind it, and not always the same one.
+_CHANNELS = ("<|channel|>commentary", "<|channel|>analysis")
+_HARMONY_VARIANTS = tuple(
+    f"{channel}{kind}<|message|>" for channel in ("", *_CHANNELS) for kind in (" <|constrain|>json", " json", "")
+)
 
 
 def completed(form: CallFormat) -> CallFormat:
     """Returns a learnt format with what its template does not tell of it."""
     if form.start == "to=functions." and "<|channel|>" in form.inner[-1]:
-        return replace(form, variants=_HARMONY_VARIANTS)
+        variants = tuple(text for text in _HARMONY_VARIANTS if text != form.inner[-1])
+        return replace(form, variants=variants, lead_ins=(*form.lead_ins, *(f"{channel} " for channel in _CHANNELS)))
     return form

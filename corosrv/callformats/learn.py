@@ -125,7 +125,7 @@ class _Learner:
             last = form.joint.removesuffix(start).rstrip()
             if end.startswith(last):
                 end, trailer = last, end[len(last) :] or trailer
-        form = replace(form, start=start, end=end, trailer=trailer, lead_in=lead_in)
+        form = replace(form, start=start, end=end, trailer=trailer, lead_ins=(lead_in,) if lead_in else ())
         return with_markers(form) if start else form
 
     def _before_end(self, text: str) -> str | None:

@@ -50,7 +50,8 @@ def call_rules(
     bodies |= calls
     bodies["call"] = either(calls)
     start = [_optional(form.lead), _text(form.start[len(form.lead) :])] if form.start else [_optional(form.joint)]
-    bodies["calls"] = sequence(_optional(form.lead_in), *start, "call", more, _text(form.end))
+    lead_ins = f"({either(map(literal, form.lead_ins))})?" if form.lead_ins else ""
+    bodies["calls"] = sequence(lead_ins, *start, "call", more, _text(form.end))
     return Rules("calls", bodies)
 
 

@@ -69,7 +69,7 @@ class ChoiceParser:
             self._format = form
             self._patterns = _patterns(form)
             self._heads = self._patterns.first_heads
-        around_calls = () if form is None else (form.lead_in.strip(), form.trailer)
+        around_calls = () if form is None else (*(text.strip() for text in form.lead_ins), form.trailer)
         # Those that stand anywhere; others only begin an answer's text.
         self._dropped = tuple(edge for edge in (*syntax.edges, *around_calls) if edge[:1] in ("<", "["))
         # Characters that something else may begin with, in each mode that lasts.

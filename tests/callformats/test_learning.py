@@ -344,7 +344,7 @@ def test_what_closes_a_text_before_a_call_is_no_part_of_the_call():
     form = learnt(chat(closed), AnswerFormat(text_opening="<text>", text_closing="</text>"))
 
     assert form is not None
-    assert (form.lead_in, form.start) == ("</text>\n", '<call>{"name": "')
+    assert (form.lead_ins, form.start) == (("</text>\n",), '<call>{"name": "')
 
 
 # Bounds.
@@ -563,7 +563,7 @@ def test_a_call_is_written_in_its_format(name):
 
 def test_the_texts_of_a_format_are_all_those_around_names_and_values():
     row_of = ArgumentRow("O", "K", "V", "E", "B", "C")
-    form = CallFormat("S", "N", "J", inner=("I",), trailer="T", variants=("R",), lead_in="L", arguments=row_of)
+    form = CallFormat("S", "N", "J", inner=("I",), trailer="T", variants=("R",), lead_ins=("L",), arguments=row_of)
     answer = AnswerFormat(("A", "Z"), turn="U", text_opening="X", text_closing="Y")
 
     assert set(form.texts.split()) == set("SNJITRLOKVEBC")
