@@ -28,7 +28,7 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     ("meetkai-functionary-medium-v3.1", '<function=rain>{"days": 1}</function>', "", "", RAIN),
     ("meetkai-functionary-medium-v3.2", 'rain\n{"days": 1}', "", "", RAIN),
     (GPT_OSS,
-     "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>final<|message|>It is.", "Well", "It is.", []),
+     "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>final<|message|>Wet.", "Well", "Wet.", []),
     (GPT_OSS, ' to=functions.rain<|channel|>analysis<|message|>{"days": 1}', "", "", RAIN),
     (GPT_OSS, ' to=functions.rain<|channel|>analysis <|constrain|>json<|message|>{"days": 1}', "", "", RAIN),
     (GPT_OSS, '<|channel|>commentary to=functions.rain<|message|>{"days": 1}', "", "", RAIN),

@@ -96,7 +96,9 @@ def test_a_mark_begins_a_grammar_that_waits_for_it(engine: Engine) -> None:
 
 def test_a_call_between_control_tokens_is_a_call(engine: Engine) -> None:
     asked = job(max_tokens=64, prompts=(ASKED,), **liking(TOOL_CALLS, ARGS, END_THINK))
-    prepared, parser = prepare(Conversation(asked, CallPolicy(CallMode.REQUIRED)), engine.models()[0])
+    prepared, parser = prepare(
+        Conversation(asked, CallPolicy(CallMode.REQUIRED), parallel_calls=False), engine.models()[0]
+    )
 
     parts = list(parser.parts(read_all(engine.submit(prepared))))
 
