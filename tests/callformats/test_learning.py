@@ -607,3 +607,29 @@ def test_texts_share_a_beginning_that_ends_in_no_tag(texts, start):
 )
 def test_texts_share_an_end_that_begins_in_no_tag(texts, end):
     assert shared_end(*texts) == end
+
+
+def test_a_first_text_that_speaks_of_no_call_is_no_marker():
+    form = learnt(chat(each(lambda _, call: f"<b>{call['name']}={json.dumps(call['arguments'])}</b>")))
+
+    assert form is not None
+    assert (form.start, form.markers) == ("<b>", ())
+
+
+def test_a_template_that_answers_to_being_told_not_to_think_tells_so():
+    def render(messages: list[dict[str, Any]], enable_thinking: bool = True, **arguments: Any) -> str:
+        rendered = THINKERS["tags"][0](messages, **arguments)
+        return rendered + ("" if enable_thinking else "<think></think>")
+
+    answer = learn_answer("", Probe(render, seconds=9), [END])
+
+    assert (answer.tells_no_thoughts, answer.thought_tags) == (True, ("<think>", "</think>"))
+
+
+def test_thoughts_that_a_template_shows_before_calls_alone_are_learnt():
+    def render(messages: list[dict[str, Any]], **arguments: Any) -> str:
+        shown = [m if "tool_calls" in m else {**m, "reasoning_content": ""} for m in messages]
+        text = thinker(lambda thought, text: f"<think>{thought}</think>{text}" if thought else text)(shown, **arguments)
+        return text
+
+    assert learn_answer("", Probe(render, seconds=9), [END]).thought_tags == ("<think>", "</think>")
