@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "blueprint"]
+__all__ = ["__version__", "blueprint", "start"]
 
 
 def blueprint(**overrides: Any) -> Any:
@@ -13,3 +13,10 @@ def blueprint(**overrides: Any) -> Any:
     from corosrv.app import blueprint as make  # not at import: reading the version needs no Flask and no libllama
 
     return make(**overrides)
+
+
+def start(app: Any) -> None:
+    """Begins to load the models of an app's corosrv blueprints at once; see corosrv.app.start."""
+    from corosrv.app import start as begin
+
+    begin(app)

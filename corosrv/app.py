@@ -15,8 +15,11 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import click
 from flask import Blueprint, Flask, Response, current_app, request
+from flask.helpers import get_debug_flag
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.serving import is_running_from_reloader
 
 from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError, HttpError, SettingsError
@@ -29,6 +32,7 @@ from corosrv.settings import PredictionSettings, Settings
 
 log = logging.getLogger("corosrv")
 
+_MOUNTED = "corosrv.mounted"  # of an app's extensions: the servers whose blueprints it has
 _PARTS_OF_APP = 2  # of a server that serves an application alone: itself, and KServe's protocol
 
 
@@ -36,13 +40,43 @@ def blueprint(**overrides: Any) -> Blueprint:
     """Makes a blueprint with everything in it, for `app.register_blueprint(corosrv.blueprint(), url_prefix="/llm")`.
 
     Settings come from the environment and from `overrides`, by name: `blueprint(model="my.gguf", slots=8)`. The model
-    begins to load with the first request that arrives, in the process that it arrives in. Raises SettingsError.
+    begins to load with `corosrv.start(app)`, or else with the first request that arrives, in the process that serves
+    it; requests wait until it is loaded. Raises SettingsError.
 
     Which host names the app may be called by is left to the app: `allowed_hosts` is `*` unless it is set.
     """
     settings = settings_module.load(overrides)
     server = replace(settings.server, allowed_hosts=settings.server.allowed_hosts or "*")
-    return Server(replace(settings, server=server)).make_blueprint()
+    mounted = Server(replace(settings, server=server), is_mounted=True)
+    routes = mounted.make_blueprint()
+    routes.record_once(lambda state: state.app.extensions.setdefault(_MOUNTED, []).append(mounted))
+    return routes
+
+
+def start(app: Flask) -> None:
+    """Begins to load the models of every `corosrv.blueprint()` that was registered with an app; returns at once.
+
+    To be called where the app is made, in the process that will serve. Commands of Flask that do not serve, and the
+    process that only watches files for `flask run --debug`, load nothing. Raises SettingsError without a blueprint.
+    """
+    mounted: list[Server] = app.extensions.get(_MOUNTED, [])
+    if not mounted:
+        raise SettingsError("register corosrv.blueprint() with the app before corosrv.start(app)")
+    if _is_served_by_flask_elsewhere():
+        return
+    for server in mounted:
+        server.start()
+
+
+def _is_served_by_flask_elsewhere() -> bool:
+    """Tells whether Flask's command line has made the app, and this process will not serve it."""
+    command = click.get_current_context(silent=True)
+    if command is None or os.environ.get("FLASK_RUN_FROM_CLI") != "true":
+        return False
+    if command.info_name != "run":
+        return True
+    reloads = command.params.get("reload")
+    return bool(get_debug_flag() if reloads is None else reloads) and not is_running_from_reloader()
 
 
 def create_app(settings: Settings) -> Flask:

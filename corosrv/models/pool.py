@@ -64,11 +64,13 @@ class ModelPool:
         make: Callable[[ModelSettings], Loadable],
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _NoWatch(),
         memory_elsewhere: Callable[[], int] = lambda: 0,
+        waits_for_first: bool = False,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
         `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
         call a function if the caller's client leaves. `memory_elsewhere`: the bytes of the budget that others hold.
+        `waits_for_first`: requests wait for an only model's first load as for any other; else they are refused.
         """
         self._keeper = Keeper(settings, make, memory_elsewhere)
         self._lock = self._keeper.lock
@@ -77,6 +79,7 @@ class ModelPool:
         self._is_strict = settings.server.strict_model or len(self._models) > 1
         self._wait_s = settings.server.model_wait_s
         self._watch = watch
+        self._waits_for_first = waits_for_first or len(self._models) > 1
         self._pid = os.getpid()
         self._is_draining = False
         self._is_closed = False
@@ -214,7 +217,7 @@ class ModelPool:
 
     def _wait_for(self, model: ServedModel) -> None:
         """Returns when the model is loaded, and counted as used. Waits; raises Unavailable."""
-        if len(self._models) == 1 and model.state is ModelState.LOADING:
+        if not self._waits_for_first and model.state is ModelState.LOADING:
             self.check()  # during the only model's first load requests are refused, as /health says
         deadline = time.monotonic() + self._wait_s
         with self._lock:

@@ -59,9 +59,10 @@ class ModelPart:
         memory_elsewhere: Callable[[], int] = lambda: 0,
         answers: KeyedAnswers | None = None,
         groups: GroupTable | None = None,
+        waits_for_first: bool = False,
     ) -> None:
         """`memory_elsewhere`: bytes of the common budget that worker processes claim. `answers`: those that are kept
-        under idempotency keys. `groups`: those that requests are in.
+        under idempotency keys. `groups`: those that requests are in. `waits_for_first`: see ModelPool.
 
         Raises SettingsError for a chat template that is none.
         """
@@ -74,7 +75,7 @@ class ModelPart:
         self._answers = answers or KeyedAnswers(bodies)
         self._groups = GroupTable() if groups is None else groups
         self._vision = _vision(settings)
-        self.pool = ModelPool(settings, self._make, watch=_watch, memory_elsewhere=memory_elsewhere)
+        self.pool = ModelPool(settings, self._make, _watch, memory_elsewhere, waits_for_first)
 
     def _make(self, model: ModelSettings) -> Loadable:
         return self._vision.make(model) if self._vision is not None and model.mmproj else Engine(model)

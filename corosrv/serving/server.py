@@ -55,7 +55,10 @@ log = logging.getLogger("corosrv")
 class Server:
     """The server of one process: its parts (models, upstreams, handlers, peers), and the blueprints before them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, is_mounted: bool = False) -> None:
+        """Makes the parts, which start later. `is_mounted`: in somebody's own app, where no balancer asks for health
+        before it sends requests, so that these wait while the first model is loaded."""
+        self._is_mounted = is_mounted
         self.settings = server = settings.server
         self._stats = metrics.HttpStats()
         self.on_shutdown: Callable[[], None] = self.stop  # what POST /shutdown does
@@ -102,6 +105,7 @@ class Server:
             lambda: self.app.manager.held_memory if self.app else 0,
             self._answers,
             self._groups,
+            waits_for_first=self._is_mounted,
         )
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
