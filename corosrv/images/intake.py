@@ -21,3 +21,7 @@ class ImageIntake(Protocol):
     def from_base64(self, text: str, param: str) -> Image:
         """Reads the image that base64 stands for. May wait. Raises Refused."""
         ...
+
+    def from_file(self, data: bytes, param: str) -> Image:
+        """Reads the image of a stored file, which `expect` has counted. May wait. Raises Refused."""
+        ...

@@ -41,18 +41,24 @@ class ImageReader:
         """Ends the processes that decode."""
         self._decoders.close()
 
-    def intake(self, card: ModelCard) -> ImageIntake | None:
-        """Makes what reads the images of one request to this model; None where the model takes none."""
-        return RequestImages(self) if CAPABILITY in card.capabilities else None
+    def intake(self, card: ModelCard, keeps_files: bool = False) -> ImageIntake | None:
+        """Makes what reads the images of one request to this model; None where the model takes none.
 
-    def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
+        `keeps_files`: images have their files with them, to be stored.
+        """
+        return RequestImages(self, keeps_files) if CAPABILITY in card.capabilities else None
+
+    def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, keeps_file: bool) -> Image:
         """Decodes an image in another process; its memory is counted until nobody has it. Waits for its turn.
 
-        Raises InvalidImage, TooManyImages, DecoderUnavailable and TooBusy.
+        A file that is larger than its pixels is not kept. Raises InvalidImage, TooManyImages, DecoderUnavailable and
+        TooBusy.
         """
-        lease = self.memory.lend(PIXEL_BYTES * n_pixels)
+        n_bytes = PIXEL_BYTES * n_pixels
+        file = data if keeps_file and len(data) < n_bytes else b""
+        lease = self.memory.lend(n_bytes + len(file))
         try:
-            return replace(self._decoders.decode(data, image_format, n_pixels, param), lease=lease)
+            return replace(self._decoders.decode(data, image_format, n_pixels, param), file=file, lease=lease)
         except BaseException:
             lease.close()
             raise
@@ -61,8 +67,9 @@ class ImageReader:
 class RequestImages(ImageIntake):
     """Reads the images of one request and counts them and their pixels."""
 
-    def __init__(self, reader: ImageReader) -> None:
+    def __init__(self, reader: ImageReader, keeps_files: bool) -> None:
         self._reader = reader
+        self._keeps_files = keeps_files
         self._settings = reader.settings
         self._n_images = 0
         self._n_pixels = 0
@@ -88,6 +95,10 @@ class RequestImages(ImageIntake):
         self._count(param)
         return self._image(read_base64(text, param, self._settings.image_bytes), param)
 
+    def from_file(self, data: bytes, param: str) -> Image:
+        """Reads the image of a stored file. Waits and raises as `from_base64` does."""
+        return self._image(data, param)
+
     def _count(self, param: str) -> None:
         self._n_images += 1
         self.expect(0, param)
@@ -99,7 +110,7 @@ class RequestImages(ImageIntake):
         self._count_pixels(width * height, param)
         check_pillow()
         with self._reader.memory.lend(len(data)):
-            return self._reader.decode(data, image_format, width * height, param)
+            return self._reader.decode(data, image_format, width * height, param, self._keeps_files)
 
     def _count_pixels(self, n_pixels: int, param: str) -> None:
         self._n_pixels += n_pixels

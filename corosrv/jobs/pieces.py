@@ -84,6 +84,7 @@ class Image:
     width: int
     height: int
     pixels: bytes = field(repr=False)
+    file: bytes = field(default=b"", compare=False, repr=False)  # that was decoded, where it is to be stored
     lease: object = field(default=None, compare=False, repr=False)  # ends with the image: see corosrv.images.memory
 
     def __post_init__(self) -> None:

@@ -40,10 +40,11 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
-        most = PIXEL_BYTES * self.image_total_pixels + self.image_bytes
+        # Files that are stored are kept beside their pixels, and are not larger than these.
+        most = 2 * PIXEL_BYTES * self.image_total_pixels + self.image_bytes
         if self.image_memory_bytes < most:
             raise SettingsError(
-                f"image_memory_bytes must be at least {most}: {PIXEL_BYTES} x image_total_pixels + image_bytes"
+                f"image_memory_bytes must be at least {most}: {2 * PIXEL_BYTES} x image_total_pixels + image_bytes"
             )
 
     @property

@@ -1,6 +1,7 @@
 """Images in each dialect: read where the model takes them, and refused as before where it does not."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from corosrv.openai.responses import parse as response_parse
 from corosrv.openai.responses import schema as response_schema
 from corosrv.openai.responses.answer_types import ResponseObject
 from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
+from corosrv.openai.responses.stored_images import read_images
 from corosrv.settings import ImageSettings
 from tests.images.decoders import DECODERS
 from tests.images.pictures import BLUE, CARD, base64, data_url, plain
@@ -283,6 +285,28 @@ def test_a_stored_response_keeps_the_images_of_its_conversation():
     turns = respond(said("user", INPUT_TEXT), shelf=shelf, previous_response_id=entry.response.id)
 
     assert turns[:2] == entry.turns
+
+
+def test_stored_files_are_decoded_again_each_once():
+    file = plain("PNG", (20, 20))
+    large = replace(Image.of_pixels(*decode(file, ImageFormat.PNG, 400, "image")), file=file)
+    shelf, entry = ResponseStore(100_000).shelf(""), stored(large, "a", large)
+    shelf.put(entry)
+    limits = ImageReader(ImageSettings(image_total_pixels=400), DECODERS)
+
+    (turn, _) = read_images(shelf.get(entry.response.id).turns, limits.intake(CARD), "previous_response_id")
+
+    assert turn["content"] == (large, "a", large)
+
+
+def test_a_stored_conversation_with_images_is_refused_by_a_model_without():
+    shelf, entry = ResponseStore(100_000).shelf(""), stored(RED_IMAGE)
+    shelf.put(entry)
+
+    with pytest.raises(NotSupported, match="previous_response_id: this model reads text only") as refused:
+        respond(said("user", INPUT_TEXT), shelf=shelf, previous_response_id=entry.response.id, takes=False)
+
+    assert refused.value.param == "previous_response_id"
 
 
 def test_the_pixels_of_stored_images_count_towards_the_shelfs_room():

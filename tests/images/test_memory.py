@@ -17,7 +17,7 @@ from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, data_url, plain
 from tests.support.answers import empty_response
 
-LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 4000}
+LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 7000}
 URL = data_url(plain("PNG", (30, 30)))  # 2700 bytes of pixels
 
 
@@ -73,14 +73,29 @@ def test_an_image_counts_with_its_pixels_until_nobody_has_it(images: ImageReader
 
 
 def test_the_images_of_all_requests_count_together(images: ImageReader):
-    first = read(images)
+    held = [read(images), read(images)]
 
     with pytest.raises(TooManyImages) as refused:
         read(images)
-    del first
+    held.pop()
 
     assert (refused.value.status, refused.value.retry_after) == (503, 1)
     assert read(images).width == 30
+
+
+def test_a_file_that_is_kept_counts_with_its_pixels_until_nobody_has_it(images: ImageReader):
+    image = images.intake(CARD, keeps_files=True).from_url(URL, "image")
+
+    assert image.file == plain("PNG", (30, 30))
+    assert images.memory.n_bytes == len(image.pixels) + len(image.file)
+    del image
+    assert images.memory.n_bytes == 0
+
+
+def test_a_file_that_is_larger_than_its_pixels_is_not_kept(images: ImageReader):
+    image = images.intake(CARD, keeps_files=True).from_url(data_url(plain("PNG", (3, 3))), "image")
+
+    assert (image.width, image.file) == (3, b"")
 
 
 def test_an_image_of_a_stored_conversation_counts_as_the_shelfs(images: ImageReader):
@@ -88,12 +103,12 @@ def test_an_image_of_a_stored_conversation_counts_as_the_shelfs(images: ImageRea
     shelf.put(Stored(response, ({"role": "user", "content": (read(images),)},)))
 
     assert images.memory.n_bytes == 0
-    assert len(shelf.get(response.id).turns[0]["content"][0].pixels) == 2700
+    assert len(shelf.get(response.id).turns[0]["content"][0].content.pixels) == 2700
 
 
 def test_less_memory_than_one_request_may_need_stops_the_start():
-    with pytest.raises(SettingsError, match="image_memory_bytes must be at least 4000"):
-        ImageSettings(**LIMITS | {"image_memory_bytes": 3999})
+    with pytest.raises(SettingsError, match="image_memory_bytes must be at least 7000"):
+        ImageSettings(**LIMITS | {"image_memory_bytes": 6999})
 
 
 def test_a_file_that_waits_to_be_decoded_counts_with_its_bytes(images: ImageReader, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ import anthropic
 import pytest
 from PIL import Image as Pillow
 
-from tests.images.pictures import GREEN, RED, base64, data_url, encoded, plain, png
+from tests.images.pictures import BLUE, GREEN, RED, WHITE, base64, data_url, encoded, plain, png
 from tests.serve.image_server import N_ROWS, Files, chat
 from tests.serve.server import Server, eventually, servers
 from tests.serve.wire import CHAT, Answer, request
@@ -22,7 +22,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "hig
 BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64(PNG)}}
 TEXT = {"type": "text", "text": "What is it?"}
 BOMB = png(10_000, 10_000, 0, 1, (b"\0" + bytes(1250)) * 10_000)
-LIMITS = {"image_pixels": 100_000, "image_total_pixels": 100_000, "image_bytes": 100_000, "image_memory_bytes": 400_000}
+LIMITS = {"image_pixels": 100_000, "image_total_pixels": 100_000, "image_bytes": 50_000, "image_memory_bytes": 650_000}
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_health_is_answered_while_many_large_images_are_decoded(server: Server, 
 
 
 def hold(colour: Colour) -> bytes:
-    """A request whose image has as many pixels as all requests may have, until the encoder's gate opens."""
+    """A request with nearly half of all requests' pixels, which waits until the encoder's gate opens."""
     return request("POST", CHAT, chat(base64(plain("PNG", (SLOW, 1700), colour))))
 
 
@@ -269,29 +269,32 @@ PROBE = chat(base64(plain("PNG", (57, 1700))), base64(PNG[:60]))
 
 
 def test_images_of_all_requests_share_one_memory(limited: Server, gate):
-    with limited.connect() as holding:
-        holding.send(hold(RED))
-        limited.wait_metric("transfer_active", 1)
+    with limited.connect() as first, limited.connect() as second:
+        for connection, colour in ((first, RED), (second, BLUE)):
+            connection.send(hold(colour))
+        limited.wait_metric("transfer_active", 2)
         refused = post(limited, PROBE)
         gate.touch()
-        answered = holding.answer("POST")
+        answered = first.answer("POST"), second.answer("POST")
 
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-    assert "the images of all requests at once exceed the 400000 bytes allowed" in refused.error["message"]
-    assert answered.status == 200
+    assert "the images of all requests at once exceed the 650000 bytes allowed" in refused.error["message"]
+    assert [answer.status for answer in answered] == [200, 200]
     assert post(limited, PROBE).status == 400
 
 
 def test_a_client_that_leaves_frees_the_memory_of_its_images(limited: Server, gate):
-    with limited.connect() as leaving:
+    with limited.connect() as leaving, limited.connect() as staying:
         leaving.send(hold(GREEN))
-        limited.wait_metric("transfer_active", 1)
+        staying.send(hold(WHITE))
+        limited.wait_metric("transfer_active", 2)
         refused = post(limited, PROBE)
         leaving.reset()
 
-    assert refused.status == 503
-    eventually(lambda: post(limited, PROBE).status == 400, what="room for another image")
-    gate.touch()
+        assert refused.status == 503
+        eventually(lambda: post(limited, PROBE).status == 400, what="room for another image")
+        gate.touch()
+        assert staying.answer("POST").status == 200
 
 
 def test_clients_that_leave_while_their_images_are_decoded_free_their_memory(limited: Server):

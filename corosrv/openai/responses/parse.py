@@ -18,6 +18,7 @@ from corosrv.jobs import Job, Messages, ModelCard
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
+from corosrv.openai.responses.stored_images import read_images
 from corosrv.openai.responses.tools import FunctionTools, read_tools
 from corosrv.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
 
@@ -62,6 +63,7 @@ def _turns(body: schema.ResponseBody, shelf: Shelf, images: ImageIntake | None) 
     earlier: tuple[Turn, ...] = ()
     if body.previous_response_id is not None:
         earlier = shelf.get(body.previous_response_id, "previous_response_id").turns
+        earlier = read_images(earlier, images, "previous_response_id")
     turns = TurnList(earlier)
     items.add(body.input, turns, shelf, images)
     return turns.all

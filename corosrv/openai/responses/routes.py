@@ -50,7 +50,9 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     def call() -> Call:
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
-        return parse.call(body, flow.defaults, card, shelf(), flow.images.intake(card))
+        return parse.call(
+            body, flow.defaults, card, shelf(), flow.images.intake(card, keeps_files=body.store is not False)
+        )
 
     def shelf() -> Shelf:
         return store.shelf(caller())

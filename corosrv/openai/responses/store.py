@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import msgspec
 
-from corosrv.chat.turns import Part, Turn
+from corosrv.chat.turns import Turn
 from corosrv.errors import NotFound
-from corosrv.jobs import Image
 from corosrv.openai.responses.answer_types import ResponseObject
+from corosrv.openai.responses.stored_images import StoredImages, put_images, take_images
 
 
 def item_id(kind: str, key: str, number: int) -> str:
@@ -26,7 +26,10 @@ def response_of(item_id: str) -> str:
 
 
 class Stored(msgspec.Struct):
-    """A response as it was answered, and the conversation up to and with it, whose images may be in its turns."""
+    """A response as it was answered, and the conversation up to and with it.
+
+    Where images were in its turns, stored ones are when it is read: see read_images.
+    """
 
     response: ResponseObject
     turns: tuple[Turn, ...]
@@ -52,43 +55,10 @@ class ResponseStore:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A stored response as JSON, and the images of its conversation, whose numbers stand in it."""
+    """A stored response as JSON, and the hashes of the images of its conversation."""
 
     data: bytes
-    images: tuple[Image, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.data) + sum(len(image.pixels) for image in self.images)
-
-
-def _without_images(turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], tuple[Image, ...]]:
-    """Returns the turns with numbers in place of their images, and the images."""
-    images: list[Image] = []
-
-    def number(part: Part) -> str | int:
-        if isinstance(part, str):
-            return part
-        images.append(replace(part, lease=None))  # counted as the shelf's from now on
-        return len(images) - 1
-
-    numbered = tuple(
-        {**turn, "content": tuple(map(number, turn["content"]))} if isinstance(turn["content"], tuple) else turn
-        for turn in turns
-    )
-    return numbered, tuple(images)
-
-
-def _with_images(turns: tuple[Turn, ...], images: tuple[Image, ...]) -> tuple[Turn, ...]:
-    """Returns the turns with the images in place of their numbers."""
-
-    def part(value: str | int) -> Part:
-        return images[value] if isinstance(value, int) else value
-
-    return tuple(
-        {**turn, "content": tuple(map(part, turn["content"]))} if isinstance(turn["content"], list) else turn
-        for turn in turns
-    )
+    images: tuple[str, ...]
 
 
 _stored = msgspec.json.Decoder(Stored)
@@ -102,22 +72,35 @@ class Shelf:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._n_bytes = 0
+        self._n_bytes = 0  # without images
+        self._images = StoredImages()
         self._responses: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = Lock()
 
+    @property
+    def n_image_bytes(self) -> int:
+        """The bytes of all images, each counted once."""
+        return self._images.n_bytes
+
     def put(self, stored: Stored) -> None:
         """Stores a response, unless it is larger than all the room. Others make room for it."""
-        turns, images = _without_images(stored.turns)
-        entry = _Entry(msgspec.json.encode(Stored(stored.response, turns)), images)
-        if entry.n_bytes > self._max_bytes:
+        turns, images = take_images(stored.turns)
+        entry = _Entry(msgspec.json.encode(Stored(stored.response, turns)), tuple(images))
+        if len(entry.data) + sum(image.n_bytes for image in images.values()) > self._max_bytes:
             return
         with self._lock:
+            if stored.response.id in self._responses:
+                self._forget(stored.response.id)
             self._responses[stored.response.id] = entry
-            self._n_bytes += entry.n_bytes
-            while self._n_bytes > self._max_bytes:
-                _, oldest = self._responses.popitem(last=False)
-                self._n_bytes -= oldest.n_bytes
+            self._n_bytes += len(entry.data)
+            self._images.hold(images.values())
+            while self._n_bytes + self._images.n_bytes > self._max_bytes:
+                self._forget(next(iter(self._responses)))
+
+    def _forget(self, id: str) -> None:
+        entry = self._responses.pop(id)
+        self._n_bytes -= len(entry.data)
+        self._images.let_go(entry.images)
 
     def get(self, id: str, param: str | None = None) -> Stored:
         """Raises NotFound; `param` is where the id stood."""
@@ -126,8 +109,9 @@ class Shelf:
             if entry is None:
                 raise _not_found(id, param)
             self._responses.move_to_end(id)
+            images = {sha256: self._images.get(sha256) for sha256 in entry.images}
         stored = _stored.decode(entry.data)
-        return Stored(stored.response, _with_images(stored.turns, entry.images)) if entry.images else stored
+        return Stored(stored.response, put_images(stored.turns, images.__getitem__)) if images else stored
 
     def item(self, id: str, param: str) -> dict[str, Any]:
         """Returns an item of a stored response's output, whose id holds the response's. Raises NotFound."""
@@ -144,10 +128,9 @@ class Shelf:
     def drop(self, id: str) -> None:
         """Forgets a response. Raises NotFound."""
         with self._lock:
-            entry = self._responses.pop(id, None)
-            if entry is None:
+            if id not in self._responses:
                 raise _not_found(id, None)
-            self._n_bytes -= entry.n_bytes
+            self._forget(id)
 
 
 def _not_found(id: str, param: str | None) -> NotFound:
