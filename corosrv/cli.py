@@ -1,4 +1,4 @@
-"""The command line: serve, bench, doctor, models, ps, drain, scale, upstream."""
+"""The command line: serve, bench, doctor, models, ps, drain, scale, worker, upstream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
     """A cooperative model server: one OS thread, thousands of open streams."""
 
 
-for command in (bench, commands.ps, commands.drain, commands.scale, commands.upstream):
+for command in (bench, commands.ps, commands.drain, commands.scale, commands.worker, commands.upstream):
     main.add_command(command)
 
 

@@ -56,10 +56,11 @@ class ManagementClient:
             raise ManagementError(f"the server at {self.path} gave no answer: {error!r}") from None
         finally:
             connection.close()
-        return _value(answer.status, text)
+        return decode_answer(answer.status, text)
 
 
-def _value(status: int, text: bytes) -> dict[str, Any]:
+def decode_answer(status: int, text: bytes) -> dict[str, Any]:
+    """Returns the body of an answer. Raises ManagementError, with its words, for one that is a failure."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -81,7 +82,7 @@ def find_server(run_dir: str = "", server: str = "") -> tuple[ManagementClient, 
     `server`: its process id, where several run. Raises ManagementError where none or several fit, which names them.
     """
     folder = run_dir or os.environ.get("COROSRV_RUN_DIR") or default_path()
-    running = _running(folder)
+    running = running_servers(folder)
     if server:
         running = [entry for entry in running if server == str(entry[1]["pid"])]
     if not running:
@@ -96,8 +97,11 @@ def find_server(run_dir: str = "", server: str = "") -> tuple[ManagementClient, 
     return running[0]
 
 
-def _running(folder: str) -> list[tuple[ManagementClient, dict[str, Any]]]:
-    """Returns the servers that answer; sockets of servers that were killed are passed over."""
+def running_servers(folder: str) -> list[tuple[ManagementClient, dict[str, Any]]]:
+    """Returns the servers that answer; sockets of servers that were killed are passed over. Waits.
+
+    Raises SettingsError for a folder that somebody else could have filled, and ManagementError.
+    """
     running = []
     for path in sockets(folder):
         client = ManagementClient(path)

@@ -1,4 +1,4 @@
-"""Implements `corosrv ps`, `drain`, `scale` and `upstream` over the management API of the server that runs here."""
+"""Implements `corosrv ps`, `drain`, `scale`, `worker` and `upstream` over a server's management API."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import click
 
 from corosrv.errors import ManagementError, Refused, SettingsError
 from corosrv.management.client import ManagementClient, find_server, path_of
+from corosrv.management.joining import Joiner
 from corosrv.management.membership import Membership
 from corosrv.management.remote import RemoteClient, token_of
 from corosrv.management.tables import duration, pools_table, queues_table, upstreams_table, workers_table
+from corosrv.manager.joined import Joining
 from corosrv.upstreams.spec import UpstreamSpec
 
 _FRONT_TIMEOUT = 5.0  # seconds that each step of a call to a front may take
@@ -67,7 +69,7 @@ def ps(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     """Show the pools, workers and queues of the server that runs here."""
     client, about = _find(run_dir, server, token_file)
     has_workers = "workers" in about["manages"]
-    application: Any = _call(client, "GET", "/v1/pools") if has_workers else {"pools": [], "reason": ""}
+    application: Any = _call(client, "GET", "/v1/pools") if has_workers else {"pools": [], "has_app": False}
     pools = application["pools"]
     workers = _call(client, "GET", "/v1/workers")["workers"] if has_workers else []
     queues = _call(client, "GET", "/v1/queues")["queues"]
@@ -79,7 +81,7 @@ def ps(run_dir: str, server: str, token_file: str, is_json: bool) -> None:
     click.echo(
         f"corosrv {about['version']}, process {about['pid']}, up {duration(about['uptime_ms'])}: {about['state']}"
     )
-    if has_workers and not pools:
+    if application["has_app"] and not pools:
         failure = application["reason"]
         standing = f"could not be imported yet: {failure}" if failure else "is being imported"
         click.echo(f"\nno pools yet: the application {standing}")
@@ -116,6 +118,35 @@ def scale(pool: str, least: int, most: int, run_dir: str, server: str, token_fil
     else:
         n_ready = answer["workers"].get("ready", 0)
         click.echo(f"the pool {pool} may have from {least} to {most} workers; ready now: {n_ready}")
+
+
+@click.command()
+@click.argument("app")
+@click.option(
+    "--join",
+    "path",
+    required=True,
+    metavar="PATH",
+    help="a server's COROSRV_RUN_DIR, or its management socket in there",
+)
+@click.option("--app-dir", default="", help="folder that the application is imported from; default: this one")
+@click.option("--factory", is_flag=True, help="the application's name is that of a function that makes it")
+@click.option("--pool", default="", help="the pool of the application to run; needed if it has several")
+@click.option(
+    "--shutdown-grace", type=click.FloatRange(0), default=25.0, show_default=True,
+    help="seconds that running calls get after SIGTERM or SIGINT",
+)  # fmt: skip
+def worker(app: str, path: str, app_dir: str, factory: bool, pool: str, shutdown_grace: float) -> None:
+    """Run a worker of APP (MODULE:NAME or FILE.py:NAME) for a server of this machine that somebody else has started.
+
+    It joins again when the server was started anew, and when its process has crashed. SIGTERM and SIGINT end it; calls
+    that run may end.
+    """
+    joining = Joining(app_ref=app, app_dir=app_dir, is_factory=factory, pool=pool)
+    try:
+        Joiner(path, joining, shutdown_grace, lambda words: click.echo(words, err=True)).run()
+    except (ManagementError, SettingsError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 @click.group()

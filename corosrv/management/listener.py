@@ -15,13 +15,14 @@ import gevent
 from flask import Blueprint, Flask
 from gevent import socket
 from gevent.pool import Pool
-from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.pywsgi import WSGIServer
 
 from corosrv.errors import SettingsError
 from corosrv.jobs import State
 from corosrv.management.guard import TokenGuard, read_token
 from corosrv.management.routes import make_app
 from corosrv.management.run_dir import default_path, new_socket_path, open_run_dir
+from corosrv.management.upgrade import UpgradableHandler, check_own
 
 log = logging.getLogger("corosrv.management")
 
@@ -45,9 +46,9 @@ class ManagementSettings:
                                 "set COROSRV_MGMT_TOKEN_FILE")  # fmt: skip
 
 
-class _Handler(WSGIHandler):  # type: ignore[misc]
+class _Handler(UpgradableHandler):
     def handle(self) -> None:
-        """Serves a connection, for a time that is enough for every call of this API."""
+        """Serves a connection, for a time that is enough for every call of this API; not once it was upgraded."""
         with gevent.Timeout(LONGEST_CONNECTION, False):
             super().handle()
 
@@ -90,7 +91,7 @@ class ManagementListener:
         except OSError as error:
             listener.close()
             raise SettingsError(f"the management socket {path} cannot be opened: {error.strerror}") from None
-        self._serve(listener, make_app(self._find_state, self._apis))
+        self._serve(listener, make_app(self._find_state, self._apis, check_own))
         log.info("management on %s", path)
 
     def _open_port(self, port: int) -> None:

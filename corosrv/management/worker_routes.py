@@ -35,13 +35,12 @@ def _add_workers(api: Blueprint, manager: Manager) -> None:
     @api.get("/v1/workers")
     def workers() -> dict[str, Any]:
         now = time.monotonic()
-        places = [place for pool in manager.pools for place in pool.shown_places]
-        return {"workers": [worker_view(place, now) for place in places]}
+        return {"workers": [worker_view(place, now) for place in manager.shown_places]}
 
     @api.post("/v1/workers")
     def register() -> dict[str, Any]:
         raise Forbidden(
-            "a worker registers through the connection that its server made, and not by an address",
+            "a worker registers through its connection, and not by an address: corosrv worker APP --join PATH",
             "registration_not_allowed",
         )
 
@@ -67,7 +66,8 @@ def _add_pools(api: Blueprint, manager: Manager, find_queues: Callable[[], Itera
     @api.get("/v1/pools")
     def pools() -> dict[str, Any]:
         queues = tuple(find_queues())
-        return {"pools": [pool_view(pool, queues) for pool in manager.pools], "reason": manager.failure}
+        shown = [pool_view(pool, queues) for pool in manager.pools]
+        return {"pools": shown, "reason": manager.failure, "has_app": manager.has_app}
 
     @api.get("/v1/pools/<name>")
     def pool(name: str) -> dict[str, Any]:

@@ -18,8 +18,7 @@ class ManagerCollector(Collector):
         self._manager = manager
 
     def collect(self) -> Iterable[Metric]:
-        places = [place for pool in self._manager.pools for place in pool.shown_places]
-        yield from self._of_workers(places)
+        yield from self._of_workers(self._manager.shown_places)
         yield from self._of_pools()
 
     def _of_workers(self, places: Iterable[Place]) -> Iterator[Metric]:

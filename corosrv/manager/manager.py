@@ -14,8 +14,9 @@ from corosrv.errors import Conflict, NotFound, Refused, SettingsError, ShuttingD
 from corosrv.jobs import State
 from corosrv.manager.app_import import AppImport
 from corosrv.manager.contracts import HostDispatcher, MakeWorker
+from corosrv.manager.joined import JoinedWorkers
 from corosrv.manager.place import Place
-from corosrv.manager.place_state import PlaceState
+from corosrv.manager.place_state import LIVE, PlaceState
 from corosrv.manager.plan import TICK, HostPlan, plan
 from corosrv.manager.snapshot import UNLIMITED, Claim, HostSnapshot
 from corosrv.manager.worker_pool import WorkerPool, terms_of
@@ -57,13 +58,14 @@ class Manager:
         make: MakeWorker,
         dispatcher: HostDispatcher,
         *,
+        has_app: bool = True,
         memory_elsewhere: Callable[[], float] = lambda: 0.0,
         on_unstartable: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory_elsewhere`: bytes of the budget that others hold, such as loaded models.
-
-        `on_unstartable` is called once with the reason if no pool has started a worker within the start_timeout.
+        """`has_app`: False where workers only join. `memory_elsewhere`: bytes of the budget that others hold, such as
+        loaded models. `on_unstartable` is called once with the reason if no pool has started a worker within the
+        start_timeout.
         """
         self._settings = settings
         self._make = make
@@ -71,7 +73,9 @@ class Manager:
         self._memory_elsewhere = memory_elsewhere
         self._on_unstartable = on_unstartable
         self._clock = clock
+        self.has_app = has_app
         self._pools: dict[str, WorkerPool] = {}
+        self.joined = JoinedWorkers(dispatcher, clock)
         self._import = AppImport(make, clock, self._on_import, self._wakeup)
         self._wake = Event()
         self._hurry = Event()
@@ -81,7 +85,9 @@ class Manager:
         self._is_closed = False
 
     def start(self) -> None:
-        """Begins to import the application and to start workers; returns at once."""
+        """Begins to import the application and to start workers; returns at once. Does nothing without one."""
+        if not self.has_app:
+            return
         self._give_up_at = self._clock() + self._settings.start_timeout
         self._dispatcher.await_pools(self._import_standing)
         self._dispatcher.on_need(lambda pool: self._wakeup())
@@ -105,10 +111,15 @@ class Manager:
     def place(self, worker_id: str) -> Place:
         """Returns the place of a worker that runs, or failed last. Raises NotFound."""
         pool = self._pools.get(worker_id.rpartition("/")[0])
-        place = None if pool is None else pool.place(worker_id)
+        place = self.joined.place(worker_id) if pool is None else pool.place(worker_id)
         if place is None or place.state is PlaceState.GONE:
             raise NotFound(f"there is no worker {worker_id[:120]!r}", "worker")
         return place
+
+    @property
+    def shown_places(self) -> list[Place]:
+        """The places that have a process, or had one that failed: those of pools, and those of workers that joined."""
+        return [place for pool in self.pools for place in pool.shown_places] + self.joined.shown_places
 
     @property
     def held_memory(self) -> int:
@@ -120,7 +131,7 @@ class Manager:
         """READY when every pool that has to have a worker has one that is ready."""
         if self._ending is not None or self._is_closed:
             return State.DRAINING
-        if not self._pools or self._unready():
+        if self._is_importing or self._unready():
             return State.STARTING
         return State.READY
 
@@ -128,7 +139,7 @@ class Manager:
         """Raises the Unavailable that says to clients why the state is not READY."""
         if self.state is State.DRAINING:
             raise ShuttingDown("the server is shutting down")
-        if not self._pools:
+        if self._is_importing:
             raise Starting(self._import_standing())
         if unready := self._unready():
             failed = next((pool for pool in unready if pool.memory.crashes.last_reason), unready[0])
@@ -145,6 +156,10 @@ class Manager:
             return f"the application could not be imported; {_LOG_SAYS_WHY}"
         return "the application is being imported"
 
+    @property
+    def _is_importing(self) -> bool:
+        return self.has_app and not self._pools
+
     def _unready(self) -> list[WorkerPool]:
         return [pool for pool in self.pools if pool.memory.least > 0 and not pool.has_ready]
 
@@ -153,12 +168,13 @@ class Manager:
     def drain(self, worker_id: str) -> None:
         """Replaces a worker: starts another where the host has room, then drains this one. Raises NotFound.
 
-        Returns at once. A worker that is ending already is left alone.
+        Returns at once. A worker that is ending already is left alone. One that has joined is only drained: whoever
+        started it starts another.
         """
         place = self.place(worker_id)
-        if place.state is PlaceState.READY:
+        if place.state is PlaceState.READY and place.pool in self._pools:
             place.is_outgoing = True
-        elif place.state is PlaceState.STARTING:
+        elif place.state in LIVE:
             place.drain("an operator wants it replaced")
         self._wakeup()
 
@@ -271,6 +287,7 @@ class Manager:
         Returns at once. The dispatcher refuses new calls from now on. A second call skips the grace.
         """
         self._dispatcher.shut_down()
+        self.joined.close()
         if self._ending is None:
             log.info("stopping: running calls get %g s to finish", self._settings.shutdown_grace)
             self._ending = gevent.spawn(self._end)
@@ -304,13 +321,16 @@ class Manager:
     def _workers(self) -> list[AppWorker]:
         """Returns all processes that are not over."""
         workers = [place.worker for pool in self.pools for place in pool.live_places if place.worker is not None]
-        return workers if self._import.is_over or self._import.worker is None else [self._import.worker]
+        if not self._import.is_over and self._import.worker is not None:
+            workers.append(self._import.worker)
+        return workers + self.joined.workers()
 
     def close(self) -> None:
         """Ends all processes now. Does not wait for them. Twice is harmless."""
         if self._is_closed:
             return
         self._is_closed = True
+        self.joined.close()
         self._end_loop()
         self._dispatcher.close()
         for worker in self._workers():

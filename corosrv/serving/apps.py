@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import logging
 import math
 import os
@@ -22,8 +23,10 @@ from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.jobs import State
 from corosrv.jobs.infer import InferJob, InferReader
 from corosrv.kserve import errors
-from corosrv.management import object_routes, worker_routes
+from corosrv.management import join_routes, object_routes, worker_routes
+from corosrv.management.join_routes import MakeJoinedWorker
 from corosrv.manager.collector import ManagerCollector
+from corosrv.manager.joined import Joining
 from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.snapshot import Claim
 from corosrv.objects.collector import ObjectCollector
@@ -32,6 +35,7 @@ from corosrv.settings import AppSettings, ServerSettings
 from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
 from corosrv.worker.parent.call_asks import HandlerServices
+from corosrv.worker.parent.joined_process import JoinedProcess
 
 log = logging.getLogger("corosrv")
 
@@ -68,6 +72,8 @@ class AppPart:
                 logs_json=settings.log_format == "json",
             )
         )
+        services = HandlerServices(submit, self.objects)
+        self._make_joined = _joined_maker(app, services)
         self.manager = Manager(
             ManagerSettings(
                 workers=app.workers or 1,
@@ -75,8 +81,9 @@ class AppPart:
                 shutdown_grace=app.shutdown_grace,
                 budget=Claim(gpus=_n_gpus() if app.gpus == -1 else app.gpus, memory=settings.model_bytes or math.inf),
             ),
-            _maker(app, HandlerServices(submit, self.objects)),
+            _maker(app, services),
             self.dispatcher,
+            has_app=bool(app.worker_app),
             memory_elsewhere=memory_elsewhere,
             on_unstartable=self._on_failure,
         )
@@ -134,6 +141,7 @@ class AppPart:
         """Returns what operators can do with the application."""
         return (
             worker_routes.blueprint(self.manager, lambda: self.dispatcher.stats().keys),
+            join_routes.blueprint(self.manager.joined, self._make_joined),
             object_routes.blueprint(self.objects),
         )
 
@@ -175,3 +183,19 @@ def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None,
         cwd=str(Path.cwd()),
     )
     return lambda pool, place, incarnation: AppProcess(config, pool, place, incarnation, services)
+
+
+def _joined_maker(app: AppSettings, services: HandlerServices) -> MakeJoinedWorker:
+    """Returns what makes the worker of a connection that a process has opened which others have started."""
+
+    def make(joining: Joining, place: str, incarnation: int, connection: _socket.socket, pid: int) -> JoinedProcess:
+        config = AppWorkerConfig(
+            app_ref=joining.app_ref,
+            app_dir=joining.app_dir,
+            is_factory=joining.is_factory,
+            start_timeout_s=app.start_timeout,
+            hang_grace_s=app.hang_grace,
+        )
+        return JoinedProcess(config, joining.pool, place, incarnation, services, connection, pid)
+
+    return make

@@ -23,6 +23,9 @@ class AppSettings:
         "", "application whose handlers are served, as MODULE:NAME or FILE.py:NAME; empty: none", check=REFERENCE
     )
     app_dir: str = setting("", "folder that the application is imported from; empty: this one", check=empty_or(FOLDER))
+    joinable: bool = setting(
+        False, "1: serve the handlers of workers that others start (corosrv worker --join), also without an application"
+    )
     factory: bool = setting(False, "1: the application's name is that of a function that makes it")
     workers: int | None = setting(
         None,
@@ -51,6 +54,11 @@ class AppSettings:
 
     def __post_init__(self) -> None:
         sources.check(self)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Tells whether handlers are to be served: an application's, or those of workers that join."""
+        return bool(self.worker_app) or self.joinable
 
 
 @dataclass(frozen=True, kw_only=True)

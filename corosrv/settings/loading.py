@@ -75,20 +75,20 @@ def load(
     peer = PeerSettings(**raw.values(PeerSettings))
     server = ServerSettings(**raw.values(ServerSettings))
     is_elsewhere = upstream.is_wanted or bool(peer.urls)
-    if not values.get("model") and predictor is None and not app.worker_app and not is_elsewhere:
+    if not values.get("model") and predictor is None and not app.is_wanted and not is_elsewhere:
         values["model"] = model_list.packaged_model()
     return Settings(
         server=replace(server, strict_model=True) if peer.urls else server,
         images=ImageSettings(**raw.values(ImageSettings)),
         models=models_of(values),
         predictor=predictor,
-        app=app if app.worker_app else None,
+        app=app if app.is_wanted else None,
         operator=OperatorSettings(**raw.values(OperatorSettings)),
         kserve=KserveSettings(**raw.values(KserveSettings)),
         upstream=upstream if upstream.is_wanted else None,
         cluster=cluster if cluster.redis_url else None,
         peer=peer if peer.is_wanted else None,
-        processes=1 if app.worker_app else app.workers or 1,
+        processes=1 if app.is_wanted else app.workers or 1,
     )
 
 

@@ -149,7 +149,7 @@ class Script:
 def managed(*cards: PoolCard, script: Script | None = None, **settings: object) -> Iterator[tuple[Manager, Script]]:
     """Starts a manager, over `manager.dispatcher` for tests; all of it is closed at the end."""
     script = script or Script(list(cards))
-    own = ("on_unstartable", "memory_elsewhere", "clock")
+    own = ("has_app", "on_unstartable", "memory_elsewhere", "clock")
     options = {name: settings.pop(name) for name in own if name in settings}
     dispatcher = Dispatcher()
     manager = Manager(ManagerSettings(**settings), script.make, dispatcher, **options)

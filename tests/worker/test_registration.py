@@ -37,6 +37,7 @@ def test_well_described_pools_have_no_fault() -> None:
         ([pool()], "pool 'default' has no handlers"),
         ([pool(model("a")), pool(model("b"))], "the names"),
         ([pool(model("a"), name="")], "the names"),
+        ([pool(model("a"), name="joined")], "a pool cannot have the name 'joined'"),
         ([pool(model("a"), model("a"))], "model:a: is offered twice"),
         ([pool(model("a")), pool(model("a"), name="b")], "model:a: is offered twice"),
         ([pool(model("a", capability={"x": 1}), model("b", capability={"x": 1}))], 'cap:{"x":1} is offered twice'),

@@ -36,6 +36,26 @@ ControlIn_contra = TypeVar("ControlIn_contra", contravariant=True)
 LaneIn_contra = TypeVar("LaneIn_contra", contravariant=True)
 
 
+class AnyProcess(Protocol):
+    """Stands for a process that is linked: a child, or one that somebody else has started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for its end, at most `timeout` seconds. Returns whether it has ended."""
+
+    def terminate(self) -> None:
+        """Asks it to end. Does not wait."""
+
+    def kill(self) -> None:
+        """Ends it. Does not wait."""
+
+
 class ProcessListener(Protocol[ControlIn_contra, LaneIn_contra]):
     """Receives the messages of a process, and learns of its end. Only `wait_for_room` may wait."""
 
@@ -74,7 +94,8 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         self._fault = ""
         self._is_over = Event()  # set after the listener's on_end
         self._readers: list[gevent.Greenlet] = []
-        self._process: Process  # once it is started, as is the control channel
+        self._process: AnyProcess  # once it is started, as is the control channel
+        self._lifeline: int | None = None
         self.control: GeventChannel[ControlOut, ControlIn]
         self.lanes: list[GeventChannel[LaneOut, LaneIn]] = []
 
@@ -96,14 +117,20 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
             our_end, their_end = _socket.socketpair()
             on_failure.callback(our_end.close)
             theirs.callback(their_end.close)
-            their_lifeline, self._lifeline = os.pipe()
+            their_lifeline, our_lifeline = os.pipe()
             theirs.callback(os.close, their_lifeline)
-            on_failure.callback(os.close, self._lifeline)
+            on_failure.callback(os.close, our_lifeline)
             ends = ["--control", str(their_end.fileno()), "--lifeline", str(their_lifeline)]
             inherited = [their_end.fileno(), their_lifeline]
-            self._process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd)
+            process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd)
             on_failure.pop_all()
-        self.control = GeventChannel(our_end, self._control_codec)
+        self._lifeline = our_lifeline
+        self.adopt(process, our_end)
+
+    def adopt(self, process: AnyProcess, connection: _socket.socket) -> None:
+        """Links a process that runs already, over its control channel's end here, which this owns from now on."""
+        self._process = process
+        self.control = GeventChannel(connection, self._control_codec)
         self._read(self._read_control)
         gevent.spawn(self._await_end)
 
@@ -191,7 +218,8 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
         self.control.close()
         for channel in self.lanes:
             channel.close()
-        os.close(self._lifeline)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
         self._listener.on_end(self._process.exit, self._fault)
         self._is_over.set()
 

@@ -10,6 +10,7 @@ from corosrv.jobs.infer import HandlerCard
 from corosrv.jobs.terms import FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.wire.calls import PROTOCOL, Loaded, PoolCard
 
+JOINED = "joined"  # what workers that others have started are called, in place of a pool's name
 MAX_SLOTS = 1024  # of one worker: each takes a descriptor on both sides
 
 
@@ -22,6 +23,8 @@ def fault_of_load(loaded: Loaded) -> str:
     names = [pool.name for pool in loaded.pools]
     if len(set(names)) < len(names) or "" in names:
         return f"the application's pools have the names {names}"
+    if JOINED in names:
+        return f"a pool cannot have the name {JOINED!r}, which is that of workers that join: rename the class"
     keys = [card.key for pool in loaded.pools for card in pool.handlers]
     if len(set(keys)) < len(keys):
         return f"{next(key for key in keys if keys.count(key) > 1)} is offered twice"

@@ -93,13 +93,17 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
         self._limit_setup()
 
     def _start(self) -> None:
-        config = self._process_config
         try:
-            self._link.start(config.command, config.env, config.cwd)
+            self._link_process()
         except Exception as error:  # whatever it is, it is why the set-up failed
             self._fail_setup(f"the worker could not be started: {error}")
             return
         self._send(self._first_message())
+
+    def _link_process(self) -> None:
+        """Starts the process and opens its control channel. Raises OSError."""
+        config = self._process_config
+        self._link.start(config.command, config.env, config.cwd)
 
     @abstractmethod
     def _first_message(self) -> ControlOut:
@@ -205,7 +209,7 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
             self._link.kill()
 
     def on_end(self, exit: Exit, fault: str) -> None:
-        error = ": ".join(filter(None, (f"the worker crashed with {exit}", fault or self._last_words)))
+        error = ": ".join(filter(None, (self._describe_end(exit), fault or self._last_words)))
         if not NEXT[self.state]:
             return
         if self._is_stopping:
@@ -214,6 +218,9 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
             self._fail_setup(error)
         else:
             self._enter(WorkerState.DEFUNCT, error)
+
+    def _describe_end(self, exit: Exit) -> str:
+        return f"the worker crashed with {exit}"
 
     def _stopped(self) -> None:
         if self.state is WorkerState.STARTING:
