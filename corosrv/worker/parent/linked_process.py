@@ -44,7 +44,7 @@ class AnyProcess(Protocol):
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended; None while it runs."""
+        """Tells how it ended; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for its end, at most `timeout` seconds. Returns whether it has ended."""
