@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ class EncoderCommand:
             options += ["--supports", need]
         return [sys.executable, "-m", "corosrv.encoder", *options]
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables of the process: its threads sleep while they wait for each other, unless told otherwise.
+
+        Beside streams they seldom run at the same time: spinning, they would use up the little time that they get.
+        """
+        return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
+
 
 class EncoderLink:
     """Owns one encoder process. Belongs to the thread of one hub.
@@ -89,7 +98,7 @@ class EncoderLink:
         """Starts the process and greets it. Blocks the hub for milliseconds."""
         self._pool.begin_epoch(self.epoch)
         try:
-            self._link.start(self._command.words)
+            self._link.start(self._command.words, self._command.environ)
         except OSError as error:
             self._end(WorkerState.SETUP_FAILED, f"the encoder process could not be started: {error}")
             return

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +127,15 @@ def test_a_program_that_cannot_be_started_is_told(start, monkeypatch):
 
     assert link.state is WorkerState.SETUP_FAILED
     assert "could not be started" in link.reason
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, b"PASSIVE"), ("ACTIVE", b"ACTIVE")])
+def test_compute_threads_of_an_encoder_sleep_while_they_wait_unless_told_otherwise(start, monkeypatch, given, expected):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+
+    link = start("")
+
+    variables = Path(f"/proc/{link.pid}/environ").read_bytes().split(b"\0")
+    assert b"OMP_WAIT_POLICY=" + expected in variables
