@@ -20,13 +20,11 @@ from corosrv.encoder.gguf_head import GgufHead
 from corosrv.encoder.sources import SourceOptions, open_projector
 from corosrv.errors import LoadError
 
-_TYPE_KEYS = ("clip.vision.projector_type", "clip.projector_type")
-
 
 def check(options: SourceOptions) -> ProjectorReport:
     """Opens and tries a projector. Raises LoadError."""
     with GgufHead(options.mmproj) as head:
-        kind = next(filter(None, map(head.text, _TYPE_KEYS)), "of no named type")
+        kind = head.projector_kind
     projector, trial = open_projector(options)
     return ProjectorReport(
         kind=kind,

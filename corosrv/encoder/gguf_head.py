@@ -15,6 +15,7 @@ from llama_cpp import llama_cpp
 from corosrv.errors import LoadError
 
 _STRING = 8  # gguf's type of a value
+_PROJECTOR_KINDS = ("clip.vision.projector_type", "clip.projector_type")  # keys
 
 
 class _InitParameters(ctypes.Structure):
@@ -72,6 +73,11 @@ class GgufHead:
         if index < 0 or self._ggml.gguf_get_kv_type(self._head, index) != _STRING:
             return ""
         return str(self._ggml.gguf_get_val_str(self._head, index).decode("utf-8", "replace"))
+
+    @property
+    def projector_kind(self) -> str:
+        """Returns the type that a projector file says it is of."""
+        return next(filter(None, map(self.text, _PROJECTOR_KINDS)), "of no named type")
 
     def tensor(self, name: str) -> TensorPlace | None:
         index = self._ggml.gguf_find_tensor(self._head, name.encode())

@@ -85,6 +85,7 @@ class Projector:
             self._context = self._open_projector(mmproj, n_threads, image_max_tokens)
             self._check_tokens(mmproj)
             on_failure.pop_all()
+        self.has_attention: bool = not llama_cpp.llama_model_is_recurrent(self._model)
         self.is_mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._context)
         self.is_non_causal: bool = mtmd_cpp.mtmd_decode_use_non_causal(self._context, None)
 

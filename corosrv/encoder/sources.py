@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from corosrv.encoder.encoding import Encoding, EncodingFailed
 from corosrv.encoder.gguf_head import GgufHead
 from corosrv.encoder.mtmd import LogTail, Projector
+from corosrv.encoder.pairing import Pair, check_pair
 from corosrv.encoder.table import TokenTable
 from corosrv.encoder.trial import Trial, try_projector
-from corosrv.errors import LoadError, ProtocolError
-from corosrv.transfer.messages import MROPE, MTMD, NON_CAUSAL, TABLE, ImagePixels, OpenTransfer, TokenIds
+from corosrv.errors import ProtocolError
+from corosrv.transfer.messages import MTMD, TABLE, ImagePixels, OpenTransfer, TokenIds
 from corosrv.wire import attached
 
 log = logging.getLogger("corosrv.encoder")
-
-_WORDS = {MROPE: "M-RoPE positions", NON_CAUSAL: "attention that is not causal"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +71,15 @@ def open_projector(options: SourceOptions) -> tuple[Projector, Trial]:
     tail.attach()
     with GgufHead(options.mmproj) as head:
         head.check_length()
+        kind = head.projector_kind
     projector = Projector(options.mmproj, options.model, tail, options.n_threads, options.image_max_tokens)
-    check_needs(projector, options.mmproj, options.supports)
+    pair = Pair(
+        mmproj=options.mmproj,
+        model=options.model,
+        kind=kind,
+        is_mrope=projector.is_mrope,
+        has_attention=projector.has_attention,
+        is_non_causal=projector.is_non_causal,
+    )
+    check_pair(pair, options.supports)
     return projector, try_projector(projector, options.mmproj)
-
-
-def check_needs(projector: Projector, mmproj: str, supports: Collection[str]) -> None:
-    """Raises LoadError, by name, for a projector whose rows need what the decode loop does not do."""
-    needs = {MROPE: projector.is_mrope, NON_CAUSAL: projector.is_non_causal}
-    missing = [_WORDS[need] for need, is_needed in needs.items() if is_needed and need not in supports]
-    if missing:
-        raise LoadError(f"the projector {mmproj} needs {' and '.join(missing)}, which this version does not support")

@@ -9,8 +9,9 @@ import pytest
 
 from corosrv.encoder.checking import ProjectorReport, check_projector
 from corosrv.errors import LoadError
-from corosrv.transfer.messages import NON_CAUSAL
+from corosrv.transfer.messages import MROPE, NON_CAUSAL
 from tests.support import gguf, projector
+from tests.support.architectures import write_mamba
 
 N_EMBD = 32
 
@@ -49,6 +50,10 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another width": (functools.partial(projector.write_mlp, n_embd=64), "(n_embd = 64)"),
     "audio alone": (functools.partial(projector.write_audio, n_embd=N_EMBD), "takes no images"),
     "another family": (functools.partial(projector.write_idefics3, n_embd=N_EMBD), "vocabulary lacks a token"),
+    "for M-RoPE": (
+        functools.partial(projector.write_qwen2vl, n_embd=N_EMBD),
+        "is for models with M-RoPE, and the model",
+    ),
     "a need that nobody meets": (functools.partial(projector.write_gemma3, n_embd=N_EMBD), "that is not causal"),
     "not finite": (write_not_finite, "not finite: the file is damaged"),
     "no mm.2": (
@@ -72,6 +77,15 @@ def test_a_file_that_cannot_serve_is_refused_in_words(model, tmp_path, write, wo
 
     assert words in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_rows_that_are_not_causal_are_refused_beside_a_model_without_attention(tmp_path):
+    model, mmproj = write_mamba(tmp_path / "mamba.gguf"), projector.write_gemma3(tmp_path / "p.gguf", n_embd=64)
+
+    with pytest.raises(
+        LoadError, match=r"p.gguf \(gemma3\) needs attention that is not causal, .*mamba.gguf is recurrent"
+    ):
+        check_projector(str(model), str(mmproj), 1, [MROPE, NON_CAUSAL])
 
 
 def test_a_good_file_is_described(model, tmp_path):
