@@ -133,7 +133,7 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
   std::swap(*oldest, reading.back());
   reading.pop_back();
 
-  // Rows that are not causal come whole, in a batch of their own, whatever the budget.
+  // Rows that are not causal come whole, in a batch of their own. Of a step's, one image may exceed the budget.
   const auto next_of = [](const Sequence& sequence, int32_t most) {
     return sequence.reads_non_causal() ? sequence.n_next() : std::min(most, sequence.n_next());
   };
@@ -151,12 +151,17 @@ void Scheduler::plan_prompts(Plan& plan, int32_t prompt_tokens) {
     return n_tokens;
   };
   int32_t left = prompt_tokens - reserved;
+  bool has_image = first->reads_non_causal();
   // A heap and no sorted list: of thousands that wait, few fit into a step.
   std::make_heap(reading.begin(), reading.end());
   for (auto end = reading.end(); end != reading.begin() && left > 0; --end) {
     std::pop_heap(reading.begin(), end);
     Sequence* const next = std::prev(end)->sequence;
     if (reads_whole_ && next->n_pending() > left) break;  // those behind it have as much to read, or more
+    if (next->reads_non_causal()) {
+      if (has_image && next->n_next() > left) continue;
+      has_image = true;
+    }
     left -= take(next, left);
   }
   left_to_score += reserved_to_score;

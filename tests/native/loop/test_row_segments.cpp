@@ -132,6 +132,32 @@ TEST("rows that are not causal are computed whole, each image alone, whatever th
   for (int32_t i = 0; i < 3; ++i) CHECK_EQ(client->answer(i).n_tokens, 6);
 }
 
+TEST("a stream has a token of every step in which an image is read in one piece") {
+  RunningLoop loop({4, 64, 60});
+  loop.backend.gate.shut_after(2);
+  loop.start();
+  const auto stream = loop.submit(make_task('s', 1, 40));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  const auto client = loop.submit({with_segments(joined({{'a'}, repeated(60, -2), {'x'}}), {non_causal(60)}),
+                                   with_segments(joined({{'b'}, repeated(60, -3), {'x'}}), {non_causal(60)}),
+                                   with_segments(joined({{'c'}, repeated(60, -4), {'x'}}), {non_causal(60)})});
+  loop.backend.gate.open();
+
+  CHECK(client->finish());
+  CHECK(stream->finish());
+
+  int n_images = 0, n_tokens = 1;  // of the stream, since the last image
+  for (const auto& batch : loop.backend.batches()) {
+    n_tokens += batch.front().slot == 0 ? 1 : 0;  // the stream's
+    if (!batch.front().is_non_causal) continue;
+    ++n_images;
+    CHECK(n_tokens > 0);
+    n_tokens = 0;
+  }
+  CHECK_EQ(n_images, 3);
+  CHECK_EQ(stream->answer().n_tokens, 40);
+}
+
 TEST("an image that comes again is shared whole, and computed again where the prompt ends in it") {
   for (const RowSegment& segment : {image(20, 5, 5), non_causal(20)}) {
     RunningLoop loop(kSharing);

@@ -175,6 +175,23 @@ TEST("of the oldest prompt an image is planned whole, and others wait for the ne
   CHECK_EQ(tokens_of(plan, other), 0);
 }
 
+TEST("of images that are read in one piece, one alone exceeds a step's budget, and those that fit go beside it") {
+  Driven driven(4, 40);
+  std::vector<Sequence*> images;
+  for (const int32_t n_rows : {30, 20, 8}) {
+    images.push_back(driven.add_image(n_rows));
+    driven.admit();
+  }
+
+  const Plan plan = driven.scheduler.plan(40);
+
+  CHECK_EQ(tokens_of(plan, images[0]), 30);
+  CHECK_EQ(tokens_of(plan, images[1]), 0);
+  CHECK_EQ(tokens_of(plan, images[2]), 8);
+  driven.compute(plan);
+  CHECK_EQ(tokens_of(driven.scheduler.plan(40), images[1]), 20);
+}
+
 TEST("what the others leave goes to the oldest prompt as well") {
   Driven driven(4, 100);
   const Sequence* oldest = driven.add(1000);
