@@ -86,6 +86,9 @@ class ScriptedBackend final : public Backend {
     return false;
   }
 
+  // What info() says; to be changed before it is asked.
+  ModelInfo& changeable_info() { return info_; }
+
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   const ModelInfo& info() const override {
     if (on_info) on_info();
