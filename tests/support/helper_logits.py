@@ -1,7 +1,8 @@
 """`python -m tests.support.helper_logits`: logits after an image, by libmtmd's own helper and by rows from elsewhere.
 
-Reads JSON: paths of a model and a projector, the image, the texts around it, and the segments with their rows. Prints
-both rows of logits, as hexadecimal bytes. It runs in a process of its own, for libmtmd may end it.
+Reads JSON: paths of a model and a projector, the image, the texts around it, `more` images with a text behind each
+(the helper's alone), and the segments with their rows. Prints both rows of logits, as hexadecimal bytes. It runs in a
+process of its own, for libmtmd may end it.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import ctypes
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llama_cpp import llama_cpp, mtmd_cpp
@@ -45,19 +46,29 @@ def by_helper(context: Any, model: Any, case: dict[str, Any]) -> None:
         parameters.warmup, parameters.print_timings, parameters.n_threads = False, False, 1
         projector = mtmd_cpp.mtmd_init_from_file(case["mmproj"].encode(), model, parameters)
         closing.callback(mtmd_cpp.mtmd_free, projector)
-        pixels = bytes.fromhex(case["pixels"])
-        source = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels)
-        bitmap = mtmd_cpp.mtmd_bitmap_init(case["width"], case["height"], source)
-        closing.callback(mtmd_cpp.mtmd_bitmap_free, bitmap)
+        pictures = [case, *case.get("more", [])]
+        made = [closing.enter_context(bitmap_of(picture)) for picture in pictures]
         chunks = mtmd_cpp.mtmd_input_chunks_init()
         closing.callback(mtmd_cpp.mtmd_input_chunks_free, chunks)
-        words = (case["before"] + mtmd_cpp.mtmd_default_marker().decode() + case["after"]).encode()
+        marker = mtmd_cpp.mtmd_default_marker().decode()
+        words = (case["before"] + "".join(marker + picture["after"] for picture in pictures)).encode()
         text = mtmd_cpp.mtmd_input_text(words, len(words), True, True)
-        bitmaps = (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(bitmap)
-        assert mtmd_cpp.mtmd_tokenize(projector, chunks, ctypes.byref(text), bitmaps, 1) == 0
+        bitmaps = (mtmd_cpp.mtmd_bitmap_p_ctypes * len(made))(*made)
+        assert mtmd_cpp.mtmd_tokenize(projector, chunks, ctypes.byref(text), bitmaps, len(made)) == 0
         end = llama_cpp.llama_pos()
         code = mtmd_cpp.mtmd_helper_eval_chunks(projector, context, chunks, 0, 0, N_CTX, True, ctypes.byref(end))
         assert code == 0
+
+
+@contextlib.contextmanager
+def bitmap_of(picture: dict[str, Any]) -> Iterator[Any]:
+    pixels = bytes.fromhex(picture["pixels"])
+    source = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels)
+    bitmap = mtmd_cpp.mtmd_bitmap_init(picture["width"], picture["height"], source)
+    try:
+        yield bitmap
+    finally:
+        mtmd_cpp.mtmd_bitmap_free(bitmap)
 
 
 def by_rows(context: Any, model: Any, case: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from corosrv.transfer.limits import TransferLimits
 from corosrv.vision.cache import EncodedImage
 from corosrv.vision.encoder import EncoderOptions, ImageEncoder
 from corosrv.vision.link import EncoderCommand
+from corosrv.vision.options import SUPPORTS
 from corosrv.vision.waiting import encode_images
 from tests.support import projector
 
@@ -35,7 +36,9 @@ def options(model: Path, mmproj: Path, **changes: Any) -> EncoderOptions:
     limits = TransferLimits(**changes.pop("limits", {}))
     values: dict[str, Any] = {"n_blocks": 8, "cache_bytes": 1 << 20, "encode_limit": WAIT} | changes
     return EncoderOptions(
-        command=EncoderCommand(model=str(model), mmproj=str(mmproj), n_threads=1), limits=limits, **values
+        command=EncoderCommand(model=str(model), mmproj=str(mmproj), n_threads=1, supports=SUPPORTS),
+        limits=limits,
+        **values,
     )
 
 

@@ -1,46 +1,31 @@
 """Images whose rows have M-RoPE positions, or are not causal: the engine reads them as libmtmd's own helper does."""
 
-import json
-import math
-import struct
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from corosrv.errors import Refused
-from corosrv.jobs import Chunk, Image, Job, MultimodalText, Pieces, Rows, Sampling, Text
-from corosrv.settings import ModelSettings
+from corosrv.errors import PromptTooLong, Refused
+from corosrv.jobs import EmbedJob, Finish, Image, Job, Pieces, Rows, Sampling, Text, Tokens
+from corosrv.vision.encoder import ImageEncoder
 from corosrv.vision.engine import VisionEngine
-from tests.support import gguf, projector
 from tests.support.engines import answer, read_all, text_of
-from tests.vision.encoders import N_EMBD, NobodyLeaves, image
+from tests.vision.encoders import N_EMBD, encode, options
+from tests.vision.readings import (
+    AFTER,
+    BEFORE,
+    WRITERS,
+    Files,
+    by_helper,
+    distance,
+    job,
+    likelihoods,
+    picture_of,
+    serving,
+    write_files,
+)  # fmt: skip
 
-N_VOCAB = 259
-BEFORE, AFTER = "Look: ", " what?"
-WRITERS: dict[str, tuple[Callable[..., Path], Callable[..., Path]]] = {
-    "gemma3": (gguf.write_llama, projector.write_gemma3),  # not causal
-    "qwen2vl": (gguf.write_qwen2vl, projector.write_qwen2vl),  # M-RoPE
-}
-PICTURES = {"gemma3": image(width=70, height=60), "qwen2vl": image(width=112, height=84)}  # 4 and 12 rows
-
-Files = tuple[str, str]
-
-
-@contextmanager
-def serving(files: Files, **changes: object) -> Iterator[VisionEngine]:
-    model, mmproj = files
-    values = {"model": model, "mmproj": mmproj, "slots": 2, "threads": 1, "encoder_threads": 1, "ctx": 512}
-    engine = VisionEngine(ModelSettings(**(values | {"kernels": "ggml"} | changes)), NobodyLeaves)
-    try:
-        engine.open()
-        yield engine
-    finally:
-        engine.close()
+LONG = "and then a long text follows " * 8
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -50,10 +35,7 @@ def kind(request) -> str:
 
 @pytest.fixture(scope="module")
 def files(kind, tmp_path_factory) -> Files:
-    write_model, write_projector = WRITERS[kind]
-    folder = tmp_path_factory.mktemp(kind)
-    model = write_model(folder / "model.gguf", context=1024)
-    return str(model), str(write_projector(folder / "mmproj.gguf", N_EMBD))
+    return write_files(kind, tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="module")
@@ -64,62 +46,43 @@ def engine(files) -> Iterator[VisionEngine]:
 
 @pytest.fixture
 def picture(kind) -> Image:
-    return PICTURES[kind]
-
-
-def job(*parts: str | Image, **fields: object) -> Job:
-    values = {"max_tokens": 8, "sampling": Sampling(temperature=0, n_probs=N_VOCAB)} | fields
-    return Job((MultimodalText(parts),), **values)
-
-
-def likelihoods(chunks: list[Chunk], number: int = 0) -> dict[int, float]:
-    """Of all tokens, where the answer has this one."""
-    tokens = [token for chunk in chunks for token in chunk.tokens]
-    return {candidate.id: candidate.logprob for candidate in tokens[number].top}
-
-
-def by_helper(files: Files, picture: Image) -> dict[int, float]:
-    """The same by libmtmd, behind the text that follows the picture. Waits for a process."""
-    case = {
-        "model": files[0],
-        "mmproj": files[1],
-        "width": picture.width,
-        "height": picture.height,
-        "pixels": picture.pixels.hex(),
-        "before": BEFORE,
-        "after": AFTER,
-        "segments": [],
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.helper_logits"],
-        input=json.dumps(case), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    logits = struct.unpack(f"<{N_VOCAB}f", bytes.fromhex(json.loads(done.stdout)["helper"]))
-    total = math.log(sum(math.exp(logit - max(logits)) for logit in logits)) + max(logits)
-    return {token: logit - total for token, logit in enumerate(logits)}
-
-
-def distance(a: dict[int, float], b: dict[int, float]) -> float:
-    assert a.keys() == b.keys()
-    return max(abs(a[token] - b[token]) for token in a)
+    return picture_of(kind)
 
 
 def test_the_engine_reads_an_image_as_libmtmd_does(engine, files, picture):
     chunks = read_all(engine.submit(job(BEFORE, picture, AFTER)))
 
-    assert distance(likelihoods(chunks), by_helper(files, picture)) < 1e-3
+    assert distance(likelihoods(chunks), by_helper(files, BEFORE, picture, AFTER)) < 1e-3
 
 
-def test_the_same_rows_have_other_numbers_where_they_are_read_as_tokens(engine, picture):
-    prompt = job(BEFORE, picture, AFTER)
-    (pieces,) = engine._prompts().read(prompt.prompts, prompt.terms)
-    as_tokens = tuple(
-        Rows.of_data(piece.data, piece.width) if isinstance(piece, Rows) else piece for piece in pieces.pieces
-    )
+def test_texts_and_images_behind_an_image_have_the_positions_that_libmtmd_gives_them(engine, files, kind, picture):
+    parts = BEFORE, picture, LONG, picture_of(kind, seed=2), picture, AFTER
 
-    expected = likelihoods(read_all(engine.submit(replace(prompt, prompts=(pieces,)))))
-    seen = likelihoods(read_all(engine.submit(replace(prompt, prompts=(Pieces(as_tokens),)))))
+    chunks = read_all(engine.submit(job(*parts)))
+
+    assert distance(likelihoods(chunks), by_helper(files, *parts[:4], "", *parts[4:])) < 1e-3
+
+
+def test_an_image_is_read_in_small_steps_as_libmtmd_reads_it_in_one(files, picture):
+    with serving(files, batch=5) as engine:
+        chunks = read_all(engine.submit(job(BEFORE, picture, AFTER)))
+
+    assert distance(likelihoods(chunks), by_helper(files, BEFORE, picture, AFTER)) < 1e-3
+
+
+def test_the_same_rows_have_other_numbers_where_they_are_read_as_tokens(engine, files, picture):
+    encoder = ImageEncoder(options(*files), N_EMBD)
+    try:
+        encoder.start()
+        encoded = encode(encoder, picture)[picture.sha256]
+    finally:
+        encoder.close()
+    before, after = (Tokens(tuple(text.encode())) for text in (BEFORE, AFTER))
+    as_tokens = [Rows.of_data(piece.data, N_EMBD) if isinstance(piece, Rows) else piece for piece in encoded.pieces]
+    asked = Job((Pieces((before, *encoded.pieces, after)),), max_tokens=1, sampling=job().sampling)
+
+    expected = likelihoods(read_all(engine.submit(asked)))
+    seen = likelihoods(read_all(engine.submit(replace(asked, prompts=(Pieces((before, *as_tokens, after)),)))))
 
     assert distance(seen, expected) > 1e-2
 
@@ -152,3 +115,33 @@ def test_an_image_that_no_step_has_room_for_is_refused_if_it_is_read_in_one_piec
         else:
             assert answer(engine, job(BEFORE, picture, AFTER))
         assert answer(engine, Job((Text(BEFORE),), max_tokens=4))
+
+
+def test_each_row_of_an_image_takes_room_in_the_context_whatever_its_position(engine, kind, picture):
+    context = engine.card(None).max_rows + 1
+    n_prompt = read_all(engine.submit(job("x", picture, max_tokens=1)))[-1].prompt_tokens - 1
+    endless = Sampling(temperature=0, ignore_eos=True, n_probs=0)
+
+    chunks = read_all(engine.submit(job("x" * (context - n_prompt - 20), picture, max_tokens=None, sampling=endless)))
+
+    assert n_prompt >= (12 if kind == "qwen2vl" else 4)
+    assert (chunks[-1].finish, chunks[-1].prompt_tokens) == (Finish.LENGTH, context - 20)
+    assert sum(len(chunk.tokens) for chunk in chunks) in (20, 21)  # the last one is drawn, and never read
+    with pytest.raises(PromptTooLong):
+        engine.submit(job("x" * (context - n_prompt), picture))
+
+
+def test_what_has_no_meaning_for_images_is_refused_by_name(engine, picture):
+    with pytest.raises(Refused, match="context_shift"):
+        engine.submit(job(BEFORE, picture, context_shift=True))
+    with pytest.raises(Refused, match="logprobs of a prompt"):
+        engine.submit(job(BEFORE, picture, scores_prompt=True))
+    with pytest.raises(Refused, match="images"):
+        engine.submit(EmbedJob(job(BEFORE, picture).prompts))
+
+
+def test_the_slot_of_an_image_is_not_saved(engine, picture, tmp_path):
+    read_all(engine.submit(job(BEFORE, picture, AFTER, slot=1)))
+
+    with pytest.raises(Refused, match="embedding rows"):
+        engine.save_slot(1, str(tmp_path / "slot.bin"))
