@@ -19,6 +19,8 @@ from gevent.pywsgi import WSGIServer
 
 from corosrv.errors import SettingsError
 from corosrv.jobs import State
+from corosrv.management import grpc_refusal
+from corosrv.management.grpc_refusal import PREFACE
 from corosrv.management.guard import TokenGuard, read_token
 from corosrv.management.routes import make_app
 from corosrv.management.run_dir import default_path, new_socket_path, open_run_dir
@@ -46,11 +48,24 @@ class ManagementSettings:
                                 "set COROSRV_MGMT_TOKEN_FILE")  # fmt: skip
 
 
+_FIRST_LINE, _REST = PREFACE.split(b"\r\n", 1)
+_READ_SIZE = 16_384  # bytes
+
+
 class _Handler(UpgradableHandler):
     def handle(self) -> None:
         """Serves a connection, for a time that is enough for every call of this API; not once it was upgraded."""
         with gevent.Timeout(LONGEST_CONNECTION, False):
             super().handle()
+
+    def read_requestline(self) -> str:
+        """Returns the first line of a request; nothing, which ends the connection, once a gRPC client was refused."""
+        line: str = super().read_requestline()
+        if line.rstrip("\r\n") != _FIRST_LINE.decode():
+            return line
+        if self.rfile.read(len(_REST)) == _REST:
+            grpc_refusal.refuse(lambda: self.rfile.read1(_READ_SIZE), self.socket.sendall)
+        return ""
 
 
 class ManagementListener:

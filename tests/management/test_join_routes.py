@@ -18,7 +18,8 @@ from corosrv.management.client import ManagementClient, UnixConnection
 from corosrv.management.listener import CONNECTIONS, ManagementListener, ManagementSettings
 from corosrv.manager.joined import Joining
 from tests.management.serving import in_thread, short_folder
-from tests.manager.scripted import TIMEOUT, Script, ScriptedWorker, eventually, managed, pool_card
+from tests.manager.scripted import TIMEOUT, Script, ScriptedWorker, managed, pool_card
+from tests.support.waiting import wait_until
 
 UPGRADE = {"Connection": "Upgrade", "Upgrade": "corosrv-worker/1"}
 
@@ -144,7 +145,7 @@ def received(connection: Any, n_bytes: int) -> bytes:
             return False
         return len(data) == n_bytes
 
-    eventually(look)
+    wait_until(look)
     return data
 
 

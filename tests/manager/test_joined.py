@@ -13,7 +13,8 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.manager.joined import MOST_JOINED
 from corosrv.manager.manager import Manager
 from corosrv.manager.place_state import PlaceState
-from tests.manager.scripted import Script, ScriptedWorker, call, end_of, eventually, managed, pool_card
+from tests.manager.scripted import Script, ScriptedWorker, call, end_of, managed, pool_card
+from tests.support.waiting import wait_until
 
 
 @dataclass
@@ -42,7 +43,7 @@ def test_a_server_whose_workers_only_join_is_ready_without_any(host: Host):
 
 def test_what_a_joined_worker_offers_is_served(host: Host):
     worker = host.join()
-    eventually(lambda: worker.state is WorkerState.READY)
+    wait_until(lambda: worker.state is WorkerState.READY)
 
     reader = call(host.manager, "add")
     worker.finish()
@@ -53,7 +54,7 @@ def test_what_a_joined_worker_offers_is_served(host: Host):
 
 def test_a_joined_worker_that_has_left_serves_no_more_and_its_place_is_taken_again(host: Host):
     first, second = host.join(), host.join()
-    eventually(lambda: second.state is WorkerState.READY)
+    wait_until(lambda: second.state is WorkerState.READY)
     first.crash()
     assert [place.state for place in host.manager.shown_places] == [PlaceState.FAILED, PlaceState.READY]
     second.drain("it leaves")
@@ -61,7 +62,7 @@ def test_a_joined_worker_that_has_left_serves_no_more_and_its_place_is_taken_aga
         call(host.manager, "add")
 
     third = host.join()
-    eventually(lambda: third.state is WorkerState.READY)
+    wait_until(lambda: third.state is WorkerState.READY)
 
     assert (third.id, third.incarnation) == ("joined/0", 2)
     assert [place.id for place in host.manager.shown_places] == ["joined/0"]
@@ -71,7 +72,7 @@ def test_a_joined_worker_that_has_left_serves_no_more_and_its_place_is_taken_aga
 
 def test_a_joined_worker_is_drained_and_nobody_is_started_for_it(host: Host):
     worker = host.join()
-    eventually(lambda: worker.state is WorkerState.READY)
+    wait_until(lambda: worker.state is WorkerState.READY)
 
     host.manager.drain("joined/0")
 
@@ -81,12 +82,12 @@ def test_a_joined_worker_is_drained_and_nobody_is_started_for_it(host: Host):
 
 def test_joined_workers_beside_an_application_change_nothing_about_its_pools():
     with managed(pool_card("default", "add"), workers=1) as (manager, script):
-        eventually(lambda: script.ids() == ["default/0"])
+        wait_until(lambda: script.ids() == ["default/0"])
         host = Host(manager, Script([pool_card("joined", "add")]))
 
         worker = host.join()
 
-        eventually(lambda: worker.state is WorkerState.READY)
+        wait_until(lambda: worker.state is WorkerState.READY)
         assert [place.id for place in manager.shown_places] == ["default/0", "joined/0"]
         worker.crash()
         assert manager.state is State.READY
@@ -104,14 +105,14 @@ def test_no_more_join_than_may(host: Host):
 
 def test_nobody_joins_a_server_that_stops(host: Host):
     worker = host.join()
-    eventually(lambda: worker.state is WorkerState.READY)
+    wait_until(lambda: worker.state is WorkerState.READY)
 
     host.manager.stop()
 
     with pytest.raises(ShuttingDown):
         host.join()
-    eventually(lambda: worker.state is WorkerState.STOPPED)
-    eventually(lambda: not host.manager.is_ending)
+    wait_until(lambda: worker.state is WorkerState.STOPPED)
+    wait_until(lambda: not host.manager.is_ending)
 
 
 def test_a_closed_manager_leaves_no_joined_worker(host: Host):

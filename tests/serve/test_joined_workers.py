@@ -15,8 +15,9 @@ import pytest
 
 from corosrv.management.client import ManagementClient, running_servers
 from tests.management.serving import short_folder
-from tests.serve.server import Process, Server, Servers, eventually, servers
-from tests.support.joined_worker import APP, PATIENCE, JoinedWorker, joined_worker
+from tests.serve.joined_worker import APP, PATIENCE, JoinedWorker, joined_worker
+from tests.serve.server import Process, Server, Servers, servers
+from tests.support.waiting import eventually
 
 TWO_POOLS = APP.removesuffix("app") + "two_pools"
 NOBODY = 65534

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.serve.server import REPOSITORY, Process, eventually
+from tests.serve.server import REPOSITORY, Process
+from tests.support.waiting import eventually
 
 APP = f"{REPOSITORY}/tests/serve/joining_app.py:app"
 PATIENCE = 60.0  # seconds that anything may take
