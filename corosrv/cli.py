@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import ipaddress
 import os
 import sys
@@ -14,10 +16,22 @@ import click
 
 from corosrv import __version__, settings
 from corosrv.bench.command import bench
-from corosrv.errors import CorosrvError, SettingsError
+from corosrv.errors import CorosrvError, HubMissing, SettingsError
 from corosrv.http import descriptors
+from corosrv.hub import library
+from corosrv.hub.commands import pull_model, remove_model
+from corosrv.hub.stored import stored_models
 from corosrv.management import commands
-from corosrv.settings import PARTS, ModelSettings, ServerSettings, Settings, model_list, sources
+from corosrv.settings import (
+    PARTS,
+    HubSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+    hub_name,
+    model_list,
+    sources,
+)
 from corosrv.settings.peers import new_replica_id
 
 CONNECTIONS = 10_000
@@ -45,9 +59,41 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
         config = click.option(
             "--config", type=click.Path(path_type=Path), help="TOML file with settings by these names"
         )
-        return config(command)
+        return config(_hub_options(command) if ModelSettings in parts else command)
 
     return decorate
+
+
+def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds llama-server's flags for models of a hub, which stand for settings."""
+
+    @functools.wraps(command)
+    def with_settings(*arguments: Any, hf_repo: str | None, hf_file: str | None, no_mmproj: bool, **more: Any) -> Any:
+        if hf_repo is not None:
+            if more.get("model") is not None:
+                _fail("--hf-repo and --model name a model each: several are --model NAME=hf:OWNER/REPO:Q4_K_M")
+            more["model"] = _hub_model(hf_repo, hf_file)
+        elif hf_file is not None:
+            _fail("--hf-file names a file of a repository: add --hf-repo OWNER/REPO")
+        if no_mmproj:
+            more["mmproj_auto"] = False
+        return command(*arguments, **more)
+
+    for option in (
+        click.option("--no-mmproj", is_flag=True, help="the same as --mmproj-auto 0"),
+        click.option("-hff", "--hf-file", help="file of that repository, instead of a quantisation"),
+        click.option("-hf", "-hfr", "--hf-repo", help="OWNER/REPO:Q4_K_M, the same as --model hf:OWNER/REPO:Q4_K_M"),
+    ):
+        with_settings = option(with_settings)
+    return with_settings
+
+
+def _hub_model(repo: str, file: str | None) -> str:
+    if file is None:
+        return hub_name.HUB + repo.removeprefix(hub_name.HUB)
+    name = hub_name.parse(repo)
+    revision = "" if name.revision == "main" else f"@{name.revision.replace('/', '%2F')}"
+    return f"{hub_name.HUB}{name.repo}{revision}/{file}"
 
 
 def _option(field: Field[Any], kind: type) -> Callable[..., Any]:
@@ -82,6 +128,7 @@ _SHORT = {
     "flash_attn": ("-fa",),
     "cache_type_k": ("-ctk",),
     "cache_type_v": ("-ctv",),
+    "hf_token": ("-hft",),
     "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
 }
 
@@ -186,7 +233,7 @@ def _predictor_port() -> int:
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", "-p", default=8080, show_default=True, type=click.IntRange(1, 65535))
-@setting_options(ModelSettings, ServerSettings)
+@setting_options(ModelSettings, HubSettings, ServerSettings)
 def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
     """Check this machine and advise on each finding."""
     from corosrv.doctor import examine
@@ -199,16 +246,28 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
     sys.exit(1 if any(finding.is_fatal for finding in findings) else 0)
 
 
-@main.command()
-@setting_options(ModelSettings, ServerSettings)
-def models(config: Path | None, **overrides: Any) -> None:
-    """Show the models that would be served: their names, files and sizes."""
+@main.group(invoke_without_command=True)
+@setting_options(ModelSettings, HubSettings, ServerSettings)
+@click.pass_context
+def models(context: click.Context, /, config: Path | None, **overrides: Any) -> None:
+    """Show the models that would be served, and those of hubs that are in the cache; pull and remove these."""
+    if context.invoked_subcommand is not None:
+        return
     lines = list(map(_describe, _load(config, overrides).models))
     click.echo("\n".join(lines or ["no model is served here"]))
+    with contextlib.suppress(HubMissing):
+        if stored := stored_models():
+            click.echo("\nin the cache:\n" + "\n".join(map(str, stored)))
+
+
+models.add_command(pull_model)
+models.add_command(remove_model)
 
 
 def _check_files(model: ModelSettings) -> None:
-    if not model.is_synthetic and not Path(model.model).is_file():
+    if model.is_hub:
+        library.check_installed()
+    elif not model.is_synthetic and not Path(model.model).is_file():
         _fail(f"the model file {model.model} does not exist: give the path of a GGUF file with --model")
     for path, _ in model.adapters:
         if not Path(path).is_file():
@@ -218,6 +277,8 @@ def _check_files(model: ModelSettings) -> None:
 def _describe(model: ModelSettings) -> str:
     if model.is_synthetic:
         return f"{model.names[0]}  synthetic, for load tests  {model.model}"
+    if model.is_hub:
+        return f"{', '.join(model.names)}  of a hub  {model.model}"
     _check_files(model)
     path = Path(model.model)
     return f"{', '.join(model.names)}  {path.stat().st_size / 1e6:.0f} MB  {path}"

@@ -131,6 +131,9 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
     if settings.is_synthetic:
         yield Finding(Grade.WARN, "model", "synthetic: its text is made up", "set COROSRV_MODEL to a GGUF for real use")
         return
+    if settings.is_hub:
+        yield _hub(settings)
+        return
     path = Path(settings.model)
     if not path.is_file():
         yield Finding(Grade.FAIL, "model", f"{path} does not exist", "set COROSRV_MODEL to the path of a GGUF file")
@@ -139,6 +142,18 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
     yield _engine(settings)
     if settings.mmproj:
         yield _projector(settings)
+
+
+def _hub(settings: ModelSettings) -> Finding:
+    """Looks whether a model of a hub can be asked for; downloads nothing."""
+    from corosrv.hub import library
+
+    try:
+        library.check_installed()
+    except CorosrvError as error:
+        return Finding(Grade.FAIL, "model", str(error), "pip install 'corosrv[hub]'")
+    advice = f"corosrv models pull {settings.model}; then try the path that it prints with --model"
+    return Finding(Grade.OK, "model", f"{settings.model}, which is downloaded at the start", advice)
 
 
 def _engine(settings: ModelSettings) -> Finding:

@@ -16,7 +16,7 @@ STOREYS = (
     ("dispatch", "wire"),
     ("cluster", "models", "objects"),
     ("worker",),
-    ("engine", "images", "manager", "transfer", "upstreams"),
+    ("engine", "hub", "images", "manager", "transfer", "upstreams"),
     ("encoder", "http"),
     ("groups", "vision"),
     ("docs", "doctor", "generation", "management"),

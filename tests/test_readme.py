@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import projector
 from tests.support.engines import packaged_model
+from tests.support.hub_server import Repo, hub_server
 
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -36,6 +37,7 @@ UPSTREAMS = (
 )
 PEERS = "corosrv serve deploy/app/basic.py:app --peer http://10.0.0.2:8080 --peer-token one-secret-for-all"
 IMAGES = "corosrv serve --model path/to/model.gguf --mmproj path/to/mmproj.gguf"
+HUB = "corosrv serve -hf ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 DEADLINE = 60.0  # seconds
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -109,7 +111,18 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 def test_every_command_is_known_to_these_tests() -> None:
     commands = [line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")]
 
-    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, *SERVERS])
+    assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, *SERVERS])
+
+
+def test_the_hub_s_command_serves_what_it_downloads(environ: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub", reason="the extra hub is not installed")
+    port = free_port()
+    with hub_server() as hub:
+        hub.repos["ggml-org/gemma-3-4b-it-GGUF"] = Repo({"gemma-Q4_K_M.gguf": Path(packaged_model()).read_bytes()})
+        with running(f"{HUB} --port {port}", port, environ | hub.environ(tmp_path)):
+            (model,) = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models"))["data"]
+
+    assert model["id"] == "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 
 
 @pytest.mark.parametrize("command", SERVERS)

@@ -8,6 +8,8 @@ CorosrvError
 ├── LibllamaError            libllama is missing, or is not the one that the extension was built with
 ├── BenchError               the load generator cannot run as the command line says
 ├── ManagementError          a management command cannot be carried out
+├── HubError                 a model of a hub cannot be had
+│   └── HubMissing           the library that speaks to hubs is not installed
 ├── HttpError                an unknown path, a wrong method
 ├── Unauthorized             the request has no key, or an unknown one
 ├── Forbidden                a web page without permission, or a host name that is not this server's
@@ -123,6 +125,7 @@ from corosrv.errors.calls import (
 )
 from corosrv.errors.cluster import RedisRefused, RedisUnavailable
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, LoopDetected, Unauthorized
+from corosrv.errors.hub import HubError, HubMissing
 from corosrv.errors.jobs import JobFailed, JobOverdue, JobPutOff, JobRefused
 from corosrv.errors.objects import ObjectExpired, ObjectNotFound, ObjectTooLarge, StoreFull
 from corosrv.errors.predictions import (
@@ -200,6 +203,8 @@ __all__ = [
     "GroupAborted",
     "HandlerFailed",
     "HttpError",
+    "HubError",
+    "HubMissing",
     "IdTaken",
     "IllegalTransition",
     "InputFailed",

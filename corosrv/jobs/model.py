@@ -25,7 +25,10 @@ class ModelCard:
     answer_format: AnswerFormat = BARE  # what it writes around thoughts and text
     reasons: bool = True  # whether it thinks where a conversation does not say
     splits_reasoning: bool = True  # thoughts are told apart from the text
-    status: str = "loaded"  # or loading, unloaded, failed: then the card has only what is known without loading it
+    status: str = (
+        "loaded"  # or downloading, loading, unloaded, failed: then the card has only what is known without loading it
+    )
+    progress: dict[str, int] = field(default_factory=dict)  # of a download: bytes, total
     file: str = ""  # that it was loaded from, without its folders
     slots: int = 0  # sequences decoded at once
     row_width: int = 0  # numbers of an embedding row (Rows.width); 0: prompts hold none

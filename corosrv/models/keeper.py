@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import gevent.monkey
 
 from corosrv import errors, waits
-from corosrv.models.loadable import Loadable
+from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
 from corosrv.models.state import HOLDING, ModelState
@@ -38,8 +38,12 @@ class Keeper:
         settings: Settings,
         make: Callable[[ModelSettings], Loadable],
         memory_elsewhere: Callable[[], int] = lambda: 0,
+        make_download: Callable[[ModelSettings], Download] | None = None,
     ) -> None:
-        """`memory_elsewhere`: the bytes of the budget that worker processes claim."""
+        """`memory_elsewhere`: the bytes of the budget that worker processes claim. `make_download`: for models of a
+        hub, where there may be some.
+        """
+        self._make_download = make_download
         self._memory_elsewhere = memory_elsewhere
         self.lock = _RLock()
         self._wakeup = Wakeup()
@@ -81,6 +85,9 @@ class Keeper:
             decided = plan(standings, self._limit, self._idle_s, now, elsewhere)
             for name in decided.unload:
                 self.begin_unload(by_name[name])
+            for model in standings:
+                if model.can_download:
+                    self._begin_download(by_name[model.name])
             for name in decided.load:
                 self._begin_load(by_name[name])
             waits_for_others = elsewhere > 0 and len(decided.load) < sum(model.can_load for model in standings)
@@ -115,6 +122,25 @@ class Keeper:
             waits.call_in_thread(engine.close)
         self.wake()
 
+    def _begin_download(self, model: ServedModel) -> None:
+        assert self._make_download is not None
+        download = self._make_download(model.settings)
+        model.begin_download(download)
+        waits.spawn("corosrv-download", self._download, model, download)
+
+    def _download(self, model: ServedModel, download: Download) -> None:
+        settings, failure = _run(download)
+        with self.lock:
+            # Otherwise it was cancelled meanwhile.
+            is_wanted = model.download is download and model.state is ModelState.DOWNLOADING
+            if is_wanted and settings is not None:
+                model.downloaded(settings)
+            elif is_wanted:
+                model.failed(failure)
+        if is_wanted and failure:
+            log.error("model %s: %s", model.name, failure)
+        self.wake()
+
     def begin_unload(self, model: ServedModel) -> None:
         """Begins to unload a model that is loaded or loading; under the lock. Never waits."""
         model.begin_unload()
@@ -133,6 +159,9 @@ class Keeper:
         """Unloads everything; waits for steps and loads in progress."""
         self.stop()
         with self.lock:
+            for model in self.models:
+                if model.state is ModelState.DOWNLOADING:
+                    model.cancel_download()
             open_engines = [(model, model.engine) for model in self.models if model.engine is not None]
             for model, _ in open_engines:
                 if model.state is not ModelState.UNLOADING:
@@ -154,6 +183,17 @@ def _open(engine: Loadable) -> str:
         log.exception("the engine could not start")
         return f"the engine could not start: {type(error).__name__}"
     return ""
+
+
+def _run(download: Download) -> tuple[ModelSettings | None, str]:
+    """Runs a download; returns the settings with its files, or why there are none. Waits."""
+    try:
+        return download.run(), ""
+    except errors.CorosrvError as error:
+        return None, str(error)
+    except Exception as error:
+        log.exception("a model could not be downloaded")
+        return None, f"it could not be downloaded: {type(error).__name__}"
 
 
 def _ignore() -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from corosrv.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, Vocabulary
 from corosrv.jobs.stats import DecodeStats
+from corosrv.settings import ModelSettings
 
 
 class Footprint(Protocol):
@@ -21,6 +22,28 @@ class Footprint(Protocol):
 
     @property
     def context(self) -> int: ...
+
+
+class Download(Protocol):
+    """The download of one model from a hub."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are there."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files; 0 before they are known."""
+
+    @property
+    def words(self) -> str:
+        """Says how far it is, for people."""
+
+    def run(self) -> ModelSettings:
+        """Returns the settings with the files in place of the name; called once. Waits. Raises CorosrvError."""
+
+    def cancel(self) -> None:
+        """Ends it soon; run() raises then. Never waits."""
 
 
 class Loadable(Protocol):

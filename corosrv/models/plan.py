@@ -16,6 +16,7 @@ class Standing:
     state: ModelState
     bytes: int
     wanted_since: float | None = None  # since when a request waits for it, or the operator wants it
+    is_here: bool = True  # its files are; otherwise they have to be downloaded first
     is_used: bool = False  # whether jobs are alive, or one is about to be submitted
     idle_since: float = 0.0
 
@@ -25,6 +26,14 @@ class Standing:
 
     @property
     def can_load(self) -> bool:
+        return self._is_needed and self.is_here
+
+    @property
+    def can_download(self) -> bool:
+        return self._is_needed and not self.is_here
+
+    @property
+    def _is_needed(self) -> bool:
         return self.wanted_since is not None and self.state in (ModelState.UNLOADED, ModelState.FAILED)
 
 

@@ -12,10 +12,12 @@ from corosrv import errors
 from corosrv.jobs import Adapter, AnyJob, Chunk, ModelCard, Reader, SlotFile, SlotState, State, Vocabulary
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models.keeper import Keeper
-from corosrv.models.loadable import Loadable
+from corosrv.models.loadable import Download, Loadable
 from corosrv.models.served import ServedModel
 from corosrv.models.state import ModelState
 from corosrv.settings import ModelSettings, Settings
+
+_BEGINNING = (ModelState.DOWNLOADING, ModelState.LOADING)
 
 
 class Watch(Protocol):
@@ -65,14 +67,16 @@ class ModelPool:
         watch: Callable[[Callable[[], None]], Watch] = lambda on_gone: _NoWatch(),
         memory_elsewhere: Callable[[], int] = lambda: 0,
         waits_for_first: bool = False,
+        make_download: Callable[[ModelSettings], Download] | None = None,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
         `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
         call a function if the caller's client leaves. `memory_elsewhere`: the bytes of the budget that others hold.
         `waits_for_first`: requests wait for an only model's first load as for any other; else they are refused.
+        `make_download`: makes the download of a model that is named on a hub.
         """
-        self._keeper = Keeper(settings, make, memory_elsewhere)
+        self._keeper = Keeper(settings, make, memory_elsewhere, make_download)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._by_name = {name: model for model in self._models for name in model.names}
@@ -116,7 +120,7 @@ class ModelPool:
         if first.state is ModelState.FAILED:
             raise errors.ModelFailed(f"the model could not be loaded: {first.failure}")
         if not first.n_loads:
-            raise errors.Starting("the model is still loading")
+            raise errors.Starting(_loading_words(first))
 
     @property
     def _is_inherited(self) -> bool:
@@ -217,7 +221,7 @@ class ModelPool:
 
     def _wait_for(self, model: ServedModel) -> None:
         """Returns when the model is loaded, and counted as used. Waits; raises Unavailable."""
-        if not self._waits_for_first and model.state is ModelState.LOADING:
+        if not self._waits_for_first and model.state in _BEGINNING:
             self.check()  # during the only model's first load requests are refused, as /health says
         deadline = time.monotonic() + self._wait_s
         with self._lock:
@@ -259,7 +263,10 @@ class ModelPool:
         self._check_open()
         with self._lock:
             model = self._model_named(name)
-            if model.state not in (ModelState.READY, ModelState.LOADING):
+            if model.state is ModelState.DOWNLOADING and not model.is_used:
+                model.cancel_download()
+                return
+            if model.state not in (ModelState.READY, *_BEGINNING):
                 raise errors.Refused(f"the model '{name}' is not loaded", "model", "model_not_loaded")
             if model.is_used:
                 raise errors.Refused(f"the model '{name}' is in use", "model", "model_in_use")
@@ -322,3 +329,8 @@ class ModelPool:
             return
         self._is_closed = True
         self._keeper.close()
+
+
+def _loading_words(model: ServedModel) -> str:
+    download = model.download
+    return "the model is still loading" if download is None else f"the model is being downloaded: {download.words}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from corosrv.dispatch.backoff import Backoff
 from corosrv.jobs import ModelCard
 from corosrv.jobs.stats import DecodeStats
 from corosrv.models import gguf, size
-from corosrv.models.loadable import Loadable
+from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
 from corosrv.models.uses import Uses
@@ -24,6 +25,7 @@ LAST_RETRY_S = 60.0
 # The words of model lists. Unloading counts as unloaded, because a request has to wait for another load.
 _STATUS = {
     ModelState.UNLOADED: "unloaded",
+    ModelState.DOWNLOADING: "downloading",
     ModelState.LOADING: "loading",
     ModelState.READY: "loaded",
     ModelState.UNLOADING: "unloaded",
@@ -35,10 +37,12 @@ class ServedModel:
     """Owned by its pool, under whose lock all of it is called. Moves only as `models.state` allows."""
 
     def __init__(self, settings: ModelSettings, on_idle: Callable[[], None]) -> None:
+        self._named = settings  # as the operator wrote them; `settings` have files in place of a hub's name
         self.settings = settings
         self.names = settings.names
         self.state = ModelState.UNLOADED
         self.engine: Loadable | None = None
+        self.download: Download | None = None  # while one is under way
         self.uses = Uses(on_idle)
         self.wanted_since: float | None = None
         self.n_loads = 0
@@ -59,11 +63,15 @@ class ServedModel:
     @property
     def standing(self) -> Standing:
         return Standing(
-            self.name, self.state, self.bytes, self.wanted_since, self.is_used, self.uses.idle_since
+            self.name, self.state, self.bytes, self.wanted_since, not self.settings.is_hub, self.is_used,
+            self.uses.idle_since,
         )  # fmt: skip
 
     @property
     def card(self) -> ModelCard:
+        if self.download is not None:
+            progress = {"bytes": self.download.bytes, "total": self.download.total}
+            return replace(self._card, status=_STATUS[self.state], progress=progress)
         cached = self._shown
         if cached is None or cached[0] is not self._card or cached[1] is not self.state:
             cached = self._shown = self._card, self.state, replace(self._card, status=_STATUS[self.state])
@@ -80,8 +88,10 @@ class ServedModel:
         if self.wanted_since is not None or self.state is ModelState.READY:
             return
         self.wanted_since = time.monotonic()
-        if self.engine is None:
-            # The file may have come, or changed, since the last look.
+        if self.engine is None and self.download is None:
+            # The file may have come, changed or gone since the last look.
+            if self._named.is_hub and not os.path.exists(self.settings.model):
+                self.settings = self._named
             self._facts = gguf.read(self.settings.model)
             self.bytes = size.estimate(self.settings, self._facts)
 
@@ -115,6 +125,26 @@ class ServedModel:
 
     # State
 
+    def begin_download(self, download: Download) -> None:
+        self._enter(ModelState.DOWNLOADING)
+        self.download = download
+
+    def downloaded(self, settings: ModelSettings) -> None:
+        """Notes that the files are there, which `settings` name; the model is loaded next, if it is still wanted."""
+        self.settings, self.download = settings, None
+        self._facts = gguf.read(settings.model)
+        self.bytes = size.estimate(settings, self._facts)
+        self._card = self._unloaded_card()
+        self._enter(ModelState.UNLOADED)
+
+    def cancel_download(self) -> None:
+        """Ends a download that nobody wants any more; what is there of the files stays."""
+        assert self.download is not None
+        self.download.cancel()
+        self.download = None
+        self._settle()
+        self._enter(ModelState.UNLOADED)
+
     def begin_load(self, engine: Loadable) -> None:
         self._enter(ModelState.LOADING)
         self.engine = engine
@@ -136,7 +166,7 @@ class ServedModel:
         now = time.monotonic()
         self._retry_at = now + self._backoff.fail(now)
         self.failure = reason
-        self.engine = None
+        self.engine = self.download = None
         self._settle()
         self._enter(ModelState.FAILED)
 

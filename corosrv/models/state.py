@@ -9,6 +9,7 @@ from corosrv.errors import IllegalTransition
 
 class ModelState(str, Enum):
     UNLOADED = "unloaded"
+    DOWNLOADING = "downloading"  # from a hub; it is loaded afterwards, if it is still wanted
     LOADING = "loading"
     READY = "ready"
     UNLOADING = "unloading"
@@ -16,11 +17,12 @@ class ModelState(str, Enum):
 
 
 NEXT: dict[ModelState, frozenset[ModelState]] = {
-    ModelState.UNLOADED: frozenset({ModelState.LOADING}),
+    ModelState.UNLOADED: frozenset({ModelState.LOADING, ModelState.DOWNLOADING}),
+    ModelState.DOWNLOADING: frozenset({ModelState.UNLOADED, ModelState.FAILED}),
     ModelState.LOADING: frozenset({ModelState.READY, ModelState.FAILED, ModelState.UNLOADING}),
     ModelState.READY: frozenset({ModelState.UNLOADING}),
     ModelState.UNLOADING: frozenset({ModelState.UNLOADED}),
-    ModelState.FAILED: frozenset({ModelState.LOADING}),
+    ModelState.FAILED: frozenset({ModelState.LOADING, ModelState.DOWNLOADING}),
 }
 # A model in one of these states has memory, or is about to get some.
 HOLDING = frozenset({ModelState.LOADING, ModelState.READY, ModelState.UNLOADING})

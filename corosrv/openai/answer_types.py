@@ -173,11 +173,19 @@ class TextCompletion(msgspec.Struct):
     verbose: NativeCompletion | msgspec.UnsetType = msgspec.field(name="__verbose", default=msgspec.UNSET)
 
 
-class ModelStatus(msgspec.Struct):
-    """State of a model, as llama-server's router says it."""
+class DownloadProgress(msgspec.Struct):
+    """Bytes of a model's files that are there, and of all of them; 0 before they are known."""
 
-    value: Literal["loaded", "loading", "unloaded"]
+    bytes: int
+    total: int
+
+
+class ModelStatus(msgspec.Struct):
+    """State of a model, as llama-server's router says it; `progress` while it is downloaded from a hub."""
+
+    value: Literal["loaded", "loading", "downloading", "unloaded"]
     failed: bool | msgspec.UnsetType = msgspec.UNSET
+    progress: DownloadProgress | msgspec.UnsetType = msgspec.UNSET
 
 
 class ListedModel(msgspec.Struct):

@@ -87,4 +87,6 @@ def _status(card: ModelCard) -> dict[str, Any]:
     """Describes the state as llama-server's router does: a model that failed is an unloaded one with a mark."""
     if card.status == "failed":
         return {"value": "unloaded", "failed": True}
+    if card.progress:
+        return {"value": card.status, "progress": card.progress}
     return {"value": card.status}

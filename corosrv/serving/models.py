@@ -23,6 +23,8 @@ from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.client import ClientWatch
 from corosrv.http.keyed_answers import KeyedAnswers
+from corosrv.hub import library
+from corosrv.hub.download import HubDownload
 from corosrv.images.reader import ImageReader
 from corosrv.jobs import State
 from corosrv.jobs.stats import DecodeStats
@@ -32,7 +34,7 @@ from corosrv.llamacpp import routes as llamacpp_routes
 from corosrv.llamacpp.metrics import LlamaCollector
 from corosrv.llamacpp.props import Switches
 from corosrv.models import ModelPool
-from corosrv.models.loadable import Loadable
+from corosrv.models.loadable import Download, Loadable
 from corosrv.openai import errors as openai_errors
 from corosrv.openai import routes
 from corosrv.openai.embeddings import routes as embedding_routes
@@ -64,21 +66,27 @@ class ModelPart:
         """`memory_elsewhere`: bytes of the common budget that worker processes claim. `answers`: those that are kept
         under idempotency keys. `groups`: those that requests are in. `waits_for_first`: see ModelPool.
 
-        Raises SettingsError for a chat template that is none.
+        Raises SettingsError for a chat template that is none, and HubMissing.
         """
+        if any(model.is_hub for model in settings.models):
+            library.check_installed()
         for model in settings.models:
             _check_template(model)
         self._settings = settings.server
+        self._hub = settings.hub
         self._images = ImageReader(settings.images)
         self._stats = stats
         self._bodies = bodies
         self._answers = answers or KeyedAnswers(bodies)
         self._groups = GroupTable() if groups is None else groups
         self._vision = _vision(settings)
-        self.pool = ModelPool(settings, self._make, _watch, memory_elsewhere, waits_for_first)
+        self.pool = ModelPool(settings, self._make, _watch, memory_elsewhere, waits_for_first, self._download)
 
     def _make(self, model: ModelSettings) -> Loadable:
         return self._vision.make(model) if self._vision is not None and model.mmproj else Engine(model)
+
+    def _download(self, model: ModelSettings) -> Download:
+        return HubDownload(model, self._hub)
 
     @property
     def images_state(self) -> str | None:
@@ -190,7 +198,7 @@ class ModelPart:
 
 def _vision(settings: Settings) -> VisionModels | None:
     """Returns what makes models with a projector; None, with nothing of it imported, where no model has one."""
-    if not any(model.mmproj for model in settings.models):
+    if not any(model.mmproj or (model.is_hub and model.mmproj_auto) for model in settings.models):
         return None
     from corosrv.vision.models import VisionModels
 

@@ -2,6 +2,7 @@
 
 from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.cluster import ClusterSettings
+from corosrv.settings.hub import HubSettings
 from corosrv.settings.images import ImageSettings
 from corosrv.settings.loading import PARTS, Settings, load, load_predictor, unknown_variables
 from corosrv.settings.management import OperatorSettings
@@ -15,6 +16,7 @@ __all__ = [
     "PARTS",
     "AppSettings",
     "ClusterSettings",
+    "HubSettings",
     "ImageSettings",
     "KserveSettings",
     "ModelSettings",

@@ -10,6 +10,7 @@ from typing import Any
 from corosrv.settings import model_list, sources
 from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.cluster import ClusterSettings
+from corosrv.settings.hub import HubSettings
 from corosrv.settings.images import ImageSettings
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings, models_of
@@ -23,6 +24,7 @@ from corosrv.settings.upstream import UpstreamSettings
 PARTS: tuple[type, ...] = (
     ModelSettings,
     ServerSettings,
+    HubSettings,
     ImageSettings,
     PredictionSettings,
     AppSettings,
@@ -43,6 +45,7 @@ class Settings:
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
+    hub: HubSettings = field(default_factory=HubSettings)
     images: ImageSettings = field(default_factory=ImageSettings)
     models: tuple[ModelSettings, ...] = ()  # the first is loaded at start
     predictor: PredictionSettings | None = None
@@ -79,6 +82,7 @@ def load(
         values["model"] = model_list.packaged_model()
     return Settings(
         server=replace(server, strict_model=True) if peer.urls else server,
+        hub=HubSettings(**raw.values(HubSettings)),
         images=ImageSettings(**raw.values(ImageSettings)),
         models=models_of(values),
         predictor=predictor,

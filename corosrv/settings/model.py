@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.errors import SettingsError
-from corosrv.settings import model_list, sources
+from corosrv.settings import hub_name, model_list, sources
 from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, of_bytes, one_of
 from corosrv.settings.model_list import SYNTHETIC
 from corosrv.settings.placement import PlacementSettings
@@ -24,8 +24,9 @@ class ModelSettings(PlacementSettings):
 
     model: str = setting(
         "",
-        "path of a GGUF, or synthetic:?tokens_per_s=20; empty: the packaged SmolLM2. Several: NAME=PATH, separated by "
-        "commas, each with settings of its own behind a question mark: small=small.gguf?ctx=2048&slots=4&alias=tiny",
+        "path of a GGUF, hf:OWNER/REPO:Q4_K_M for one of a hub, or synthetic:?tokens_per_s=20; empty: the packaged "
+        "SmolLM2. Several: NAME=PATH, separated by commas, each with settings of its own behind a question mark: "
+        "small=small.gguf?ctx=2048&slots=4&alias=tiny",
     )
     model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
     ctx: int = setting(
@@ -115,6 +116,7 @@ class ModelSettings(PlacementSettings):
         check=empty_or(one_of("none", "mean", "cls", "last", "rank")),
     )
     mmproj: str = setting("", "path of a projector GGUF, with which the model takes images; empty: it reads text alone")
+    mmproj_auto: bool = setting(True, "0: a model of a hub is served without the projector that lies beside it there")
     encoder_threads: int = setting(
         0, "compute threads of the process that encodes images; 0: physical cores", check=between(0, 1024)
     )
@@ -155,6 +157,8 @@ class ModelSettings(PlacementSettings):
         _read_template(self)
         model_list.adapters(self.lora)
         self.check_together(self.deterministic)
+        if self.is_hub:
+            hub_name.parse(self.model)
         if self.is_synthetic:
             model_list.synthetic_options(self.model)
             if self.mmproj:
@@ -163,6 +167,11 @@ class ModelSettings(PlacementSettings):
     @property
     def is_synthetic(self) -> bool:
         return self.model.startswith(SYNTHETIC)
+
+    @property
+    def is_hub(self) -> bool:
+        """Returns whether the model is a name on a hub, whose files have to be found first."""
+        return hub_name.is_hub(self.model)
 
     @property
     def adapters(self) -> tuple[tuple[str, float], ...]:
@@ -182,6 +191,8 @@ class ModelSettings(PlacementSettings):
     @property
     def names(self) -> tuple[str, ...]:
         """The model's id, then its aliases."""
+        if self.is_hub and not self.aliases:
+            return (hub_name.parse(self.model).id,)
         return self.aliases or (model_list.stem(self.model),)
 
     @property
@@ -191,8 +202,8 @@ class ModelSettings(PlacementSettings):
 
     @property
     def file(self) -> str:
-        """The model's file without its folders; empty for a synthetic model."""
-        return "" if self.is_synthetic else Path(self.model).name
+        """The model's file without its folders; empty for a synthetic model, and one whose file is not known yet."""
+        return "" if self.is_synthetic or self.is_hub else Path(self.model).name
 
     @property
     def labels(self) -> tuple[str, ...]:

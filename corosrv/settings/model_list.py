@@ -15,11 +15,12 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from corosrv.errors import SettingsError
+from corosrv.settings import hub_name
 
 SYNTHETIC = "synthetic:"
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]*"
-_NAMED = re.compile(rf"(?!{SYNTHETIC})({_NAME})=(.*)", re.DOTALL)
+_NAMED = re.compile(rf"(?!{SYNTHETIC}|{hub_name.HUB})({_NAME})=(.*)", re.DOTALL)
 _BETWEEN = re.compile(rf",(?=\s*{_NAME}=)")
 
 
@@ -46,6 +47,8 @@ def _entry(text: str) -> Entry:
 
 def stem(path: str) -> str:
     """Returns the name of a model that was given none: its file's stem."""
+    if hub_name.is_hub(path):
+        return hub_name.parse(path).short_id
     return "synthetic" if path.startswith(SYNTHETIC) else Path(path).stem
 
 

@@ -11,6 +11,10 @@ from corosrv.settings import ModelSettings
 
 ALLOWED = [
     ("unloaded", "loading"),
+    ("unloaded", "downloading"),
+    ("downloading", "unloaded"),
+    ("downloading", "failed"),
+    ("failed", "downloading"),
     ("loading", "ready"),
     ("loading", "failed"),
     ("loading", "unloading"),

@@ -1,0 +1,61 @@
+"""The process that downloads one model for a server: `python -m corosrv.hub NAME`.
+
+It says on its standard output, a JSON object a line, how far it is, and at last where the files are or what went wrong.
+Its standard input is a pipe of the server, with whose end it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+import msgspec
+
+from corosrv.errors import CorosrvError
+from corosrv.hub.messages import Pulled, PullFailed, PullProgress
+from corosrv.hub.pull import pull
+from corosrv.settings import hub_name
+from corosrv.worker.child.lifeline import hang_on
+
+_PAUSE = 0.25  # seconds between two reports
+
+
+class _Reporter:
+    """Says how far the download is, a few times a second."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def __call__(self, n_bytes: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _PAUSE
+            _say(PullProgress(n_bytes, total))
+
+
+def _say(message: Pulled | PullFailed | PullProgress) -> None:
+    os.write(1, msgspec.json.encode(message) + b"\n")
+
+
+def main() -> None:
+    """Downloads, and ends with status 0 if the files are there."""
+    parser = argparse.ArgumentParser(prog="corosrv.hub")
+    parser.add_argument("name")
+    parser.add_argument("--no-mmproj", action="store_true")
+    arguments = parser.parse_args()
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    hang_on(0)
+    try:
+        name = hub_name.parse(arguments.name)
+        token = os.environ.get("COROSRV_HF_TOKEN", "")
+        model = pull(name, _Reporter(), token, with_projector=not arguments.no_mmproj)
+    except CorosrvError as error:
+        _say(PullFailed(str(error)))
+        sys.exit(1)
+    _say(Pulled(model))
+
+
+if __name__ == "__main__":
+    main()
