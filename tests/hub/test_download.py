@@ -12,8 +12,8 @@ import pytest
 from corosrv.errors import HubError
 from corosrv.hub.download import HubDownload
 from corosrv.settings import HubSettings, ModelSettings
-from tests.support.engines import wait_until
 from tests.support.hub_server import TOKEN, HubServer, Repo, clean_environment, hub_server, sha256
+from tests.support.waiting import wait_until
 
 MODEL = bytes(range(256)) * 120_000  # three of the pieces that the library reads at once
 

@@ -15,7 +15,8 @@ from corosrv.errors import HubError, ModelFailed, Refused, Starting
 from corosrv.models import ModelPool
 from corosrv.settings import ModelSettings
 from tests.models.requests import asking, failure, status, wait_status
-from tests.support.engines import TIMEOUT, answer, job, wait_until
+from tests.support.engines import TIMEOUT, answer, job
+from tests.support.waiting import wait_until
 
 ALONE = "hf:o/r"
 BESIDE = "a=synthetic:?tokens_per_s=0,b=hf:o/r"
