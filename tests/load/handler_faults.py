@@ -206,9 +206,10 @@ def check_nothing_is_left(server: Server, n_descriptors: int) -> None:
     eventually(lambda: n_ready(server) == N_WORKERS, PATIENCE, "all workers are ready again")
     assert server.health() == "ok"
     samples = server.metrics()
-    in_queues = sum(value for name, value in samples.items() if name.startswith("corosrv_queue_depth"))
-    in_flight = sum(value for name, value in samples.items() if name.startswith("corosrv_queue_in_flight"))
-    assert (in_queues, in_flight) == (0, 0)
+    for metric in ("corosrv_queue_depth{", "corosrv_calls_in_flight{"):
+        values = [value for name, value in samples.items() if name.startswith(metric)]
+        assert values, f"there is no metric {metric}"
+        assert sum(values) == 0, f"{metric} is {values}"
     eventually(lambda: front.n_descriptors() <= n_descriptors + 8, PATIENCE, f"descriptors: {front.descriptors()}")
     children = front.children()
     server.signal(signal.SIGTERM)
