@@ -15,12 +15,12 @@ from corosrv.http.lean_flask import LeanFlask
 from corosrv.http.metrics import HttpStats
 from corosrv.kserve import errors, routes
 from corosrv.kserve.endpoint import EndpointLimits
-from tests.kserve.function_worker import FunctionWorker
+from tests.kserve.generator_worker import GeneratorWorker
 
 MAX_BODY = 1 << 20
 
 
-def make_app(worker: FunctionWorker, check_ready: Callable[[], None] = lambda: None, **options: Any) -> Flask:
+def make_app(worker: GeneratorWorker, check_ready: Callable[[], None] = lambda: None, **options: Any) -> Flask:
     app = LeanFlask("kserve")
     bodies = BodyReader()
     limits = EndpointLimits(**{"max_body_bytes": MAX_BODY, **options})

@@ -6,15 +6,15 @@ import pytest
 from flask.testing import FlaskClient
 
 from tests.kserve.app import make_app
-from tests.kserve.function_worker import FunctionWorker
+from tests.kserve.generator_worker import GeneratorWorker
 from tests.kserve.models import make_worker
 
 
 @pytest.fixture
-def worker() -> FunctionWorker:
+def worker() -> GeneratorWorker:
     return make_worker()
 
 
 @pytest.fixture
-def client(worker: FunctionWorker) -> FlaskClient:
+def client(worker: GeneratorWorker) -> FlaskClient:
     return make_app(worker).test_client()

@@ -6,7 +6,7 @@ import gevent
 
 from corosrv.jobs.infer import HandlerCard, InferOutputs, InferRequest
 from corosrv.tensors import Tensor, TensorSpec
-from tests.kserve.function_worker import Answers, FunctionWorker, Model
+from tests.kserve.generator_worker import Answers, GeneratorWorker, Model
 
 NUMBERS = [TensorSpec("a", "INT32", [-1]), TensorSpec("b", "INT32", [-1])]
 TEXT = [TensorSpec("text_input", "BYTES", [1])]
@@ -50,7 +50,7 @@ def text(content: bytes, is_final: bool = False) -> InferOutputs:
     return InferOutputs((Tensor("text_output", "BYTES", [1], data=[content]),), is_final=is_final)
 
 
-def make_worker() -> FunctionWorker:
+def make_worker() -> GeneratorWorker:
     models = [
         Model(
             HandlerCard(
@@ -68,4 +68,4 @@ def make_worker() -> FunctionWorker:
         Model(HandlerCard("streams", inputs=TEXT, outputs=TEXT_OUTPUT, is_stream=True), words),
         Model(HandlerCard("embed", capability={"type": "embed", "tier": "small", "ctx": 8192}), echo),
     ]
-    return FunctionWorker({model.card.key: model for model in models})
+    return GeneratorWorker({model.card.key: model for model in models})

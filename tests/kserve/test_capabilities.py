@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from corosrv.jobs.infer import CapabilityTarget
-from tests.kserve.function_worker import FunctionWorker
+from tests.kserve.generator_worker import GeneratorWorker
 
 PATH = "/v2/capabilities/infer"
 
@@ -21,7 +21,7 @@ def test_the_answer_names_the_handler_and_all_its_attributes(client: FlaskClient
     assert json.loads(answer.json["parameters"]["capability"]) == {"type": "embed", "tier": "small", "ctx": 8192}
 
 
-def test_a_query_is_passed_on_as_it_is(client: FlaskClient, worker: FunctionWorker):
+def test_a_query_is_passed_on_as_it_is(client: FlaskClient, worker: GeneratorWorker):
     body = {"capability": {"type": "embed"}, "prefer": {"tier=small": 2}, "fuzzy": True, "inputs": []}
 
     client.post(PATH, json=body)
@@ -44,7 +44,7 @@ def test_headers_make_a_query_and_the_body_goes_before_them(client: FlaskClient)
     [({}, {"tier=small": 2.0}, True), ({"prefer": {"tier=small": 1}, "fuzzy": False}, {"tier=small": 1.0}, False)],
 )
 def test_headers_have_preferences_and_the_body_goes_before_them(
-    client: FlaskClient, worker: FunctionWorker, members: dict, prefer: dict, is_fuzzy: bool
+    client: FlaskClient, worker: GeneratorWorker, members: dict, prefer: dict, is_fuzzy: bool
 ):
     headers = {"X-Prefer": '{"tier=small": 2}', "X-Fuzzy": "true"}
 

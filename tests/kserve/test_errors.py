@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from corosrv import errors
 from corosrv.errors import CorosrvError
 from tests.kserve.app import MAX_BODY, make_app
-from tests.kserve.function_worker import FunctionWorker
+from tests.kserve.generator_worker import GeneratorWorker
 
 ECHO = "/v2/models/echo/infer"
 EMPTY = {"inputs": []}
@@ -35,7 +35,7 @@ TABLE = [
 @pytest.mark.parametrize("is_late", [False, True])
 def test_every_error_has_its_status_and_its_words(
     client: FlaskClient,
-    worker: FunctionWorker,
+    worker: GeneratorWorker,
     error: CorosrvError,
     status: int,
     retry_after: str | None,
@@ -104,7 +104,7 @@ def test_a_model_that_only_streams_refuses_unary_calls(client: FlaskClient):
     ],
 )
 def test_inputs_that_are_not_declared_so_never_reach_the_model(
-    client: FlaskClient, worker: FunctionWorker, inputs: list[dict], name: str
+    client: FlaskClient, worker: GeneratorWorker, inputs: list[dict], name: str
 ):
     answer = client.post("/v2/models/add/infer", json={"inputs": inputs})
 
@@ -137,7 +137,7 @@ def test_a_header_with_a_wrong_value_is_refused(client: FlaskClient, headers: di
     assert next(iter(headers)) in answer.json["error"]
 
 
-def test_a_bug_is_an_error_without_details(worker: FunctionWorker):
+def test_a_bug_is_an_error_without_details(worker: GeneratorWorker):
     app = make_app(worker)
     worker.submit = None  # type: ignore[method-assign]
     app.config["PROPAGATE_EXCEPTIONS"] = False
@@ -148,7 +148,7 @@ def test_a_bug_is_an_error_without_details(worker: FunctionWorker):
     assert "NoneType" not in answer.json["error"]
 
 
-def test_a_time_limit_counts_from_the_arrival_of_the_request(worker: FunctionWorker) -> None:
+def test_a_time_limit_counts_from_the_arrival_of_the_request(worker: GeneratorWorker) -> None:
     app = make_app(worker)
     arrived = time.monotonic() - 100
 

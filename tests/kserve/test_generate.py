@@ -14,7 +14,7 @@ from corosrv.jobs.infer import HandlerCard, InferEnd, InferOutputs, InferRequest
 from corosrv.kserve.generate_answer import GeneratedText, TextEvents
 from corosrv.kserve.generate_request import decode_generate
 from corosrv.tensors import Tensor, TensorSpec
-from tests.kserve.function_worker import Answers, FunctionWorker, Model
+from tests.kserve.generator_worker import Answers, GeneratorWorker, Model
 from tests.kserve.models import TEXT, TEXT_OUTPUT, text
 
 SENTENCE = "grüße an die Welt"
@@ -168,7 +168,7 @@ def test_a_model_that_gives_no_text_is_at_fault(client: FlaskClient):
     assert (answer.status_code, answer.json) == (500, {"error": "the model gave no text_output"})
 
 
-def test_a_text_that_never_ends_is_given_up_and_its_call_cancelled(client: FlaskClient, worker: FunctionWorker):
+def test_a_text_that_never_ends_is_given_up_and_its_call_cancelled(client: FlaskClient, worker: GeneratorWorker):
     def endless(request: InferRequest) -> Answers:
         while True:
             gevent.sleep(0)
@@ -186,7 +186,7 @@ def test_a_text_that_never_ends_is_given_up_and_its_call_cancelled(client: Flask
     assert (worker.n_running, worker.n_cancelled) == (0, 1)
 
 
-def test_a_stream_is_submitted_as_one(client: FlaskClient, worker: FunctionWorker):
+def test_a_stream_is_submitted_as_one(client: FlaskClient, worker: GeneratorWorker):
     client.post("/v2/models/words/generate_stream", json={"text_input": "a", "parameters": {"timeout": 10**7}})
 
     (job,) = worker.jobs
@@ -248,5 +248,5 @@ def test_nothing_follows_the_last_event():
     assert len(encoded(InferEnd(HandlerFailed("it failed")), text(b"b"))) == 1
 
 
-def test_every_text_model_declares_its_text(worker: FunctionWorker):
+def test_every_text_model_declares_its_text(worker: GeneratorWorker):
     assert [card.inputs for card in (model.card for model in worker.models.values()) if card.is_stream] == [TEXT, TEXT]

@@ -13,7 +13,7 @@ from corosrv.kserve import model_docs
 from corosrv.kserve.errors import KserveError
 from corosrv.tensors import DATATYPES, TensorSpec
 from tests.kserve.app import make_app
-from tests.kserve.function_worker import FunctionWorker
+from tests.kserve.generator_worker import GeneratorWorker
 
 
 def paths_of(*cards: HandlerCard) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def example(operation: dict[str, Any]) -> Any:
 
 
 @pytest.fixture
-def client_with_docs(worker: FunctionWorker) -> FlaskClient:
+def client_with_docs(worker: GeneratorWorker) -> FlaskClient:
     app = make_app(worker)
     app.register_blueprint(docs.document(KserveError, False, [lambda: model_docs.document(worker.standings)]))
     return app.test_client()

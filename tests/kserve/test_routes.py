@@ -8,7 +8,7 @@ from flask.testing import FlaskClient
 import corosrv
 from corosrv.errors import Unavailable
 from tests.kserve.app import make_app
-from tests.kserve.function_worker import FunctionWorker
+from tests.kserve.generator_worker import GeneratorWorker
 
 SUM = {
     "inputs": [
@@ -35,7 +35,7 @@ def test_health_is_a_json_object(client: FlaskClient):
     assert client.get("/v2/health/ready").json == {"ready": True, "live": True}
 
 
-def test_a_server_that_takes_no_calls_says_why(worker: FunctionWorker):
+def test_a_server_that_takes_no_calls_says_why(worker: GeneratorWorker):
     def check_ready() -> None:
         raise Unavailable("the pool 'default' starts")
 
@@ -137,7 +137,7 @@ def test_parameters_keep_their_types(client: FlaskClient):
     }
 
 
-def test_parameters_for_the_front_do_not_reach_the_handler(client: FlaskClient, worker: FunctionWorker):
+def test_parameters_for_the_front_do_not_reach_the_handler(client: FlaskClient, worker: GeneratorWorker):
     parameters = {"timeout": 5_000_000, "priority": 2, "binary_data_output": False, "triton_x": 1, "mine": 2}
 
     client.post("/v2/models/echo/infer", json={"inputs": [], "parameters": parameters})

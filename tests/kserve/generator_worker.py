@@ -1,4 +1,4 @@
-"""An InferWorker of plain functions, each call in a greenlet of its own: the protocol is tested over it."""
+"""An InferWorker of generators, each call in a greenlet of its own: the protocol is tested over it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model:
 
 
 @dataclass
-class FunctionWorker:
+class GeneratorWorker:
     """Runs handlers by name and version, or by capability. Keeps the jobs it was given, and counts what runs."""
 
     models: Mapping[str, Model]  # by the card's key
@@ -93,13 +93,13 @@ class FunctionWorker:
             raise Unavailable(f"the model '{model.card.name}' is not ready")
         if model.card.is_stream and not job.stream and model.card.unary == "refuse":
             raise NotOffered(f"the model '{model.card.name}' only streams")
-        return FunctionReader(self, model, job)
+        return GeneratorReader(self, model, job)
 
 
-class FunctionReader(InferReader):
+class GeneratorReader(InferReader):
     """Reads what one call gives. Cancelling kills its greenlet."""
 
-    def __init__(self, worker: FunctionWorker, model: Model, job: InferJob) -> None:
+    def __init__(self, worker: GeneratorWorker, model: Model, job: InferJob) -> None:
         self._worker = worker
         self._model = model
         self._job = job
