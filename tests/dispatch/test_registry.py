@@ -210,7 +210,7 @@ def test_matches_are_chosen_by_weight_then_priority_then_the_fewest_extra_attrib
 
     assert match(registry, prefer={"tier=small": 0.5}, type="t") == "extra"
     assert match(registry, type="t") == "first"
-    assert match(registry, type="t", c={"exists": False}, tier={"exists": False}) == "plain"
+    assert match(registry, type="t", c={"exists": False}) == "plain"
 
 
 def test_matches_that_are_alike_are_chosen_by_free_permits_and_load(registry: Registry):
