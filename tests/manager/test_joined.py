@@ -60,6 +60,7 @@ def test_a_joined_worker_that_has_left_serves_no_more_and_its_place_is_taken_aga
     second.drain("it leaves")
     with pytest.raises(Unavailable):
         call(host.manager, "add")
+    assert not host.manager.dispatcher.remove_host(second), "it is forgotten already"
 
     third = host.join()
     wait_until(lambda: third.state is WorkerState.READY)
