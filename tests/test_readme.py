@@ -57,6 +57,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A small engine, so that the machine's memory is not what is tested."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COROSRV_")}
     return kept | {
+        "COROSRV_PROMPT_EMBEDS": "1",  # as `make run` sets it
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "COROSRV_SLOTS": "4",
         "COROSRV_CTX": "512",
@@ -179,6 +180,16 @@ def test_the_openai_snippet_prints_an_answer(port: int) -> None:
     )
 
     assert answer.stdout.strip()
+
+
+def test_the_snippet_of_rows_prints_an_answer(port: int) -> None:
+    program = block("python", "prompt_embeds").replace(":8080", f":{port}")
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+
+    assert json.loads(answer.stdout)["usage"]["prompt_tokens"] == 4
 
 
 @pytest.mark.timeout(400)

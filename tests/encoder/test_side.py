@@ -202,6 +202,12 @@ def test_a_wrong_grant_ends_its_transfer_without_a_write(holding, wrong):
     assert holding.n_live == 0
 
 
+def test_a_grant_of_no_blocks_ends_the_transfer_before_it_is_encoded(side):
+    side.receive(open_transfer())
+
+    assert failure(side.receive(grant(blocks=()))) == "protocol"
+
+
 def test_blocks_for_rows_that_do_not_exist_end_the_transfer(holding):
     holding.receive(grant(1, 0, (0, 1, 2)))
 

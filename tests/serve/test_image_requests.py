@@ -169,7 +169,10 @@ def test_models_of_the_v2_protocol_take_images(server: Server):
     assert "image: 2 images, and the text has <__media__> 1 times" in refused.body.decode()
 
 
+SIDEWAYS = Pillow.Exif()
+SIDEWAYS[0x0112] = 6
 GOOD = {
+    "JPEG turned by its EXIF": encoded(Pillow.new("RGB", (60, 50), RED), "JPEG", exif=SIDEWAYS.tobytes()),
     "animated GIF": encoded(
         Pillow.new("P", (60, 50), 1), "GIF", save_all=True, append_images=[Pillow.new("P", (60, 50), n) for n in (2, 3)]
     ),
