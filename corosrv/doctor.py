@@ -139,6 +139,7 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
         yield Finding(Grade.FAIL, "model", f"{path} does not exist", "set COROSRV_MODEL to the path of a GGUF file")
         return
     yield Finding(Grade.OK, "model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB")
+    yield _memory(settings)
     yield _engine(settings)
     if settings.mmproj:
         yield _projector(settings)
@@ -154,6 +155,16 @@ def _hub(settings: ModelSettings) -> Finding:
         return Finding(Grade.FAIL, "model", str(error), "pip install 'corosrv[hub]'")
     advice = f"corosrv models pull {settings.model}; then try the path that it prints with --model"
     return Finding(Grade.OK, "model", f"{settings.model}, which is downloaded at the start", advice)
+
+
+def _memory(settings: ModelSettings) -> Finding:
+    """Plans the memory as the engine would when it starts."""
+    from corosrv.engine.memory import fit_model
+
+    try:
+        return Finding(Grade.OK, "memory", fit_model(settings).words or "not known: the file is no GGUF")
+    except CorosrvError as error:
+        return Finding(Grade.FAIL, "memory", str(error), "or leave COROSRV_SLOTS and COROSRV_CTX out")
 
 
 def _engine(settings: ModelSettings) -> Finding:

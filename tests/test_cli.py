@@ -78,7 +78,7 @@ def test_models_shows_file_and_size(tmp_path):
     ("arguments", "words"),
     [
         (("models", "--model", "/no/such.gguf"), "does not exist"),
-        (("models", "--model", "synthetic:", "--slots", "0"), "COROSRV_SLOTS"),
+        (("models", "--model", "synthetic:", "--slots", "-1"), "COROSRV_SLOTS"),
         (("models", "--config", "/no/such.toml"), "cannot be read"),
         (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
         (("serve", "--model", "/no/such.gguf"), "does not exist"),

@@ -13,7 +13,7 @@ STOREYS = (
     ("callformats",),
     ("client", "outgoing", "tensors"),
     ("bodies", "idempotency", "jobs", "settings", "structured", "waits"),
-    ("dispatch", "wire"),
+    ("dispatch", "fitting", "wire"),
     ("cluster", "models", "objects"),
     ("worker",),
     ("engine", "hub", "images", "manager", "transfer", "upstreams"),

@@ -12,6 +12,7 @@ from corosrv import errors, waits
 from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.card import model_card
+from corosrv.engine.memory import fit_model
 from corosrv.engine.options import native_options
 from corosrv.engine.reader import Reader
 from corosrv.engine.shortage import DescriptorShortage
@@ -52,7 +53,7 @@ class Engine:
         self._native: NativeEngine | None = None
         self._loaded: _Loaded | None = None
         self._adapters = Adapters(settings.adapters)
-        self._notes = TaskNotes(settings.queue + settings.slots)
+        self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
         self._failure: str | None = None
         self._is_closed = False
@@ -74,7 +75,12 @@ class Engine:
     def _open(self) -> None:
         began = time.monotonic()
         self._check_alive()
-        options = native_options(self._settings)
+        fitted = fit_model(self._settings)
+        settings = self._settings = fitted.settings
+        self._notes = TaskNotes(settings.queue + settings.slots)
+        if fitted.words:
+            log.info("memory for %s: %s", settings.names[0], fitted.words)
+        options = native_options(settings, fitted.copy_bytes)
         self._check_alive()  # closed while libllama was tried
         native = self._native = NativeEngine(options)
         # A copy of its own: close() takes the engine's away, and this wait has to hear of it.

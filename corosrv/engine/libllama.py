@@ -55,6 +55,7 @@ class Device(NamedTuple):
     name: str  # as settings name it, CUDA0 or CPU
     description: str
     is_processor: bool
+    free: int = 0  # bytes of its memory
 
 
 def devices() -> list[Device]:
@@ -67,12 +68,16 @@ def devices() -> list[Device]:
     for name, result in (("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("type", ctypes.c_int)):
         functions[name] = function = getattr(base, f"ggml_backend_dev_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], result
+    size = ctypes.POINTER(ctypes.c_size_t)
+    base.ggml_backend_dev_memory.argtypes, base.ggml_backend_dev_memory.restype = [ctypes.c_void_p, size, size], None
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
     seen = []
     for number in range(library.ggml_backend_dev_count()):
         device = library.ggml_backend_dev_get(number)
         name, description = functions["name"](device), functions["description"](device)
         is_processor = functions["type"](device) in _PROCESSOR_TYPES
-        seen.append(Device(name.decode(), description.decode(), is_processor))
+        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        seen.append(Device(name.decode(), description.decode(), is_processor, free.value))
     return seen
 
 

@@ -11,8 +11,11 @@ from corosrv.engine.placement import placement
 from corosrv.settings import ModelSettings
 
 
-def native_options(settings: ModelSettings) -> Options:
-    """Returns the options that open the native engine. May wait while libllama is tried; raises ModelFailed."""
+def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
+    """Returns the options that open the native engine; `copy_bytes`: of weights in another order, at most.
+
+    May wait while libllama is tried; raises ModelFailed.
+    """
     synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
     is_tried = synthetic is None and os.path.isfile(settings.model)
     verdict = probe.verdict(settings.model, settings.kernels) if is_tried else probe.Verdict.FAST
@@ -34,6 +37,7 @@ def native_options(settings: ModelSettings) -> Options:
         pooling=settings.pooling,
         adapters=tuple(path for path, _ in settings.adapters),
         kernels="ggml" if verdict is probe.Verdict.GGML else settings.kernels,
+        copy_bytes=copy_bytes,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,
         placement=Placement() if synthetic is not None else placement(settings, libllama.devices()),

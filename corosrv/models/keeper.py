@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import gevent.monkey
 
 from corosrv import errors, waits
+from corosrv.models import size
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import plan
 from corosrv.models.served import ServedModel
@@ -53,7 +54,11 @@ class Keeper:
         self._is_stopped = False
         # The end of a use matters only if models are unloaded without being asked.
         on_idle = self._wakeup.set if self._limit or self._idle_s else _ignore
-        self.models: Sequence[ServedModel] = tuple(ServedModel(model, on_idle) for model in settings.models)
+        sizes = [size.file_bytes(model) for model in settings.models]
+        self.models: Sequence[ServedModel] = tuple(
+            ServedModel(model, on_idle, self._limit, sizes[:number] + sizes[number + 1 :])
+            for number, model in enumerate(settings.models)
+        )
 
     def start(self) -> None:
         """Begins to work; returns at once."""
@@ -100,7 +105,7 @@ class Keeper:
             return sum(model.bytes for model in self.models if model.state in HOLDING)
 
     def _begin_load(self, model: ServedModel) -> None:
-        engine = self._make(model.settings)
+        engine = self._make(model.load_settings)
         model.begin_load(engine)
         if self._limit and model.bytes > self._limit:
             model.failed(f"it needs some {model.bytes} bytes, and COROSRV_MODEL_BYTES allows {self._limit}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from corosrv import errors
 from corosrv.dispatch.backoff import Backoff
+from corosrv.fitting import gguf
 from corosrv.jobs import ModelCard
 from corosrv.jobs.stats import DecodeStats
-from corosrv.models import gguf, size
+from corosrv.models import size
 from corosrv.models.loadable import Download, Loadable
 from corosrv.models.plan import Standing
 from corosrv.models.state import ModelState, check_move
@@ -36,7 +37,10 @@ _STATUS = {
 class ServedModel:
     """Owned by its pool, under whose lock all of it is called. Moves only as `models.state` allows."""
 
-    def __init__(self, settings: ModelSettings, on_idle: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: ModelSettings, on_idle: Callable[[], None], limit: int = 0, other_files: Sequence[int] = ()
+    ) -> None:
+        """`limit`: the bytes that all models may take, 0 for none; `other_files`: the sizes of the others' files."""
         self._named = settings  # as the operator wrote them; `settings` have files in place of a hub's name
         self.settings = settings
         self.names = settings.names
@@ -51,8 +55,8 @@ class ServedModel:
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         self._retry_at = 0.0
         self._wakeups: list[Wakeup] = []
-        self._facts = gguf.read(settings.model)
-        self.bytes = size.estimate(settings, self._facts)
+        self._limit, self._other_files = limit, other_files
+        self._look()
         self._card = self._unloaded_card()
         self._shown: tuple[ModelCard, ModelState, ModelCard] | None = None  # what the card was made of, and that card
 
@@ -92,8 +96,20 @@ class ServedModel:
             # The file may have come, changed or gone since the last look.
             if self._named.is_hub and not os.path.exists(self.settings.model):
                 self.settings = self._named
-            self._facts = gguf.read(self.settings.model)
-            self.bytes = size.estimate(self.settings, self._facts)
+            self._look()
+
+    def _look(self) -> None:
+        """Reads the file's head, and estimates what the model takes."""
+        self._facts = gguf.read(self.settings.model)
+        self.bytes = size.estimate(self.load_settings, self._facts)
+
+    @property
+    def load_settings(self) -> ModelSettings:
+        """The settings to load it with: where slots or context are open, they are fitted into its share."""
+        settings = self.settings
+        if settings.memory_bytes or (settings.slots and settings.ctx) or self._facts is None:
+            return settings
+        return replace(settings, memory_bytes=size.share(self._limit, self._facts.size, self._other_files))
 
     def ask(self) -> None:
         """Has the model loaded for the operator, who does not wait for it."""
@@ -132,8 +148,7 @@ class ServedModel:
     def downloaded(self, settings: ModelSettings) -> None:
         """Notes that the files are there, which `settings` name; the model is loaded next, if it is still wanted."""
         self.settings, self.download = settings, None
-        self._facts = gguf.read(settings.model)
-        self.bytes = size.estimate(settings, self._facts)
+        self._look()
         self._card = self._unloaded_card()
         self._enter(ModelState.UNLOADED)
 
@@ -157,8 +172,8 @@ class ServedModel:
         self._backoff.succeed(time.monotonic())
         self.failure = ""
         self.uses.idle_since = time.monotonic()
-        self.bytes = size.measured(self.settings, self._facts, self.engine.info)
         self._card = replace(self.engine.card(None), created=self._card.created)
+        self.bytes = size.measured(self.settings, self._facts, self.engine.info, self._card.slots)
         self._settle()
 
     def failed(self, reason: str) -> None:

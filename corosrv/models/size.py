@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-from corosrv.models.gguf import Facts
+from corosrv.errors import ModelFailed
+from corosrv.fitting.gguf import Facts
+from corosrv.fitting.model import model_needs, plan_memory, projector_bytes, with_defaults
+from corosrv.fitting.plan import Pair
+from corosrv.fitting.room import Room
 from corosrv.models.loadable import Footprint
 from corosrv.settings import ModelSettings
 
@@ -14,23 +19,44 @@ _TOKEN_BYTES = 4  # what a made-up model keeps of each token: its id
 def estimate(settings: ModelSettings, facts: Facts | None) -> int:
     """Estimates the bytes of a model that is not loaded, rather too many than too few; 0 without any facts."""
     if settings.is_synthetic:
-        return settings.slots * settings.ctx * _TOKEN_BYTES
+        chosen = with_defaults(settings)
+        return chosen.slots * chosen.ctx * _TOKEN_BYTES
     if facts is None:
         return 0
-    context = min(settings.ctx, facts.n_ctx_train or settings.ctx)
     # How much will be repacked is known afterwards: at most everything.
     copies = facts.size if settings.kernels == "auto" else 0
-    return facts.size + copies + settings.slots * context * facts.kv_bytes_per_token + _projector_bytes(settings)
+    pair = _pair(settings, facts)
+    return facts.size + copies + model_needs(settings, facts).cache(pair) + projector_bytes(settings)
 
 
-def measured(settings: ModelSettings, facts: Facts | None, info: Footprint) -> int:
-    """Returns the bytes of a loaded model."""
+def measured(settings: ModelSettings, facts: Facts | None, info: Footprint, slots: int) -> int:
+    """Returns the bytes of a loaded model with so many slots."""
     if settings.is_synthetic or facts is None:
         return estimate(settings, facts)
-    cache = settings.slots * info.context * facts.kv_bytes_per_token
-    return info.size + info.packed_bytes + cache + _projector_bytes(settings)
+    cache = model_needs(settings, facts).cache(Pair(slots, info.context))
+    return info.size + info.packed_bytes + cache + projector_bytes(settings)
 
 
-def _projector_bytes(settings: ModelSettings) -> int:
-    """Returns the size of a projector file, which another process holds; 0 where there is none."""
-    return os.path.getsize(settings.mmproj) if os.path.isfile(settings.mmproj) else 0
+def file_bytes(settings: ModelSettings) -> int:
+    """Returns the size of a model's file; 0 where there is none."""
+    return 0 if settings.is_synthetic or not os.path.isfile(settings.model) else os.path.getsize(settings.model)
+
+
+def share(total: int, own: int, other_files: Sequence[int]) -> int:
+    """Returns the bytes of a total that a model may take whose slots or context are fitted, 0 of no total.
+
+    `own`, `other_files`: the sizes of its files and of those of the others. What the files leave is shared in equal
+    parts; where they leave nothing, idle models have to make room, and each may take all.
+    """
+    left = total - 2 * (own + sum(other_files))  # with copies in another order
+    return 2 * own + left // (1 + len(other_files)) if left > 0 else total
+
+
+def _pair(settings: ModelSettings, facts: Facts) -> Pair:
+    """Returns the slots and the context that the model's own limit leaves it."""
+    unlimited = Room(1 << 62, "")
+    try:
+        return plan_memory(settings, facts, unlimited).pair
+    except ModelFailed:
+        chosen = with_defaults(settings)
+        return Pair(chosen.slots, chosen.ctx)

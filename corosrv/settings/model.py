@@ -9,7 +9,7 @@ from typing import Any
 
 from corosrv.errors import SettingsError
 from corosrv.settings import hub_name, model_list, sources
-from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, of_bytes, one_of
+from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, of_bytes, one_of, or_else
 from corosrv.settings.model_list import SYNTHETIC
 from corosrv.settings.placement import PlacementSettings
 from corosrv.settings.sources import PREFIX, setting
@@ -30,11 +30,16 @@ class ModelSettings(PlacementSettings):
     )
     model_alias: str = setting("", "comma-separated names under which the model is listed; empty: the file's stem")
     ctx: int = setting(
-        4096,
-        "tokens of context per slot, at most what the model was trained for",
-        check=between(16, MAX_INT32),
+        0,
+        "tokens of context per slot, at most what the model was trained for; 0: 4096, or what fits into memory",
+        check=or_else(0, between(16, MAX_INT32)),
     )
-    slots: int = setting(32, "sequences decoded at once, up to 256")
+    slots: int = setting(0, "sequences decoded at once, up to 256; 0: 32, or as many as fit into memory")
+    memory_bytes: int = setting(
+        0,
+        "bytes that the model may take with its KV cache; 0: a share of model_bytes, or what is free",
+        check=of_bytes(0),
+    )
     queue: int = setting(10_000, "jobs that may wait for a slot", check=between(0, MAX_INT32))
     queue_per_key: int = setting(
         2500,
@@ -148,8 +153,8 @@ class ModelSettings(PlacementSettings):
     def __post_init__(self) -> None:
         sources.check(self)
         max_slots = SYNTHETIC_MAX_SLOTS if self.is_synthetic else LLAMA_MAX_SLOTS
-        if not 1 <= self.slots <= max_slots:
-            raise sources.bad_value("slots", f"must be from 1 to {max_slots}", str(self.slots))
+        if not 0 <= self.slots <= max_slots:
+            raise sources.bad_value("slots", f"must be from 1 to {max_slots}, or 0 for what fits", str(self.slots))
         if self.chat_template and self.chat_template_file:
             words = "must be empty where COROSRV_CHAT_TEMPLATE is set"
             raise sources.bad_value("chat_template_file", words, repr(self.chat_template_file))

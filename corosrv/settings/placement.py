@@ -91,6 +91,11 @@ class PlacementSettings:
     )
 
     @property
+    def stretches_context(self) -> bool:
+        """Returns whether positions are scaled, so that a context may be longer than the model was trained for."""
+        return self.rope_scaling not in ("", "none") or self.rope_freq_base > 0 or self.rope_freq_scale > 0
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """The names of the devices to use; none for all."""
         return sources.split_words(self.device)

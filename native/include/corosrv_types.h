@@ -121,6 +121,7 @@ typedef struct corosrv_options {
   int32_t deterministic;              /* 1: no result depends on the rest of a batch; slower */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */
+  uint64_t copy_bytes;                /* that corosrv's kernels may take for weights in another order, at most */
   int32_t pooling;                    /* corosrv_pooling */
   const char* const* adapters;        /* paths of LoRA adapters, to be loaded with the model */
   size_t n_adapters;

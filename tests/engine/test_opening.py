@@ -65,14 +65,29 @@ def failure(path: Path) -> str:
 
 
 @pytest.mark.model
-def test_memory_that_is_not_there_is_refused_with_the_settings_to_lower():
+def test_memory_that_is_not_there_is_refused_with_settings_that_would_do():
     engine = Engine(ModelSettings(model=packaged_model(), slots=256, ctx=8192, threads=1))
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if available > 90e9:
         pytest.skip("this machine has the memory")
 
-    with pytest.raises(errors.ModelFailed, match=r"GB of KV cache.*COROSRV_SLOTS or COROSRV_CTX"):
+    with pytest.raises(errors.ModelFailed, match=r"48.3 GB.*would fit: set COROSRV_SLOTS=\d+ and COROSRV_CTX=\d+"):
         engine.open()
+
+
+@pytest.mark.model
+def test_slots_and_context_that_are_left_open_are_fitted_and_told(caplog: pytest.LogCaptureFixture):
+    engine = Engine(ModelSettings(model=packaged_model(), memory_bytes=700_000_000, threads=1))
+
+    with caplog.at_level("INFO", "corosrv.engine"):
+        engine.open()
+
+    slots, context = engine.card(None).slots, engine.info.context
+    engine.close()
+    assert slots == 4
+    assert 1024 <= context < 4096
+    assert f"{slots} slots of {context} tokens take" in caplog.text
+    assert "where 32 slots of 4096 tokens would need" in caplog.text
 
 
 @pytest.mark.model

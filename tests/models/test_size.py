@@ -1,40 +1,14 @@
-"""What a file's head tells about the memory that its model takes."""
-
-import os
-import struct
+"""How much memory a model is taken for."""
 
 import pytest
 
 from corosrv.engine.binding import ModelInfo
-from corosrv.models import gguf, size
+from corosrv.fitting import gguf
+from corosrv.fitting.cache import CacheTypes
+from corosrv.models import size
 from corosrv.settings import ModelSettings
 from tests.support.engines import packaged_model
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
-def number(key: str, value: int) -> bytes:
-    return text(key) + struct.pack("<II", 4, value)
-
-
-def numbers(key: str, values: list[int]) -> bytes:
-    return text(key) + struct.pack("<IIQ", 9, 4, len(values)) + struct.pack(f"<{len(values)}I", *values)
-
-
-def head(*pairs: bytes) -> bytes:
-    architecture = text("general.architecture") + struct.pack("<I", 8) + text("llama")
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs) + 1) + architecture + b"".join(pairs)
-
-
-PAIRS = [
-    number("llama.context_length", 2048),
-    number("llama.embedding_length", 64),
-    number("llama.block_count", 3),
-    number("llama.attention.head_count", 8),
-    number("llama.attention.head_count_kv", 2),
-]
+from tests.support.gguf_heads import PAIRS, head
 
 
 @pytest.fixture
@@ -47,57 +21,6 @@ def write(tmp_path):
     return write
 
 
-def test_keys_and_values_are_counted_from_heads_and_layers(write):
-    facts = gguf.read(write(head(*PAIRS)))
-
-    # 3 layers of 2 heads, each 8 wide in keys and in values, of 2 bytes.
-    assert (facts.kv_bytes_per_token, facts.n_ctx_train, facts.n_embd) == (3 * 2 * 16 * 2, 2048, 64)
-
-
-def test_widths_that_the_file_gives_count(write):
-    widths = [number("llama.attention.key_length", 32), number("llama.attention.value_length", 16)]
-
-    assert gguf.read(write(head(*PAIRS, *widths))).kv_bytes_per_token == 3 * 2 * 48 * 2
-
-
-def test_heads_may_differ_from_layer_to_layer(write):
-    pairs = [*PAIRS[:4], numbers("llama.attention.head_count_kv", [2, 0, 4])]
-
-    assert gguf.read(write(head(*pairs))).kv_bytes_per_token == 6 * 16 * 2
-
-
-def test_the_vocabulary_is_not_read(write):
-    assert gguf.read(write(head(*PAIRS, text("tokenizer.ggml.tokens")))) is not None
-
-
-@pytest.mark.parametrize("length", range(0, 260, 7))
-def test_a_file_that_ends_early_says_nothing(write, length):
-    assert gguf.read(write(head(*PAIRS)[:length])) is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"no GGUF at all, but long enough to be read",
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63) + struct.pack("<Q", 2**62),
-        head(text("a") + struct.pack("<IIQ", 9, 9, 1)),
-        head(text("a") + struct.pack("<IIQ", 9, 4, 2**60)),
-        head(text("a") + struct.pack("<I", 77)),
-    ],
-)
-def test_a_hostile_file_says_nothing(write, content):
-    assert gguf.read(write(content)) is None
-
-
-def test_what_is_no_plain_file_is_not_opened(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-
-    assert gguf.read(str(fifo)) is None
-    assert gguf.read("/no/such/file") is None
-    assert gguf.read(str(tmp_path)) is None
-
-
 def test_weights_their_copies_and_the_slots_are_summed(write):
     path = write(head(*PAIRS))
     facts = gguf.read(path)
@@ -105,7 +28,7 @@ def test_weights_their_copies_and_the_slots_are_summed(write):
     without = ModelSettings(model=path, slots=2, ctx=100, kernels="ggml")
 
     assert size.estimate(with_copies, facts) == 2 * facts.size + 2 * 2048 * 192
-    assert size.estimate(without, facts) == facts.size + 2 * 100 * 192
+    assert size.estimate(without, facts) == facts.size + 2 * 256 * 192
 
 
 def test_the_projector_counts_as_well(write, tmp_path):
@@ -129,9 +52,36 @@ def test_the_estimate_of_a_real_model_is_near_what_it_takes(smollm2):
     facts = gguf.read(chosen.model)
     info: ModelInfo = smollm2.info
 
-    guessed, taken = size.estimate(chosen, facts), size.measured(chosen, facts, info)
+    guessed, taken = size.estimate(chosen, facts), size.measured(chosen, facts, info, 16)
 
     # 30 layers of 3 heads, 64 wide.
-    assert facts.kv_bytes_per_token == 30 * 3 * 128 * 2
+    assert facts.cache.token_bytes(CacheTypes()) == 30 * 3 * 128 * 2
     assert (facts.n_ctx_train, facts.n_embd) == (info.context_train, info.n_embd)
     assert taken <= guessed < 1.5 * taken
+
+
+def test_what_is_left_open_fits_into_what_the_model_may_take(write):
+    path = write(head(*PAIRS) + bytes(1000))
+    facts = gguf.read(path)
+    whole = size.estimate(ModelSettings(model=path), facts)
+
+    fitted = size.estimate(ModelSettings(model=path, memory_bytes=(192 << 20) + 8_000_000), facts)
+
+    assert whole == 2 * facts.size + 32 * 2048 * 192
+    assert 2 * facts.size + 4 * 2048 * 192 <= fitted < whole / 2
+
+
+def test_one_model_may_take_the_whole_limit_and_no_limit_is_none():
+    assert size.share(1000, 100, ()) == 1000
+    assert size.share(0, 100, (5,)) == 0
+
+
+def test_several_models_share_what_their_files_and_copies_leave():
+    shares = [size.share(1000, 100, (50, 150)), size.share(1000, 50, (100, 150)), size.share(1000, 150, (100, 50))]
+
+    assert shares == [333, 233, 433]
+    assert sum(shares) <= 1000
+
+
+def test_models_that_do_not_fit_side_by_side_may_each_take_all():
+    assert size.share(1000, 300, (400,)) == 1000

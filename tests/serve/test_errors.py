@@ -343,4 +343,4 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_process_lives(
 
 def test_a_setting_that_cannot_be_stops_the_start_and_is_named(start: Servers) -> None:
     with pytest.raises(AssertionError, match="COROSRV_SLOTS must be from 1"):
-        start.start(*SERVE, slots=0)
+        start.start(*SERVE, slots=-1)

@@ -31,7 +31,7 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("slots", "0"),
+        ("slots", "-1"),
         ("slots", "100001"),
         ("slots", "many"),
         ("slots", "1.5"),

@@ -125,6 +125,7 @@ def write_llama(
         "llama.attention.head_count": heads,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": width // heads,
+        **{key: value for key, value in more.items() if key not in tokenizer},
         **tokenizer,
         **more,
     }

@@ -70,6 +70,7 @@ class Options(msgspec.Struct, frozen=True):
     deterministic: bool = False
     safe_load: bool = False
     kernels: str = "auto"
+    copy_bytes: int = 1 << 62
     batch: int = 512
     pooling: str = ""  # "": the model's, else mean
     adapters: tuple[str, ...] = ()  # paths of LoRA adapters

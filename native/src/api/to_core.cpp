@@ -180,6 +180,7 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.is_deterministic = from.deterministic != 0;
   options.is_safe = from.safe_load != 0;
   options.has_own_kernels = from.kernels == COROSRV_KERNELS_AUTO;
+  options.copy_bytes = from.copy_bytes;
   if (from.placement != nullptr) options.placement = to_placement(*from.placement);
   return options;
 }

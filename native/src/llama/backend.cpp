@@ -327,7 +327,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
   status = find_pooling(model.get(), options.path, options.pooling, purpose.pooling);
   if (!status.is_ok()) return nullptr;
 
-  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), context, options.is_deterministic);
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, options.is_deterministic);
   purpose.kernels = kernels.get();
   const auto make_context = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
     sized.tokens = tokens;  // fewer at first than the context is to have
@@ -339,7 +339,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     purpose.reads_whole = true;
     // Such sequences come alone where neighbours must not matter, and then any kernel will do.
     first.reset();
-    kernels = make_kernels(options, model.get(), context, false);
+    kernels = make_kernels(options, false);
     purpose.kernels = kernels.get();
     first = make_context(purpose, context);
   }
@@ -347,8 +347,6 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     status = failure("libllama cannot make a context for", options.path);
     return nullptr;
   }
-  if (llama_get_memory(first.get()) != nullptr) status = check_memory(model.get(), options, context);
-  if (!status.is_ok()) return nullptr;
 
   ModelInfo info = describe(model.get(), purpose.reads_whole ? context : std::max(context, tokens_per_slot(first)));
   info.n_adapters = static_cast<int32_t>(loaded.size());

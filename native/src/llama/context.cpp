@@ -1,10 +1,6 @@
 #include "llama/context.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <limits>
-#include <string>
 
 #include "model/backend.h"
 
@@ -12,33 +8,10 @@ namespace corosrv {
 
 namespace {
 
-// Returns the bytes of memory that Linux reports as available; infinity if it reports none.
-double available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    double kilobytes = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %lf kB", &kilobytes) == 1) return kilobytes * 1024;
-  }
-  return std::numeric_limits<double>::infinity();
-}
-
 ggml_type cache_type(const ModelOptions& options, int32_t chosen) {
   // libllama has one attention kernel for caches of bfloat16, for any number of rows and tokens. For 16-bit floats it
   // has three, which round differently.
   return options.is_deterministic ? GGML_TYPE_BF16 : static_cast<ggml_type>(chosen);
-}
-
-double bytes_per_number(ggml_type type) {
-  return static_cast<double>(ggml_type_size(type)) / static_cast<double>(ggml_blck_size(type));
-}
-
-// Returns the bytes of a KV cache; 0 for a model without attention, which has no heads.
-double kv_bytes(const llama_model* model, const ModelOptions& options, double n_cells) {
-  if (llama_model_n_head(model) == 0) return 0;
-  const double head = static_cast<double>(llama_model_n_embd(model)) / llama_model_n_head(model);
-  const double key = bytes_per_number(cache_type(options, options.placement.cache_type_k));
-  const double value = bytes_per_number(cache_type(options, options.placement.cache_type_v));
-  return n_cells * llama_model_n_layer(model) * llama_model_n_head_kv(model) * head * (key + value);
 }
 
 }  // namespace
@@ -80,25 +53,10 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
   return params;
 }
 
-Status check_memory(const llama_model* model, const ModelOptions& options, int32_t context) {
-  const double needed = kv_bytes(model, options, static_cast<double>(options.slots) * context);
-  const double available = available_memory();
-  if (needed <= available) return Status::ok();
-  char text[256];
-  std::snprintf(text, sizeof text,
-                "%d slots of %d tokens need %.1f GB of KV cache, and %.1f GB of memory are available: lower "
-                "COROSRV_SLOTS or COROSRV_CTX",
-                options.slots, context, needed / 1e9, available / 1e9);
-  return Status(StatusCode::kInvalid, text);
-}
-
-std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, int32_t context,
-                                           bool is_deterministic) {
-  const double left = available_memory() - kv_bytes(model, options, static_cast<double>(options.slots) * context);
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, bool is_deterministic) {
   KernelChoice choice;
   choice.is_faster_allowed = options.has_own_kernels;
-  // Packed weights may take half of what the cache leaves: the other half is everybody else's.
-  choice.max_bytes = static_cast<size_t>(std::clamp(left / 2, 0.0, 1e18));
+  choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
   return GraphKernels::make(choice);
 }

@@ -1,9 +1,8 @@
-// Chooses the parameters of a model's context, and checks whether the machine has memory for it.
+// Chooses the parameters of a model's context. Whether it fits into memory was planned before.
 #pragma once
 
 #include <memory>
 
-#include "base/status.h"
 #include "kernels/graph_kernels.h"
 #include "llama/handles.h"
 #include "model/options.h"
@@ -26,12 +25,8 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
 // Returns the largest number of rows of one step.
 int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose);
 
-// Checks that the KV cache fits into the memory that is available. The failure says which settings to lower.
-Status check_memory(const llama_model* model, const ModelOptions& options, int32_t context);
-
 // Makes the kernels that replace parts of libllama's graphs; returns null if there is nothing to replace.
 // `is_deterministic`: no row's bits may depend on the other rows of a batch.
-std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model, int32_t context,
-                                           bool is_deterministic);
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, bool is_deterministic);
 
 }  // namespace corosrv

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from corosrv.fitting.cache import CacheShape
+from corosrv.fitting.layers import ModelKeys, cache_shape
+
 _MAX_KEY = 65_536  # bytes
 _MAX_TEXT = 16_777_216
 _MAX_PAIRS = 65_536
 _MAX_LAYERS = 65_536
 _STRING, _ARRAY = 8, 9
+_TOKENS = "tokenizer.ggml.tokens"
+_PART = re.compile(r"(.*)-00001-of-(\d{5})\.gguf", re.DOTALL)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -28,8 +34,11 @@ class Facts:
     architecture: str
     n_ctx_train: int
     n_embd: int
-    kv_bytes_per_token: int  # of keys and values in 16 bits
-    size: int  # of the file, in bytes
+    n_inner: int  # numbers in the widest feed-forward layer of one token
+    n_vocab: int
+    n_layers: int
+    cache: CacheShape
+    size: int  # of all files of the model, in bytes
 
 
 def read(path: str) -> Facts | None:
@@ -39,23 +48,33 @@ def read(path: str) -> Facts | None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         with open(path, "rb") as file:
-            return _facts(_pairs(file), os.stat(path).st_size)
+            return _facts(_pairs(file), _size(path))
     except (OSError, ValueError, OverflowError, MemoryError):
         return None
 
 
 def _pairs(file: BinaryIO) -> dict[str, Any]:
-    """Yields all pairs before the vocabulary, which stands last and is long."""
+    """Returns all pairs before the vocabulary, which stands last and is long, and how many tokens that has."""
     if file.read(4) != b"GGUF":
         raise BrokenFile("no GGUF")
     _, _, n_pairs = _unpack(file, "IQQ")
     pairs: dict[str, Any] = {}
     for _ in range(min(n_pairs, _MAX_PAIRS)):
         key = _text(file, _MAX_KEY)
-        if key.startswith("tokenizer."):
+        if key == _TOKENS:
+            pairs[_TOKENS] = _count(file)
             break
         pairs[key] = _value(file, *_unpack(file, "I"))
     return pairs
+
+
+def _count(file: BinaryIO) -> int:
+    """Returns the members of a list, without reading them; 0 for what is none."""
+    try:
+        kind, _, n_items = _unpack(file, "IIQ")
+    except BrokenFile:
+        return 0
+    return n_items if kind == _ARRAY else 0
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
@@ -89,22 +108,27 @@ def _bytes(file: BinaryIO, size: int) -> bytes:
     return read
 
 
+def _size(path: str) -> int:
+    """Returns the bytes of all files that a model is split into: name-00001-of-00003.gguf and so on, or of one."""
+    match = _PART.fullmatch(path)
+    if match is None:
+        return os.stat(path).st_size
+    parts = [f"{match[1]}-{number:05d}-of-{match[2]}.gguf" for number in range(1, int(match[2]) + 1)]
+    return sum(os.stat(part).st_size for part in parts if os.path.isfile(part))
+
+
 def _facts(pairs: Mapping[str, Any], size: int) -> Facts:
     architecture = pairs.get("general.architecture")
     if not isinstance(architecture, str):
         raise BrokenFile("no architecture")
-
-    def number(name: str, default: int = 0) -> int:
-        value = pairs.get(f"{architecture}.{name}", default)
-        return value if isinstance(value, int) else default
-
-    n_layers, n_embd = number("block_count"), number("embedding_length")
-    n_heads = max(number("attention.head_count", 1), 1)
-    head = n_embd // n_heads
-    widths = number("attention.key_length", head) + number("attention.value_length", head)
-    of_layers = pairs.get(f"{architecture}.attention.head_count_kv", n_heads)
-    if isinstance(of_layers, list):
-        kv_heads = sum(value for value in of_layers if isinstance(value, int))
-    else:
-        kv_heads = n_layers * number("attention.head_count_kv", n_heads)
-    return Facts(architecture, number("context_length"), n_embd, 2 * kv_heads * widths, size)
+    keys = ModelKeys(architecture, pairs)
+    return Facts(
+        architecture=architecture,
+        n_ctx_train=keys.number("context_length"),
+        n_embd=keys.number("embedding_length"),
+        n_inner=max(keys.numbers("feed_forward_length", keys.n_layers, 0), default=0),
+        n_vocab=pairs.get(_TOKENS) or keys.number("vocab_size"),
+        n_layers=keys.n_layers,
+        cache=cache_shape(keys),
+        size=size,
+    )
