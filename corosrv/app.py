@@ -33,7 +33,7 @@ from corosrv.settings import PredictionSettings, Settings
 log = logging.getLogger("corosrv")
 
 _MOUNTED = "corosrv.mounted"  # of an app's extensions: the servers whose blueprints it has
-_PARTS_OF_APP = 2  # of a server that serves an application alone: itself, and KServe's protocol
+_PARTS_OF_ONE = 2  # of a server that serves an application alone, or models: themselves, and KServe's protocol
 
 
 def blueprint(**overrides: Any) -> Blueprint:
@@ -181,7 +181,7 @@ def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings
         for part in (server.predictor, server.app, server.upstreams, server.kserve, server.sharing, server.peers)
         if part is not None
     ]
-    if server.app is not None and len(server.parts) <= _PARTS_OF_APP:
+    if (server.app is not None or server.models is not None) and len(server.parts) <= _PARTS_OF_ONE:
         server.on_unstartable = functools.partial(_give_up, server)
     if predictor is None:
         return
@@ -193,7 +193,7 @@ def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings
 
 def _give_up(server: Server, reason: str) -> None:
     """Ends this process and gunicorn with it: nothing that it is to serve can be started."""
-    print(f"corosrv cannot start: no worker of the application could be started: {reason}", file=sys.stderr, flush=True)
+    print(f"corosrv cannot start: {reason}", file=sys.stderr, flush=True)
     for part in server.parts:
         part.close()
     server.management.close()

@@ -40,12 +40,14 @@ class Keeper:
         make: Callable[[ModelSettings], Loadable],
         memory_elsewhere: Callable[[], int] = lambda: 0,
         make_download: Callable[[ModelSettings], Download] | None = None,
+        on_failed_load: Callable[[], None] = lambda: None,
     ) -> None:
         """`memory_elsewhere`: the bytes of the budget that worker processes claim. `make_download`: for models of a
-        hub, where there may be some.
+        hub, where there may be some. `on_failed_load`: called after each load that fails.
         """
         self._make_download = make_download
         self._memory_elsewhere = memory_elsewhere
+        self._on_failed_load = on_failed_load
         self.lock = _RLock()
         self._wakeup = Wakeup()
         self._make = make
@@ -125,6 +127,8 @@ class Keeper:
             log.info("model %s: %s", model.name, failure or "loaded")
         if failure or not is_wanted:
             waits.call_in_thread(engine.close)
+        if failure and is_wanted:
+            self._on_failed_load()
         self.wake()
 
     def _begin_download(self, model: ServedModel) -> None:

@@ -68,15 +68,17 @@ class ModelPool:
         memory_elsewhere: Callable[[], int] = lambda: 0,
         waits_for_first: bool = False,
         make_download: Callable[[ModelSettings], Download] | None = None,
+        on_failed_load: Callable[[], None] = lambda: None,
     ) -> None:
         """Keeps the settings and reads the heads of the model files; nothing starts before `start`.
 
         `make` makes what loads and runs one model. `watch` is asked to look after a caller that has to wait, and to
         call a function if the caller's client leaves. `memory_elsewhere`: the bytes of the budget that others hold.
         `waits_for_first`: requests wait for an only model's first load as for any other; else they are refused.
-        `make_download`: makes the download of a model that is named on a hub.
+        `make_download`: makes the download of a model that is named on a hub. `on_failed_load`: called after each load
+        that fails.
         """
-        self._keeper = Keeper(settings, make, memory_elsewhere, make_download)
+        self._keeper = Keeper(settings, make, memory_elsewhere, make_download, on_failed_load)
         self._lock = self._keeper.lock
         self._models = self._keeper.models
         self._by_name = {name: model for model in self._models for name in model.names}
@@ -138,10 +140,16 @@ class ModelPool:
         if self._is_draining:
             raise errors.ShuttingDown("the server is shutting down")
 
+    @property
+    def unloadable(self) -> str:
+        """Returns why none of the models could be loaded; empty when one was, is being loaded, or nobody asked yet."""
+        coming = (ModelState.DOWNLOADING, ModelState.LOADING)
+        if any(model.n_loads or model.state in coming for model in self._models):
+            return ""
+        return self._first.failure
+
     def models(self) -> tuple[ModelCard, ...]:
-        """Returns every model, loaded or not; a single model only after its first load."""
-        if len(self._models) == 1 and not self._first.n_loads:
-            return ()
+        """Returns every model, loaded or not."""
         return tuple(model.card for model in self._models)
 
     def card(self, model: str | None) -> ModelCard:

@@ -80,7 +80,10 @@ class ModelPart:
         self._answers = answers or KeyedAnswers(bodies)
         self._groups = GroupTable() if groups is None else groups
         self._vision = _vision(settings)
-        self.pool = ModelPool(settings, self._make, _watch, memory_elsewhere, waits_for_first, self._download)
+        self.on_unloadable: Callable[[str], None] = lambda reason: None  # if none of the models could be loaded
+        self.pool = ModelPool(
+            settings, self._make, _watch, memory_elsewhere, waits_for_first, self._download, self._on_failed_load
+        )
 
     def _make(self, model: ModelSettings) -> Loadable:
         return self._vision.make(model) if self._vision is not None and model.mmproj else Engine(model)
@@ -101,6 +104,15 @@ class ModelPart:
         self.pool.start()
         if self._vision is not None:
             self._images.start()
+
+    def _on_failed_load(self) -> None:
+        seconds = self._settings.unloadable_s
+        if self.pool.unloadable and seconds >= 0:
+            call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        if (reason := self.pool.unloadable) and self.pool.state is not State.DRAINING:
+            self.on_unloadable(reason)
 
     def stop(self) -> None:
         """Refuses new jobs; gives running ones `drain_s` to finish, then ends them with an error event.

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corosrv")
 
+_NO_WORKER = "no worker of the application could be started"
+
 
 class Server:
     """The server of one process: its parts (models, upstreams, handlers, peers), and the blueprints before them."""
@@ -66,7 +68,7 @@ class Server:
         self._answers = KeyedAnswers(self._bodies, server.idempotency_bytes, server.idempotency_s, len(server.keys))
         self._stats.registry.register(KeyCollector(self._answers))
         self._groups = GroupTable()
-        self.on_unstartable: Callable[[str], None] = lambda reason: None  # if the application cannot be started
+        self.on_unstartable: Callable[[str], None] = lambda reason: None  # if nothing of it can be started
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
@@ -98,7 +100,7 @@ class Server:
         # Loads libllama, which a server of predictions alone does without.
         from corosrv.serving.models import ModelPart
 
-        return ModelPart(
+        part = ModelPart(
             settings,
             self._stats,
             self._bodies,
@@ -107,6 +109,8 @@ class Server:
             self._groups,
             waits_for_first=self._is_mounted,
         )
+        part.on_unloadable = lambda reason: self.on_unstartable(f"no model could be loaded: {reason}")
+        return part
 
     def _predictor(self, settings: Settings) -> PredictorPart | None:
         if settings.predictor is None:
@@ -130,7 +134,7 @@ class Server:
             settings.server,
             submit=lambda job: submit_to(self.calls)(job),
             memory_elsewhere=lambda: self.models.pool.held_bytes if self.models else 0,
-            on_unstartable=lambda reason: self.on_unstartable(reason),
+            on_unstartable=lambda reason: self.on_unstartable(f"{_NO_WORKER}: {reason}"),
         )
 
     def _upstreams(self, settings: Settings) -> UpstreamPart | None:

@@ -119,6 +119,12 @@ class ServerSettings:
     body_rate: float = setting(
         1024.0, "bytes a second at which a body must arrive, after 10 seconds", check=between(1, 1_000_000_000)
     )
+    unloadable_s: float = setting(
+        10.0,
+        "seconds after which a server none of whose models could be loaded ends, with a status on which systemd starts "
+        "it again; -1: it goes on and says so",
+        check=or_else(-1, between(0, DAY)),
+    )
     drain_s: float = setting(
         25.0, "seconds that running streams get to finish after a stop signal", check=between(0, DAY)
     )

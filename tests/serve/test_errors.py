@@ -335,10 +335,35 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_process_lives(
         assert "retry-after" not in health.headers
         for is_stream in (False, True):
             assert_refused(connection.post(chat(stream=is_stream)), 503, type="unavailable_error")
-        assert connection.ask("GET", "/v1/models").status == 503
+        [listed] = connection.ask("GET", "/v1/models").json["data"]
+        assert listed["status"]["failed"]
         assert connection.ask("GET", "/metrics").status == 200
     assert server.worker.is_alive
     assert path.name in server.log
+
+
+@pytest.mark.parametrize("model", ["{broken}", "a={broken},b={broken}"])
+def test_a_server_none_of_whose_models_can_be_loaded_ends_with_a_status(
+    start: Servers, tmp_path: Path, model: str
+) -> None:
+    broken = not_a_gguf(tmp_path)
+
+    server = start.start(*SERVE, model=model.format(broken=broken), unloadable_s=0, wait_for=None)
+
+    assert server.wait() == 1
+    assert "corosrv cannot start: no model could be loaded: " in server.log
+    assert broken.name in server.log
+
+
+def test_a_server_that_has_another_model_goes_on(start: Servers, tmp_path: Path) -> None:
+    model = f"a={not_a_gguf(tmp_path)},b=synthetic:"
+
+    server = start.start(*SERVE, model=model, unloadable_s=1, wait_for="failed")
+
+    with server.connect() as connection:
+        assert connection.post(chat(model="b", max_tokens=1)).status == 200
+        listed = {card["id"]: card["status"]["value"] for card in connection.ask("GET", "/v1/models").json["data"]}
+    assert listed["b"] == "loaded"
 
 
 def test_a_setting_that_cannot_be_stops_the_start_and_is_named(start: Servers) -> None:

@@ -36,13 +36,14 @@ def test_while_the_model_loads_health_says_so_and_requests_are_told_to_come_back
             connection.ask("GET", "/health"),
             connection.post(chat(max_tokens=1)),
             connection.post(chat(max_tokens=1, stream=True)),
-            connection.ask("GET", "/v1/models"),
         ):
             assert answer.status == 503
             assert answer.headers["retry-after"] == "1"
             assert answer.error["type"] == "unavailable_error"
             assert "loading" in answer.error["message"]
         assert connection.ask("GET", "/metrics").status == 200
+        [listed] = connection.ask("GET", "/v1/models").json["data"]
+        assert listed["status"]["value"] == "loading"
 
     assert server.get("/health/live") == (200, {"status": "alive"})
     fifo.write_bytes(b"no model after all")
