@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from corosrv.fitting.cache import CacheTypes
 from corosrv.fitting.gguf import Facts
-from corosrv.fitting.plan import DEFAULT_CONTEXT, DEFAULT_SLOTS, MemoryPlan, ModelNeeds, Pair, fit
+from corosrv.fitting.plan import DEFAULT_CONTEXT, DEFAULT_SLOTS, ContextPair, MemoryPlan, ModelNeeds, fit
 from corosrv.fitting.room import Room
 from corosrv.settings import ModelSettings
 
@@ -49,7 +49,7 @@ def plan_memory(settings: ModelSettings, facts: Facts, host: Room, gpu: Room | N
     if facts.n_ctx_train and not settings.stretches_context:
         context = min(context, facts.n_ctx_train)
     host = host.at_most(settings.memory_bytes, "what the model may take")
-    return fit(model_needs(settings, facts, share), Pair(settings.slots, context), host, gpu if share else None)
+    return fit(model_needs(settings, facts, share), ContextPair(settings.slots, context), host, gpu if share else None)
 
 
 def with_plan(settings: ModelSettings, plan: MemoryPlan) -> ModelSettings:

@@ -24,7 +24,7 @@ _GIGABYTE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ContextPair:
     """Slots, and the tokens of context of each; 0 where a wish leaves one open."""
 
     slots: int
@@ -46,11 +46,11 @@ class ModelNeeds:
     more_bytes: int = 0  # of what belongs to the model beside it
     gpu_share: float = 0.0  # of the layers
 
-    def cache(self, pair: Pair) -> int:
+    def cache(self, pair: ContextPair) -> int:
         """Returns the bytes of keys, values and states."""
         return self.facts.cache.bytes(pair.slots, pair.context, self.types)
 
-    def computing(self, pair: Pair) -> int:
+    def computing(self, pair: ContextPair) -> int:
         """Returns the bytes of what a step computes with, rather too many than too few."""
         facts = self.facts
         rows = self.rows if facts.cache.layers else max(self.rows, pair.context)  # else whole texts are read at once
@@ -80,7 +80,7 @@ _MAPPED = Comfort(False, False, 0.0)
 class MemoryPlan:
     """Says what is chosen: slots and context, and what is left for copies."""
 
-    pair: Pair
+    pair: ContextPair
     host_bytes: int  # of all that is kept room for in the machine's memory
     gpu_bytes: int
     cache_bytes: int
@@ -90,15 +90,15 @@ class MemoryPlan:
     reason: str  # one sentence for the log
 
 
-def fit(needs: ModelNeeds, wish: Pair, host: Room, gpu: Room | None = None) -> MemoryPlan:
+def fit(needs: ModelNeeds, wish: ContextPair, host: Room, gpu: Room | None = None) -> MemoryPlan:
     """Chooses what the wish leaves open, as much as fits. Raises ModelFailed for a wish that does not fit."""
     rooms = Rooms(needs, host, gpu)
-    best = Pair(wish.slots or DEFAULT_SLOTS, wish.context or _default_context(needs))
+    best = ContextPair(wish.slots or DEFAULT_SLOTS, wish.context or _default_context(needs))
     for comfort in _COMFORTS:
         for pair in _decent(wish, best):
             if rooms.has(pair, comfort):
                 return rooms.plan(pair, best, comfort)
-    comforts = [_COMFORTS[-1]] if rooms.has(Pair(1, PAD), _COMFORTS[-1]) else [_MAPPED]
+    comforts = [_COMFORTS[-1]] if rooms.has(ContextPair(1, PAD), _COMFORTS[-1]) else [_MAPPED]
     for comfort in comforts:
         for pair in _candidates(wish, best):
             if rooms.has(pair, comfort):
@@ -110,23 +110,23 @@ def _default_context(needs: ModelNeeds) -> int:
     return min(DEFAULT_CONTEXT, needs.facts.n_ctx_train or DEFAULT_CONTEXT)
 
 
-def _candidates(wish: Pair, best: Pair) -> Iterator[Pair]:
+def _candidates(wish: ContextPair, best: ContextPair) -> Iterator[ContextPair]:
     """Yields pairs from the best one down: fewer slots first, then less context, then fewer still."""
     few = best.slots if wish.slots else min(_FEW_SLOTS, best.slots)
     short = best.context if wish.context else min(_SHORT_CONTEXT, best.context)
     for slots in range(best.slots, few, -1):
-        yield Pair(slots, best.context)
+        yield ContextPair(slots, best.context)
     for context in _contexts(best.context, short):
-        yield Pair(few, context)
+        yield ContextPair(few, context)
     if not wish.slots:
         for slots in range(few - 1, 0, -1):
-            yield Pair(slots, short)
+            yield ContextPair(slots, short)
     if not wish.context:
         for context in _contexts(short - 1, min(PAD, short)):
-            yield Pair(1 if not wish.slots else best.slots, context)
+            yield ContextPair(1 if not wish.slots else best.slots, context)
 
 
-def _decent(wish: Pair, best: Pair) -> Iterator[Pair]:
+def _decent(wish: ContextPair, best: ContextPair) -> Iterator[ContextPair]:
     """Yields the candidates that are worth giving up comfort for only when none of them fits."""
     few = wish.slots or min(_FEW_SLOTS, best.slots)
     short = wish.context or min(_SHORT_CONTEXT, best.context)
@@ -148,7 +148,7 @@ class Rooms:
     host: Room
     gpu: Room | None
 
-    def has(self, pair: Pair, comfort: Comfort) -> bool:
+    def has(self, pair: ContextPair, comfort: Comfort) -> bool:
         """Returns whether a pair fits, and what the plan keeps room for beside it."""
         on_gpu = self.gpu is None or self._gpu_bytes(pair) <= self.gpu.free
         return on_gpu and self._host_bytes(pair, comfort) <= self.host.free
@@ -157,20 +157,20 @@ class Rooms:
     def _share(self) -> float:
         return 0.0 if self.gpu is None else self.needs.gpu_share
 
-    def _gpu_bytes(self, pair: Pair) -> int:
+    def _gpu_bytes(self, pair: ContextPair) -> int:
         if not self._share:
             return 0
         needs = self.needs
         return int(self._share * (needs.facts.size + needs.cache(pair))) + 2 * needs.computing(pair)
 
-    def _host_bytes(self, pair: Pair, comfort: Comfort) -> int:
+    def _host_bytes(self, pair: ContextPair, comfort: Comfort) -> int:
         needs, here = self.needs, 1.0 - self._share
         weights = here * needs.facts.size
         kept = weights * comfort.weights + weights * (comfort.copies and needs.may_copy)
         kept += here * needs.cache(pair) + needs.computing(pair) + needs.prefix_bytes * comfort.prefixes
         return int(kept) + needs.more_bytes + _PROCESS_BYTES
 
-    def plan(self, pair: Pair, best: Pair, comfort: Comfort) -> MemoryPlan:
+    def plan(self, pair: ContextPair, best: ContextPair, comfort: Comfort) -> MemoryPlan:
         """Makes the plan for a pair that fits."""
         needs = self.needs
         taken = self._host_bytes(pair, comfort)
@@ -189,7 +189,7 @@ class Rooms:
             reason=self._reason(pair, best, comfort),
         )
 
-    def _reason(self, pair: Pair, best: Pair, comfort: Comfort) -> str:
+    def _reason(self, pair: ContextPair, best: ContextPair, comfort: Comfort) -> str:
         words = f"{pair} take {self._words(pair, comfort)}; {_bytes(self.host.free)} are {self.host.source}"
         if self.gpu is not None:
             words += f", {_bytes(self.gpu.free)} {self.gpu.source}"
@@ -199,21 +199,21 @@ class Rooms:
             words += "; the weights do not fit beside them and are read from the file again and again"
         return words
 
-    def _words(self, pair: Pair, comfort: Comfort) -> str:
+    def _words(self, pair: ContextPair, comfort: Comfort) -> str:
         total = self._host_bytes(pair, comfort) + self._gpu_bytes(pair)
         return f"{_bytes(total)} (weights {_bytes(self.needs.facts.size)}, KV cache {_bytes(self.needs.cache(pair))})"
 
-    def refusal(self, wish: Pair, best: Pair, comfort: Comfort) -> str:
+    def refusal(self, wish: ContextPair, best: ContextPair, comfort: Comfort) -> str:
         """Words why a wish cannot be kept, and which pair would fit."""
         free = f"{_bytes(self.host.free)} of memory are {self.host.source}"
         if self.gpu is not None:
             free += f", {_bytes(self.gpu.free)} {self.gpu.source}"
         words = f"{best} need {self._words(best, comfort)}, and {free}"
-        for open_wish in (Pair(0, best.context), Pair(0, 0)):
+        for open_wish in (ContextPair(0, best.context), ContextPair(0, 0)):
             for pair in _candidates(open_wish, best):
                 if self.has(pair, comfort):
                     return f"{words}: {pair} would fit: set COROSRV_SLOTS={pair.slots} and COROSRV_CTX={pair.context}"
-        return f"{words}: no slots and no context would fit, not even {Pair(1, PAD)}"
+        return f"{words}: no slots and no context would fit, not even {ContextPair(1, PAD)}"
 
 
 def _bytes(size: int) -> str:

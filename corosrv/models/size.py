@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from corosrv.errors import ModelFailed
 from corosrv.fitting.gguf import Facts
 from corosrv.fitting.model import model_needs, plan_memory, projector_bytes, with_defaults
-from corosrv.fitting.plan import Pair
+from corosrv.fitting.plan import ContextPair
 from corosrv.fitting.room import Room
 from corosrv.models.loadable import Footprint
 from corosrv.settings import ModelSettings
@@ -33,7 +33,7 @@ def measured(settings: ModelSettings, facts: Facts | None, info: Footprint, slot
     """Returns the bytes of a loaded model with so many slots."""
     if settings.is_synthetic or facts is None:
         return estimate(settings, facts)
-    cache = model_needs(settings, facts).cache(Pair(slots, info.context))
+    cache = model_needs(settings, facts).cache(ContextPair(slots, info.context))
     return info.size + info.packed_bytes + cache + projector_bytes(settings)
 
 
@@ -52,11 +52,11 @@ def share(total: int, own: int, other_files: Sequence[int]) -> int:
     return 2 * own + left // (1 + len(other_files)) if left > 0 else total
 
 
-def _pair(settings: ModelSettings, facts: Facts) -> Pair:
+def _pair(settings: ModelSettings, facts: Facts) -> ContextPair:
     """Returns the slots and the context that the model's own limit leaves it."""
     unlimited = Room(1 << 62, "")
     try:
         return plan_memory(settings, facts, unlimited).pair
     except ModelFailed:
         chosen = with_defaults(settings)
-        return Pair(chosen.slots, chosen.ctx)
+        return ContextPair(chosen.slots, chosen.ctx)

@@ -9,7 +9,7 @@ import pytest
 
 from corosrv.fitting import gguf
 from corosrv.fitting.cache import CacheTypes
-from corosrv.fitting.plan import ModelNeeds, Pair
+from corosrv.fitting.plan import ContextPair, ModelNeeds
 from tests.support.architectures import ARCHITECTURES, write_wide_llama
 from tests.support.buffer_sizes import Buffers, Order, buffer_sizes
 from tests.support.engines import packaged_model
@@ -75,7 +75,7 @@ def test_the_buffers_of_a_step_are_not_underestimated(orders, reported, name: st
     order = orders[name]
     needs = ModelNeeds(facts=gguf.read(str(order.path)), rows=order.rows)
 
-    assert needs.computing(Pair(order.slots, order.context)) >= reported[name].computing
+    assert needs.computing(ContextPair(order.slots, order.context)) >= reported[name].computing
 
 
 @pytest.mark.model
@@ -83,7 +83,7 @@ def test_the_real_models_cache_and_buffers_are_near_what_libllama_allocates():
     order = Order(Path(packaged_model()), 4, 2048)
     [reported] = buffer_sizes([order])
     needs = ModelNeeds(facts=gguf.read(packaged_model()))
-    pair = Pair(order.slots, order.context)
+    pair = ContextPair(order.slots, order.context)
 
     assert abs(needs.cache(pair) - reported.cache) <= _LOG_BYTES
     assert reported.computing <= needs.computing(pair) <= 4 * reported.computing

@@ -10,11 +10,11 @@ import pytest
 from corosrv.errors import ModelFailed
 from corosrv.fitting.cache import CacheShape, CacheTypes, LayerCache
 from corosrv.fitting.gguf import Facts
-from corosrv.fitting.plan import ModelNeeds, Pair, fit
+from corosrv.fitting.plan import ContextPair, ModelNeeds, fit
 from corosrv.fitting.room import Room
 
 MIB, GIB = 1 << 20, 1 << 30
-OPEN = Pair(0, 0)
+OPEN = ContextPair(0, 0)
 # A model of a billion weights in four bits: 22 kB of cache for each token.
 BILLION = Facts(
     architecture="llama",
@@ -36,7 +36,7 @@ def room(size: float) -> Room:
 def test_with_room_for_everything_the_defaults_are_chosen():
     plan = fit(NEEDS, OPEN, room(64 * GIB))
 
-    assert plan.pair == Pair(32, 4096)
+    assert plan.pair == ContextPair(32, 4096)
     assert plan.prefix_bytes == GIB
     assert plan.copy_bytes >= BILLION.size
 
@@ -44,7 +44,7 @@ def test_with_room_for_everything_the_defaults_are_chosen():
 def test_a_model_that_was_trained_for_less_gets_less():
     trained = replace(BILLION, n_ctx_train=1024)
 
-    assert fit(replace(NEEDS, facts=trained), OPEN, room(64 * GIB)).pair == Pair(32, 1024)
+    assert fit(replace(NEEDS, facts=trained), OPEN, room(64 * GIB)).pair == ContextPair(32, 1024)
 
 
 def test_in_four_gibibytes_a_billion_weights_get_fewer_slots_of_the_whole_context():
@@ -74,13 +74,15 @@ def test_more_memory_never_gives_less():
 
 
 def test_what_is_set_stays_and_the_other_is_fitted():
-    assert fit(NEEDS, Pair(2, 0), room(2 * GIB)).pair.slots == 2
-    assert fit(NEEDS, Pair(0, 8192), room(4 * GIB)).pair.context == 8192
-    assert fit(NEEDS, Pair(3, 512), room(4 * GIB)).pair == Pair(3, 512)
+    assert fit(NEEDS, ContextPair(2, 0), room(2 * GIB)).pair.slots == 2
+    assert fit(NEEDS, ContextPair(0, 8192), room(4 * GIB)).pair.context == 8192
+    assert fit(NEEDS, ContextPair(3, 512), room(4 * GIB)).pair == ContextPair(3, 512)
 
 
-@pytest.mark.parametrize("wish", [Pair(32, 8192), Pair(32, 0), Pair(0, 131_072), Pair(256, 4096)])
-def test_what_is_set_and_does_not_fit_is_refused_with_a_pair_that_would(wish: Pair):
+@pytest.mark.parametrize(
+    "wish", [ContextPair(32, 8192), ContextPair(32, 0), ContextPair(0, 131_072), ContextPair(256, 4096)]
+)
+def test_what_is_set_and_does_not_fit_is_refused_with_a_pair_that_would(wish: ContextPair):
     small = room(1.3 * GIB)
     if wish.slots and not wish.context:
         small = room(1.1 * GIB)
@@ -90,7 +92,7 @@ def test_what_is_set_and_does_not_fit_is_refused_with_a_pair_that_would(wish: Pa
 
     advice = re.search(r"set COROSRV_SLOTS=(\d+) and COROSRV_CTX=(\d+)", str(refused.value))
     assert advice is not None
-    assert fit(NEEDS, Pair(int(advice[1]), int(advice[2])), small)
+    assert fit(NEEDS, ContextPair(int(advice[1]), int(advice[2])), small)
 
 
 def test_a_context_that_fits_nowhere_is_refused_without_advice():
@@ -111,7 +113,7 @@ def test_the_cache_of_a_model_on_a_gpu_has_to_fit_there():
     roomy = fit(on_gpu, OPEN, room(4 * GIB), room(80 * GIB))
     tight = fit(on_gpu, OPEN, room(4 * GIB), Room(2 * GIB, "free on CUDA0"))
 
-    assert roomy.pair == Pair(32, 4096)
+    assert roomy.pair == ContextPair(32, 4096)
     assert tight.pair.slots < 32
     assert tight.gpu_bytes <= 2 * GIB
     assert "free on CUDA0" in tight.reason
