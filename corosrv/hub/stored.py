@@ -55,21 +55,21 @@ def remove(name: HubName) -> int:
         freed = sum(blob.stat().st_size for blob in (folder / "blobs").glob("*"))
         shutil.rmtree(folder)
         return freed
-    freed = 0
+    sizes: list[int] = []
     for snapshot in sorted((folder / "snapshots").iterdir()):
         files = [RepoFile(path.relative_to(snapshot).as_posix()) for path in snapshot.rglob("*") if path.is_file()]
         try:
             parts = choose(files, name, with_projector=False).parts
         except HubError:
             continue
-        freed += sum(_remove_file(folder, snapshot / part.path) for part in parts)
-    if not freed:
+        sizes += [_remove_file(folder, snapshot / part.path) for part in parts]
+    if not sizes:
         raise HubError(f"{name.id} is not in the cache: corosrv models lists what is")
-    return freed
+    return sum(sizes)
 
 
 def _remove_file(folder: Path, link: Path) -> int:
-    """Removes a file of a commit, and its content unless another commit has it too."""
+    """Removes a file of a commit, and its content unless another file has it too; returns the bytes that were freed."""
     blob = link.parent / os.readlink(link) if link.is_symlink() else link
     blob = Path(os.path.abspath(blob))
     link.unlink()

@@ -53,6 +53,18 @@ def test_a_file_that_two_commits_share_is_removed_with_the_last_of_them(hub: Hub
     assert remove(hub_name.parse("hf:o/r:Q8_0")) == 20_000
 
     assert not list(cache.glob("*/blobs/*"))
+    assert not list(cache.glob("*/snapshots/*/*"))
+
+
+def test_a_content_that_another_file_has_too_stays(hub: HubServer) -> None:
+    hub.repos["o/r"] = Repo({"m-Q4_K_M.gguf": MODEL, "m-Q8_0.gguf": MODEL})
+    run("hf:o/r")
+    other = run("hf:o/r:Q8_0")
+
+    assert remove(hub_name.parse("hf:o/r:Q4_K_M")) == 0
+
+    assert Path(other.model).read_bytes() == MODEL
+    assert [model.files for model in stored_models()] == [("m-Q8_0.gguf",)]
 
 
 def test_a_repository_is_removed_with_what_was_begun(hub: HubServer, cache: Path) -> None:
