@@ -12,6 +12,7 @@ import gevent.event
 from corosrv.cluster.connection import RedisClient
 from corosrv.cluster.keys import KeyNames
 from corosrv.cluster.served import FrontOffer, FrontRecord, decode, encode
+from corosrv.cluster.subscription import Subscription
 from corosrv.errors import CorosrvError
 from corosrv.jobs.infer import HandlerCard
 
@@ -21,7 +22,6 @@ EXPIRY = 10.0  # seconds after which a front that says nothing is gone
 RENEWAL = 3.0  # seconds between two times at which a front says that it is there
 READ_INTERVAL = 1.0  # seconds between two looks at what others serve; a notice of a change brings one at once
 MAX_FRONTS = 1000
-_PAUSE = 1.0  # seconds before notices are subscribed to anew
 
 # The times of all fronts are those of Redis's own clock.
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
@@ -73,7 +73,8 @@ class FrontRegistry:
         self._written: tuple[bytes, float] = (b"", -EXPIRY)  # the version, and when
         self._has_left = False
         self._wake = gevent.event.Event()
-        self._greenlets: list[gevent.Greenlet] = []
+        self._notices = Subscription(client, {self._channel: lambda message: self._wake.set()})
+        self._greenlet: gevent.Greenlet | None = None
         client.health.on_change(self._on_link)
 
     # What others serve.
@@ -104,7 +105,8 @@ class FrontRegistry:
 
     def start(self) -> None:
         """Registers this front, and begins to follow the others."""
-        self._greenlets = [gevent.spawn(self._run), gevent.spawn(self._follow_notices)]
+        self._greenlet = gevent.spawn(self._run)
+        self._notices.start()
 
     def leave(self) -> None:
         """Tells the others soon that this front serves nothing any more. Twice is harmless."""
@@ -113,14 +115,16 @@ class FrontRegistry:
 
     def close(self) -> None:
         """Ends it, and removes this front from Redis if that answers."""
-        for greenlet in self._greenlets:
-            greenlet.kill(block=False)
-        if self._greenlets and self._client.health.is_up:
+        self._notices.close()
+        if self._greenlet is None:
+            return
+        self._greenlet.kill(block=False)
+        self._greenlet = None
+        if self._client.health.is_up:
             try:
                 self._remove.run(self._keys(), [self.front, self._channel])
             except CorosrvError as error:
                 log.debug("this front stays registered for %g s: %s", EXPIRY, error)
-        self._greenlets = []
 
     def update(self) -> None:
         """Writes what this front serves if that is due, and reads what others do. Raises RedisUnavailable."""
@@ -176,22 +180,6 @@ class FrontRegistry:
         self._records = dict(records)
         for listener in tuple(self._listeners):
             listener()
-
-    def _follow_notices(self) -> None:
-        """Wakes the reader whenever a front tells of a change; without notices it looks every second."""
-        connection = self._client.open_blocking(EXPIRY)
-        try:
-            while True:
-                try:
-                    connection.send("SUBSCRIBE", self._channel)
-                    while True:
-                        if connection.receive(EXPIRY) is not None:
-                            self._wake.set()
-                except CorosrvError:
-                    connection.close()
-                gevent.sleep(_PAUSE)
-        finally:
-            connection.close()
 
     def _on_link(self, is_up: bool) -> None:
         if is_up:  # what Redis knew may be lost

@@ -34,7 +34,7 @@ def onward_headers(
     """
     also = tuple((name, environ[field]) for name in _ALSO if (field := _field(name)) in environ)
     peers = ((TOKEN, token), (CALLER, caller)) if caller else ((TOKEN, token),)
-    return (*request_headers(environ, request_id, passes_keys=passes_keys), *also, *peers)
+    return (*request_headers(environ, request_id, passes_keys=passes_keys, passes_idempotency=True), *also, *peers)
 
 
 def _field(name: str) -> str:

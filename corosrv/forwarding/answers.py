@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from flask import Request, Response
@@ -11,6 +12,7 @@ from corosrv.forwarding.event_buffer import EventBuffer
 from corosrv.forwarding.headers import answer_headers, media_type
 from corosrv.http import sse
 from corosrv.http.client import ClientWatch
+from corosrv.http.keyed_answers import is_keyed, keep_if
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs.forward import AnswerBody, AnswerHead
 from corosrv.jobs.infer import InferEnd, InferItem, InferReader
@@ -18,21 +20,27 @@ from corosrv.jobs.infer import InferEnd, InferItem, InferReader
 MAX_ANSWER = 64 << 20  # bytes of an answer that is no stream
 EVENT_STREAM = "text/event-stream"
 _NO_PINGS = -1.0  # the upstream's own come through
+_ERROR = re.compile(rb'"error"\s*:(?!\s*null)')  # what an upstream says of an error, under whatever status
 
 
 class ForwardedEvents:
     """Makes events of what an upstream sends: its own, as they came, and one for an error that ends the stream."""
 
-    __slots__ = ("_buffer", "_make_error", "failure")
+    __slots__ = ("_buffer", "_looks", "_make_error", "failure", "has_error")
 
-    def __init__(self, make_error: Callable[[CorosrvError], bytes]) -> None:
-        """`make_error`: makes an event in the form of the path's dialect."""
+    def __init__(self, make_error: Callable[[CorosrvError], bytes], *, looks_for_errors: bool = False) -> None:
+        """`make_error`: makes an event in the form of the path's dialect. `looks_for_errors`: `has_error` is wanted."""
         self.failure: CorosrvError | None = None
+        self.has_error = False  # the upstream has told of one, in an event of its own
+        self._looks = looks_for_errors
         self._buffer = EventBuffer()
         self._make_error = make_error
 
     def encode(self, items: list[InferItem]) -> bytes:
-        return b"".join(map(self._encode, items))
+        events = b"".join(map(self._encode, items))
+        if self._looks and _ERROR.search(events):
+            self.has_error = True
+        return events
 
     def _encode(self, item: InferItem) -> bytes:
         if isinstance(item, AnswerBody):
@@ -91,6 +99,8 @@ class AnswerPassing:
         if is_stream:
             return self._stream(head, headers, items)
         self._reader.close()
+        if is_keyed(self._request) and _ERROR.search(body):
+            keep_if(lambda: False)
         return _with_headers(Response(body, head.status), headers)
 
     def _begin(self, watch: ClientWatch) -> tuple[AnswerHead, list[InferItem]]:
@@ -120,7 +130,9 @@ class AnswerPassing:
                 raise ClientGone("the client left before its answer was whole")
 
     def _stream(self, head: AnswerHead, headers: list[tuple[str, str]], items: list[InferItem]) -> Response:
-        events = ForwardedEvents(self._make_error)
+        events = ForwardedEvents(self._make_error, looks_for_errors=is_keyed(self._request))
+        if is_keyed(self._request):
+            keep_if(lambda: not events.has_error)
         first = events.encode(items)
         stream = sse.EventStream(
             self._request.environ, self._reader, first, events, _NO_PINGS, self._write_timeout, self._stats

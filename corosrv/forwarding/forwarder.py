@@ -35,6 +35,7 @@ class ForwardOptions:
     max_body_bytes: int
     write_timeout: float
     passes_keys: bool  # clients' keys go on: this server asks for none
+    keeps_answers: bool = True  # repeated requests are answered here, so their idempotency keys do not go on
     reads_prompts: bool = False  # upstreams are found by the beginning of the prompt
     reads_sessions: bool = False  # a body may name its session, not the header alone
 
@@ -56,6 +57,10 @@ class Forwarder:
         self._bodies = bodies
         self._stats = stats
         self._options = options
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._options.max_body_bytes
 
     def read(self) -> tuple[bytes, Peeked]:
         """Reads the request's body ahead of whoever answers it, and looks into it.
@@ -85,7 +90,12 @@ class Forwarder:
         forwarded = ForwardRequest(
             method=method,
             path=f"{path.path}?{query}" if query else path.path,
-            headers=request_headers(environ, terms.request_id, passes_keys=options.passes_keys),
+            headers=request_headers(
+                environ,
+                terms.request_id,
+                passes_keys=options.passes_keys,
+                passes_idempotency=not options.keeps_answers,
+            ),
             body=body if join is None else join[0],
             prompt=peeked.prompt,
         )

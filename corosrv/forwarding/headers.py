@@ -11,11 +11,12 @@ from corosrv.jobs.forward import Headers
 REQUEST_ID = "X-Request-Id"
 
 _PREFIX = "HTTP_"  # of a header's name in the WSGI environment
-_ASKED = frozenset({"ACCEPT", "IDEMPOTENCY_KEY", "USER_AGENT", "TRACEPARENT", "TRACESTATE"})
+_ASKED = frozenset({"ACCEPT", "USER_AGENT", "TRACEPARENT", "TRACESTATE"})
 _ASKED_PREFIXES = ("ANTHROPIC_", "OPENAI_", "X_")
 _STAYING_PREFIXES = ("X_COROSRV_", "X_FORWARDED_")
 _STAYING = frozenset({"X_REQUEST_ID", "X_API_KEY", "X_REAL_IP"})
 _KEYS = ("AUTHORIZATION", "X_API_KEY")
+_IDEMPOTENCY = "IDEMPOTENCY_KEY"
 
 # Of one hop, of the server that sends it, or made anew. Which pages may read an answer is for this server to say.
 _OWN_ANSWER = frozenset({
@@ -26,16 +27,21 @@ _OWN_ANSWER = frozenset({
 _OWN_ANSWER_PREFIXES = ("access-control-", "x-corosrv-")
 
 
-def request_headers(environ: Mapping[str, Any], request_id: str, *, passes_keys: bool) -> Headers:
+def request_headers(
+    environ: Mapping[str, Any], request_id: str, *, passes_keys: bool, passes_idempotency: bool = False
+) -> Headers:
     """Returns the headers that go on to an upstream.
 
-    `passes_keys`: the client's key is not for this server, so that it may be for the upstream.
+    `passes_keys`: the client's key is not for this server, so that it may be for the upstream. `passes_idempotency`:
+    this server keeps no answers under idempotency keys.
     """
     one_hop = {name.strip().upper().replace("-", "_") for name in environ.get("HTTP_CONNECTION", "").split(",")}
     names = [name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX)]
     passing = [name for name in names if _goes_on(name) and name not in one_hop]
     if passes_keys:
         passing += [name for name in _KEYS if name in names and name not in one_hop]
+    if passes_idempotency and _IDEMPOTENCY in names:
+        passing.append(_IDEMPOTENCY)
     return (
         ("Content-Type", environ.get("CONTENT_TYPE") or "application/json"),
         *((_spelt(name), environ[_PREFIX + name]) for name in passing),

@@ -16,6 +16,7 @@ from corosrv.forwarding.forwarder import Forwarder
 from corosrv.forwarding.local import Choice, LocalModels
 from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, PROPS, ForwardedPath
 from corosrv.groups.headers import GenerateHeaders
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.lean_flask import current
 from corosrv.http.operation import GENERATES, operation
 from corosrv.http.reply import json_response
@@ -34,12 +35,15 @@ class ForwardingRoutes:
         self,
         pool: UpstreamPool,
         forwarder: Forwarder,
+        answers: KeyedAnswers,
         local: LocalModels | None = None,
         *,
         is_strict: bool = False,
     ) -> None:
+        """`answers`: those that are kept under idempotency keys, also of models that are served here."""
         self._pool = pool
         self._forwarder = forwarder
+        self._answers = answers
         self._local = local
         self._choice = None if local is None else Choice(pool, local, is_strict=is_strict)
         self._created = int(time.time())
@@ -70,7 +74,11 @@ class ForwardingRoutes:
         def forward() -> Response:
             return self._forwarder.forward(path, *self._forwarder.read())
 
-        return forward
+        return self._once(forward)
+
+    def _once(self, view: Callable[[], Response]) -> Callable[[], Response]:
+        """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
+        return self._answers.once(self._forwarder.max_body_bytes)(view)
 
     def _add_props(self, routes: Blueprint) -> None:
         @routes.get(PROPS.path)
@@ -135,7 +143,7 @@ class ForwardingRoutes:
         body, peeked = self._forwarder.read()
         if self._choice.stays(peeked.model):
             return None
-        return self._forwarder.forward(path, body, peeked)
+        return self._once(lambda: self._forwarder.forward(path, body, peeked))()
 
     def _describe(self, name: str) -> Response | None:
         assert self._local is not None

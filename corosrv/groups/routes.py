@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from flask import Blueprint, Response, request
 from msgspec import Meta
 
-from corosrv.errors import Refused
+from corosrv.errors import NotFound, Refused
 from corosrv.groups.table import GroupTable
 from corosrv.http.callers import caller
 from corosrv.http.lean_flask import current
@@ -35,7 +35,14 @@ class AbortQuery(msgspec.Struct):
     ] = False
 
 
-def blueprint(table: GroupTable) -> Blueprint:
+class AbortsElsewhere(Protocol):
+    """Ends the requests of a caller's group in the other processes that share one."""
+
+    def __call__(self, caller: str, name: str, *, keeps_partial: bool) -> int:
+        """Returns how many there were. Waits for them, a short time."""
+
+
+def blueprint(table: GroupTable, abort_elsewhere: AbortsElsewhere | None = None) -> Blueprint:
     """Makes the route."""
     routes = Blueprint("groups", __name__)
 
@@ -54,6 +61,10 @@ def blueprint(table: GroupTable) -> Blueprint:
     def abort(id: str) -> Response:
         keeps_partial = _partial(current(request).args.get("partial", ""))
         n_requests = table.abort(caller(), id, keeps_partial=keeps_partial)
+        if abort_elsewhere is not None:
+            n_requests += abort_elsewhere(caller(), id, keeps_partial=keeps_partial)
+        if not n_requests:
+            raise NotFound(f"no request runs in a group {id[:120]!r}", "id", "group_not_found")
         return json_response(AbortedGroup(id, "group.aborted", n_requests, keeps_partial))
 
     return routes

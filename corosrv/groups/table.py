@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corosrv.errors import NotFound, TooManyMembers
+from corosrv.errors import TooManyMembers
 from corosrv.groups.member import GroupMember
 from corosrv.waits import ThreadLock
 
@@ -54,15 +54,12 @@ class GroupTable:
                 del self._members[key]
 
     def abort(self, caller: str, name: str, *, keeps_partial: bool) -> int:
-        """Ends the requests of a group, and returns how many. Never waits.
+        """Ends the requests of a group, and returns how many of the caller's there were. Never waits.
 
-        With `keeps_partial` those that can answer with what there is so far; the others in GroupAborted. Raises
-        NotFound where no request of the caller's runs in such a group.
+        With `keeps_partial` those that can answer with what there is so far; the others in GroupAborted.
         """
         with self._lock:
             members = list(self._members.get((caller, name), ()))
-        if not members:
-            raise NotFound(f"no request runs in a group {name[:120]!r}", "id", "group_not_found")
         for member in members:
             member.abort(keeps_partial=keeps_partial)
         return len(members)

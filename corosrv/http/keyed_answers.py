@@ -32,6 +32,8 @@ _too_large = Flood(log, "%d more answers were too large to be kept under their I
 _TOO_LARGE = "an answer was too large to be kept under its Idempotency-Key; see COROSRV_IDEMPOTENCY_BYTES"
 _FIELD = f"HTTP_{HEADER.upper().replace('-', '_')}"  # in WSGI's words
 _KEEP_IF = "corosrv_keep_if"
+# A server that asks for no keys may pass them on: whoever has another one is not given what the first one got.
+_CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 # A larger body is hashed in a thread.
 _AT_ONCE = 1 << 20
 
@@ -95,8 +97,10 @@ class AnswerClaim:
 
 
 def keep_if(is_good: Callable[[], bool]) -> None:
-    """Lets the current request's answer be kept only if `is_good` holds when the answer is complete."""
-    setattr(current(g), _KEEP_IF, is_good)
+    """Lets the current request's answer be kept only if `is_good` holds when it is complete, as others may ask too."""
+    notes = current(g)
+    others = notes.get(_KEEP_IF)
+    setattr(notes, _KEEP_IF, is_good if others is None else lambda: others() and is_good())
 
 
 class KeyedAnswers:
@@ -141,7 +145,7 @@ class KeyedAnswers:
         def decorate(view: View) -> View:
             @functools.wraps(view)
             def answer(*arguments: Any, **keywords: Any) -> Response:
-                if _FIELD not in current(request).environ:
+                if not is_keyed(current(request)):
                     return view(*arguments, **keywords)
                 return self._answer(functools.partial(view, *arguments, **keywords), max_body_bytes, names)
 
@@ -283,10 +287,17 @@ class AnswerRecording:
         self._body = bytearray()
 
 
+def is_keyed(incoming: Request) -> bool:
+    """Tells whether a request has an Idempotency-Key, so that its answer may be kept."""
+    return _FIELD in incoming.environ
+
+
 def _digest(incoming: Request, body: bytes, names: tuple[str, ...]) -> bytes:
     """Returns a digest of what a request asks for. Waits for that of a large body."""
     environ = incoming.environ
     digest = hashlib.blake2b(digest_size=16)
+    if not caller():
+        names += _CREDENTIALS
     for name in ("REQUEST_METHOD", "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", *names):
         value = str(environ.get(name, "")).encode("latin-1", "replace")
         digest.update(len(value).to_bytes(8, "little"))

@@ -14,6 +14,7 @@ from gevent import monkey
 from corosrv.cluster.collector import ClusterCollector
 from corosrv.cluster.connection import RedisClient
 from corosrv.cluster.front_id import new_front_id
+from corosrv.cluster.group_aborts import AbortsGroup, GroupAborts
 from corosrv.cluster.key_records import KeyRecords
 from corosrv.cluster.keys import KeyNames
 from corosrv.cluster.registry import FrontRegistry
@@ -32,12 +33,15 @@ _PAUSE = 0.5  # seconds between two tries
 class Cluster:
     """Holds what this server shares: `client` for commands, `names` of keys, `front`, its id, and the registry."""
 
-    def __init__(self, settings: ClusterSettings, describe: Callable[[], FrontOffer]) -> None:
-        """`describe`: says what this server serves. Raises SettingsError for a wrong URL, and without redis-py."""
+    def __init__(self, settings: ClusterSettings, describe: Callable[[], FrontOffer], abort_group: AbortsGroup) -> None:
+        """`describe`: says what this server serves; `abort_group`: ends requests of a group here.
+
+        Raises SettingsError for a wrong URL, and without redis-py."""
         self.client = RedisClient(settings.redis_url, settings.redis_timeout)
         self.names = KeyNames(settings.redis_namespace)
         self.front = new_front_id()
         self.registry = FrontRegistry(self.client, self.names, self.front, describe)
+        self.groups = GroupAborts(self.client, self.names, self.front, abort_group)
         self._key_records: KeyRecords | None = None
         self._is_started = False
 
@@ -59,6 +63,7 @@ class Cluster:
         self._is_started = True
         self.client.start()
         self.registry.start()
+        self.groups.start()
         if self._key_records is not None:
             self._key_records.start()
 
@@ -88,6 +93,7 @@ class Cluster:
             self._is_started = False
             if self._key_records is not None:
                 self._key_records.close()
+            self.groups.close()
             self.registry.close()
             self.client.close()
 

@@ -73,7 +73,7 @@ class Server:
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
         self.upstreams = self._upstreams(settings)
-        self.cluster = None if settings.cluster is None else Cluster(settings.cluster, self._served_here)
+        self.cluster = self._cluster(settings)
         if self.cluster is not None and server.idempotency_bytes:
             room = server.idempotency_bytes // max(len(server.keys), 1)
             self._answers.share(self.cluster.key_records(room, server.idempotency_s))
@@ -141,7 +141,14 @@ class Server:
         if settings.upstream is None:
             return None
         local = None if self.models is None else self.models.pool
-        return UpstreamPart(settings.upstream, settings.server, self._stats, self._bodies, local, self._groups)
+        return UpstreamPart(
+            settings.upstream, settings.server, self._stats, self._bodies, self._answers, local, self._groups
+        )
+
+    def _cluster(self, settings: Settings) -> Cluster | None:
+        if settings.cluster is None:
+            return None
+        return Cluster(settings.cluster, self._served_here, self._groups.abort)
 
     def _sharing(self, settings: Settings) -> Sharing | None:
         if settings.cluster is None or self.cluster is None or (self.app is None and self.upstreams is None):
@@ -286,7 +293,8 @@ class Server:
         yield health.blueprint(Readiness(self.parts), {"redis": self._redis_state, "images": self._images_state})
         yield docs.page()
         if self.models is not None or self.upstreams is not None:
-            yield group_routes.blueprint(self._groups)
+            elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
+            yield group_routes.blueprint(self._groups, elsewhere)
         for part in self.parts:
             yield from part.blueprints()
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does

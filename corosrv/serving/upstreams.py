@@ -19,6 +19,7 @@ from corosrv.forwarding.local import LocalModels
 from corosrv.forwarding.routes import ForwardingRoutes
 from corosrv.groups.table import GroupTable
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.metrics import HttpStats
 from corosrv.jobs import State, Worker
 from corosrv.jobs.stats import DecodeStats
@@ -71,10 +72,12 @@ class UpstreamPart:
         server: ServerSettings,
         stats: HttpStats,
         bodies: BodyReader,
+        answers: KeyedAnswers,
         local: NamedModels | None = None,
         groups: GroupTable | None = None,
     ) -> None:
-        """`local`: the models that are served beside upstreams; `groups`: those that requests are in.
+        """`answers`: those that are kept under idempotency keys; `local`: the models that are served beside upstreams;
+        `groups`: those that requests are in.
 
         Raises SettingsError for a wrong upstream.
         """
@@ -99,12 +102,17 @@ class UpstreamPart:
             max_body_bytes=server.max_body_bytes,
             write_timeout=server.write_timeout_s,
             passes_keys=not server.keys,
+            keeps_answers=server.idempotency_bytes > 0,
             reads_prompts=settings.upstream_policy == "prefix",
             reads_sessions=settings.upstream_policy == "sticky",
         )
         models_here: LocalModels | None = None if local is None else PoolModels(local, settings.upstream_spill)
         self._routes = ForwardingRoutes(
-            self.pool, Forwarder(self.pool, bodies, stats, options, groups), models_here, is_strict=server.strict_model
+            self.pool,
+            Forwarder(self.pool, bodies, stats, options, groups),
+            answers,
+            models_here,
+            is_strict=server.strict_model,
         )
 
     def start(self) -> None:

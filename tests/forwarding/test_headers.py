@@ -52,6 +52,13 @@ def test_a_key_goes_on_only_where_it_is_not_for_this_server(field: str, name: st
     assert passed(passes_keys=True, **{field: "key"})[name] == "key"
 
 
+def test_an_idempotency_key_goes_on_only_where_no_answers_are_kept():
+    fields = {"HTTP_IDEMPOTENCY_KEY": "k"}
+
+    assert "Idempotency-Key" not in passed(**fields)
+    assert dict(request_headers(fields, "req_1", passes_keys=False, passes_idempotency=True))["Idempotency-Key"] == "k"
+
+
 def test_every_request_has_an_id_a_type_and_asks_for_no_compression():
     fields = passed(HTTP_ACCEPT_ENCODING="gzip", HTTP_X_REQUEST_ID="somebody's")
 

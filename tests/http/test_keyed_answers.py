@@ -133,6 +133,25 @@ def test_an_answer_may_say_that_it_is_not_to_be_kept(app: App):
     assert [app.ask().json for _ in range(3)] == [1, 2, 2]
 
 
+def test_what_two_say_of_an_answer_both_counts(app: App):
+    def view() -> Response:
+        keep_if(lambda: app.n_calls > 1)
+        keep_if(lambda: app.n_calls != 2)
+        return json_response(app.n_calls)
+
+    app.view = view
+
+    assert [app.ask().json for _ in range(4)] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["Authorization", "X-Api-Key"])
+def test_where_no_keys_are_asked_for_an_answer_is_for_who_shows_the_same_credentials(app: App, name: str):
+    app.ask(**{name: "one"})
+
+    assert app.ask(**{name: "two"}).status_code == 422
+    assert app.ask(**{name: "one"}).json == 1
+
+
 def test_an_answer_that_is_too_large_is_not_kept_and_the_log_says_so(caplog: pytest.LogCaptureFixture):
     app = App(max_bytes=3000)
     app.view = lambda: json_response("x" * 3000)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.clustered import ClusteredFronts, clustered_fronts
 from tests.serve.server import SERVE, START_SECONDS, Server, Servers, eventually
-from tests.serve.wire import CHAT, Answer, chat, request
+from tests.serve.wire import CHAT, Answer, Connection, chat, request
 from tests.support.redis_server import redis_server
 
 
@@ -75,6 +75,22 @@ def test_a_key_that_was_sent_to_one_front_is_answered_by_the_other(fronts: Clust
     assert second.headers["idempotency-replayed"] == "true"
     assert (second.status, second.body) == (200, first.body)
     assert ask(fronts.b.server, key, stream=stream, max_tokens=4).status == 422
+
+
+def abort_if_there(connection: Connection, group: str) -> Answer | None:
+    answer = connection.ask("DELETE", f"/v1/groups/{group}?partial=true")
+    return answer if answer.status == 200 else None
+
+
+def test_a_group_is_aborted_at_whichever_front_it_runs(fronts: ClusteredFronts):
+    with fronts.a.server.connect() as asking, fronts.b.server.connect() as aborting:
+        asking.send(request("POST", CHAT, chat(max_tokens=3000), {"X-Group-Id": "across"}))
+
+        aborted = eventually(lambda: abort_if_there(aborting, "across"), what="the group at the other front")
+        answer = asking.answer()
+
+    assert aborted.json["n_requests"] == 1
+    assert answer.json["choices"][0]["finish_reason"] == "abort"
 
 
 def test_a_front_that_dies_while_it_runs_a_key_frees_it(fronts: ClusteredFronts):
