@@ -9,7 +9,7 @@ from time import monotonic
 from corosrv.dispatch.answers import check_answerable
 from corosrv.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
 from corosrv.dispatch.reader import HandlerReader
-from corosrv.errors import NotFound, NotSupported
+from corosrv.errors import NotFound, NotSupported, Unavailable
 from corosrv.generation.fields import Defaults
 from corosrv.generation.job_log import JobRecord
 from corosrv.images.reader import CAPABILITY, ImageReader
@@ -56,10 +56,20 @@ class LanguageModels:
     def standings(self) -> tuple[ModelStanding, ...]:
         return tuple(
             ModelStanding(_handler_card(name, model), _STATES.get(model.status, "UNAVAILABLE"), _reason(model))
-            for model in self._worker.models()
+            for model in self._models()
             if _generates(model)
             for name in _names(model)
         )
+
+    def _models(self) -> tuple[ModelCard, ...]:
+        """Returns the models that have a name yet: not an only one that was never loaded."""
+        models = self._worker.models()
+        if len(models) == 1 and models[0].status != "loaded":
+            try:
+                self._worker.check()
+            except Unavailable:
+                return ()
+        return models
 
     def find(self, target: Target) -> HandlerCard:
         return self._find(target)[0]
@@ -106,7 +116,7 @@ class LanguageModels:
     def _find(self, target: Target) -> tuple[HandlerCard, ModelCard]:
         if not isinstance(target, ModelTarget):
             raise NotFound("no language model is offered by capability", "capability", "no_match")
-        models = self._worker.models()
+        models = self._models()
         if not models:
             self._worker.check()  # a model that was never loaded has no name yet
         for model in models:
