@@ -45,6 +45,7 @@ def _conversation(body: schema.PromptBody, defaults: fields.Defaults, images: Im
         answer_format=_format(body),
         places=_PLACES,
         thinks=_thinks(body.thinking),
+        thought_tokens=body.thinking.budget_tokens if body.thinking else None,
     )
 
 

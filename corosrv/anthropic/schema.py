@@ -122,7 +122,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class ThinkingOptions(msgspec.Struct):
-    """Options of thinking. The budget is ignored: thoughts count towards max_tokens, as they do at Anthropic."""
+    """Options of thinking. Thoughts count towards max_tokens, as they do at Anthropic."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None

@@ -124,6 +124,11 @@ class AnswerFormat:
         return " ".join((*(self.thought_tags or ()), self.turn, self.text_opening, self.text_closing))
 
     @property
+    def can_be_silenced(self) -> bool:
+        """Returns whether a prompt can keep the model from thinking."""
+        return self.tells_no_thoughts or not self.turn
+
+    @property
     def edges(self) -> tuple[str, ...]:
         """Returns what may stand around an answer's text, the longest first."""
         return tuple(filter(None, (self.turn + self.text_opening, self.turn, self.text_opening, self.text_closing)))

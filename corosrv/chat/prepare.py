@@ -17,7 +17,7 @@ from corosrv.chat.tool_schema import string_members
 from corosrv.chat.tools import Tool, checked, name_of, parameters_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation.schemas import schema_limits
-from corosrv.jobs import Job, Messages, ModelCard, Sampling
+from corosrv.jobs import Job, Messages, ModelCard, Sampling, ThoughtBudget
 from corosrv.structured.grammar.gbnf import Rules, either, grammar, sequence
 
 
@@ -71,20 +71,41 @@ class _Plan(msgspec.Struct, frozen=True):
     @property
     def changes_prompt(self) -> bool:
         """Returns whether the tools or the template's arguments differ from those of the job's prompt."""
-        return self.tools != self.prompt.tools or self.conversation.thinks is not None
+        return self.tools != self.prompt.tools or self.template_arguments != self.prompt.template_arguments
 
     @property
     def template_arguments(self) -> dict[str, object]:
         arguments = self.prompt.template_arguments
         if self.conversation.thinks is None:
-            return arguments
-        return {"enable_thinking": self.conversation.thinks, **arguments}
+            silences = self.conversation.thought_tokens == 0 and "enable_thinking" not in arguments
+            return {"enable_thinking": False, **arguments} if silences else arguments
+        if not self.conversation.thinks:
+            return {"enable_thinking": False, **arguments}
+        return {"enable_thinking": True, "thinking": True, **arguments}  # some templates know the second name alone
 
     @property
     def may_think(self) -> bool:
         if self.card.reasoning_tags is None or not self.prompt.add_generation_prompt:
             return False
-        return self.template_arguments.get("enable_thinking", self.card.reasons) is not False
+        return self.is_asked_to_think or not self.card.answer_format.can_be_silenced
+
+    @property
+    def is_asked_to_think(self) -> bool:
+        """Returns whether the model may think as much as a budget allows."""
+        arguments = self.template_arguments
+        return arguments.get("enable_thinking", arguments.get("thinking", self.card.reasons)) is not False
+
+    @property
+    def thoughts(self) -> ThoughtBudget | None:
+        """Returns what keeps thoughts short, or keeps those away that no prompt can."""
+        tags, answer = self.card.reasoning_tags, self.card.answer_format
+        tokens = self.conversation.thought_tokens if self.is_asked_to_think else 0
+        if tags is None or tokens is None or not self.may_think:
+            return None
+        # Where calls may follow, the model says what comes; else it is text.
+        rest = answer.turn if self.tools else answer.turn + answer.text_opening
+        opening = "" if self.card.opens_reasoning else tags[0]
+        return ThoughtBudget(tokens, tags[1], opening, self.conversation.thought_message, rest)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -112,6 +133,8 @@ class _Plan(msgspec.Struct, frozen=True):
     def sampling(self) -> Sampling:
         """Returns the job's sampling, with the grammar that the answer needs."""
         sampling = self.conversation.job.sampling
+        if (budget := self.thoughts) is not None:
+            sampling = replace(sampling, thoughts=budget)
         answers = list(self._answers())
         if not answers:
             return sampling

@@ -72,6 +72,8 @@ class ChatTemplate:
         if prompt.continue_final:
             messages[-1] = {**messages[-1], "content": messages[-1].get("content", "") + marks.end}
         arguments = {"enable_thinking": self._thinks, **conversation[2]}
+        if arguments["enable_thinking"] is False:
+            arguments.setdefault("thinking", False)  # the name that some templates have for it
         if tools:
             arguments["tools"] = tools
         try:
@@ -90,7 +92,7 @@ class ChatTemplate:
     def _closed_thoughts(self, rendered: str) -> str:
         """Returns the text that ends the thoughts a prompt leaves open, or that says there are none."""
         answer = self.traits.answer
-        if self.traits.thought_tags is None or answer.turn or answer.tells_no_thoughts:
+        if self.traits.thought_tags is None or not answer.can_be_silenced or answer.tells_no_thoughts:
             return ""
         opening, closing = self.traits.thought_tags
         end = rendered.rstrip()

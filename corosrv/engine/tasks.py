@@ -16,7 +16,7 @@ from corosrv.engine.row_ids import RowIds
 from corosrv.engine.slots import TaskNote, TaskNotes
 from corosrv.engine.vocabulary import ROW_ID, EngineVocabulary
 from corosrv.errors import NotSupported, Refused
-from corosrv.jobs import AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms
+from corosrv.jobs import AnyJob, EmbedJob, Job, Pieces, RerankJob, Rows, Terms, ThoughtBudget
 from corosrv.processor import Turns
 
 MAX_STOP_BYTES = 256
@@ -77,6 +77,8 @@ class TaskMaker:
         sampling = job.sampling
         if sampling.logit_bias:
             sampling = replace(sampling, logit_bias=self._biases(sampling.logit_bias))
+        if sampling.thoughts is not None:
+            sampling = replace(sampling, thoughts=self._with_ending(sampling.thoughts))
         scales = self._adapters.scales(job.lora)
         note, place = TaskNote.of_job(job), _place(job.terms)
         return [
@@ -126,6 +128,11 @@ class TaskMaker:
         if not -1 <= job.slot < self._slots:
             there_are = f"they are numbered from 0 to {self._slots - 1}"
             raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
+
+    def _with_ending(self, budget: ThoughtBudget) -> ThoughtBudget:
+        """Returns the budget with the tokens that end the thoughts; those of a client's words are no control tokens."""
+        pieces = [Piece(budget.message, True), Piece(budget.closing + budget.rest, False)]
+        return replace(budget, ending=tuple(self._vocabulary.tokens_of(pieces, False, "reasoning_budget_message")))
 
     def _biases(self, biases: Sequence[tuple[int | str, float]]) -> tuple[tuple[int, float], ...]:
         """The same with texts turned into their tokens. Raises Refused for ids that the model does not have."""

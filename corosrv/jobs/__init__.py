@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from corosrv.jobs.model import Adapter, HasAdapters, InfillTokens, ModelCard
     from corosrv.jobs.pieces import Image, Pieces, Rows, Tokens
     from corosrv.jobs.reader import Reader, Sink
-    from corosrv.jobs.sampling import SAMPLERS, Sampling
+    from corosrv.jobs.sampling import SAMPLERS, Sampling, ThoughtBudget
     from corosrv.jobs.slots import HasSlots, SlotFile, SlotState
     from corosrv.jobs.terms import Terms
     from corosrv.jobs.vocabulary import Vocabulary
@@ -52,6 +52,7 @@ __all__ = [
     "State",
     "Terms",
     "Text",
+    "ThoughtBudget",
     "TokenInfo",
     "Tokens",
     "Vocabulary",
@@ -87,6 +88,7 @@ _HOMES = {
     "State": "worker",
     "Terms": "terms",
     "Text": "job",
+    "ThoughtBudget": "sampling",
     "TokenInfo": "chunk",
     "Tokens": "pieces",
     "Vocabulary": "vocabulary",

@@ -11,6 +11,18 @@ SAMPLERS = (
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtBudget:
+    """Limits the tokens of an answer's thoughts, and says how the engine ends those that have spent them."""
+
+    tokens: int
+    closing: str  # the text that ends thoughts
+    opening: str = ""  # the text that begins them; empty: the prompt has begun them
+    message: str = ""  # the last words of thoughts that are ended
+    rest: str = ""  # what is written behind the closing then
+    ending: tuple[int, ...] = ()  # the tokens of these three texts, which the engine fills in
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Parameters by which tokens are drawn: bias first, then `samplers` in their order, then temperature 0 or a draw.
 
@@ -51,5 +63,6 @@ class Sampling:
     adaptive_decay: float = 0.9
     min_keep: int = 0
     samplers: tuple[str, ...] = SAMPLERS
+    thoughts: ThoughtBudget | None = None  # None: as many as the model likes
     n_probs: int = -1  # how many of the likeliest tokens each TokenInfo lists; -1: chunks carry no TokenInfo
     post_sampling_probs: bool = False  # of the distribution that was drawn from, not of the model's own

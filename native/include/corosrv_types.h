@@ -227,8 +227,13 @@ typedef struct corosrv_sampling {
   int32_t min_keep;        /* candidates that typical_p, top_p, min_p and xtc leave */
   const int32_t* samplers; /* corosrv_sampler, each once at most */
   size_t n_samplers;
-  int32_t n_probs;             /* likeliest tokens that are told of with each; -1: chunks tell of no tokens */
-  int32_t post_sampling_probs; /* 1: of the distribution that was drawn from, not of the model's own */
+  int32_t n_probs;              /* likeliest tokens that are told of with each; -1: chunks tell of no tokens */
+  int32_t post_sampling_probs;  /* 1: of the distribution that was drawn from, not of the model's own */
+  int32_t thought_tokens;       /* that an answer may have between `thought_opening` and `thought_closing` */
+  corosrv_text thought_opening; /* of size 0: the prompt has begun the thoughts */
+  corosrv_text thought_closing;
+  const int32_t* thought_ending; /* tokens that are drawn when those of the thoughts are spent */
+  size_t n_thought_ending;       /* 0: thoughts have no limit */
 } corosrv_sampling;
 
 typedef enum corosrv_kind {

@@ -301,6 +301,12 @@ def test_whether_it_thinks(asked, sent, thinks):
     assert asked(thinking=sent).thinks is thinks
 
 
+def test_a_budget_of_thoughts(asked):
+    assert asked(thinking={"type": "enabled", "budget_tokens": 2048}).thought_tokens == 2048
+    assert asked(thinking={"type": "adaptive"}).thought_tokens is None
+    assert asked().thought_tokens is None
+
+
 def test_a_format_of_the_answer(asked):
     wanted = {"type": "json_schema", "schema": {"type": "object"}}
 

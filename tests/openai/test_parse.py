@@ -1,5 +1,6 @@
 """Bodies to calls: every parameter valid, wrong, out of range, null; and what is refused by name."""
 
+import dataclasses
 import json
 import math
 from typing import Any, NamedTuple
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import EnvironBuilder
 
+from corosrv.callformats.description import AnswerFormat
 from corosrv.errors import NotSupported, Refused
 from corosrv.generation.fields import Defaults
 from corosrv.generation.unsupported import EVERYWHERE
 from corosrv.http import body
-from corosrv.jobs import Job, Messages, ModelCard, Sampling, Text, Tokens
+from corosrv.jobs import Job, Messages, ModelCard, Sampling, Text, ThoughtBudget, Tokens
 from corosrv.openai.chat import parse as chat_parse
 from corosrv.openai.chat import schema as chat_schema
 from corosrv.openai.completions import parse as completion_parse
@@ -38,11 +40,11 @@ class Asked(NamedTuple):
     include_usage: bool
 
 
-def parse(make, schema, sent: Any, defaults: Defaults) -> Asked:
+def parse(make, schema, sent: Any, defaults: Defaults, card: ModelCard = CARD) -> Asked:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
-    made = make(fields, defaults, CARD, ByteVocabulary)
+    made = make(fields, defaults, card, ByteVocabulary)
     return Asked(made.job, made.stream, includes_usage(fields))
 
 
@@ -683,6 +685,31 @@ def test_how_hard_to_think_is_told_to_the_template():
     assert chat(reasoning_effort="none").job.prompts[0].template_arguments["enable_thinking"] is False
     kept = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}).job.prompts[0]
     assert kept.template_arguments["enable_thinking"] is True
+
+
+@pytest.mark.parametrize(
+    "name", ["reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"]
+)
+def test_a_budget_of_thoughts_has_the_names_of_other_servers(name):
+    card = dataclasses.replace(CARD, answer_format=AnswerFormat(("<think>", "</think>")))
+
+    def thoughts(**sent: Any) -> ThoughtBudget | None:
+        return parse(chat_parse.call, chat_schema, {"messages": HELLO, **sent}, DEFAULTS, card).job.sampling.thoughts
+
+    assert thoughts(**{name: 7, "reasoning_budget_message": "So."}) == ThoughtBudget(7, "</think>", "<think>", "So.")
+    assert thoughts(**{name: -1}) is None
+    assert thoughts() is None
+
+
+def test_budgets_of_thoughts_that_differ_are_refused():
+    with pytest.raises(Refused, match="reasoning_budget and thinking_budget_tokens contradict each other"):
+        chat(reasoning_budget=1, thinking_budget_tokens=2)
+
+
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_whether_to_think_is_true_or_false(value):
+    with pytest.raises(Refused, match="must be true or false"):
+        chat(chat_template_kwargs={"enable_thinking": value})
 
 
 # Anything at all.

@@ -49,3 +49,28 @@ def test_thoughts_are_streamed_apart(thinker: Server) -> None:
     deltas = [event["choices"][0]["delta"] for event in sent if isinstance(event, dict) and event["choices"]]
     assert sum("reasoning_content" in delta for delta in deltas) == 5
     assert not any(delta.get("content") for delta in deltas)
+
+
+def test_a_stream_s_thoughts_end_at_their_budget_and_the_text_follows(thinker: Server) -> None:
+    with thinker.connect() as connection:
+        asked = chat(max_tokens=30, stream=True, stream_options={"include_usage": True}, thinking_budget_tokens=4)
+        sent = [event for event in events(connection.post(asked).body) if isinstance(event, dict)]
+
+    deltas = [event["choices"][0]["delta"] for event in sent if event["choices"]]
+    kinds = [kind for delta in deltas for kind in ("reasoning_content", "content") if delta.get(kind)]
+    assert kinds == sorted(kinds, reverse=True), "thoughts first, then text"
+    assert len("".join(delta.get("reasoning_content") or "" for delta in deltas).split()) == 4
+    assert "content" in kinds
+    # The tokens of the end mark count as thoughts.
+    assert sent[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4 + len("</think>")
+    assert sent[-1]["usage"]["completion_tokens"] == 30
+
+
+def test_a_message_s_thoughts_end_at_their_budget(thinker: Server) -> None:
+    asked = {"max_tokens": 30, "messages": [{"role": "user", "content": "hi"}],
+             "thinking": {"type": "enabled", "budget_tokens": 4}}  # fmt: skip
+    with thinker.connect() as connection:
+        answer = connection.post(asked, "/v1/messages").json
+
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+    assert len(answer["content"][0]["thinking"].split()) <= 4

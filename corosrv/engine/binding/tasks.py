@@ -10,7 +10,7 @@ from typing import Any
 
 from corosrv.engine.binding.library import ffi, lib
 from corosrv.engine.binding.values import Task
-from corosrv.jobs import SAMPLERS, Rows, Sampling
+from corosrv.jobs import SAMPLERS, Rows, Sampling, ThoughtBudget
 from corosrv.processor import Turns
 
 # What jobs.SAMPLERS names, as corosrv_sampler numbers it.
@@ -40,6 +40,7 @@ _TRANSLATED = (
     "grammar_triggers",
     "dry_sequence_breakers",
     "samplers",
+    "thoughts",
 )
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name not in _TRANSLATED)
 _BREAKERS = Sampling().dry_sequence_breakers
@@ -56,10 +57,27 @@ class _BorrowedTexts:
         self.array = ffi.new("corosrv_text[]", [{"data": data, "size": size} for data, size in self._texts])
 
 
+class _BorrowedBudget:
+    """`members` are those of a corosrv_sampling; they, and what they point to, live as long as this object."""
+
+    __slots__ = ("_ending", "_texts", "members")
+
+    def __init__(self, budget: ThoughtBudget) -> None:
+        self._texts = _BorrowedTexts(text.encode() for text in (budget.opening, budget.closing))
+        self._ending = ffi.new("int32_t[]", budget.ending)
+        self.members = {
+            "thought_tokens": min(budget.tokens, 2**31 - 1),
+            "thought_opening": self._texts.array[0],
+            "thought_closing": self._texts.array[1],
+            "thought_ending": self._ending,
+            "n_thought_ending": len(budget.ending),
+        }
+
+
 class _BorrowedSampling:
     """`struct` is a corosrv_sampling without its seed; it, and what it points to, lives as long as this object."""
 
-    __slots__ = ("_biases", "_breakers", "_grammar", "_samplers", "_triggers", "struct")
+    __slots__ = ("_biases", "_breakers", "_grammar", "_samplers", "_thoughts", "_triggers", "struct")
 
     def __init__(self, sampling: Sampling) -> None:
         self._biases = ffi.new("corosrv_bias[]", sampling.logit_bias)
@@ -78,6 +96,9 @@ class _BorrowedSampling:
             "samplers": self._samplers,
             "n_samplers": len(sampling.samplers),
         }
+        self._thoughts = None if sampling.thoughts is None else _BorrowedBudget(sampling.thoughts)
+        if self._thoughts is not None:
+            translated |= self._thoughts.members
         self.struct = ffi.new("corosrv_sampling *", {name: getattr(sampling, name) for name in _SAMPLING} | translated)
 
 

@@ -137,4 +137,6 @@ def template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
             raise Refused(f"{param} is no name for a template argument", "chat_template_kwargs")
         if not isinstance(value, (str, int, float, bool, type(None))) or len(str(value)) > _MAX_ARGUMENT:
             raise Refused(f"{param} must be a scalar of at most {_MAX_ARGUMENT} characters", "chat_template_kwargs")
+        if name in ("enable_thinking", "thinking") and not isinstance(value, bool):
+            raise Refused(f"{param} must be true or false", "chat_template_kwargs")
     return arguments

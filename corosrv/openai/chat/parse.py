@@ -20,6 +20,8 @@ from corosrv.openai.fields import includes_usage
 from corosrv.openai.llama_extras import native_form
 from corosrv.openai.structured_fields import answer_format, with_grammar
 
+_BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
+
 
 def call(
     body: schema.ChatBody,
@@ -65,7 +67,18 @@ def conversation(
         answer_format=form,
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
+        thought_tokens=_thought_tokens(body),
+        thought_message=check_text(body.reasoning_budget_message or "", "reasoning_budget_message"),
     )
+
+
+def _thought_tokens(body: schema.ChatBody) -> int | None:
+    """Returns how many tokens thoughts may have, under whichever name; None where they have no limit."""
+    budgets = {name: tokens for name in _BUDGETS if (tokens := getattr(body, name)) is not None}
+    if len(set(budgets.values())) > 1:
+        raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
+    tokens = next(iter(budgets.values()), -1)
+    return tokens if tokens >= 0 else None
 
 
 def _n_probs(body: schema.ChatBody) -> int:

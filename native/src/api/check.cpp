@@ -62,6 +62,18 @@ Status check_other_samplers(const corosrv_sampling& sampling) {
   return check_order(sampling.samplers, sampling.n_samplers);
 }
 
+Status check_thoughts(const corosrv_sampling& sampling, const Vocabulary& vocabulary) {
+  if (sampling.n_thought_ending == 0) return Status::ok();
+  if (sampling.thought_tokens < 0) return invalid("the tokens of thoughts must be 0 or more");
+  if (sampling.thought_closing.size == 0) return invalid("thoughts with a limit need a text that ends them");
+  const auto is_unknown = [&vocabulary](int32_t token) { return token < 0 || token >= vocabulary.size(); };
+  const int32_t* ending = sampling.thought_ending;
+  if (std::any_of(ending, ending + sampling.n_thought_ending, is_unknown)) {
+    return invalid("the end of thoughts has a token that is none of the model's");
+  }
+  return Status::ok();
+}
+
 Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabulary) {
   if (!is_within(sampling.temperature, 0, 1e6f)) return invalid("temperature must be 0 or more");
   if (sampling.top_k < 0) return invalid("top_k must be 0 or more");
@@ -75,6 +87,7 @@ Status check_sampling(const corosrv_sampling& sampling, const Vocabulary& vocabu
   if (!std::isfinite(sampling.frequency_penalty)) return invalid("frequency_penalty must be finite");
   if (sampling.repeat_last_n < -1) return invalid("repeat_last_n must be -1 or more");
   if (Status status = check_other_samplers(sampling); !status.is_ok()) return status;
+  if (Status status = check_thoughts(sampling, vocabulary); !status.is_ok()) return status;
   for (size_t i = 0; i < sampling.n_biases; ++i) {
     const corosrv_bias& bias = sampling.biases[i];
     if (bias.token < 0 || bias.token >= vocabulary.size()) return invalid("logit_bias names an unknown token");

@@ -35,6 +35,14 @@ SamplerKind to_sampler(int32_t from) {
   }
 }
 
+ThoughtLimit to_thought_limit(const corosrv_sampling& from) {
+  if (from.n_thought_ending == 0) return {};
+  return {from.thought_tokens,
+          {from.thought_opening.data, from.thought_opening.size},
+          {from.thought_closing.data, from.thought_closing.size},
+          {from.thought_ending, from.thought_ending + from.n_thought_ending}};
+}
+
 Sampling to_sampling(const corosrv_sampling& from) {
   Sampling sampling;
   sampling.temperature = from.temperature;
@@ -71,6 +79,7 @@ Sampling to_sampling(const corosrv_sampling& from) {
   }
   sampling.n_probs = from.n_probs;
   sampling.post_sampling_probs = from.post_sampling_probs != 0;
+  sampling.thoughts = to_thought_limit(from);
   return sampling;
 }
 

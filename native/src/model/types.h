@@ -54,6 +54,14 @@ enum class SamplerKind {
   kAdaptiveP,  // draws, and so comes last wherever it is named
 };
 
+// How many tokens of thoughts an answer may have, and what ends them then.
+struct ThoughtLimit {
+  int32_t max_tokens = 0;
+  std::string opening;        // the text that begins them; empty: the prompt has begun them
+  std::string closing;        // and ends them
+  std::vector<Token> ending;  // drawn when the tokens are spent; none: no limit
+};
+
 // How one sequence's tokens are drawn; ranges are checked at the C API.
 struct Sampling {
   float temperature = 0.8f;  // 0 is greedy
@@ -88,6 +96,7 @@ struct Sampling {
   float adaptive_target = -1.0f;  // -1 is off
   float adaptive_decay = 0.9f;
   int32_t min_keep = 0;
+  ThoughtLimit thoughts;
   std::vector<SamplerKind> samplers = {SamplerKind::kPenalties, SamplerKind::kDry,      SamplerKind::kTopNSigma,
                                        SamplerKind::kTopK,      SamplerKind::kTypicalP, SamplerKind::kTopP,
                                        SamplerKind::kMinP,      SamplerKind::kXtc,      SamplerKind::kTemperature,

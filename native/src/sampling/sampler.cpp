@@ -24,7 +24,8 @@ Sampler::Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t
       random_(sampling.seed),
       order_(sampling, context),
       chooser_(make_chooser(sampling, order_.is_greedy, vocabulary.size())),
-      trigger_(sampling.grammar_triggers) {
+      trigger_(sampling.grammar_triggers),
+      thoughts_(sampling.thoughts) {
   if (sampling.grammar && !trigger_.is_set()) grammar_ = std::make_unique<Grammar>(*sampling.grammar);
 }
 
@@ -40,12 +41,14 @@ Token Sampler::draw(float* logits, TokenList* told) {
   apply_biases(logits);
   LogitRow row(logits);
   for (const auto& stage : order_.on_row) stage->change(row);
-  Token token = choose(logits, now);
+  Token token = ending(logits, now);
+  if (token < 0) token = choose(logits, now);
   while (token >= 0 && !follow(token)) {
     if (lack_ == Lack::kTime) return -1;
     logits[token] = kBanned;
     token = choose(logits, now);
   }
+  if (token >= 0) thoughts_.accept(added_text(vocabulary_, token));
   if (token >= 0 && tells() && told != nullptr) *told = likelihood(token, now);
   return token;
 }
@@ -54,6 +57,18 @@ void Sampler::apply_biases(float* logits) const {
   for (const auto& [token, bias] : sampling_.biases) logits[token] += bias;
   if (!sampling_.ignore_eos) return;
   for (const Token token : vocabulary_.end_tokens()) logits[token] = kBanned;
+}
+
+// The next token of the end of thoughts that have spent their budget; -1 where any may come.
+Token Sampler::ending(const float* logits, Workspace& now) {
+  const Token token = thoughts_.wanted();
+  if (token < 0) return -1;
+  now.candidates.assign(1, {token, logits[token]});
+  now.weights.assign(1, 1.0f);
+  if (grammar_) grammar_->keep_allowed(now.candidates);
+  if (!now.candidates.empty()) return token;
+  thoughts_.give_up();
+  return -1;
 }
 
 // One token, or -1 and the reason; changes only those logits that the grammar refuses.

@@ -12,6 +12,7 @@
 #include "sampling/random.h"
 #include "sampling/sampling_order.h"
 #include "sampling/stage.h"
+#include "sampling/thought_budget.h"
 #include "sampling/trigger.h"
 
 namespace corosrv {
@@ -28,6 +29,9 @@ namespace corosrv {
 // trigger has to leave the grammar at a place where it can go on: it is fed the trigger and whatever the token has
 // behind it, and where it refuses that, the token is banned and the draw repeated. Until then any text goes, and the
 // grammar costs nothing.
+//
+// Thoughts that have spent their budget are ended: the tokens of their end come next whatever the logits are, unless
+// a grammar does not allow them.
 class Sampler {
  public:
   // `vocabulary` outlives the sampler.
@@ -62,6 +66,7 @@ class Sampler {
   bool is_argmax() const { return order_.is_best_of_row && !grammar_; }
   Token choose(float* logits, Workspace& now);
   bool follow(Token token);
+  Token ending(const float* logits, Workspace& now);
   bool begin_grammar(Token token);
   Token lacking(Lack lack);
   Lack lack_of_choice(const float* logits) const;
@@ -78,6 +83,7 @@ class Sampler {
   const std::unique_ptr<Chooser> chooser_;
   std::unique_ptr<Grammar> grammar_;  // null: any text
   Trigger trigger_;
+  ThoughtBudget thoughts_;
   Lack lack_ = Lack::kChoice;
 };
 
