@@ -116,6 +116,7 @@ class AnswerFormat:
     turn: str = ""  # between thoughts and text, and between thoughts and calls
     text_opening: str = ""  # before the text
     text_closing: str = ""  # behind it
+    preamble_edges: tuple[str, ...] = ()  # around text before calls, that has marks of its own
     thought_member: str = "reasoning_content"  # of a message, that the template takes thoughts from
 
     @property
@@ -131,7 +132,8 @@ class AnswerFormat:
     @property
     def edges(self) -> tuple[str, ...]:
         """Returns what may stand around an answer's text, the longest first."""
-        return tuple(filter(None, (self.turn + self.text_opening, self.turn, self.text_opening, self.text_closing)))
+        text = (self.turn + self.text_opening, self.turn, self.text_opening, self.text_closing)
+        return (*self.preamble_edges, *filter(None, text))
 
 
 BARE = AnswerFormat()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corosrv.callformats.description import CallFormat
+from corosrv.callformats.description import AnswerFormat, CallFormat
 
 # What most models have seen: it is written into the prompt of those whose templates show no calls.
 HERMES = CallFormat(
@@ -36,6 +36,15 @@ _CHANNELS = ("<|channel|>commentary", "<|channel|>analysis")
 _HARMONY_VARIANTS = tuple(
     f"{channel}{kind}<|message|>" for channel in ("", *_CHANNELS) for kind in (" <|constrain|>json", " json", "")
 )
+_HARMONY_THOUGHTS = "<|channel|>analysis<|message|>"
+_PREAMBLE = "<|channel|>commentary<|message|>"
+
+
+def completed_answer(answer: AnswerFormat) -> AnswerFormat:
+    """Returns a learnt format with the channel in which its model says something before it calls."""
+    if answer.thought_tags is None or answer.thought_tags[0] != _HARMONY_THOUGHTS:
+        return answer
+    return replace(answer, preamble_edges=(answer.turn + _PREAMBLE, _PREAMBLE, answer.thought_tags[1]))
 
 
 def completed(form: CallFormat) -> CallFormat:

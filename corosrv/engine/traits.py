@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from corosrv.callformats.description import BARE, AnswerFormat, CallFormat
-from corosrv.callformats.known import HERMES, completed
+from corosrv.callformats.known import HERMES, completed, completed_answer
 from corosrv.callformats.learn import Learnt, learn_calls
 from corosrv.callformats.learn_answer import learn_answer
 from corosrv.callformats.probes import NAME, PLAIN, TOOLS, USER, Manner, Probe, Rendering
@@ -80,7 +80,7 @@ def _find(source: str, rendering: Rendering, end_texts: Sequence[str]) -> Traits
 def _learn(source: str, probe: Probe, end_texts: Sequence[str]) -> tuple[AnswerFormat, Learnt | None]:
     answer = BARE
     try:
-        answer = learn_answer(source, probe, end_texts)
+        answer = completed_answer(learn_answer(source, probe, end_texts))
         return answer, learn_calls(probe, answer, end_texts)
     except Exception as error:  # anything: what is looked at is text from the model's file
         log.warning("the format of calls cannot be learnt from the model's chat template: %r", error)

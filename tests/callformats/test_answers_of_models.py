@@ -36,6 +36,16 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     (GPT_OSS,
      "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>commentary to=functions.rain "
      '<|constrain|>json<|message|>{"days": 1}', "Well", "", RAIN),
+    (GPT_OSS,
+     "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.rain "
+     '<|constrain|>json<|message|>{"days": 1}', "", "Let me see.", RAIN),
+    (GPT_OSS,
+     "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+     '<|start|>assistant<|channel|>commentary to=functions.rain <|constrain|>json<|message|>{"days": 1}',
+     "Well", "Let me see.", RAIN),
+    (GPT_OSS,
+     "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>commentary<|message|>It rains.<|end|>"
+     "<|start|>assistant<|channel|>final<|message|> Wet.", "Well", "It rains.Wet.", []),
     ("Qwen3-Coder",
      "<tool_call>\n<function=rain>\n<parameter=days>\n1\n</parameter>\n</function>\n</tool_call>", "", "", RAIN),
     ("Qwen3-Coder",
