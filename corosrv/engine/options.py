@@ -18,7 +18,8 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
     """
     synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
     is_tried = synthetic is None and os.path.isfile(settings.model)
-    verdict = probe.verdict(settings.model, settings.kernels) if is_tried else probe.Verdict.FAST
+    n_threads = settings.threads or physical_cores()
+    verdict = probe.verdict(settings.model, settings.kernels, n_threads) if is_tried else probe.Verdict.FAST
     return Options(
         model=settings.model,
         synthetic=synthetic,
@@ -26,7 +27,7 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         slots=settings.slots,
         queue=settings.queue,
         tasks_of_owner=settings.queue_per_key,
-        threads=settings.threads or physical_cores(),
+        threads=n_threads,
         batch=settings.batch if synthetic is not None else max(settings.batch, settings.slots),
         step_ms=settings.step_ms,
         reader_bytes=settings.reader_bytes,

@@ -27,8 +27,10 @@ log = logging.getLogger("corosrv.engine")
 
 TIMEOUT = 120.0  # seconds, and more for a large file
 BYTES_PER_SECOND = 50_000_000  # of a slow disk
+BYTES_PER_THREAD = 500_000_000  # of a model file: a small one is read by one thread, which waits for no other
 N_TRIES = 2  # of a child that ends by its time-out: the machine was busy, or its disk slow
 MAX_VERDICTS = 256  # that are remembered
+HEAD_BYTES = 65_536  # of a model file, which tell its architecture and shape
 REBUILD = (
     'CXXFLAGS="-fno-strict-aliasing -fno-tree-dse -fno-dse" '
     "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==VERSION"
@@ -43,6 +45,10 @@ class Verdict(str, Enum):
     SAFE = "safe"  # without repacked weights: slower, and alive
 
 
+class InconclusiveTrialError(Exception):
+    """Tells why no child process came to a finding. A signal within this module: the model loads untried."""
+
+
 class TrialStatus(IntEnum):
     """The exit status of the child, which is corosrv.engine.trial; Python itself ends with 1 on what nobody caught."""
 
@@ -51,7 +57,7 @@ class TrialStatus(IntEnum):
     DIFFERS = 3
 
 
-def verdict(model: str, kernels: str = "auto") -> Verdict:
+def verdict(model: str, kernels: str = "auto", n_threads: int = 1) -> Verdict:
     """Returns the stored verdict for this model, libllama and processor, or a new one. Waits for child processes.
 
     Raises ModelFailed when the child dies however the model is loaded, and when it cannot try at all.
@@ -59,22 +65,18 @@ def verdict(model: str, kernels: str = "auto") -> Verdict:
     remembered = _Memory(model, kernels)
     if (known := remembered.get()) is not None:
         return known
+    log.info("a child process tries %s before it is loaded for the first time", model)
     try:
-        verdict = _probe(model, kernels)
-    except subprocess.TimeoutExpired as expired:
-        log.warning(
-            "a child process did not decode a few tokens in %g s, %d times; loading without that trial, which is made "
-            "at the next start",
-            expired.timeout,
-            N_TRIES,
-        )
+        verdict = _probe(model, kernels, n_threads)
+    except InconclusiveTrialError as reason:
+        log.warning("%s; loading without that trial, which is made at the next start", reason)
         return Verdict.FAST
     remembered.store(verdict)
     return verdict
 
 
-def _probe(model: str, kernels: str) -> Verdict:
-    first = _try(model, kernels=kernels)
+def _probe(model: str, kernels: str, n_threads: int) -> Verdict:
+    first = _try(model, kernels, n_threads)
     if first.is_healthy:
         return Verdict.FAST
     if first.difference:
@@ -84,7 +86,7 @@ def _probe(model: str, kernels: str) -> Verdict:
             first.difference,
         )
         return Verdict.GGML
-    if kernels != "ggml" and _try(model, kernels="ggml").is_healthy:
+    if kernels != "ggml" and _try(model, "ggml", n_threads).is_healthy:
         log.warning(
             "corosrv's own kernels died with %s while they decoded a few tokens in a child process: they are turned "
             "off for this model. Please report this; COROSRV_KERNELS=ggml turns them off without a trial",
@@ -97,7 +99,7 @@ def _probe(model: str, kernels: str) -> Verdict:
         first.death,
         REBUILD,
     )
-    if death := _try(model, kernels=kernels, is_safe=True).death:
+    if death := _try(model, kernels, n_threads, is_safe=True).death:
         raise ModelFailed(
             f"libllama dies with {death} on this processor, even without repacked weights; rebuild it: {REBUILD}"
         )
@@ -116,21 +118,25 @@ class _Trial:
         return not self.death and not self.difference
 
 
-def _try(model: str, kernels: str, is_safe: bool = False) -> _Trial:
+def _try(model: str, kernels: str, n_threads: int, is_safe: bool = False) -> _Trial:
     """Runs a child. One that cannot load the model is healthy: the real load reports that in words.
 
-    A child that takes too long is tried again; raises subprocess.TimeoutExpired when all of them do, and ModelFailed
-    with the child's own words when it could not try.
+    A child that takes too long is tried again. Raises InconclusiveTrialError when all of them do, or where one was
+    killed, and ModelFailed with the child's own words when it could not try.
     """
-    command = [sys.executable, "-m", "corosrv.engine.trial", model, "safe" if is_safe else "fast", kernels]
-    time_limit = TIMEOUT + _size(model) / BYTES_PER_SECOND
-    for _ in range(N_TRIES - 1):
+    size = _size(model)
+    n_threads = min(n_threads, 1 + size // BYTES_PER_THREAD)
+    arguments = [model, "safe" if is_safe else "fast", kernels, str(n_threads)]
+    time_limit = TIMEOUT + size / BYTES_PER_SECOND
+    for _ in range(N_TRIES):
         with suppress(subprocess.TimeoutExpired):
-            return _read_end(run_process(command, time_limit))
-    return _read_end(run_process(command, time_limit))
+            return _read_end(run_process([sys.executable, "-m", "corosrv.engine.trial", *arguments], time_limit))
+    raise InconclusiveTrialError(f"a child process did not decode a few tokens in {time_limit:g} s, {N_TRIES} times")
 
 
 def _read_end(child: subprocess.CompletedProcess[bytes]) -> _Trial:
+    if child.returncode == -signal.SIGKILL:  # which no instruction of a library raises
+        raise InconclusiveTrialError("a child process that tries the model was killed, perhaps for want of memory")
     if child.returncode < 0:
         return _Trial(death=signal.Signals(-child.returncode).name)
     if child.returncode == TrialStatus.HEALTHY:
@@ -163,10 +169,15 @@ class _Memory:
 
     @staticmethod
     def _identity(model: str, kernels: str) -> str:
-        """Hash of the processor, the model file, its kernels, libllama and the extension; no file is read."""
-        parts = [cpu_identity(), kernels]
+        """Returns a hash of the processor, the model file's size and beginning, kernels, libllama and extension.
+
+        So a copy of a model file is not tried again. Raises OSError where the file cannot be read.
+        """
+        with open(model, "rb") as file:
+            head = file.read(HEAD_BYTES)
+        parts = [cpu_identity(), kernels, f"{_size(model)} {hashlib.sha256(head).hexdigest()}"]
         extensions = Path(__file__).parents[1].glob("_native*.so")
-        for path in (Path(model).absolute(), *sorted(libllama.folder().glob("lib*.so")), *sorted(extensions)):
+        for path in (*sorted(libllama.folder().glob("lib*.so")), *sorted(extensions)):
             stat = path.stat()
             parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

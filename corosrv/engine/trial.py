@@ -17,7 +17,7 @@ from corosrv.errors import CorosrvError
 from corosrv.jobs import Sampling, TokenInfo
 from corosrv.waits import wait_readable
 
-N_TOKENS = 16  # of each text that is drawn
+N_TOKENS = 8  # of each text that is drawn
 N_LIKELIEST = 20  # tokens that are compared where two texts part
 TIE = 1.0  # nats between two tokens that rounding may put in either order
 MAX_DISTANCE = 0.1  # of two vectors, as part of their length: rounding moves them by a hundredth
@@ -54,13 +54,13 @@ def _words(token: TokenInfo) -> str:
     return repr(token.piece.decode(errors="replace"))
 
 
-def draw(model: str, safe: bool, kernels: str) -> tuple[TrialAnswer, bool] | None:
+def draw(model: str, safe: bool, kernels: str, n_threads: int) -> tuple[TrialAnswer, bool] | None:
     """Opens a model and lets it answer; returns that and whether corosrv's own kernels computed it.
 
     Returns None where the model cannot be loaded, which the real load says in words.
     """
     options = Options(
-        model=model, synthetic=None, context=128, slots=2, queue=8, tasks_of_owner=0, threads=1, step_ms=60.0,
+        model=model, synthetic=None, context=128, slots=2, queue=8, tasks_of_owner=0, threads=n_threads, step_ms=60.0,
         reader_bytes=65_536, safe_load=safe, kernels=kernels,
     )  # fmt: skip
     engine = NativeEngine(options)
@@ -94,13 +94,13 @@ def _answer(engine: NativeEngine, kind: TaskKind) -> TrialAnswer:
     return TrialAnswer(tokens, array.array("f", vector).tolist())
 
 
-def main(model: str, load: str, kernels: str) -> TrialStatus:
+def main(model: str, load: str, kernels: str, threads: str) -> TrialStatus:
     """Tries one way of loading; where that uses own kernels, compares them with libllama's."""
     try:
-        first = draw(model, load == "safe", kernels)
+        first = draw(model, load == "safe", kernels, int(threads))
         if first is None or not first[1]:
             return TrialStatus.HEALTHY
-        reference = draw(model, load == "safe", "ggml")
+        reference = draw(model, load == "safe", "ggml", int(threads))
     except CorosrvError as error:
         print(error, file=sys.stderr)
         return TrialStatus.FAULT

@@ -53,6 +53,7 @@ extern "C" float* llama_get_logits_ith(llama_context* context, int32_t row) {
 
 extern "C" int32_t llama_decode(llama_context* context, llama_batch batch) {
   const char mood = std::getenv("SHIM_MOOD")[0];
+  if (mood == 'k') std::raise(SIGKILL);
   if (mood == 'a' || (mood == 'f' && is_fast) || (mood == 'o' && is_own)) std::raise(SIGILL);
   return real<decltype(&llama_decode)>("llama_decode")(context, batch);
 }
@@ -85,7 +86,7 @@ def shim(tmp_path_factory) -> Path:
 def libllama_that(shim, monkeypatch, tmp_path):
     """Gives children a libllama that dies `always`, when loaded `fast`, with `own` kernels, or `never`.
 
-    Or one that is `wrong` with own kernels. Returns the log of its loads.
+    Or one that is `killed`, or `wrong` with own kernels. Returns the log of its loads.
     """
 
     def make(mood: str) -> Path:
@@ -195,7 +196,7 @@ def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(libllama_that, t
 def test_the_shim_dies_as_a_processor_would(libllama_that, monkeypatch):
     libllama_that("always")
 
-    assert probe._try(packaged_model(), "ggml", is_safe=True).death == signal.Signals.SIGILL.name
+    assert probe._try(packaged_model(), "ggml", 1, is_safe=True).death == signal.Signals.SIGILL.name
     assert os.environ["SHIM_MOOD"] == "always"
 
 
@@ -254,7 +255,7 @@ def test_a_child_that_cannot_try_ends_the_start_with_its_words(monkeypatch, tmp_
     assert not (tmp_path / "corosrv").exists()
 
 
-def test_another_model_is_tried_anew(libllama_that, tmp_path):
+def test_a_copy_of_a_model_is_not_tried_again(libllama_that, tmp_path):
     log = libllama_that("never")
     copy = tmp_path / "copy.gguf"
     copy.symlink_to(packaged_model())
@@ -262,7 +263,29 @@ def test_another_model_is_tried_anew(libllama_that, tmp_path):
 
     probe.verdict(str(copy))
 
-    assert n_children(log) == 2
+    assert n_children(log) == 1
+
+
+def test_models_of_one_size_with_other_heads_have_verdicts_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    models = [tmp_path / name for name in "abc"]
+    for model, content in zip(models, [b"GGUF1", b"GGUF2", b"GGUF2+"], strict=True):
+        model.write_bytes(content)
+
+    probe._Memory(str(models[0]), "auto").store(Verdict.SAFE)
+
+    assert [probe._Memory(str(model), "auto").get() for model in models] == [Verdict.SAFE, None, None]
+
+
+def test_a_child_that_was_killed_tells_nothing_of_libllama(libllama_that, tmp_path, caplog):
+    """As the kernel kills one where memory runs out."""
+    libllama_that("killed")
+
+    with caplog.at_level(logging.WARNING):
+        assert probe.verdict(packaged_model()) is Verdict.FAST
+
+    assert "was killed, perhaps for want of memory; loading without that trial" in caplog.text
+    assert not (tmp_path / "corosrv" / "probe.json").exists()
 
 
 def test_no_more_verdicts_are_remembered_than_a_few(monkeypatch, tmp_path):
@@ -270,7 +293,7 @@ def test_no_more_verdicts_are_remembered_than_a_few(monkeypatch, tmp_path):
     monkeypatch.setattr(probe, "MAX_VERDICTS", 2)
     models = [tmp_path / name for name in "abc"]
     for model in models:
-        model.touch()
+        model.write_text(model.name)
         probe._Memory(str(model), "auto").store(Verdict.SAFE)
 
     kept = [probe._Memory(str(model), "auto").get() for model in models]
