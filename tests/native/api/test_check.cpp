@@ -97,6 +97,15 @@ TEST("segments that are not those of the rows are refused") {
   CHECK(says(refusal_after([](RowTask& task) { task.tokens = {kRow, kRow, 'a', kRow, 'b'}; }), words));
 }
 
+TEST("a segment that reaches beyond a prompt which ends in rows is refused") {
+  const std::string refused = refusal_after([](RowTask& task) {
+    task.tokens.pop_back();
+    task.segments[0] = {4, 0, 4, nullptr};
+  });
+
+  CHECK(says(refused, "not those of the prompt"));
+}
+
 TEST("positions that memory cannot be kept and cut by are refused") {
   const auto with = [](size_t number, int32_t value) {
     return refusal_after([&](RowTask& task) { task.positions[number] = value; });
@@ -109,7 +118,7 @@ TEST("positions that memory cannot be kept and cut by are refused") {
   CHECK(says(moving_by(-1), "move by at least 1"));
   CHECK(says(moving_by(4), "one for each at most"));
   CHECK(says(with(0, -1), "fall"));
-  CHECK(says(with(4, 3), "reach beyond"));
+  CHECK(says(with(8, 3), "reach beyond"));
   CHECK(says(with(0, 1), "fall"));
   CHECK(says(with(1, -1), "outside of its segment"));
   CHECK(says(with(6, 4), "outside of its segment"));

@@ -192,6 +192,29 @@ TEST("of images that are read in one piece, one alone exceeds a step's budget, a
   CHECK_EQ(tokens_of(driven.scheduler.plan(40), images[1]), 20);
 }
 
+TEST(
+    "a second image that does not fit waits behind the oldest prompt's image, and behind one beside the oldest "
+    "prompt") {
+  Driven images(4, 40);
+  Sequence* const first = images.add_image(30);
+  images.admit();
+  Sequence* const second = images.add_image(20);
+  images.admit();
+  Driven beside_text(4, 100);
+  beside_text.add(500);
+  beside_text.admit();
+  Sequence* const longer = beside_text.add_image(45);
+  Sequence* const shorter = beside_text.add_image(30);
+  beside_text.admit();
+
+  const Plan plan = images.scheduler.plan(40), other_plan = beside_text.scheduler.plan(100);
+
+  CHECK_EQ(tokens_of(plan, first), 30);
+  CHECK_EQ(tokens_of(plan, second), 0);
+  CHECK_EQ(tokens_of(other_plan, shorter), 30);
+  CHECK_EQ(tokens_of(other_plan, longer), 0);
+}
+
 TEST("what the others leave goes to the oldest prompt as well") {
   Driven driven(4, 100);
   const Sequence* oldest = driven.add(1000);
