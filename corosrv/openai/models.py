@@ -21,9 +21,12 @@ def listing(worker: Worker, takes_embeds: bool = False) -> dict[str, Any]:
 
 def find(worker: Worker, name: str, takes_embeds: bool = False) -> dict[str, Any]:
     """Makes the answer of GET /v1/models/{id}; knows aliases too. Raises ModelNotFound."""
-    for card in _cards(worker):
+    cards = _cards(worker)
+    for card in cards:
         if name in (card.id, *card.aliases):
             return _describe(card, takes_embeds)
+    if len(cards) == 1:
+        worker.check()  # an only model that cannot be used says so, whatever it is called
     raise ModelNotFound(name)
 
 
