@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from corosrv import structured
 from corosrv.callformats.description import ArgumentRow, CallField, CallFormat
-from corosrv.chat.conversation import JsonFormat, PlainFormat
+from corosrv.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
 from corosrv.chat.member_grammar import MemberRules
 from corosrv.chat.notation_grammar import NotationRules
 from corosrv.chat.raw_text import texts_without
@@ -20,8 +21,10 @@ from corosrv.structured.grammar.gbnf import Rules, char_set, either, literal, se
 _MOST_CALLS = 16
 
 
-def format_rules(answer_format: JsonFormat | PlainFormat, limits: SchemaLimits) -> Rules:
-    """Makes rules for an answer of a form. Raises Refused for a schema or a pattern that cannot be used."""
+def format_rules(answer_format: JsonFormat | PlainFormat | TaggedFormat, limits: SchemaLimits) -> Rules:
+    """Makes rules for an answer of a form. Raises Refused for a schema, pattern or tag that cannot be used."""
+    if isinstance(answer_format, TaggedFormat):
+        return _tag_rules(answer_format, limits)
     if isinstance(answer_format, PlainFormat):
         if answer_format.pattern is not None:
             return structured.pattern_rules(answer_format.pattern, answer_format.param, "answer", limits)
@@ -29,6 +32,15 @@ def format_rules(answer_format: JsonFormat | PlainFormat, limits: SchemaLimits) 
     if answer_format.schema is None:
         return structured.any_object_rules(limits)
     return structured.fragment(answer_format.schema, answer_format.param, "answer", limits, effort(limits))
+
+
+def _tag_rules(answer_format: TaggedFormat, limits: SchemaLimits) -> Rules:
+    one_effort = effort(limits)
+
+    def of_schema(schema: dict[str, Any] | bool, param: str, prefix: str) -> Rules:
+        return structured.fragment(schema, param, prefix, limits, one_effort)
+
+    return structured.tag_rules(answer_format.tag, answer_format.param, "answer", limits, of_schema)
 
 
 def call_rules(

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from corosrv.jobs import Job
+from corosrv.structured import StructuralTag
 
 
 class CallMode(str, Enum):
@@ -43,6 +44,14 @@ class PlainFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class TaggedFormat:
+    """The answer is free text with tags in it, whose content has a form; `param`: where the structural tag stood."""
+
+    tag: StructuralTag
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolPlaces:
     """Paths of a tool's fields in a dialect's body, for errors; {} is the tool's number."""
 
@@ -56,7 +65,7 @@ class Conversation(msgspec.Struct, frozen=True):
     job: Job
     tool_choice: CallPolicy = CallPolicy()
     parallel_calls: bool = True
-    answer_format: JsonFormat | PlainFormat | None = None  # None: any text
+    answer_format: JsonFormat | PlainFormat | TaggedFormat | None = None  # None: any text
     places: ToolPlaces = ToolPlaces()
     echo: bool = False  # the answer begins with the message that it continues
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to

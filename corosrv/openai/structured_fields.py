@@ -11,12 +11,12 @@ from msgspec import Meta
 
 from corosrv.bodies.text import check_text
 from corosrv.chat import answer_grammar
-from corosrv.chat.conversation import JsonFormat, PlainFormat
-from corosrv.errors import NotSupported, Refused
+from corosrv.chat.conversation import JsonFormat, PlainFormat, TaggedFormat
+from corosrv.errors import Refused
 from corosrv.generation.schemas import schema_limits
 from corosrv.jobs import Job, ModelCard
 from corosrv.openai.fields import CompletionFields
-from corosrv.structured import grammar
+from corosrv.structured import grammar, read_tag
 
 MAX_CHOICE_TEXTS = 1000
 
@@ -33,21 +33,24 @@ class NamedSchema(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
     schema: JsonSchema | None = None
     value: JsonSchema | None = None  # the same, as Hugging Face's clients call it
+    structures: Any = None  # of a structural tag, as is what follows
+    triggers: Any = None
+    format: Any = None
 
 
 class StructuredOutputs(msgspec.Struct):
-    """The form of an answer as vLLM has it: one of a schema, a regular expression, texts, GBNF, any object."""
+    """The form of an answer as vLLM has it: one of a schema, a regular expression, texts, GBNF, any object, tags."""
 
     json: WrittenSchema | None = None
     regex: str | None = None
     choice: ChoiceTexts | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Any = None
+    structural_tag: dict[str, Any] | str | None = None  # a string holds it as JSON
 
 
 class FormFields(CompletionFields, kw_only=True):
@@ -70,7 +73,7 @@ class GrammarFormat:
     param: str
 
 
-RequestedFormat = JsonFormat | PlainFormat | GrammarFormat
+RequestedFormat = JsonFormat | PlainFormat | TaggedFormat | GrammarFormat
 
 
 def answer_format(fields: FormFields) -> RequestedFormat | None:
@@ -99,7 +102,7 @@ def with_format(job: Job, form: RequestedFormat | None, card: ModelCard) -> Job:
 
 def with_grammar(
     job: Job, form: RequestedFormat | None, card: ModelCard
-) -> tuple[Job, JsonFormat | PlainFormat | None]:
+) -> tuple[Job, JsonFormat | PlainFormat | TaggedFormat | None]:
     """Returns a chat's job, with the grammar if that is the form, and any other form, for `corosrv.chat` to see to.
 
     Raises Refused.
@@ -137,7 +140,7 @@ def _structured(outputs: StructuredOutputs | None) -> Iterator[RequestedFormat]:
         return
     if outputs.structural_tag is not None:
         param = "structured_outputs.structural_tag"
-        raise NotSupported(f"{param} is not offered here: a schema or a grammar is", param, "unsupported_parameter")
+        yield TaggedFormat(read_tag(outputs.structural_tag, param), param)
     if outputs.json is not None:
         yield _json(outputs.json, "structured_outputs.json")
     if outputs.json_object:
@@ -167,9 +170,13 @@ def _json(schema: WrittenSchema, param: str) -> JsonFormat:
         raise Refused(f"{param}: the string is no JSON schema: {error}", param) from None
 
 
-def _response_format(form: ResponseFormat | None) -> JsonFormat | None:
+def _response_format(form: ResponseFormat | None) -> JsonFormat | TaggedFormat | None:
     if form is None or form.type == "text":
         return None
+    if form.type == "structural_tag":
+        parts = {"structures": form.structures, "triggers": form.triggers, "format": form.format}
+        present = {name: part for name, part in parts.items() if part is not None}
+        return TaggedFormat(read_tag(present, "response_format"), "response_format")
     if form.type == "json_object":
         if form.value is not None:
             return JsonFormat(form.value, "response_format.value")

@@ -13,7 +13,8 @@ The contract:
   proportion to `SchemaLimits.grammar_bytes`. The same schema is converted once, and then kept in a cache.
 - Pure: values in, text out. Knows no HTTP and no engine, and waits only in `Effort.check`, where its caller says so.
 
-The rooms: `schema` checks and converts schemas, `patterns` converts regular expressions, `grammar` writes rules.
+The rooms: `schema` checks and converts schemas, `patterns` converts regular expressions, `tags` has free text with
+forms in it, `grammar` writes rules.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ from corosrv.structured.schema.anything import AnyValue
 from corosrv.structured.schema.cache import RulesCache
 from corosrv.structured.schema.check import check
 from corosrv.structured.schema.convert import convert
+from corosrv.structured.tags import StructuralTag, read_tag, tag_rules
 from corosrv.structured.texts import choice_rules, pattern_rules
 
 __all__ = [
     "Effort",
     "Rules",
     "SchemaLimits",
+    "StructuralTag",
     "any_object_rules",
     "choice_rules",
     "fragment",
     "grammar",
     "grammar_of",
     "pattern_rules",
+    "read_tag",
+    "tag_rules",
 ]
 
 _cache = RulesCache()

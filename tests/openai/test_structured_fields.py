@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from corosrv.errors import InvalidGrammar, NotSupported, Refused
+from corosrv.errors import InvalidGrammar, Refused
 from tests.openai.responses.test_parse import call as response
 from tests.openai.test_parse import call, chat, completion
 
@@ -113,9 +114,51 @@ def test_a_form_that_cannot_be_used_is_refused_by_name(call, fields, param):
     assert refused.value.param == param
 
 
-def test_structural_tags_are_not_offered(call):
-    with pytest.raises(NotSupported, match="structural_tag"):
-        call(structured_outputs={"structural_tag": "{}"})
+TAG = {
+    "structures": [{"begin": "<sum>", "schema": INTEGER, "end": "</sum>"}],
+    "triggers": ["<sum>"],
+}
+
+
+def test_a_structural_tag_is_the_same_wherever_it_is_asked_for(call):
+    in_format = call(response_format={"type": "structural_tag", **TAG}).job.sampling
+    in_outputs = call(structured_outputs={"structural_tag": TAG}).job.sampling
+    as_text = call(structured_outputs={"structural_tag": json.dumps({"type": "structural_tag", **TAG})}).job.sampling
+
+    assert in_format.grammar == in_outputs.grammar == as_text.grammar != ""
+    assert (in_format.grammar_param, in_outputs.grammar_param) == (
+        "response_format",
+        "structured_outputs.structural_tag",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tag", "place"),
+    [
+        ({}, ""),
+        ({"triggers": ["<"]}, ""),
+        ({**TAG, "format": {"type": "any_text"}}, ""),
+        ({**TAG, "triggers": []}, ".triggers"),
+        ({**TAG, "triggers": ["<a>"]}, ".structures[0].begin"),
+        ({**TAG, "triggers": ["<sum>", "<b>"]}, ".triggers"),
+        ({"structures": [{**TAG["structures"][0], "schema": {"type": "thing"}}], "triggers": ["<"]},
+         ".structures[0].schema"),
+        ({"format": {"type": "json_schema", "json_schema": {"$ref": "http://a/b"}}}, ".format.json_schema"),
+        ({"format": {"type": "regex", "pattern": "("}}, ".format.pattern"),
+        ({"format": {"type": "grammar", "grammar": "root ::= x"}}, ".format.type"),
+        ({"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "const_string", "value": "x"}]}},
+         ".format.elements[0]"),
+        ({"format": {"type": "any_text", "excludes": ["a", "ab"]}}, ".format"),
+    ],
+)  # fmt: skip
+def test_a_structural_tag_that_cannot_be_used_is_refused_at_its_place(call, tag, place):
+    with pytest.raises(Refused) as in_outputs:
+        call(structured_outputs={"structural_tag": tag})
+    with pytest.raises(Refused) as in_format:
+        call(response_format={"type": "structural_tag", **tag})
+
+    assert in_outputs.value.param == f"structured_outputs.structural_tag{place}"
+    assert in_format.value.param == f"response_format{place}"
 
 
 def test_forced_calls_and_a_grammar_contradict_each_other():

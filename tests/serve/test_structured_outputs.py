@@ -72,3 +72,56 @@ def test_a_wrong_grammar_is_a_400_that_names_its_field(client: openai.OpenAI) ->
         client.completions.create(model="any", prompt="x", extra_body={"guided_grammar": "root ::= ("})
 
     assert refused.value.param == "guided_grammar"
+
+
+# Triggers that stand within ordinary words, and so within tokens.
+TAGS = {
+    "structures": [
+        {"begin": " the[", "schema": {"type": "integer"}, "end": "]"},
+        {"begin": " a(", "schema": {"enum": ["x", "y"]}, "end": ")"},
+    ],
+    "triggers": [" the", " a"],
+}
+TAGGED = re.compile(r'((?! the| a)[\s\S]| the\[-?\d+\]| a\("[xy]"\))*')
+
+
+def keeps_to_tags(text: str, is_whole: bool) -> bool:
+    """Tells whether each trigger in a text begins its tag; the last of a text that is not whole may be cut off."""
+    match = TAGGED.match(text)
+    assert match is not None
+    rest = text[match.end() :]
+    return not rest or (not is_whole and len(rest) < 24 and " the" not in rest[1:] and " a" not in rest[1:])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_free_text_has_tags_where_a_trigger_stands(client: openai.OpenAI, seed: int) -> None:
+    messages: Any = [{"role": "user", "content": "Describe the sea and a ship."}]
+    form: Any = {"type": "structural_tag", **TAGS}
+
+    answer = client.chat.completions.create(
+        model="any", messages=messages, max_tokens=80, seed=seed, extra_body={"response_format": form}
+    )
+
+    text, finish = answer.choices[0].message.content or "", answer.choices[0].finish_reason
+    assert keeps_to_tags(text, finish == "stop"), text
+    assert " the[" in text or " a(" in text, text
+
+
+def test_a_stream_with_logprobs_keeps_to_its_tags(client: openai.OpenAI) -> None:
+    outputs = {"structural_tag": json.dumps({"type": "structural_tag", **TAGS})}
+
+    with client.completions.create(
+        model="any",
+        prompt="Once upon",
+        max_tokens=80,
+        logprobs=2,
+        stream=True,
+        extra_body={"structured_outputs": outputs},
+    ) as stream:
+        choices = [chunk.choices[0] for chunk in stream if chunk.choices]
+
+    text = "".join(choice.text for choice in choices)
+    tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens or ()]
+    assert keeps_to_tags(text, choices[-1].finish_reason == "stop"), text
+    assert "".join(tokens) == text
+    assert " the[" in text or " a(" in text, text
