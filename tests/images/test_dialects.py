@@ -57,7 +57,8 @@ def chat(*sent: Any, takes: bool = True) -> tuple[dict[str, Any], ...]:
 
 def respond(*sent: Any, takes: bool = True, shelf: Shelf | None = None, **more: Any) -> tuple[dict[str, Any], ...]:
     fields = body.decode(REQUEST, json.dumps({"input": sent, **more}).encode(), response_schema.decoder)
-    return messages(response_parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""), images(takes)))
+    shelf = shelf or ResponseStore(0).shelf("")
+    return messages(response_parse.call(fields, DEFAULTS, CARD, shelf, ByteVocabulary, images(takes)))
 
 
 def anthropic(*sent: Any, takes: bool = True, **more: Any) -> tuple[dict[str, Any], ...]:

@@ -54,6 +54,26 @@ def test_a_response_can_be_read_again_and_deleted(connection: Connection, stream
         assert_not_found(connection.ask(method, place))
 
 
+def test_a_conversation_that_is_too_long_is_truncated_where_that_is_asked_for(connection: Connection) -> None:
+    conversation = [
+        {"role": role, "content": f"{i} " + "word " * 30} for i in range(20) for role in ("user", "assistant")
+    ]
+    question = {"role": "user", "content": "And now?"}
+    asked = {"input": [*conversation, question], "max_output_tokens": 5}
+
+    context = connection.ask("GET", "/props").json["default_generation_settings"]["n_ctx"]
+    refused = connection.post(asked, RESPONSES)
+    answered = connection.post({**asked, "truncation": "auto"}, RESPONSES)
+    again = {**HI, "previous_response_id": answered.json["id"], "truncation": "auto"}
+    gone_on = connection.post(again, RESPONSES)
+
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    for answer in (answered, gone_on):
+        assert (answer.status, answer.json["truncation"]) == (200, "auto")
+        n_free = context - answer.json["usage"]["input_tokens"]
+        assert HI["max_output_tokens"] <= n_free < 600, "no more is dropped than has to be"
+
+
 def assert_not_found(answer: Answer, param: str | None = None) -> None:
     assert answer.status == 404
     assert (answer.error["code"], answer.error["param"]) == ("response_not_found", param)

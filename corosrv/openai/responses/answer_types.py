@@ -91,7 +91,7 @@ class ResponseObject(msgspec.Struct):
     tool_choice: str | schema.NamedTool
     tools: list[schema.Tool]
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
 
 
 class ResponseEvent(msgspec.Struct):

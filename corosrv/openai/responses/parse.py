@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
+from corosrv.chat.parser import Parser
 from corosrv.chat.prepare import prepare
 from corosrv.chat.turns import Turn, TurnList
 from corosrv.errors import NotSupported, Refused
@@ -14,12 +15,13 @@ from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
 from corosrv.images.intake import ImageIntake
-from corosrv.jobs import Job, Messages, ModelCard
+from corosrv.jobs import Job, Messages, ModelCard, Vocabulary
 from corosrv.openai.responses import items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.stored_images import read_images
 from corosrv.openai.responses.tools import FunctionTools, read_tools
+from corosrv.openai.responses.truncation import ContextRoom, newest_turns
 from corosrv.openai.structured_fields import RequestedFormat, format_of_outputs, with_grammar
 
 _PLACES = ToolPlaces("tools[{}].name", "tools[{}].parameters")
@@ -35,14 +37,24 @@ def call(
     defaults: fields.Defaults,
     card: ModelCard,
     shelf: Shelf,
+    find_vocabulary: Callable[[], Vocabulary],
     images: ImageIntake | None = None,
 ) -> Call:
-    """Checks a request for a response, which goes to the shelf unless told otherwise. Waits for images. Raises
-    Refused."""
+    """Checks a request for a response, which goes to the shelf unless told otherwise.
+
+    Waits for images, and while a conversation that may be truncated is counted. Raises Refused.
+    """
     _check_include(body.include or ())
     turns, tools = _turns(body, shelf, images), read_tools(body.tools or [])
-    conversation = _conversation(body, turns, tools, defaults, card)
-    job, parser = prepare(conversation, card)
+
+    def translate(turns: tuple[Turn, ...]) -> tuple[Job, Parser]:
+        return prepare(_conversation(body, turns, tools, defaults, card), card)
+
+    kept = turns
+    if body.truncation == "auto":
+        room = ContextRoom(card.meta.get("n_ctx", 0), body.max_output_tokens, find_vocabulary().count)
+        kept = newest_turns(turns, lambda turns: room.holds(translate(turns)[0].prompts[0]))
+    job, parser = translate(kept)
     options = AnswerOptions.from_fields(body)
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
@@ -153,5 +165,5 @@ def _echo(
         "tool_choice": body.tool_choice or "auto",
         "tools": list(tools.echo),
         "top_p": job.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
     }

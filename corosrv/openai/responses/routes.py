@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from flask import Blueprint, Response, request
 
 from corosrv.errors import NotSupported
@@ -50,9 +52,9 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
     def call() -> Call:
         body = flow.receive(schema.decoder)
         card = flow.worker.card(body.model)
-        return parse.call(
-            body, flow.defaults, card, shelf(), flow.images.intake(card, keeps_files=body.store is not False)
-        )
+        find_vocabulary = partial(flow.worker.vocabulary, body.model)
+        images = flow.images.intake(card, keeps_files=body.store is not False)
+        return parse.call(body, flow.defaults, card, shelf(), find_vocabulary, images)
 
     def shelf() -> Shelf:
         return store.shelf(caller())

@@ -23,7 +23,6 @@ UNSUPPORTED: unsupported.Neutral = {
     "prompt": (),
     "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
 }
 
 
@@ -115,6 +114,7 @@ class ResponseBody(GenerationFields, kw_only=True):
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     tools: list[Tool] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 decoder = unsupported.decoder(ResponseBody, UNSUPPORTED)

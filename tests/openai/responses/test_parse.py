@@ -17,6 +17,7 @@ from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
 from corosrv.openai.responses import parse, schema
 from corosrv.openai.responses.store import ResponseStore, Shelf, Stored
 from tests.support.answers import complete_json, empty_response
+from tests.support.vocabularies import ByteVocabulary
 
 DEFAULTS = Defaults(max_tokens=None, temperature=0.8, seed=None)
 REQUEST = Request(EnvironBuilder(method="POST", content_type="application/json").get_environ())
@@ -50,7 +51,7 @@ def call(sent: dict[str, Any], shelf: Shelf | None = None) -> Any:
     """From the body's bytes to the call, as the routes do it."""
     raw = json.dumps(sent).encode()
     fields = body.decode(REQUEST, raw, schema.decoder)
-    return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""))
+    return parse.call(fields, DEFAULTS, CARD, shelf or ResponseStore(0).shelf(""), ByteVocabulary)
 
 
 def turns(conversation: Conversation) -> list[dict[str, Any]]:
@@ -157,7 +158,6 @@ def test_an_item_that_cannot_be_read_is_refused_with_its_place(asked, sent, para
         ("prompt", {"id": "pmpt_1"}),
         ("stream_options", {"include_obfuscation": True}),
         ("top_logprobs", 3),
-        ("truncation", "auto"),
         ("context_management", [{"type": "compaction"}]),
     ],
 )
@@ -183,6 +183,7 @@ def test_what_is_not_offered_is_refused_by_name(asked, name, value):
         ({"temperature": -1}, "temperature"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"truncation": "always"}, "truncation"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
@@ -332,6 +333,24 @@ def test_an_unknown_previous_response_is_not_found(asked):
         asked(previous_response_id="resp_2")
 
     assert (missing.value.param, missing.value.code) == ("previous_response_id", "response_not_found")
+
+
+def test_a_conversation_is_truncated_only_where_that_is_asked_for(asked):
+    long = [{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")]
+
+    assert len(turns(asked(long))) == 3
+    assert len(turns(asked(long, truncation="disabled"))) == 3
+    assert len(turns(asked(long, truncation="auto"))) == 1
+
+
+def test_what_was_truncated_is_stored(asked):
+    shelf = ResponseStore(100_000).shelf("me")
+    long = [{"role": role, "content": "x" * 400} for role in ("user", "assistant", "user")]
+
+    response = complete_json(call({"input": long, "truncation": "auto"}, shelf).answer, HELLO)
+
+    assert response["truncation"] == "auto"
+    assert len(turns(asked("Hi", shelf, previous_response_id=response["id"]))) == 5
 
 
 @pytest.mark.parametrize(("store", "is_kept"), [(None, True), (True, True), (False, False)])
