@@ -213,6 +213,7 @@ def test_a_child_that_takes_too_long_is_tried_again(libllama_that, monkeypatch):
 def test_a_time_out_is_no_crash_and_is_not_remembered(libllama_that, monkeypatch, tmp_path, caplog):
     libllama_that("never")
     monkeypatch.setattr(probe, "TIMEOUT", 0.001)
+    monkeypatch.setattr(probe, "BYTES_PER_SECOND", 10**12)
 
     with caplog.at_level(logging.WARNING):
         assert probe.verdict(packaged_model()) is Verdict.FAST

@@ -276,7 +276,8 @@ def test_timeouts_one_after_the_other_are_each_their_own(slow):
 SCARCE = """
     import gevent, asyncio, os, resource, sys, threading
     from corosrv.errors import NoDescriptor, QueueFull, ReadTimeout
-    from tests.support.engines import SLOW, TIMEOUT, job, endless, opened, read_all, wait_until
+    from tests.support.engines import SLOW, TIMEOUT, job, endless, opened, read_all
+    from tests.support.waiting import wait_until
 
     def describe(answers):
         return [sum(chunk.n_tokens for chunk in chunks) for chunks in answers]
