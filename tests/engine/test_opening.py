@@ -1,6 +1,7 @@
 """Models that are loaded, and those that cannot be."""
 
 import os
+import time
 from pathlib import Path
 
 import gevent
@@ -95,18 +96,19 @@ def test_a_real_model_loads_while_greenlets_run():
     engine = Engine(ModelSettings(model=packaged_model(), slots=1, ctx=128, threads=1))
     loading = gevent.spawn(engine.open)
 
-    longest = 0.0
-    hub = gevent.get_hub()
+    longest, longest_computation = 0.0, 0.0
     while not loading.ready():
-        before = hub.loop.now()
+        before, computed_before = time.monotonic(), time.thread_time()
         gevent.sleep(0.001)
-        hub.loop.update_now()
-        longest = max(longest, hub.loop.now() - before)
+        longest = max(longest, time.monotonic() - before)
+        longest_computation = max(longest_computation, time.thread_time() - computed_before)
 
     loading.get()
     assert answer(engine, job(max_tokens=1))
     engine.close()
-    assert longest < 0.25  # the load itself takes seconds without a core to spare
+    # The load itself takes half a second of a processor's time, and as many seconds as there is other work.
+    assert longest_computation < 0.2
+    assert longest < 2
 
 
 @pytest.mark.model

@@ -14,6 +14,7 @@ from corosrv.engine.binding.slot_request import BorrowedContent, NativeSlotReque
 from corosrv.engine.binding.tasks import BorrowedTasks, take_long
 from corosrv.engine.binding.values import ModelInfo, Options, SlotAction, SlotContent, SlotCounters, Task
 from corosrv.jobs.stats import DecodeStats, Histogram
+from corosrv.processor import Turns
 from corosrv.waits import call_in_thread
 
 _STATES = {
@@ -87,10 +88,11 @@ class NativeEngine:
         return bytes(ffi.buffer(text.data, text.size))
 
     def control_tokens(self) -> list[int]:
+        """Returns the tokens that are no text, as those that begin a turn. Lets others run meanwhile."""
         return self._tokens_that(lib.corosrv_token_is_control)
 
     def end_tokens(self) -> list[int]:
-        """Returns the tokens that end an answer."""
+        """Returns the tokens that end an answer. Lets others run meanwhile."""
         return self._tokens_that(lib.corosrv_token_is_end)
 
     def show_tokens(self, tokens: Sequence[int]) -> None:
@@ -103,8 +105,9 @@ class NativeEngine:
         check(lib.corosrv_engine_show_tokens(handle, ids, len(tokens), message, MESSAGE_BYTES), message)
 
     def _tokens_that(self, are: Callable[[Any, int], int]) -> list[int]:
-        handle = self._open_handle()
-        return [token for token in range(self.info().n_vocab) if are(handle, token)]
+        # The engine may be closed between two turns.
+        tokens = Turns().among(range(self.info().n_vocab))
+        return [token for token in tokens if are(self._open_handle(), token)]
 
     def submit(self, tasks: Sequence[Task]) -> NativeReader:
         """Queues all tasks or none. Lets others run meanwhile where there is much to do."""
