@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
+import threading
+from contextlib import suppress
 
 import msgspec
 
@@ -23,16 +24,31 @@ _PAUSE = 0.25  # seconds between two reports
 
 
 class _Reporter:
-    """Says how far the download is, a few times a second."""
+    """Says how far the download is, a few times a second, if there is news: also where no more bytes come."""
 
     def __init__(self) -> None:
-        self._next_at = 0.0
+        self._progress = PullProgress()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="corosrv-reports", daemon=True)
+
+    def __enter__(self) -> _Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
 
     def __call__(self, n_bytes: int, total: int) -> None:
-        now = time.monotonic()
-        if now >= self._next_at:
-            self._next_at = now + _PAUSE
-            _say(PullProgress(n_bytes, total))
+        self._progress = PullProgress(n_bytes, total)
+
+    def _run(self) -> None:
+        reported = self._progress
+        with suppress(BrokenPipeError):  # the server has ended, and this process ends as well
+            while not self._is_over.wait(_PAUSE):
+                if (progress := self._progress) != reported:
+                    _say(progress)
+                    reported = progress
 
 
 def _say(message: Pulled | PullFailed | PullProgress) -> None:
@@ -50,7 +66,8 @@ def main() -> None:
     try:
         name = hub_name.parse(arguments.name)
         token = os.environ.get("COROSRV_HF_TOKEN", "")
-        model = pull(name, _Reporter(), token, with_projector=not arguments.no_mmproj)
+        with _Reporter() as report:
+            model = pull(name, report, token, with_projector=not arguments.no_mmproj)
     except CorosrvError as error:
         _say(PullFailed(str(error)))
         sys.exit(1)

@@ -52,7 +52,9 @@ def test_a_server_tells_how_far_its_download_is_and_then_serves_the_model(
     eventually(lambda: words.fullmatch(server.get("/health")[1]["error"]["message"]))
 
     assert server.get("/health")[0] == 503
-    assert words.search(str(server.get("/v1/models")[1]))
+    (listed,) = server.get("/v1/models")[1]["data"]
+    assert listed["status"]["value"] == "downloading"
+    assert 0 < listed["status"]["progress"]["bytes"] < listed["status"]["progress"]["total"]
     assert server.get("/health/live")[0] == 200
     gate.set()
     server.wait_until("ok")
