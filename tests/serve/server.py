@@ -189,6 +189,15 @@ class Process:
         tasks = (self._proc / "task").iterdir()
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
+    def children_of(self, module: str) -> list[int]:
+        """Returns the pids of its children that run a module."""
+        pids = []
+        for pid in self.children():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    pids.append(pid)
+        return pids
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 

@@ -47,9 +47,9 @@ def threads():
 
 
 def encoder_of(server: Server) -> int:
-    """The pid of the encoder process."""
-    children = server.worker.children()
-    return next(pid for pid in children if b"corosrv.encoder" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    """Returns the pid of the encoder process."""
+    (pid,) = server.worker.children_of("corosrv.encoder")
+    return pid
 
 
 def post(server: Server, body: dict) -> Answer:
