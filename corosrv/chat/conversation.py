@@ -69,5 +69,5 @@ class Conversation(msgspec.Struct, frozen=True):
     places: ToolPlaces = ToolPlaces()
     echo: bool = False  # the answer begins with the message that it continues
     thinks: bool | None = None  # whether a model that can think does so; None: as it is used to
-    thought_tokens: int | None = None  # that it may spend; None: as many as it likes
-    thought_message: str = ""  # the last words of thoughts that have spent them
+    thought_tokens: int | None = None  # that it may spend; None: as many as the model's card says
+    thought_message: str | None = None  # the last words of thoughts that have spent them; None: the card's

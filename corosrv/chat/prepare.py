@@ -77,7 +77,7 @@ class _Plan(msgspec.Struct, frozen=True):
     def template_arguments(self) -> dict[str, object]:
         arguments = self.prompt.template_arguments
         if self.conversation.thinks is None:
-            silences = self.conversation.thought_tokens == 0 and "enable_thinking" not in arguments
+            silences = self.thought_tokens == 0 and "enable_thinking" not in arguments
             return {"enable_thinking": False, **arguments} if silences else arguments
         if not self.conversation.thinks:
             return {"enable_thinking": False, **arguments}
@@ -99,13 +99,22 @@ class _Plan(msgspec.Struct, frozen=True):
     def thoughts(self) -> ThoughtBudget | None:
         """Returns what keeps thoughts short, or keeps those away that no prompt can."""
         tags, answer = self.card.reasoning_tags, self.card.answer_format
-        tokens = self.conversation.thought_tokens if self.is_asked_to_think else 0
+        tokens = self.thought_tokens if self.is_asked_to_think else 0
         if tags is None or tokens is None or not self.may_think:
             return None
         # Where calls may follow, the model says what comes; else it is text.
         rest = answer.turn if self.tools else answer.turn + answer.text_opening
         opening = "" if self.card.opens_reasoning else tags[0]
-        return ThoughtBudget(tokens, tags[1], opening, self.conversation.thought_message, rest)
+        message = self.conversation.thought_message
+        if message is None:
+            message = self.card.thought_message
+        return ThoughtBudget(tokens, tags[1], opening, message, rest)
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Returns how many tokens thoughts may have: the request's word goes before the server's."""
+        tokens = self.conversation.thought_tokens
+        return self.card.thought_tokens if tokens is None else tokens
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ def model_card(settings: ModelSettings, info: ModelInfo, traits: Traits | None) 
         answer_format=traits.answer,
         reasons=settings.reasoning != "off",
         splits_reasoning=settings.reasoning_format != "none",
+        thought_tokens=None if settings.reasoning_budget < 0 else settings.reasoning_budget,
+        thought_message=settings.reasoning_budget_message,
     )
 
 

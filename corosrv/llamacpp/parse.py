@@ -12,6 +12,7 @@ from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
 from corosrv.generation.native import NativeForm
 from corosrv.generation.prompts import is_several, prompts
+from corosrv.generation.thoughts import with_budget
 from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Job, ModelCard, MultimodalText, Prompt, Tokens, Vocabulary
 from corosrv.llamacpp import schema
@@ -52,7 +53,7 @@ def _call(
 ) -> Call:
     # Read here, because the answer shows what became of them.
     read = tuple(_read(prompt, i, len(inputs), vocabulary) for i, prompt in enumerate(inputs))
-    job = _job(body, read, defaults, card)
+    job = with_budget(_job(body, read, defaults, card), body, card, vocabulary)
     form = NativeForm.for_job(
         job, card, vocabulary, bool(body.stream), bool(body.return_tokens), timings=bool(body.timings_per_token)
     )

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.generation.fields import GenerationFields, Lora, ModelName
+from corosrv.generation.fields import Lora, ModelName
 from corosrv.generation.prompts import PromptField
+from corosrv.generation.thoughts import TaggedThoughtFields
 
 MAX_PROMPTS = 64
 MAX_CHOICES = 128
@@ -25,7 +26,7 @@ UNSUPPORTED: unsupported.Neutral = {
 }
 
 
-class NativeFields(GenerationFields, kw_only=True):
+class NativeFields(TaggedThoughtFields, kw_only=True):
     """The fields that `/completion` and `/infill` share."""
 
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None

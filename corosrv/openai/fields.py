@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.errors import Refused
-from corosrv.generation.fields import GenerationFields
+from corosrv.generation.thoughts import ThoughtFields
 
 MAX_CHOICES = 128
 MAX_PROBS = 100
@@ -18,7 +18,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class CompletionFields(GenerationFields, kw_only=True):
+class CompletionFields(ThoughtFields, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     n_probs: Annotated[int, Meta(ge=0, le=MAX_PROBS)] | None = None
     post_sampling_probs: bool | None = None

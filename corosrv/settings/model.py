@@ -115,6 +115,12 @@ class ModelSettings(PlacementSettings):
         "deepseek: thoughts are in reasoning_content, apart from the text; none: in the text",
         check=one_of("deepseek", "none"),
     )
+    reasoning_budget: int = setting(
+        -1,
+        "tokens that thoughts may have where a chat does not say; 0: none, -1: as many as the model likes",
+        check=between(-1, MAX_INT32),
+    )
+    reasoning_budget_message: str = setting("", "last words of thoughts that have spent their budget")
     pooling: str = setting(
         "",
         "how the vectors of a text's tokens become one: mean, cls, last, none; rank: scores; empty: the model's own",

@@ -202,6 +202,16 @@ def test_a_template_of_the_operator_s_own_takes_the_model_s_place():
     assert card.capabilities >= {"completion", "chat", "tools"}
 
 
+def test_the_card_has_the_server_s_budget_of_thoughts():
+    with opened(chat_template=THINKING, reasoning_budget=5, reasoning_budget_message="So.") as engine:
+        limited = engine.card(None)
+    with opened(chat_template=THINKING) as engine:
+        free = engine.card(None)
+
+    assert (limited.thought_tokens, limited.thought_message) == (5, "So.")
+    assert (free.thought_tokens, free.thought_message) == (None, "")
+
+
 def test_the_name_of_a_built_in_template_takes_the_place_of_the_model_s_own():
     with opened(chat_template="llama3") as engine:
         prompt = engine.vocabulary(None).render(conversation("Hi"))

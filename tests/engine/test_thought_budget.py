@@ -139,6 +139,27 @@ def test_a_budget_of_nothing_asks_the_template_for_no_thoughts() -> None:
     assert prepared.sampling.thoughts is None
 
 
+def test_the_server_s_budget_holds_where_a_conversation_has_none_of_its_own() -> None:
+    model = replace(THINKER, thought_tokens=4, thought_message="So.")
+
+    def budget(**chosen: object) -> ThoughtBudget | None:
+        prepared, _ = prepare(conversation(model, chosen.pop("tokens", None), **chosen), model)
+        return prepared.sampling.thoughts
+
+    assert budget() == ThoughtBudget(4, "</think>", message="So.")
+    assert budget(tokens=9) == ThoughtBudget(9, "</think>", message="So.")
+    assert budget(thought_message="Now.") == ThoughtBudget(4, "</think>", message="Now.")
+    assert budget(thought_message="") == ThoughtBudget(4, "</think>")
+
+
+def test_a_server_s_budget_of_nothing_asks_the_template_for_no_thoughts() -> None:
+    model = replace(THINKER, thought_tokens=0)
+
+    prepared, _ = prepare(conversation(model, None), model)
+
+    assert prepared.prompts[0].template_arguments == {"enable_thinking": False}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"tokens": -1}, "0 or more"), ({"closing": ""}, "a text that ends them")],

@@ -74,3 +74,37 @@ def test_a_message_s_thoughts_end_at_their_budget(thinker: Server) -> None:
 
     assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
     assert len(answer["content"][0]["thinking"].split()) <= 4
+
+
+def test_a_raw_prompt_s_thoughts_end_at_their_budget(thinker: Server) -> None:
+    asked = {"prompt": "hi <think>", "thinking_budget_tokens": 4, "reasoning_budget_message": "So."}
+    with thinker.connect() as connection:
+        native = connection.post({**asked, "n_predict": 30}, "/completion").json["content"]
+        openai = connection.post({**asked, "max_tokens": 30}, "/v1/completions").json["choices"][0]["text"]
+
+    for text in (native, openai):
+        thoughts, end, answer = text.partition("So.</think>")
+        assert 0 < len(thoughts.split()) <= 4
+        assert end
+        assert answer
+
+
+def test_a_response_s_thoughts_end_at_their_budget(thinker: Server) -> None:
+    asked = {"input": "hi", "max_output_tokens": 30, "thinking_budget_tokens": 4}
+    with thinker.connect() as connection:
+        answer = connection.post(asked, "/v1/responses").json
+
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    assert 0 < len(answer["output"][0]["content"][0]["text"].split()) <= 4
+
+
+def test_the_server_s_budget_holds_for_chats_that_have_none_and_not_for_raw_prompts(start: Servers) -> None:
+    server = start.start(chat_template=THINKING, reasoning_budget=3)
+    with server.connect() as connection:
+        chats = [connection.post(chat(max_tokens=30, **fields)).json for fields in ({}, {"reasoning_budget": 5})]
+        raw = connection.post({"prompt": "hi <think>", "n_predict": 30}, "/completion").json["content"]
+
+    n_words = [len(answer["choices"][0]["message"]["reasoning_content"].split()) for answer in chats]
+    assert 0 < n_words[0] <= 3
+    assert 3 < n_words[1] <= 5
+    assert "</think>" not in raw

@@ -12,6 +12,7 @@ from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
+from corosrv.generation.thoughts import thought_message, thought_tokens
 from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Messages, ModelCard, Vocabulary
 from corosrv.openai.chat import forms, messages, schema
@@ -19,8 +20,6 @@ from corosrv.openai.chat.answers import ChatAnswer
 from corosrv.openai.fields import includes_usage
 from corosrv.openai.llama_extras import native_form
 from corosrv.openai.structured_fields import answer_format, with_grammar
-
-_BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
 
 
 def call(
@@ -67,18 +66,9 @@ def conversation(
         answer_format=form,
         echo=bool(body.echo),
         thinks=False if body.reasoning_effort == "none" else None,
-        thought_tokens=_thought_tokens(body),
-        thought_message=check_text(body.reasoning_budget_message or "", "reasoning_budget_message"),
+        thought_tokens=thought_tokens(body),
+        thought_message=thought_message(body),
     )
-
-
-def _thought_tokens(body: schema.ChatBody) -> int | None:
-    """Returns how many tokens thoughts may have, under whichever name; None where they have no limit."""
-    budgets = {name: tokens for name in _BUDGETS if (tokens := getattr(body, name)) is not None}
-    if len(set(budgets.values())) > 1:
-        raise Refused(f"{' and '.join(budgets)} contradict each other: send one of them", next(iter(budgets)))
-    tokens = next(iter(budgets.values()), -1)
-    return tokens if tokens >= 0 else None
 
 
 def _n_probs(body: schema.ChatBody) -> int:

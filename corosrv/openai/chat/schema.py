@@ -13,8 +13,6 @@ from corosrv.openai.structured_fields import FormFields
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048  # of one message
 
-MAX_BUDGET_MESSAGE = 1024  # characters
-ThoughtTokens = Annotated[int, Meta(ge=-1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 UNSUPPORTED: unsupported.Neutral = {
@@ -88,12 +86,6 @@ class ChatBody(FormFields, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    # Tokens of thoughts, as llama-server and vLLM name them; -1: as many as the model likes.
-    reasoning_budget: ThoughtTokens | None = None
-    reasoning_budget_tokens: ThoughtTokens | None = None
-    thinking_budget_tokens: ThoughtTokens | None = None
-    thinking_token_budget: ThoughtTokens | None = None
-    reasoning_budget_message: Annotated[str, Meta(max_length=MAX_BUDGET_MESSAGE)] | None = None
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None

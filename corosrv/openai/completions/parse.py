@@ -10,6 +10,7 @@ from corosrv.generation.answer_options import AnswerOptions, Echo
 from corosrv.generation.call import Call
 from corosrv.generation.embeds import EmbedsReader, refuse_with_rows
 from corosrv.generation.prompts import prompts
+from corosrv.generation.thoughts import with_budget
 from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Job, ModelCard, MultimodalText, Pieces, Prompt, Text, Vocabulary
 from corosrv.openai.completions import schema
@@ -35,6 +36,7 @@ def call(
     vocabulary = find_vocabulary()
     checked_prompts = _prompts(body, vocabulary, images, embeds or EmbedsReader(False, lambda: card))
     job = _job(body, _with_suffix(body, checked_prompts, vocabulary), defaults, card)
+    job = with_budget(job, body, card, vocabulary)
     options = AnswerOptions.from_fields(
         body,
         n=body.n or 1,

@@ -14,6 +14,7 @@ from corosrv.errors import NotSupported, Refused
 from corosrv.generation import fields
 from corosrv.generation.answer_options import AnswerOptions
 from corosrv.generation.call import Call
+from corosrv.generation.thoughts import thought_message, thought_tokens
 from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Job, Messages, ModelCard, Vocabulary
 from corosrv.openai.responses import items, schema
@@ -108,7 +109,9 @@ def _conversation(
         parallel_calls=body.parallel_tool_calls is not False,
         answer_format=form,
         places=_PLACES,
-        thinks=False if _effort(body) == "none" else None,
+        thinks=False if effort == "none" else None,
+        thought_tokens=thought_tokens(body),
+        thought_message=thought_message(body),
     )
 
 

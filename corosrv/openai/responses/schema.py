@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.generation.fields import GenerationFields
+from corosrv.generation.thoughts import ThoughtFields
 from corosrv.openai.structured_fields import StructuredOutputs
 
 MAX_ITEMS = 2048
@@ -100,7 +100,7 @@ class NamedTool(msgspec.Struct, omit_defaults=True):
     name: str | None = None
 
 
-class ResponseBody(GenerationFields, kw_only=True):
+class ResponseBody(ThoughtFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
     include: list[str] | None = None
     instructions: str | None = None

@@ -416,3 +416,10 @@ def test_a_stream_may_tell_how_far_it_is():
 
 def test_an_error_about_the_prompt_names_the_input():
     assert call({"input": "Hi"}).job.prompts[0].param == "input"
+
+
+def test_a_budget_of_thoughts_has_the_names_of_chats(asked):
+    conversation = asked(thinking_budget_tokens=7, reasoning_budget_message="So.")
+
+    assert (conversation.thought_tokens, conversation.thought_message) == (7, "So.")
+    assert (asked().thought_tokens, asked(reasoning_budget=-1).thought_message) == (None, None)
