@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
+import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corosrv.worker.printing import lines as module
 from corosrv.worker.printing.lines import MAX_LINE, MAX_PIECE, NOTICE, Lines
 
 
@@ -87,3 +91,46 @@ def test_a_progress_bar_is_no_long_line() -> None:
         lines.take_unfinished()
 
     assert lines.feed(b"done\n") == ["done\n"]
+
+
+@given(st.text(alphabet="aaab\n\r", max_size=60), st.lists(st.integers(1, 12), min_size=1))
+def test_long_lines_are_cut_wherever_their_parts_begin(text: str, steps: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_LINE", 8)
+        patch.setattr(module, "MAX_PIECE", 4)
+        lines = Lines()
+        out, data = [], text.encode()
+        for step in itertools.cycle(steps):
+            out += lines.feed(data[:step])
+            data = data[step:]
+            if not data:
+                break
+        out += lines.take_unfinished()
+
+    whole_lines = re.findall(r"[^\n\r]*[\n\r]|[^\n\r]+", text)
+    assert "".join(out) == "".join(line if len(line) <= 8 else line[:8] + NOTICE.decode() for line in whole_lines)
+
+
+@pytest.mark.parametrize("step", [1 << 12, 1 << 20, 1 << 28])
+def test_what_is_left_out_of_a_line_costs_next_to_nothing(step: int) -> None:
+    lines = Lines()
+    data = b"x" * (1 << 28)
+    start = time.process_time()
+
+    out = [piece for at in range(0, len(data), step) for piece in lines.feed(data[at : at + step])]
+
+    assert sum(map(len, out)) == MAX_LINE + len(NOTICE)
+    assert time.process_time() - start < 5  # seconds; it was 12 while each part was looked through twice
+
+
+@pytest.mark.parametrize("text", [b"\n" * (8 << 20), b"\r" * (8 << 20)], ids=["newlines", "carriage returns"])
+def test_many_empty_lines_cost_little_memory(text: bytes) -> None:
+    tracemalloc.start()
+    try:
+        out = Lines().feed(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert sum(map(len, out)) == len(text)
+    assert peak < 4 * len(text)

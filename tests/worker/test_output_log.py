@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from corosrv.worker.parent.output_log import MAX_LINE, LineBudget, OutputLog
@@ -52,3 +54,16 @@ def test_a_line_without_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     OutputLog(LineBudget(0.0)).write("w", "stdout", "x" * (MAX_LINE + 1), 0.0)
 
     assert caplog.messages == ["w stdout: " + "x" * MAX_LINE]
+
+
+def test_a_flood_of_empty_lines_makes_no_list_of_them() -> None:
+    output = OutputLog(LineBudget(0.0, rate=1.0, burst=2.0))
+    text = "\n" * (1 << 20)
+    tracemalloc.start()
+    try:
+        output.write("w", "stdout", text, 0.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 3 * len(text)
