@@ -20,21 +20,23 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from PIL import Image as Pillow
 
-from corosrv.settings import model_list
+from corosrv.settings import ModelSettings, model_list
 from tests.load.clients import LoadClient, Stream, request
 from tests.load.process import Server
 from tests.load.upstream_servers import MODEL, UpstreamServer
 from tests.support import projector
 
-CONTEXT = 2048  # tokens of a slot; a stream that ends would make the others faster
+CONTEXT = 2048  # tokens of a slot; a stream that comes to its end is followed by another
 IMAGE_SIDE = 64  # pixels; the projector enlarges it
 WIDTH_OF_ROWS = 576  # of the packaged model
 IMAGE_TIMEOUT = 300.0
+GAP_TIMEOUT = 60.0  # seconds in which streams that run have a token
+ENCODER_NICE = ModelSettings().encoder_nice
 _FINISHED = f'corosrv_transfer_finished_total{{model="{MODEL}",result="success"}}'
 
 
@@ -48,7 +50,7 @@ class Load:
     seconds: float = 20.0  # of a window
     n_rounds: int = 3
     n_repeats: int = 20  # of an image that came before
-    nice: int = 10  # of corosrv's encoder, above the server's
+    nice: int = ENCODER_NICE  # of corosrv's encoder, above the server's
 
 
 @dataclass(slots=True)
@@ -65,7 +67,12 @@ class Figures:
     n_encoded: float = 0.0  # images, by the server's own count; 0 of one that keeps none
 
     def ratio(self, quantile: float) -> float:
-        """Returns by how much the streams were slower: the median of all rounds, each against the windows around it."""
+        """Returns by how much the streams were slower: the median of all rounds, each against the windows around it.
+
+        Raises ValueError where a window has no gaps: see GapClient.watch.
+        """
+        if not all((*self.without, *self.during)):
+            raise ValueError("a window has no gaps to be compared")
         at = [[gaps[int(quantile * len(gaps))] for gaps in windows] for windows in (self.without, self.during)]
         around = [(before + after) / 2 for before, after in zip(at[0], at[0][1:], strict=False)]
         return statistics.median(during / plain for during, plain in zip(at[1], around, strict=True))
@@ -76,20 +83,47 @@ class Figures:
 
 
 class GapClient(LoadClient):
-    """Follows streams, and notes the time between the events of each."""
+    """Follows streams, and notes the time between the events of each. One that ended is followed by another."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], n_streams: int) -> None:
         super().__init__(address)
         self._last: dict[int, float] = {}
         self._gaps: list[float] = []
+        self._n_streams = n_streams
+        self._n_started = 0
+
+    def fill(self) -> None:
+        """Opens as many streams as are missing. Raises RuntimeError for one that did not come to its end."""
+        if self.outcome.n_failed:
+            raise RuntimeError(f"a stream ended early: {self.outcome.failures[0]}")
+        while self.n_open < self._n_streams:
+            self.open(text_stream(self._n_started % self._n_streams))
+            self._n_started += 1
 
     def watch(self, seconds: float) -> list[float]:
-        """Follows the streams for a while, and until there is a gap. Returns the gaps that ended meanwhile, sorted."""
+        """Follows the streams for a while, and until there is a gap. Returns the gaps that ended meanwhile, sorted.
+
+        Raises RuntimeError for a stream that fails, and where there is no gap within GAP_TIMEOUT.
+        """
         self._gaps = []
-        self.run_for(seconds)
-        while self.n_open and not self._gaps:
-            self.run_for(0.2)
+        self.follow(seconds)
+        give_up = time.monotonic() + GAP_TIMEOUT
+        while not self._gaps:
+            self.follow(0.2)
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"{self.n_open} streams had no token in {seconds + GAP_TIMEOUT:.0f} s")
         return sorted(self._gaps)
+
+    def follow(self, seconds: float) -> None:
+        """Follows the streams for a while, each behind the one that ended."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.fill()
+            self.run_for(min(left, 0.5))
+
+    def _end(self, stream: Stream, failure: str | None) -> None:
+        self._last.pop(id(stream), None)  # the next stream may have the number
+        super()._end(stream, failure)
 
     def _read(self, stream: Stream) -> None:
         n_before = stream.n_events
@@ -111,11 +145,16 @@ class ImageSender(threading.Thread):
         self._next = first
         self._is_stopping = threading.Event()
         self.answers: list[float] = []
+        self.failure = ""
         self.start()
 
     def run(self) -> None:
         while not self._is_stopping.is_set():
-            self.answers.append(ask(self._url, image_chat(self._next)))
+            try:
+                self.answers.append(ask(self._url, image_chat(self._next)))
+            except OSError as error:
+                self.failure = f"image {self._next} was not answered: {error}"
+                return
             self._next += 1
 
     def stop(self) -> None:
@@ -182,11 +221,10 @@ def measure(name: str, command: Sequence[str], load: Load) -> Figures:
         server.wait()
         figures.alone = ask(server.url, image_chat(0))
         repeat(server.url, load, figures)
-        client = GapClient(("127.0.0.1", server.port))
-        for number in range(load.n_streams):
-            client.open(text_stream(number))
+        client = GapClient(("127.0.0.1", server.port), load.n_streams)
+        client.fill()
         while client.n_waiting:
-            client.run_for(0.5)
+            client.follow(0.5)
         figures.without.append(client.watch(load.seconds))
         for round_number in range(load.n_rounds):
             figures.during.append(watch_images(server.url, client, load, figures, 100 * (round_number + 1)))
@@ -207,12 +245,17 @@ def repeat(url: str, load: Load, figures: Figures) -> None:
 
 
 def watch_images(url: str, client: GapClient, load: Load, figures: Figures, first: int) -> list[float]:
-    """Returns the gaps while images are encoded. Waits until the last one was answered, which is not counted."""
+    """Returns the gaps while images are encoded. Waits until the last one was answered, which is not counted.
+
+    Raises RuntimeError for an image that failed.
+    """
     sender = ImageSender(url, first)
     gaps = client.watch(load.seconds)
     sender.stop()
     while sender.is_alive():
-        client.run_for(0.2)
+        client.follow(0.2)
+    if sender.failure:
+        raise RuntimeError(sender.failure)
     figures.answers += sender.answers
     return gaps
 
@@ -251,13 +294,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=Load().n_layers, help="of the projector: more are slower")
     parser.add_argument("--seconds", type=float, default=Load().seconds, help="of a window")
     parser.add_argument("--rounds", type=int, default=Load().n_rounds)
-    parser.add_argument("--nice", type=int, default=Load().nice, help="of corosrv's encoder, above the server's")
+    parser.add_argument(
+        "--nice", type=int, nargs="+", default=[ENCODER_NICE], help="of corosrv's encoder; each in turn"
+    )
     arguments = parser.parse_args()
-    load = Load(
-        n_layers=arguments.layers, seconds=arguments.seconds, n_rounds=arguments.rounds, nice=arguments.nice
-    )  # fmt: skip
+    load = Load(n_layers=arguments.layers, seconds=arguments.seconds, n_rounds=arguments.rounds)
     with slow_projector(load) as mmproj:
-        show(measure("corosrv", corosrv_command(mmproj, load), load))
+        for nice in arguments.nice:
+            command = corosrv_command(mmproj, replace(load, nice=nice))
+            show(measure(f"corosrv, encoder nice {nice}", command, load))
         if arguments.llama_server:
             show(measure("llama-server", llama_server_command(arguments.llama_server, mmproj, load), load))
 
