@@ -52,6 +52,11 @@ class Complaints:
         self._requests: set[int] = set()  # hashes of different ones, N_DIFFERENT at most
         self._began_at = 0.0
 
+    @property
+    def n_requests(self) -> int:
+        """Returns how many different requests are remembered."""
+        return len(self._requests)
+
     def add(self, request: int, now: float) -> bool:
         """Records an answer of 500, by its request's hash, and returns whether it is to be taken as a fault.
 
@@ -59,9 +64,9 @@ class Complaints:
         """
         if not self._requests:
             self._began_at = now
-        if len(self._requests) < N_DIFFERENT:
+        if self.n_requests < N_DIFFERENT:
             self._requests.add(request)
-        return len(self._requests) >= N_DIFFERENT and now - self._began_at >= DURATION
+        return self.n_requests >= N_DIFFERENT and now - self._began_at >= DURATION
 
     def clear(self) -> None:
         """Records that the upstream has answered something else."""

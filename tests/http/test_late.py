@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from flask import Response
+from flask import Flask, Response, request
 
 from corosrv.errors import CorosrvError, WorkerLost
 from corosrv.http.body_budget import BodyBudget, BodyShare
-from corosrv.http.late import LateBody, RequestAccount
+from corosrv.http.late import PARKS, LateBody, LateResponse, RequestAccount, respond
+from corosrv.http.lean_flask import LeanFlask, current
 from corosrv.http.metrics import HttpStats, exposition
 
 
@@ -92,3 +93,56 @@ def test_closing_ends_the_wait_the_work_and_the_share_of_the_body_once(
     assert letter.n_closes == 2
     assert budget.n_bytes == 0
     assert stats._n_busy == 0
+
+
+# Whether an answer is late.
+
+
+def answer_to(app: Flask, letter: Letter, environ: dict[str, bool]) -> Response:
+    """Returns what a view of this application gives for the letter. Raises what the letter does."""
+    with app.test_request_context("/letter", environ_overrides=environ):
+        return respond(current(request), letter)
+
+
+def test_a_server_that_parks_requests_gets_the_answer_later():
+    letter = Letter()
+
+    answer = answer_to(LeanFlask("lean"), letter, {PARKS: True})
+
+    assert isinstance(answer, LateResponse)
+    assert letter.n_closes == 0, "nobody has read the answer"
+
+
+@pytest.mark.parametrize(
+    ("app", "environ"),
+    [(LeanFlask("lean"), {}), (Flask("other"), {PARKS: True})],
+    ids=["a server that parks nothing", "an app of somebody else's"],
+)
+def test_others_get_the_answer_at_once_and_what_it_waited_for_is_closed(app: Flask, environ: dict[str, bool]):
+    letter = Letter()
+
+    answer = answer_to(app, letter, environ)
+
+    assert (answer.status_code, answer.data, letter.n_closes) == (201, b"ab", 1)
+
+
+def test_an_error_at_once_closes_what_the_answer_waited_for():
+    letter = Letter(WorkerLost("lost"))
+
+    with pytest.raises(WorkerLost):
+        answer_to(LeanFlask("lean"), letter, {})
+
+    assert letter.n_closes == 1
+
+
+def test_a_late_answer_has_the_headers_of_hooks_and_its_own_type_and_length_alone():
+    late = LateResponse(Letter())
+    late.headers["X-Hook"] = "1"
+    late.headers["Content-Length"] = "0"
+    begun: list[list[tuple[str, str]]] = []
+
+    body = late({}, lambda status, headers: begun.append(headers))
+
+    assert b"".join(body) == b"ab"
+    (headers,) = begun
+    assert sorted(headers) == [("Content-Type", "text/x-letter"), ("X-Hook", "1")]

@@ -78,6 +78,15 @@ def test_fewer_requests_are_no_fault_however_long_they_go_on():
     assert complaints.add(N_DIFFERENT, 1000.0)
 
 
+def test_no_more_requests_are_remembered_than_are_needed_to_tell():
+    complaints = Complaints()
+
+    for number in range(1000):
+        complaints.add(number, 0.0)
+
+    assert complaints.n_requests == N_DIFFERENT
+
+
 def test_another_answer_begins_the_count_anew():
     complaints = Complaints()
     for number in range(N_DIFFERENT):
