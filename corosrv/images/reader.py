@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 
-from corosrv.errors import InvalidImage, NotOffered
+from corosrv.errors import InvalidImage, NotOffered, TooManyImages
 from corosrv.images.data_url import is_data_url, read_base64, read_data_url
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import check_dimensions, check_pillow
 from corosrv.images.dimensions import read_dimensions
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.intake import ImageIntake
-from corosrv.images.memory import ImageMemory
+from corosrv.images.memory import ImageMemory, MemoryLease
+from corosrv.images.recent import RecentImages, file_key
 from corosrv.images.recognition import ImageFormat, recognise
 from corosrv.jobs import Image, ModelCard
 from corosrv.settings import ImageSettings
 from corosrv.settings.images import PIXEL_BYTES
+from corosrv.waits import call_in_thread
 
 CAPABILITY = "images"
+_RECENT_SHARE = 8  # part of the memory of images that those decoded last may take
+_LARGE = 1 << 18  # bytes of a file that is hashed in a thread
 
 
 class ImageReader:
     """Reads the images of all requests of a process, within the limits of its settings."""
 
-    def __init__(self, settings: ImageSettings, decoders: DecoderPool | None = None) -> None:
-        """`decoders`: processes that decode; without them it has its own."""
+    def __init__(
+        self,
+        settings: ImageSettings,
+        decoders: DecoderPool | None = None,
+        find_caller: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`decoders`: processes that decode; without them it has its own.
+
+        `find_caller` names the caller of the request at hand, for whom alone decoded images are kept; None where that
+        is not known.
+        """
         self.settings = settings
         self.fetcher = ImageFetcher(settings.hosts, settings.image_bytes, settings.image_fetch_s)
         self.memory = ImageMemory(settings.image_memory_bytes)
+        self._recent = RecentImages(settings.image_memory_bytes // _RECENT_SHARE)
         self._decoders = decoders or DecoderPool()
+        self._find_caller = find_caller
 
     def start(self) -> None:
         """Gets ready to decode, where Pillow is installed. Returns at once."""
@@ -48,17 +64,47 @@ class ImageReader:
         """
         return RequestImages(self, keeps_files) if CAPABILITY in card.capabilities else None
 
+    def lend(self, n_bytes: int) -> MemoryLease:
+        """Counts memory of images. Where none is left, images kept for later requests give theirs.
+
+        Raises TooManyImages.
+        """
+        try:
+            return self.memory.lend(n_bytes)
+        except TooManyImages:
+            if not self._recent.clear():
+                raise
+        return self.memory.lend(n_bytes)
+
     def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, keeps_file: bool) -> Image:
-        """Decodes an image in another process; its memory is counted until nobody has it. Waits for its turn.
+        """Decodes an image, unless its file was decoded lately. Waits. Its memory is counted until nobody has it.
 
         A file that is larger than its pixels is not kept. Raises InvalidImage, TooManyImages, DecoderUnavailable and
         TooBusy.
         """
-        n_bytes = PIXEL_BYTES * n_pixels
-        file = data if keeps_file and len(data) < n_bytes else b""
-        lease = self.memory.lend(n_bytes + len(file))
+        caller = self._find_caller()
+        if caller is None:
+            image = self._decode(data, image_format, n_pixels, param)
+        else:
+            image = self._decode_once(caller, data, image_format, n_pixels, param)
+        if not keeps_file or len(data) >= PIXEL_BYTES * n_pixels:
+            return image
+        return replace(image, file=data, lease=(image.lease, self.lend(len(data))))
+
+    def _decode_once(self, caller: str, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
+        """Decodes an image, unless the caller has sent its file before and its pixels are still here."""
+        key = call_in_thread(file_key, caller, data) if len(data) > _LARGE else file_key(caller, data)
+        image = self._recent.find(key)
+        if image is None:
+            image = self._decode(data, image_format, n_pixels, param)
+            self._recent.keep(key, image)
+        return image
+
+    def _decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
+        """Decodes an image in another process. Waits for its turn."""
+        lease = self.lend(PIXEL_BYTES * n_pixels)
         try:
-            return replace(self._decoders.decode(data, image_format, n_pixels, param), file=file, lease=lease)
+            return replace(self._decoders.decode(data, image_format, n_pixels, param), lease=lease)
         except BaseException:
             lease.close()
             raise
@@ -109,7 +155,7 @@ class RequestImages(ImageIntake):
         check_dimensions(width, height, self._settings.image_pixels, param)
         self._count_pixels(width * height, param)
         check_pillow()
-        with self._reader.memory.lend(len(data)):
+        with self._reader.lend(len(data)):
             return self._reader.decode(data, image_format, width * height, param, self._keeps_files)
 
     def _count_pixels(self, n_pixels: int, param: str) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flask import Blueprint, has_request_context, request
+from flask import Blueprint, has_app_context, has_request_context, request
 from prometheus_client.registry import Collector
 
 from corosrv.anthropic import routes as anthropic
@@ -21,6 +21,7 @@ from corosrv.generation.fields import Defaults
 from corosrv.groups.table import GroupTable
 from corosrv.http import metrics
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.callers import caller
 from corosrv.http.client import ClientWatch
 from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.hub import library
@@ -74,7 +75,7 @@ class ModelPart:
             _check_template(model)
         self._settings = settings.server
         self._hub = settings.hub
-        self._images = ImageReader(settings.images)
+        self._images = ImageReader(settings.images, find_caller=_caller)
         self._stats = stats
         self._bodies = bodies
         self._answers = answers or KeyedAnswers(bodies)
@@ -215,6 +216,11 @@ def _vision(settings: Settings) -> VisionModels | None:
     from corosrv.vision.models import VisionModels
 
     return VisionModels(_watch)
+
+
+def _caller() -> str | None:
+    """Names the caller of the request at hand; None for one that came over gRPC, whose caller is not known here."""
+    return caller() if has_app_context() else None
 
 
 def _watch(on_gone: Callable[[], None]) -> ClientWatch:

@@ -77,7 +77,8 @@ def test_texts_go_on_and_images_are_answered_when_the_encoder_is_killed(shared, 
 
 
 def test_texts_go_on_and_images_are_answered_when_the_encoder_stands_still(start, gate, threads):
-    check_texts_and_images(start(encode_timeout_s=2), gate, threads, signal.SIGSTOP)
+    # An image waits for four times the time of an encode, in which the next encoder has to come.
+    check_texts_and_images(start(encode_timeout_s=8), gate, threads, signal.SIGSTOP)
 
 
 def check_texts_and_images(server: Server, gate: Path, threads: ThreadPoolExecutor, number: int) -> None:
@@ -120,6 +121,23 @@ def test_an_image_that_crashes_its_decoder_costs_its_own_request_alone(shared, t
     assert [one.result(60).status for one in answers[1:]] == [200, 200]
     assert_whole(stream.result(60))
     assert post(shared, chat(png(3))).status == 200
+
+
+def test_an_image_that_came_before_needs_no_decoder(shared):
+    image = chat(png(77))
+    assert post(shared, image).status == 200
+    decoders = shared.worker.children_of("corosrv.images.decoder")
+    assert decoders
+
+    for pid in decoders:
+        os.kill(pid, signal.SIGSTOP)  # it would be given up after 30 s, and the image refused
+    try:
+        again = post(shared, image)
+    finally:
+        for pid in decoders:
+            os.kill(pid, signal.SIGCONT)
+
+    assert again.status == 200
 
 
 def test_after_three_restarts_images_are_refused_and_texts_are_not(start):

@@ -1,0 +1,141 @@
+"""Images that were decoded lately: for whom they are kept, how many, and when they give their memory up."""
+
+from typing import Any
+
+import pytest
+
+from corosrv.errors import TooManyImages
+from corosrv.images.decoders import DecoderPool
+from corosrv.images.reader import ImageReader
+from corosrv.images.recent import RecentImages, file_key
+from corosrv.jobs import Image
+from corosrv.settings import ImageSettings
+from tests.images.decoders import DECODERS
+from tests.images.pictures import CARD, data_url, plain
+
+LIMITS: dict[str, Any] = {"image_total_pixels": 1000, "image_bytes": 1000, "image_memory_bytes": 24_000}
+FILE = plain("PNG", (30, 30))  # 2700 bytes of pixels, where 3000 are kept
+
+
+class CallersReader(ImageReader):
+    """Reads images for a caller that the test chooses."""
+
+    def __init__(self, caller: str | None = "one", **settings: Any) -> None:
+        self.caller = caller
+        super().__init__(ImageSettings(**LIMITS | settings), DECODERS, lambda: self.caller)
+
+    def read(self, data: bytes = FILE, keeps_files: bool = False) -> Image:
+        intake = self.intake(CARD, keeps_files)
+        assert intake is not None
+        return intake.from_url(data_url(data), "image")
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files that were decoded."""
+    files: list[bytes] = []
+    decode = DecoderPool.decode
+
+    def counting(pool: DecoderPool, data: bytes, *arguments: Any) -> Image:
+        files.append(data)
+        return decode(pool, data, *arguments)
+
+    monkeypatch.setattr(DecoderPool, "decode", counting)
+    return files
+
+
+def test_a_file_that_a_caller_sends_again_is_not_decoded_again(decodings):
+    reader = CallersReader()
+
+    assert reader.read() == reader.read()
+    assert decodings == [FILE]
+
+
+def test_another_callers_file_is_decoded_again(decodings):
+    reader = CallersReader()
+    reader.read()
+
+    reader.caller = "two"
+    reader.read()
+
+    assert decodings == [FILE, FILE]
+
+
+def test_nothing_is_kept_for_a_caller_who_is_not_known(decodings):
+    reader = CallersReader(caller=None)
+
+    reader.read(), reader.read()
+
+    assert decodings == [FILE, FILE]
+    assert reader.memory.n_bytes == 0
+
+
+def test_a_file_that_is_stored_is_not_decoded_again_and_is_there(decodings):
+    reader = CallersReader()
+    reader.read()
+
+    image = reader.read(keeps_files=True)
+
+    assert (image.file, decodings) == (FILE, [FILE])
+    assert reader.memory.n_bytes == 2700 + len(FILE)
+    del image
+    assert reader.memory.n_bytes == 2700
+
+
+def test_images_that_are_kept_give_way_to_those_of_requests(decodings):
+    reader = CallersReader()
+    reader.read()
+    held = reader.lend(24_000 - 2700 - 1)
+
+    other = reader.lend(2000)
+
+    held.close(), other.close()
+    assert reader.memory.n_bytes == 0
+    reader.read()
+    assert decodings == [FILE, FILE]
+
+
+def test_requests_are_refused_where_images_that_are_kept_are_not_enough():
+    reader = CallersReader()
+    reader.read()
+
+    with pytest.raises(TooManyImages):
+        reader.lend(24_001)
+
+
+def image(number: int) -> Image:
+    return Image.of_pixels(1, 1, bytes([number, 0, 0]))
+
+
+def test_the_images_used_least_recently_are_forgotten_first():
+    recent = RecentImages(9)
+    for number in range(3):
+        recent.keep(file_key("", bytes([number])), image(number))
+    assert recent.find(file_key("", b"\0")) == image(0)
+
+    recent.keep(file_key("", b"\3"), image(3))
+
+    kept = [recent.find(file_key("", bytes([number]))) for number in range(4)]
+    assert kept == [image(0), None, image(2), image(3)]
+    assert recent.n_bytes == 9
+
+
+def test_an_image_larger_than_the_room_pushes_no_other_out():
+    recent = RecentImages(5)
+    recent.keep(file_key("", b"small"), image(1))
+
+    recent.keep(file_key("", b"large"), Image.of_pixels(2, 1, bytes(6)))
+
+    assert recent.find(file_key("", b"small")) == image(1)
+    assert recent.find(file_key("", b"large")) is None
+
+
+def test_an_image_that_is_kept_twice_counts_once():
+    recent = RecentImages(9)
+
+    for _ in range(2):
+        recent.keep(file_key("", b"a"), image(1))
+
+    assert recent.n_bytes == 3
+    assert recent.clear()
+    assert (recent.clear(), recent.n_bytes) == (False, 0)
