@@ -83,11 +83,35 @@ Attention attention_of(ggml_tensor& node, size_t token, size_t key_head, size_t 
   return a;
 }
 
+// Returns whether a buffer is memory that the processor computes in: its own, or what a device lends it for transfers.
+bool is_of_processor(ggml_backend_buffer_t buffer) {
+  const ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer);
+  if (!ggml_backend_buft_is_host(type)) return false;
+  const ggml_backend_dev_t device = ggml_backend_buft_get_device(type);
+  return device == nullptr || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ||
+         ggml_backend_dev_host_buffer_type(device) == type;
+}
+
+// Returns whether the processor computes a node, which ggml has given its place already. A device computes into memory
+// of its own.
+bool is_computed_by_processor(const ggml_tensor& node) {
+  ggml_backend_buffer_t buffer = node.view_src == nullptr ? node.buffer : node.view_src->buffer;
+  return buffer != nullptr && is_of_processor(buffer);
+}
+
 bool is_cpu_alone() {
   for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
     if (ggml_backend_dev_type(ggml_backend_dev_get(i)) != GGML_BACKEND_DEVICE_TYPE_CPU) return false;
   }
   return true;
+}
+
+// Returns whether what lies in the processor's memory is computed by it: an accelerator computes there as well.
+bool has_accelerator() {
+  for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+    if (ggml_backend_dev_type(ggml_backend_dev_get(i)) == GGML_BACKEND_DEVICE_TYPE_ACCEL) return true;
+  }
+  return false;
 }
 
 // Returns the parameters of a custom operation. ggml does not document their layout, so it is asked to make one.
@@ -107,7 +131,8 @@ std::array<char, 64> op_params_of(ggml_custom_op_t function, void* user_data) {
 }  // namespace
 
 std::unique_ptr<GraphKernels> GraphKernels::make(const KernelChoice& choice) {
-  const bool has_faster = choice.is_faster_allowed && (PackedMatrix::is_supported() || can_attend()) && is_cpu_alone();
+  const bool has_faster =
+      choice.is_faster_allowed && (PackedMatrix::is_supported() || can_attend()) && !has_accelerator();
   if (!has_faster && !choice.is_deterministic) return nullptr;
   auto kernels = std::make_unique<GraphKernels>(choice);
   if (choice.is_deterministic && !is_cpu_alone()) {
@@ -149,6 +174,7 @@ void GraphKernels::replace(ggml_tensor* node) {
   // The node gets new values, which are not those that were quantised.
   if (node == quantized_) quantized_ = nullptr;
   if (node->op == GGML_OP_CUSTOM) return;  // replaced already
+  if (!is_computed_by_processor(*node)) return;
   if (replace_by_packed_product(node) || replace_by_row_product(node) || replace_attention(node)) return;
   if (choice_.is_deterministic && !is_row_independent(*node)) {
     const ggml_tensor* input = node->src[node->op == GGML_OP_FLASH_ATTN_EXT ? 1 : 0];

@@ -39,8 +39,9 @@ struct KernelChoice {
 class GraphKernels {
  public:
   // Returns null if there is nothing to replace: the mode is not deterministic, and faster kernels are not allowed or
-  // not possible. They need a processor with the instructions, and ggml without other devices: nodes of those look
-  // alike, but cannot become custom operations.
+  // not possible. They need a processor with the instructions, and ggml without accelerators that compute in the
+  // processor's memory: nodes of those look alike, but cannot become custom operations. What other devices compute is
+  // told apart by where its result lies, and left to them.
   static std::unique_ptr<GraphKernels> make(const KernelChoice& choice);
 
   explicit GraphKernels(const KernelChoice& choice);

@@ -327,7 +327,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
   status = find_pooling(model.get(), options.path, options.pooling, purpose.pooling);
   if (!status.is_ok()) return nullptr;
 
-  std::unique_ptr<GraphKernels> kernels = make_kernels(options, options.is_deterministic);
+  std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), options.is_deterministic);
   purpose.kernels = kernels.get();
   const auto make_context = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
     sized.tokens = tokens;  // fewer at first than the context is to have
@@ -339,7 +339,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     purpose.reads_whole = true;
     // Such sequences come alone where neighbours must not matter, and then any kernel will do.
     first.reset();
-    kernels = make_kernels(options, false);
+    kernels = make_kernels(options, model.get(), false);
     purpose.kernels = kernels.get();
     first = make_context(purpose, context);
   }

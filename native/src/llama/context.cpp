@@ -53,9 +53,13 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
   return params;
 }
 
-std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, bool is_deterministic) {
+std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model,
+                                           bool is_deterministic) {
   KernelChoice choice;
-  choice.is_faster_allowed = options.has_own_kernels;
+  // Watching each node costs the devices time: where they have every layer, there is nothing to win.
+  const bool has_layers =
+      !llama_supports_gpu_offload() || options.placement.leaves_layers_of(llama_model_n_layer(model));
+  choice.is_faster_allowed = options.has_own_kernels && has_layers;
   choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
   return GraphKernels::make(choice);

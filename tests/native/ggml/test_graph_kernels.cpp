@@ -357,6 +357,41 @@ TEST("an operation that looks at its neighbours breaks the promise, and is named
   CHECK(kernels.violation().find("CUMSUM of f32") != std::string::npos);
 }
 
+// The memory in which ggml keeps weights in an order of its own: the processor's, and yet not to be read as it stands.
+ggml_backend_buffer_type_t other_memory() {
+  ggml_backend_dev_t processor = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+  const auto get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+      ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(processor), "ggml_backend_dev_get_extra_bufts"));
+  ggml_backend_buffer_type_t* types = get == nullptr ? nullptr : get(processor);
+  return types == nullptr ? nullptr : *types;
+}
+
+// Returns what becomes of a product with a weight whose result lies in memory of this type.
+ggml_op op_in(ggml_backend_buffer_type_t type, GraphKernels& kernels, ggml_tensor* weight) {
+  const Context context(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
+  ggml_tensor* input = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kColumns, 2);
+  ggml_tensor* product = ggml_mul_mat(context.get(), weight, input);
+  ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, 4096);
+  product->buffer = buffer;
+  GraphKernels::on_node(product, true, &kernels);
+  const ggml_op op = product->op;
+  ggml_backend_buffer_free(buffer);
+  return op;
+}
+
+TEST("of one graph, what the processor computes is replaced and what lies elsewhere is not") {
+  REQUIRE(other_memory() != nullptr);
+  REQUIRE(!ggml_backend_buft_is_host(other_memory()));
+  Machine bare(nullptr);
+  const Weights weights(bare, GGML_TYPE_Q4_1, {16});
+  GraphKernels kernels(kFaster);
+
+  CHECK_EQ(op_in(other_memory(), kernels, weights[0]), GGML_OP_MUL_MAT);
+  CHECK(!kernels.is_used());
+  CHECK_EQ(kernels.bytes(), size_t{0});
+  CHECK_EQ(op_in(ggml_backend_cpu_buffer_type(), kernels, weights[0]), GGML_OP_CUSTOM);
+}
+
 TEST("weights are packed up to the limit, and each once") {
   Machine bare(nullptr);
   const Weights weights(bare, GGML_TYPE_Q4_1, {16, 16, 16});
