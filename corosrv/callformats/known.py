@@ -38,13 +38,16 @@ _HARMONY_VARIANTS = tuple(
 )
 _HARMONY_THOUGHTS = "<|channel|>analysis<|message|>"
 _PREAMBLE = "<|channel|>commentary<|message|>"
+# What models write beside that: a final channel that names its form, and a channel addressed to themselves.
+_HARMONY_SLIPS = ("<|channel|>final <|constrain|>json<|message|>", "<|channel|>commentary to=assistant")
 
 
 def completed_answer(answer: AnswerFormat) -> AnswerFormat:
     """Returns a learnt format with the channel in which its model says something before it calls."""
     if answer.thought_tags is None or answer.thought_tags[0] != _HARMONY_THOUGHTS:
         return answer
-    return replace(answer, preamble_edges=(answer.turn + _PREAMBLE, _PREAMBLE, answer.thought_tags[1]))
+    slips = (*(answer.turn + slip for slip in _HARMONY_SLIPS), *_HARMONY_SLIPS)
+    return replace(answer, preamble_edges=(answer.turn + _PREAMBLE, _PREAMBLE, *slips, answer.thought_tags[1]))
 
 
 def completed(form: CallFormat) -> CallFormat:

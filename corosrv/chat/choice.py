@@ -16,6 +16,7 @@ from corosrv.chat.member_reader import reader_for
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
 from corosrv.chat.patterns import first_of, partial_match_at
 from corosrv.chat.spans import TokenQueue
+from corosrv.chat.thought_calls import ThoughtCalls, is_control
 from corosrv.jobs import Chunk, Finish, TokenInfo
 
 # Characters that may stand between two certain places of a call: what is longer is no call.
@@ -58,7 +59,7 @@ class ChoiceParser:
         self._held = ""
         self._tokens = TokenQueue()
         self._skips_space = self._mode is _Mode.THOUGHTS
-        self._has_text = False
+        self._has_text = self._has_thoughts = False
         self._n_calls = 0
         self._is_cut = False  # the answer ended before the model ended it
         self._reader: ArgumentReader = JsonReader()
@@ -69,13 +70,21 @@ class ChoiceParser:
             self._format = form
             self._patterns = _patterns(form)
             self._heads = self._patterns.first_heads
+        in_thoughts = () if form is None or form.is_alone else self._markers
+        heads = self._heads if in_thoughts else ()
+        self._thought_calls = ThoughtCalls(in_thoughts, heads, _MOST_HELD, syntax.begins_in_thoughts)
+        # Tags that are control tokens are in no text: thoughts may begin again.
+        late_tags = tuple(filter(is_control, syntax.thought_tags or ()))
+        self._reopening = syntax.thought_tags[0] if syntax.thought_tags and syntax.thought_tags[0] in late_tags else ""
         around_calls = () if form is None else (*(text.strip() for text in form.lead_ins), form.trailer)
         # Those that stand anywhere; others only begin an answer's text.
-        self._dropped = tuple(edge for edge in (*syntax.edges, *around_calls) if edge[:1] in ("<", "["))
+        dropped = tuple(edge for edge in (*syntax.edges, *around_calls) if edge[:1] in ("<", "["))
+        self._dropped = (*dropped, *late_tags)
         # Characters that something else may begin with, in each mode that lasts.
         self._watched = {_Mode.TEXT: frozenset(word[0] for word in (*self._markers, *self._dropped))}
         if syntax.thought_tags is not None:
-            self._watched[_Mode.THOUGHTS] = frozenset(syntax.thought_tags[1][0])
+            words = (syntax.thought_tags[1], *self._thought_calls.markers)
+            self._watched[_Mode.THOUGHTS] = frozenset(word[0] for word in words)
         self._steps = {
             _Mode.START: self._start,
             _Mode.THOUGHTS: self._thoughts,
@@ -125,6 +134,7 @@ class ChoiceParser:
 
     def _plain_part(self, text: str) -> Part:
         if self._mode is _Mode.THOUGHTS:
+            self._has_thoughts = True
             return Reasoning(self._index, text)
         self._has_text = True
         return AnswerText(self._index, text)
@@ -153,6 +163,7 @@ class ChoiceParser:
 
     def _give_thoughts(self, n: int) -> Iterator[Part]:
         if n:
+            self._has_thoughts = True
             yield Reasoning(self._index, self._cut(n)[0])
 
     # One method for each mode: takes what is certain from what is held, and may change the mode.
@@ -177,7 +188,12 @@ class ChoiceParser:
         assert self._syntax.thought_tags is not None
         closing = self._syntax.thought_tags[1]
         at = self._held.find(closing)
-        if at >= 0:
+        thoughts = self._held if at < 0 else self._held[:at]
+        begun, is_call = self._thought_calls.find(thoughts, not self._has_thoughts, is_last or at >= 0)
+        if is_call:
+            yield from self._give_thoughts(len(self._held[:begun].rstrip()))
+            self._mode, self._may_think = _Mode.HEAD, False
+        elif at >= 0:
             yield from self._give_thoughts(len(self._held[:at].rstrip()))
             self._cut(len(self._held) - len(self._held.lstrip()) + len(closing))
             self._mode, self._skips_space = _Mode.START if self._syntax.edges else _Mode.TEXT, True
@@ -185,7 +201,8 @@ class ChoiceParser:
         elif is_last:
             yield from self._give_thoughts(len(self._held))
         else:
-            yield from self._give_thoughts(len(self._held[: partial_match_at(self._held, (closing,))].rstrip()))
+            begun = min(begun, partial_match_at(self._held, (closing,)))
+            yield from self._give_thoughts(len(self._held[:begun].rstrip()))
 
     def _text(self, is_last: bool) -> Iterator[Part]:
         if not self._markers and not self._dropped:
@@ -200,7 +217,10 @@ class ChoiceParser:
         if is_call:
             self._mode, self._heads = _Mode.HEAD, self._patterns.first_heads
         elif size:
-            self._cut(len(self._held) - len(self._held.lstrip()) + size)
+            begin = len(self._held) - len(self._held.lstrip())
+            word = self._cut(begin + size)[0].lstrip()
+            if word == self._reopening:
+                self._mode = _Mode.THOUGHTS
             self._skips_space = True
 
     def _is_begun_call(self, at: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from corosrv.callformats.description import CallFormat
 from corosrv.chat.choice import Syntax
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
 from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, End, Part, Reasoning
@@ -19,6 +20,11 @@ LLAMA = Syntax(tool_format=FORMATS["llama3"])
 TAGS = ("<think>", "</think>")
 THINKING = Syntax(TAGS, tool_format=FORMATS["hermes"])
 OPENED = Syntax(TAGS, begins_in_thoughts=True, tool_format=FORMATS["hermes"])
+# All marks are control tokens.
+CHANNELS = Syntax(
+    ("<|think>", "<think|>"),
+    tool_format=CallFormat(start="<|call>", inner=("\n",), joint="", end="<call|>", markers=("<|call>",)),
+)
 
 # What is told of an answer: its thoughts, its text, its calls, and why it ended.
 Told = tuple[str, str, list[tuple[str, str]], str]
@@ -111,6 +117,23 @@ CASES: dict[str, tuple[Syntax, str, Told]] = {
     "thoughts and no more": (THINKING, "<think>Hm </thin", ("Hm </thin", "", [], "stop")),
     "thoughts that the prompt opens": (OPENED, "\nHm.\n</think>\n\nYes.", ("Hm.", "Yes.", [], "stop")),
     "thoughts and a call": (OPENED, f"Hm.</think>\n{SUN}", ("Hm.", "", [SUN_CALL], "tool_calls")),
+    "a call in open thoughts": (OPENED, f"Hm.\n {SUN}\nYes.", ("Hm.", "Yes.", [SUN_CALL], "tool_calls")),
+    "a call instead of open thoughts": (OPENED, SUN, ("", "", [SUN_CALL], "tool_calls")),
+    "open thoughts of calls": (OPENED, f"So {SUN}</think>", (f"So {SUN}", "", [], "stop")),
+    "open thoughts of a false start": (
+        OPENED, f"<tool_call>{{no\n{SUN}", ("<tool_call>{no", "", [SUN_CALL], "tool_calls")
+    ),
+    "open thoughts and a begun call": (OPENED, "Hm.\n<tool_call>", ("Hm.\n<tool_call>", "", [], "stop")),
+    "open thoughts of a begun call": (OPENED, "Hm.\n<tool_call></think>Yes", ("Hm.\n<tool_call>", "Yes", [], "stop")),
+    "a wide head in open thoughts": (OPENED, WIDE_HEAD, (WIDE_HEAD, "", [], "stop")),
+    "channels": (CHANNELS, "<|think>Hm.<think|>Yes.", ("Hm.", "Yes.", [], "stop")),
+    "channels that come again": (
+        CHANNELS, "<|think>Hm. <think|>Yes. <|think> So.\n<think|> No.<think|>", ("Hm.So.", "Yes.No.", [], "stop")
+    ),
+    "channels that never think": (CHANNELS, "Yes.<think|> <|thin", ("", "Yes.<|thin", [], "stop")),
+    "calls in channels": (
+        CHANNELS, "<|think>Hm <|call>sun\n{}<call|>Yes.", ("Hm", "Yes.", [SUN_CALL], "tool_calls")
+    ),
     "open thoughts": (OPENED, "Hm. ", ("Hm. ", "", [], "stop")),
 }  # fmt: skip
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-_FOLDER = "vendor/llama.cpp/models/templates"
+_SOURCES = "vendor/llama.cpp"
+_FOLDER = f"{_SOURCES}/models/templates"
+_CHAT_TESTS = "tests/test-chat.cpp"
 _DOWNLOAD_TIMEOUT = 120  # seconds
 FAILURES = (subprocess.SubprocessError, OSError, tarfile.TarError)
 
@@ -29,8 +31,8 @@ def names() -> list[str]:
 
 
 def are_here() -> bool:
-    """Tells whether the templates are on this machine."""
-    return _templates().is_dir()
+    """Tells whether the templates and llama.cpp's tests of them are on this machine."""
+    return _templates().is_dir() and (_templates().parents[1] / _CHAT_TESTS).is_file()
 
 
 @cache
@@ -41,6 +43,11 @@ def folder() -> Path:
     except FAILURES as error:
         pytest.skip(f"llama.cpp's chat templates cannot be had: {error}")
     return _templates()
+
+
+def chat_tests() -> Path:
+    """Returns the source of llama.cpp's own tests of templates; downloads and skips as `folder` does."""
+    return folder().parents[1] / _CHAT_TESTS
 
 
 def fetch() -> None:
@@ -72,7 +79,8 @@ def _unpack(root: Path, version: str) -> None:
                    "--no-binary", "llama-cpp-python", "--dest", str(root), f"llama-cpp-python=={version}"]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=_DOWNLOAD_TIMEOUT)
     with tarfile.open(archive) as packed:
-        wanted = [member for member in packed if _FOLDER in member.name and member.isfile()]
+        places = (_FOLDER, f"{_SOURCES}/{_CHAT_TESTS}")
+        wanted = [member for member in packed if any(place in member.name for place in places) and member.isfile()]
         packed.extractall(root, wanted, filter="data")
 
 
