@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,13 +76,24 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(settings: dict[str, str], timeout: float = 120.0, log: Path | None = None) -> Iterator[Server]:
-    """`corosrv serve` with these COROSRV_ settings, ready; ended by its process id. `log`: where it writes."""
+def serving(
+    settings: dict[str, str],
+    timeout: float = 120.0,
+    log: Path | None = None,
+    before: Callable[[], None] | None = None,
+) -> Iterator[Server]:
+    """`corosrv serve` with these COROSRV_ settings, ready; ended by its process id.
+
+    `log`: where it writes; `before` is called in its process first.
+    """
     port = free_port()
     environ = os.environ | {f"COROSRV_{name}": value for name, value in settings.items()}
     with open(log or os.devnull, "wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "corosrv", "serve", "--port", str(port)], env=environ, stderr=out
+            [sys.executable, "-m", "corosrv", "serve", "--port", str(port)],
+            env=environ,
+            stderr=out,
+            preexec_fn=before,
         )
     try:
         _wait_until_ready(port, process, time.monotonic() + timeout)

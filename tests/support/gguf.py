@@ -2,7 +2,8 @@
 
 import random
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,53 @@ def _numbers(shape: Shape) -> int:
 
 def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Shape, Iterable[float]]]) -> Path:
     """A GGUF of these keys and float tensors."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    for key, value in metadata.items():
-        kind, data = _typed(value)
-        head += _text(key) + struct.pack("<I", kind) + data
+    head = _head(metadata, len(tensors))
     bodies, offset = [], 0
     for name, (shape, values) in tensors.items():
         body = _padded(struct.pack(f"<{_numbers(shape)}f", *values))
-        extents = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        head += _text(name) + extents + struct.pack("<IQ", _F32, offset)
+        head += _tensor_head(name, shape, _F32, offset)
         bodies.append(body)
         offset += len(body)
     path.write_bytes(_padded(head) + b"".join(bodies))
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensor:
+    """A tensor of any type, whose bytes are made when they are written."""
+
+    kind: int  # ggml's type
+    shape: Shape
+    size: int  # bytes
+    pieces: Callable[[], Iterator[bytes]]
+
+
+def write_blocks(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, BlockTensor]) -> Path:
+    """A GGUF of these keys and tensors, of which no more than a piece is in memory."""
+    head = _head(metadata, len(tensors))
+    offset = 0
+    for name, tensor in tensors.items():
+        head += _tensor_head(name, tensor.shape, tensor.kind, offset)
+        offset += tensor.size + -tensor.size % _ALIGNMENT
+    with path.open("wb") as file:
+        file.write(_padded(head))
+        for tensor in tensors.values():
+            file.writelines(tensor.pieces())
+            file.write(bytes(-tensor.size % _ALIGNMENT))
+    return path
+
+
+def _head(metadata: Mapping[str, Any], n_tensors: int) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, n_tensors, len(metadata))
+    for key, value in metadata.items():
+        kind, data = _typed(value)
+        head += _text(key) + struct.pack("<I", kind) + data
+    return head
+
+
+def _tensor_head(name: str, shape: Shape, kind: int, offset: int) -> bytes:
+    extents = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return _text(name) + extents + struct.pack("<IQ", kind, offset)
 
 
 def random_tensors(shapes: Mapping[str, Shape], seed: int = 1) -> Tensors:
