@@ -80,9 +80,10 @@ clean:
 
 # What everything else stands on: libllama takes minutes to compile, and is kept as long as its version and options are.
 # CMAKE_ARGS chooses devices (README), and is remembered for the next time.
-$(LIBLLAMA): native/libllama.py native/libllama.cmake native/amx_flags.sh native/prerequisites.sh native/libllama-version
+$(LIBLLAMA): native/libllama.py native/libllama.cmake native/amx_flags.sh native/prerequisites.sh native/libllama-version \
+             native/environment.sh
 	PYTHON=$(PYTHON) sh native/prerequisites.sh
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	sh native/environment.sh $(PYTHON) $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip "setuptools>=77" "cffi>=2"
 	$(BIN)/python native/libllama.py $@
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -126,10 +127,13 @@ def _show_progress(lines: Iterable[str], clock: Callable[[], float] = time.monot
 
 
 def installed_folder() -> Path | None:
-    """Returns where this environment has the pinned llama-cpp-python, also seen from an isolated build; or None."""
+    """Returns where this environment has the pinned llama-cpp-python, also seen from an isolated build; or None.
+
+    Installers name themselves when all files are there: an installation that was interrupted has no such file.
+    """
     for kind in ("purelib", "platlib"):
         packages = Path(sysconfig.get_path(kind))
-        if (packages / f"llama_cpp_python-{pinned_version()}.dist-info").is_dir():
+        if (packages / f"llama_cpp_python-{pinned_version()}.dist-info" / "INSTALLER").is_file():
             return packages
     return None
 
@@ -143,12 +147,16 @@ def read_identity(packages: Path | None) -> str:
 
 
 def unpack(folder: Path) -> None:
-    """Lays libllama's headers and libraries into a folder, unless it has them with these options."""
+    """Lays libllama's headers and libraries into a folder, all or none, unless it has them with these options."""
     options = build_options({})
     if read_identity(folder) == options.identity:
         return
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(build_wheel(options, Path(scratch))) as archive:
-        archive.extractall(folder)
+        half = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(half, ignore_errors=True)
+        archive.extractall(half)
+        shutil.rmtree(folder, ignore_errors=True)
+        half.rename(folder)
 
 
 def install(memory: Path) -> None:

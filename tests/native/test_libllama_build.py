@@ -98,6 +98,53 @@ def test_what_is_unpacked_already_asks_nobody(builds, tmp_path: Path, monkeypatc
     assert len(builds()) == 1
 
 
+def test_an_unpacking_that_was_interrupted_is_done_again(builds, tmp_path: Path) -> None:
+    interrupted = """
+import zipfile
+def extract(archive, folder):
+    archive.extract(archive.namelist()[0], folder)
+    raise KeyboardInterrupt
+zipfile.ZipFile.extractall = extract
+try:
+    libllama.unpack(Path(sys.argv[1]))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert run(f"exec({interrupted!r})", str(tmp_path / "first")) == "interrupted\n"
+
+    unpack(tmp_path / "first")
+
+    assert len(builds()) == 1
+    assert (tmp_path / "first" / "include" / "llama.h").is_file()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_an_installation_that_was_interrupted_is_none(is_whole, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(NATIVE))
+    import libllama
+
+    monkeypatch.setattr(libllama.sysconfig, "get_path", lambda kind: str(tmp_path))
+    info = tmp_path / f"llama_cpp_python-{libllama.pinned_version()}.dist-info"
+    info.mkdir()
+    if is_whole:
+        (info / "INSTALLER").write_text("pip\n")
+
+    assert libllama.installed_folder() == (tmp_path if is_whole else None)
+
+
+def test_an_environment_that_was_begun_and_has_no_pip_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=TIMEOUT)
+    make = ["sh", str(NATIVE / "environment.sh"), sys.executable, str(folder)]
+
+    subprocess.run(make, check=True, timeout=TIMEOUT)
+    (folder / "kept").touch()
+    subprocess.run(make, check=True, timeout=TIMEOUT)
+
+    assert (folder / "kept").exists()
+    subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "--version"], check=True, timeout=TIMEOUT)
+
+
 def test_other_options_build_it_anew_and_replace_what_pip_kept(builds, tmp_path: Path, monkeypatch: Any) -> None:
     unpack(tmp_path / "first")
 
