@@ -3,168 +3,19 @@
 #include <ggml-cpu.h>
 #include <ggml.h>
 
-#include <cmath>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "graphs.h"
 #include "kernels/graph_kernels.h"
 
 namespace corosrv {
 namespace {
 
-constexpr int64_t kColumns = 96;
-constexpr int kThreads = 3;
-constexpr size_t kNoLimit = size_t{1} << 40;
-constexpr KernelChoice kFaster{true, kNoLimit, false};
 constexpr KernelChoice kDeterministic{true, kNoLimit, true};
 constexpr KernelChoice kDeterministicAlone{false, kNoLimit, true};
-
-using Values = std::vector<float>;
-using Tensors = std::vector<ggml_tensor*>;
-
-Values random_values(size_t size, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  Values values(size);
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
-Values input_of(int64_t n_rows, unsigned seed) { return random_values(static_cast<size_t>(n_rows * kColumns), seed); }
-
-struct FreeContext {
-  void operator()(ggml_context* context) const { ggml_free(context); }
-};
-using Context = std::unique_ptr<ggml_context, FreeContext>;
-
-// A scheduler on the processor alone, with or without kernels.
-class Machine {
- public:
-  explicit Machine(GraphKernels* kernels) : backend_(ggml_backend_cpu_init()) {
-    ggml_backend_cpu_set_n_threads(backend_, kThreads);
-    scheduler_ = ggml_backend_sched_new(&backend_, nullptr, 1, GGML_DEFAULT_GRAPH_SIZE, false, false);
-    if (kernels != nullptr) ggml_backend_sched_set_eval_callback(scheduler_, &GraphKernels::on_node, kernels);
-  }
-  ~Machine() {
-    ggml_backend_sched_free(scheduler_);
-    ggml_backend_free(backend_);
-  }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
-
-  // One at a time, always in the same memory: the tensors of one graph get the addresses of those of the last one.
-  Context make_context() { return Context(ggml_init({memory_.size(), memory_.data(), true})); }
-
-  ggml_backend_t backend() { return backend_; }
-  ggml_backend_sched_t scheduler() { return scheduler_; }
-
- private:
-  std::vector<char> memory_ = std::vector<char>(64 * ggml_tensor_overhead() + ggml_graph_overhead());
-  ggml_backend_t backend_;
-  ggml_backend_sched_t scheduler_;
-};
-
-// Quantised matrices of kColumns columns in a buffer of ggml's.
-class Weights {
- public:
-  Weights(Machine& machine, ggml_type type, const std::vector<int64_t>& n_rows,
-          ggml_backend_buffer_usage usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-      : context_(ggml_init({n_rows.size() * ggml_tensor_overhead(), nullptr, true})) {
-    for (const int64_t rows : n_rows) matrices_.push_back(ggml_new_tensor_2d(context_.get(), type, kColumns, rows));
-    buffer_ = ggml_backend_alloc_ctx_tensors(context_.get(), machine.backend());
-    ggml_backend_buffer_set_usage(buffer_, usage);
-    for (ggml_tensor* matrix : matrices_) fill(matrix);
-  }
-  ~Weights() { ggml_backend_buffer_free(buffer_); }
-  Weights(const Weights&) = delete;
-  Weights& operator=(const Weights&) = delete;
-
-  ggml_tensor* operator[](size_t i) const { return matrices_[i]; }
-  size_t bytes(size_t i) const { return ggml_nbytes(matrices_[i]); }
-
- private:
-  static void fill(ggml_tensor* matrix) {
-    const Values values = random_values(static_cast<size_t>(ggml_nelements(matrix)), 7);
-    std::vector<char> blocks(ggml_nbytes(matrix));
-    ggml_quantize_chunk(matrix->type, values.data(), blocks.data(), 0, matrix->ne[1], kColumns, nullptr);
-    ggml_backend_tensor_set(matrix, blocks.data(), 0, blocks.size());
-  }
-
-  const Context context_;
-  Tensors matrices_;
-  ggml_backend_buffer_t buffer_;
-};
-
-// A graph from an input of `n_rows` rows to what `build` makes of it; may be computed again and again.
-class Graph {
- public:
-  using Build = std::function<Tensors(ggml_context* context, ggml_tensor* input)>;
-
-  Graph(Machine& machine, int64_t n_rows, const Build& build) : machine_(machine), context_(machine.make_context()) {
-    input_ = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kColumns, n_rows);
-    ggml_set_input(input_);
-    outputs_ = build(context_.get(), input_);
-    graph_ = ggml_new_graph(context_.get());
-    for (ggml_tensor* output : outputs_) {
-      ggml_set_output(output);
-      ggml_build_forward_expand(graph_, output);
-    }
-    ggml_backend_sched_reset(machine_.scheduler());
-    ggml_backend_sched_alloc_graph(machine_.scheduler(), graph_);
-  }
-
-  std::vector<Values> compute(const Values& input) {
-    ggml_backend_tensor_set(input_, input.data(), 0, ggml_nbytes(input_));
-    CHECK_EQ(ggml_backend_sched_graph_compute(machine_.scheduler(), graph_), GGML_STATUS_SUCCESS);
-    std::vector<Values> results;
-    for (ggml_tensor* output : outputs_) {
-      results.emplace_back(static_cast<size_t>(ggml_nelements(output)));
-      ggml_backend_tensor_get(output, results.back().data(), 0, ggml_nbytes(output));
-    }
-    return results;
-  }
-
-  // How many outputs our kernels compute; known once they were computed.
-  size_t n_ours() const {
-    size_t n = 0;
-    for (const ggml_tensor* output : outputs_) n += output->op == GGML_OP_CUSTOM;
-    return n;
-  }
-
- private:
-  Machine& machine_;
-  const Context context_;
-  ggml_tensor* input_;
-  Tensors outputs_;
-  ggml_cgraph* graph_;
-};
-
-float largest_difference(const std::vector<Values>& a, const std::vector<Values>& b) {
-  float most = a.size() == b.size() ? 0.0f : INFINITY;
-  for (size_t i = 0; i < a.size(); ++i) {
-    for (size_t j = 0; j < a[i].size(); ++j) most = std::fmax(most, std::fabs(a[i][j] - b[i][j]));
-  }
-  return most;
-}
-
-// Computes the same with kernels and without, and checks how many outputs the kernels took.
-void check_against_ggml(Machine& ours, int64_t n_rows, const Graph::Build& build, size_t n_expected,
-                        unsigned n_times = 1, float tolerance = 2e-5f) {
-  Machine theirs(nullptr);
-  Graph graph(ours, n_rows, build), reference(theirs, n_rows, build);
-  for (unsigned seed = 1; seed <= n_times; ++seed) {
-    const Values input = input_of(n_rows, 100 * seed + static_cast<unsigned>(n_rows));
-    // Outputs are of the size of ten; other activations move them by more than a tenth.
-    CHECK(largest_difference(graph.compute(input), reference.compute(input)) < tolerance);
-  }
-  CHECK_EQ(graph.n_ours(), n_expected);
-  CHECK_EQ(reference.n_ours(), 0u);
-}
 
 // What a layer asks for: three products of the same activations, one of others, and one of the first again.
 Graph::Build layer(const Weights& weights) {
@@ -355,41 +206,6 @@ TEST("an operation that looks at its neighbours breaks the promise, and is named
   Graph(machine, 2, sums).compute(input_of(2, 1));
 
   CHECK(kernels.violation().find("CUMSUM of f32") != std::string::npos);
-}
-
-// The memory in which ggml keeps weights in an order of its own: the processor's, and yet not to be read as it stands.
-ggml_backend_buffer_type_t other_memory() {
-  ggml_backend_dev_t processor = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-  const auto get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
-      ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(processor), "ggml_backend_dev_get_extra_bufts"));
-  ggml_backend_buffer_type_t* types = get == nullptr ? nullptr : get(processor);
-  return types == nullptr ? nullptr : *types;
-}
-
-// Returns what becomes of a product with a weight whose result lies in memory of this type.
-ggml_op op_in(ggml_backend_buffer_type_t type, GraphKernels& kernels, ggml_tensor* weight) {
-  const Context context(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
-  ggml_tensor* input = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kColumns, 2);
-  ggml_tensor* product = ggml_mul_mat(context.get(), weight, input);
-  ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(type, 4096);
-  product->buffer = buffer;
-  GraphKernels::on_node(product, true, &kernels);
-  const ggml_op op = product->op;
-  ggml_backend_buffer_free(buffer);
-  return op;
-}
-
-TEST("of one graph, what the processor computes is replaced and what lies elsewhere is not") {
-  REQUIRE(other_memory() != nullptr);
-  REQUIRE(!ggml_backend_buft_is_host(other_memory()));
-  Machine bare(nullptr);
-  const Weights weights(bare, GGML_TYPE_Q4_1, {16});
-  GraphKernels kernels(kFaster);
-
-  CHECK_EQ(op_in(other_memory(), kernels, weights[0]), GGML_OP_MUL_MAT);
-  CHECK(!kernels.is_used());
-  CHECK_EQ(kernels.bytes(), size_t{0});
-  CHECK_EQ(op_in(ggml_backend_cpu_buffer_type(), kernels, weights[0]), GGML_OP_CUSTOM);
 }
 
 TEST("weights are packed up to the limit, and each once") {
