@@ -44,7 +44,9 @@ def _paths() -> tuple[ForwardedPath, ...]:
 
 
 FORWARDED = _paths()
-# What a client of llama-server asks first. /slots and /lora-adapters are of one server, which has to be asked itself.
+# What a client of llama-server asks first.
 PROPS = ForwardedPath("/props", "Models", "Describe a model and its defaults, as llama-server has it")
 BY_PATH = {row.path: row for row in FORWARDED}
+# Slots show what others ask, and adapters change what they get: both are of one server, and for its operator.
+OF_ONE_SERVER = (("/slots", "GET"), ("/slots/<slot>", "POST"), ("/lora-adapters", "GET"), ("/lora-adapters", "POST"))
 MODELS = ("/v1/models", "/models")

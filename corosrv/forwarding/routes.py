@@ -10,11 +10,11 @@ from flask import Blueprint, Response, current_app, request
 from flask.sansio.scaffold import Scaffold
 
 from corosrv.anthropic.answer_types import MessagesError
-from corosrv.errors import ModelNotFound
+from corosrv.errors import ModelNotFound, NotOffered
 from corosrv.forwarding import listing
 from corosrv.forwarding.forwarder import Forwarder
 from corosrv.forwarding.local import Choice, LocalModels
-from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, PROPS, ForwardedPath
+from corosrv.forwarding.paths import BY_PATH, FORWARDED, MODELS, OF_ONE_SERVER, PROPS, ForwardedPath
 from corosrv.groups.headers import GenerateHeaders
 from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.lean_flask import current
@@ -58,6 +58,7 @@ class ForwardingRoutes:
         if self._local is None:
             self._add_models(routes)
             self._add_props(routes)
+            _add_refusals(routes)
         return routes
 
     def _view(self, path: ForwardedPath) -> Callable[[], Response]:
@@ -150,3 +151,19 @@ class ForwardingRoutes:
         if name in self._local.names() or name not in self._pool.models():
             return None
         return json_response(listing.describe(name, self._created))
+
+
+def _add_refusals(routes: Blueprint) -> None:
+    """Adds the paths of llama-server that are not forwarded, so that their answer says why."""
+
+    @operation(
+        "Server", "Is refused", "Slots and adapters are of one server: ask the upstream itself.", statuses=(501,)
+    )
+    def refuse(slot: str = "") -> Response:
+        path = current(request).path
+        raise NotOffered(
+            f"{path} is of one server, and is not forwarded to upstreams: ask the one that you mean itself"
+        )
+
+    for path, method in OF_ONE_SERVER:
+        routes.add_url_rule(path, f"refuse_{method} {path}", refuse, methods=[method])

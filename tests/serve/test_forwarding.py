@@ -127,7 +127,23 @@ def test_paths_of_llama_server_are_forwarded(forwarding: ServerFront, path: str,
 def test_a_client_of_llama_server_gets_the_props_of_an_upstream(forwarding: ServerFront, upstream: Server):
     assert forwarding.server.get("/props?model=small") == upstream.get("/props")
     assert forwarding.server.get("/props?model=small")[0] == 200
-    assert forwarding.server.get("/slots")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/slots?model=small"),
+        ("POST", "/slots/0?action=erase"),
+        ("GET", "/lora-adapters"),
+        ("POST", "/lora-adapters"),
+    ],
+)
+def test_slots_and_adapters_of_upstreams_are_refused_by_name(forwarding: ServerFront, method: str, path: str):
+    with forwarding.server.connect() as connection:
+        answer = connection.ask(method, path)
+
+    assert answer.status == 501
+    assert answer.json["error"]["message"].startswith(path.partition("?")[0])
 
 
 def test_models_are_those_of_upstreams(client: openai.OpenAI, forwarding: ServerFront):
