@@ -101,7 +101,7 @@ class AnswerPassing:
         self._reader.close()
         if is_keyed(self._request) and _ERROR.search(body):
             keep_if(lambda: False)
-        return _with_headers(Response(body, head.status), headers)
+        return Response(body, head.status, headers)
 
     def _begin(self, watch: ClientWatch) -> tuple[AnswerHead, list[InferItem]]:
         """Returns the head of the answer, and what came along with it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from corosrv.errors import WorkerLost
@@ -15,8 +16,9 @@ _ASKED = frozenset({"ACCEPT", "USER_AGENT", "TRACEPARENT", "TRACESTATE"})
 _ASKED_PREFIXES = ("ANTHROPIC_", "OPENAI_", "X_")
 _STAYING_PREFIXES = ("X_COROSRV_", "X_FORWARDED_")
 _STAYING = frozenset({"X_REQUEST_ID", "X_API_KEY", "X_REAL_IP"})
-_KEYS = ("AUTHORIZATION", "X_API_KEY")
-_IDEMPOTENCY = "IDEMPOTENCY_KEY"
+_KEYS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
+_IDEMPOTENCY = "HTTP_IDEMPOTENCY_KEY"
+_MAX_KNOWN = 256  # names whose fate is remembered, of those that clients and upstreams choose
 
 # Of one hop, of the server that sends it, or made anew. Which pages may read an answer is for this server to say.
 _OWN_ANSWER = frozenset({
@@ -35,30 +37,40 @@ def request_headers(
     `passes_keys`: the client's key is not for this server, so that it may be for the upstream. `passes_idempotency`:
     this server keeps no answers under idempotency keys.
     """
-    one_hop = {name.strip().upper().replace("-", "_") for name in environ.get("HTTP_CONNECTION", "").split(",")}
-    names = [name.removeprefix(_PREFIX) for name in environ if name.startswith(_PREFIX)]
-    passing = [name for name in names if _goes_on(name) and name not in one_hop]
+    one_hop = {_field(name.strip()) for name in environ.get("HTTP_CONNECTION", "").split(",")}
+    passing = [field for field in environ if _goes_on(field) and field not in one_hop]
     if passes_keys:
-        passing += [name for name in _KEYS if name in names and name not in one_hop]
-    if passes_idempotency and _IDEMPOTENCY in names:
+        passing += [field for field in _KEYS if field in environ and field not in one_hop]
+    if passes_idempotency and _IDEMPOTENCY in environ:
         passing.append(_IDEMPOTENCY)
     return (
         ("Content-Type", environ.get("CONTENT_TYPE") or "application/json"),
-        *((_spelt(name), environ[_PREFIX + name]) for name in passing),
+        *((_spelt(field), environ[field]) for field in passing),
         ("Accept-Encoding", "identity"),
         (REQUEST_ID, request_id),
     )
 
 
-def _goes_on(name: str) -> bool:
+def _field(name: str) -> str:
+    """Writes a header's name as the WSGI environment has it."""
+    return _PREFIX + name.upper().replace("-", "_")
+
+
+@lru_cache(_MAX_KNOWN)
+def _goes_on(field: str) -> bool:
+    """Tells whether a member of the WSGI environment is a header that goes on."""
+    if not field.startswith(_PREFIX):
+        return False
+    name = field.removeprefix(_PREFIX)
     if name in _STAYING or name.startswith(_STAYING_PREFIXES):
         return False
     return name in _ASKED or name.startswith(_ASKED_PREFIXES)
 
 
-def _spelt(name: str) -> str:
-    """Writes a name of the WSGI environment as headers have it: `X_STAINLESS_OS` is `X-Stainless-Os`."""
-    return "-".join(word.capitalize() for word in name.split("_"))
+@lru_cache(_MAX_KNOWN)
+def _spelt(field: str) -> str:
+    """Writes a name of the WSGI environment as headers have it: `HTTP_X_STAINLESS_OS` is `X-Stainless-Os`."""
+    return "-".join(word.capitalize() for word in field.removeprefix(_PREFIX).split("_"))
 
 
 def answer_headers(headers: Headers) -> list[tuple[str, str]]:
@@ -67,23 +79,22 @@ def answer_headers(headers: Headers) -> list[tuple[str, str]]:
     Raises WorkerLost for an answer that is compressed, which was not asked for.
     """
     one_hop: set[str] = set()
+    returning = []
     for name, value in headers:
-        if name.lower() == "connection":
+        if _comes_back(name):
+            if value.isprintable():  # a folded field would begin a new line here
+                returning.append((name, value))
+        elif (key := name.lower()) == "connection":
             one_hop |= {word.strip().lower() for word in value.split(",")}
-    _check_encoding(value for name, value in headers if name.lower() == "content-encoding")
-    return [(name, value) for name, value in headers if _comes_back(name.lower(), value, one_hop)]
+        elif key == "content-encoding" and value.strip().lower() not in ("", "identity"):
+            raise WorkerLost(f"the upstream compressed its answer ({value[:40]}), which was not asked for")
+    return [field for field in returning if field[0].lower() not in one_hop] if one_hop else returning
 
 
-def _comes_back(name: str, value: str, one_hop: set[str]) -> bool:
-    if name in _OWN_ANSWER or name in one_hop or name.startswith(_OWN_ANSWER_PREFIXES):
-        return False
-    return value.isprintable()  # a folded field would begin a new line here
-
-
-def _check_encoding(encodings: Iterable[str]) -> None:
-    for encoding in encodings:
-        if encoding.strip().lower() not in ("", "identity"):
-            raise WorkerLost(f"the upstream compressed its answer ({encoding[:40]}), which was not asked for")
+@lru_cache(_MAX_KNOWN)
+def _comes_back(name: str) -> bool:
+    name = name.lower()
+    return name not in _OWN_ANSWER and not name.startswith(_OWN_ANSWER_PREFIXES)
 
 
 def media_type(headers: Headers) -> str:

@@ -61,7 +61,7 @@ class Exchange:
         that did not answer what it was sent, or with a redirect; and Refused for a request that cannot be sent.
         """
         head = self.ask(path, request, headers)
-        if (refusal := refusal_of(head, int(time.time()))) is not None:
+        if head.status >= 300 and (refusal := refusal_of(head, int(time.time()))) is not None:
             raise refusal
         return head
 
@@ -215,5 +215,5 @@ def is_redirect(status: int) -> bool:
 
 def _passed_on(head: ReceivedHead) -> Headers:
     """Returns the headers of an answer that go on to the client."""
-    own = _NOT_PASSED_ON.union(head.members("connection"))
+    own = _NOT_PASSED_ON.union(members) if (members := head.members("connection")) else _NOT_PASSED_ON
     return tuple(field for field in head.fields if field[0].lower() not in own)

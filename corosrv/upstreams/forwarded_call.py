@@ -100,7 +100,7 @@ class ForwardedCall(RunningCall):
 
     def start(self) -> None:
         self._greenlet = gevent.spawn(self._run)
-        self._greenlet.rawlink(lambda greenlet: self._end())  # also of one that is killed before it has begun
+        self._greenlet.rawlink(lambda greenlet: self._end())  # of one that is killed before it has begun
 
     def cancel(self, item: int = -1, *, is_deadline: bool = False) -> None:
         if is_deadline:
@@ -129,6 +129,7 @@ class ForwardedCall(RunningCall):
             if self._abort_id and not self._has_ended and not is_whole and self._exchange.is_sent:
                 self._upstream.abort_request(self._abort_id)
             self._exchange.close(is_whole)
+            self._end()  # in the same turn of the hub as the last piece, with which it wakes its reader once
 
     def _forward(self) -> bool:
         """Passes the answer on. Returns False if its last event came before the body's end."""

@@ -67,6 +67,7 @@ class Call:
         self.reader = reader
         self.status: int | None = None
         self.body = b""
+        self.n_takes = 0  # that gave something
         self.ends: list[str] = []
         self.words = ""
         self.error: list[int | None] = []  # its status and Retry-After
@@ -74,6 +75,7 @@ class Call:
 
     def read(self) -> None:
         while items := self.reader.take(30):
+            self.n_takes += 1
             for item in items:
                 if isinstance(item, AnswerHead):
                     assert self.status is None
@@ -89,6 +91,7 @@ class Call:
         return {
             "status": self.status,
             "body": self.body.decode(),
+            "n_takes": self.n_takes,
             "ends": self.ends,
             "words": self.words,
             "error": self.error,

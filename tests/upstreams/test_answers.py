@@ -22,6 +22,22 @@ def opens_breaker(pool: PoolProcess) -> None:
     assert one(pool)["state"] == "open"
 
 
+# How it comes.
+
+
+def test_an_answer_that_comes_at_once_wakes_its_reader_once(pool: PoolProcess):
+    def answers_at_once(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with scripted(answers_at_once) as a:
+        pool.do("add", url=a.url)
+
+        pool.do("submit", names=["call"])
+
+        (result,) = pool.do("results", names=["call"])
+        assert (result["body"], result["ends"], result["n_takes"]) == ("ok", ["ok"], 1)
+
+
 # The breaker's trials.
 
 
