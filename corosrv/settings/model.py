@@ -132,7 +132,7 @@ class ModelSettings(PlacementSettings):
         0, "compute threads of the process that encodes images; 0: physical cores", check=between(0, 1024)
     )
     encoder_nice: int = setting(
-        10,
+        15,
         "nice value of that process above the server's; more: an image takes longer, and slows running streams less",
         check=between(0, 19),
     )
@@ -146,7 +146,7 @@ class ModelSettings(PlacementSettings):
     )
     encoder_queue: int = setting(64, "images that may wait for that process", check=between(1, 100_000))
     encode_timeout_s: float = setting(
-        120.0,
+        300.0,
         "seconds that one image may take before the process is replaced; an image waits for four times that at most",
         check=between(0.1, DAY),
     )
