@@ -11,6 +11,8 @@ from corosrv.errors import ShuttingDown, Unavailable
 from corosrv.manager.contracts import HostDispatcher
 from corosrv.manager.place import Place
 from corosrv.manager.place_state import HOLDING, PlaceState
+from corosrv.manager.snapshot import Claim
+from corosrv.manager.worker_pool import claim_of
 from corosrv.worker.parent.app_worker import AppWorker
 from corosrv.worker.parent.registration import JOINED
 
@@ -35,7 +37,8 @@ class Joining:
 class JoinedWorkers:
     """Owns a place for each worker that has joined. Belongs to the hub's thread; nothing waits.
 
-    The manager plans none of them: nobody here could start another, and they claim nothing of the host's budget.
+    The manager plans none of them: nobody here could start another, or end one to make room. What they claim of the host's
+    budget is taken, also where that is more than there was: they run already.
     """
 
     def __init__(self, dispatcher: HostDispatcher, clock: Callable[[], float]) -> None:
@@ -52,6 +55,12 @@ class JoinedWorkers:
     def workers(self) -> list[AppWorker]:
         """Returns all processes that are not over."""
         return [place.worker for place in self._places if place.state in HOLDING and place.worker is not None]
+
+    @property
+    def claim(self) -> Claim:
+        """What they take of the host together, as far as their applications have been imported."""
+        cards = (card for worker in self.workers() for card in worker.pools if card.name == worker.pool)
+        return sum(map(claim_of, cards), Claim())
 
     def place(self, worker_id: str) -> Place | None:
         return next((place for place in self._places if place.id == worker_id), None)

@@ -124,7 +124,8 @@ class Manager:
     @property
     def held_memory(self) -> int:
         """Bytes of the host's budget that worker processes claim."""
-        return int(sum(pool.memory.claim.memory * len(pool.live_places) for pool in self.pools))
+        in_pools = sum(pool.memory.claim.memory * len(pool.live_places) for pool in self.pools)
+        return int(in_pools + self.joined.claim.memory)
 
     @property
     def state(self) -> State:
@@ -229,7 +230,7 @@ class Manager:
     def _plan(self, now: float) -> HostPlan:
         stats = {key.key: key for key in self._dispatcher.stats().keys}
         snapshots = [pool.look(stats, now) for pool in self.pools]
-        elsewhere = Claim(memory=self._memory_elsewhere())
+        elsewhere = Claim(memory=self._memory_elsewhere()) + self.joined.claim
         return plan(snapshots, HostSnapshot(self._settings.budget, elsewhere), now)
 
     def _do(self, decided: HostPlan) -> None:

@@ -27,9 +27,13 @@ def terms_of(card: PoolCard, n_workers: int) -> PoolTerms:
     """Returns the terms of a pool; `n_workers` is the size of one whose author leaves it open."""
     least = n_workers if card.min_workers is None else card.min_workers
     most = max(least, n_workers if card.min_workers is None else 1) if card.max_workers is None else card.max_workers
-    claim = Claim(card.gpus, card.memory_mb * 1e6)
     cold_start = None if card.cold_start_ms is None else card.cold_start_ms / 1000
-    return PoolTerms(card.name, least, max(least, most), claim, card.priority, cold_start)
+    return PoolTerms(card.name, least, max(least, most), claim_of(card), card.priority, cold_start)
+
+
+def claim_of(card: PoolCard) -> Claim:
+    """Returns what each worker of a pool takes of the host."""
+    return Claim(card.gpus, card.memory_mb * 1e6)
 
 
 class WorkerPool:

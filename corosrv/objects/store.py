@@ -19,6 +19,7 @@ from corosrv.objects.content import ObjectContent
 from corosrv.objects.keys import check_key
 
 MAX_TTL = 7 * 86_400.0  # seconds
+MAX_OBJECTS = 4096  # at once: each takes some memory beside its bytes, and a large one a descriptor
 _REMEMBERED = 10_000  # ids of objects that are gone, which are told as expired
 
 
@@ -50,8 +51,9 @@ class ObjectStore:
     Needs no lock on one hub: no step switches.
     """
 
-    def __init__(self, max_bytes: int = 1 << 30, max_object: int = 64 << 20) -> None:
+    def __init__(self, max_bytes: int = 1 << 30, max_object: int = 64 << 20, max_objects: int = MAX_OBJECTS) -> None:
         self.max_object = max_object
+        self._max_objects = max_objects
         self._max_bytes = max_bytes
         self._objects: OrderedDict[str, StoredObject] = OrderedDict()  # the least recently read first
         self._by_key: dict[tuple[str, str], str] = {}
@@ -84,7 +86,7 @@ class ObjectStore:
             raise
         object_id = secrets.token_hex(16)
         expires = now + ttl_s
-        expires_ms = (int(time.time()) + round(ttl_s)) * 1000
+        expires_ms = round((time.time() + ttl_s) * 1000)
         ref = ObjRef(object_id, content.size, sha256, content_type, expires_ms, key)
         self._objects[object_id] = StoredObject(ref, caller, content, expires)
         self._n_bytes += content.size
@@ -103,14 +105,17 @@ class ObjectStore:
             raise ObjectTooLarge(content.size, self.max_object)
 
     def _make_room(self, size: int, now: float) -> None:
-        if self._n_bytes + size > self._max_bytes:
+        if not self._has_room(size):
             self.sweep(now)
-        while self._n_bytes + size > self._max_bytes:
+        while not self._has_room(size):
             victim = next((stored for stored in self._objects.values() if not stored.n_pins), None)
             if victim is None:
                 raise StoreFull(self._max_bytes)
             self._remove(victim)
             self._n_evicted += 1
+
+    def _has_room(self, size: int) -> bool:
+        return self._n_bytes + size <= self._max_bytes and len(self._objects) < self._max_objects
 
     def lookup(self, key: str, now: float, caller: str = "") -> ObjRef | None:
         """Returns the object that was stored last under a key; None if there is none, or no longer."""

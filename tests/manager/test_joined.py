@@ -13,6 +13,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.manager.joined import MOST_JOINED
 from corosrv.manager.manager import Manager
 from corosrv.manager.place_state import PlaceState
+from corosrv.manager.snapshot import Claim
 from tests.manager.scripted import Script, ScriptedWorker, call, end_of, managed, pool_card
 from tests.support.waiting import wait_until
 
@@ -123,3 +124,24 @@ def test_a_closed_manager_leaves_no_joined_worker(host: Host):
     host.manager.close()
 
     assert worker.state is WorkerState.STOPPED
+
+
+def test_what_joined_workers_claim_is_not_given_to_the_pools():
+    card = pool_card("default", memory_mb=300.0, gpus=0.5)
+    with managed(card, budget=Claim(1.0, 1e9), has_app=True, script=Script([card], starts=False)) as (manager, script):
+        other = pool_card("other", memory_mb=9e3)  # of the same application
+        host = Host(manager, Script([pool_card("joined", "add", memory_mb=800.0, gpus=0.25), other]))
+        worker = host.join()
+        wait_until(lambda: worker.state is WorkerState.READY)
+        assert (manager.joined.claim, manager.held_memory) == (Claim(0.25, 8e8), 800_000_000)
+        script.starts = True
+        wait_until(lambda: script.workers)
+        script.workers[0].load()
+        wait_until(lambda: manager.pools)
+        wait_until(lambda: "200 MB are free" in manager.pool("default").reason)
+        assert script.ids() == []
+
+        worker.crash()
+
+        wait_until(lambda: script.ids() == ["default/0"])
+        assert (manager.joined.claim, manager.held_memory) == (Claim(), 300_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from contextlib import suppress
 
 import pytest
@@ -197,3 +198,33 @@ def test_the_bytes_counted_are_those_of_the_objects(steps):
             store.sweep(now)
 
         assert store.stats.n_bytes == sum(ref.size for ref in store.refs()) <= 100
+
+
+def test_objects_without_bytes_are_bounded_by_their_number():
+    store = ObjectStore(max_objects=2)
+    first, second = put(store, b""), put(store, b"")
+    store.get(first.id, NOW)
+
+    third = put(store, b"")
+
+    assert [ref.id for ref in store.refs()] == [first.id, third.id]
+    with pytest.raises(ObjectExpired):
+        store.get(second.id, NOW)
+
+
+def test_no_object_goes_for_another_while_all_are_in_use():
+    store = ObjectStore(max_objects=1)
+    ref = put(store)
+
+    with store.pinned(ref.id, NOW), pytest.raises(StoreFull):
+        put(store, b"")
+
+    assert read(store, ref.id) == b"value"
+
+
+def test_the_end_of_an_object_is_told_to_the_millisecond():
+    before = time.time()
+
+    ref = put(ObjectStore(), ttl_s=0.5)
+
+    assert before + 0.499 <= ref.expires_ms / 1000 <= time.time() + 0.501
