@@ -8,7 +8,7 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corosrv.worker.printing import lines as module
@@ -93,8 +93,14 @@ def test_a_progress_bar_is_no_long_line() -> None:
     assert lines.feed(b"done\n") == ["done\n"]
 
 
-@given(st.text(alphabet="aaab\n\r", max_size=60), st.lists(st.integers(1, 12), min_size=1))
-def test_long_lines_are_cut_wherever_their_parts_begin(text: str, steps: list[int]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 14), st.sampled_from(["\n", "\r", "\r\n"])), max_size=5),
+    st.lists(st.integers(1, 12), min_size=1),
+)
+@example([(9, "\r"), (3, "\n")], [4])
+@example([(9, "\r"), (9, "\n")], [3])
+def test_long_lines_are_cut_wherever_their_parts_begin(shapes: list[tuple[int, str]], steps: list[int]) -> None:
+    text = "".join("a" * length + end for length, end in shapes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MAX_LINE", 8)
         patch.setattr(module, "MAX_PIECE", 4)
