@@ -37,8 +37,8 @@ class Joining:
 class JoinedWorkers:
     """Owns a place for each worker that has joined. Belongs to the hub's thread; nothing waits.
 
-    The manager plans none of them: nobody here could start another, or end one to make room. What they claim of the host's
-    budget is taken, also where that is more than there was: they run already.
+    The manager plans none of them: nobody here could start another, or end one to make room. What they claim of the
+    host's budget is taken, also where that is more than there was: they run already.
     """
 
     def __init__(self, dispatcher: HostDispatcher, clock: Callable[[], float]) -> None:

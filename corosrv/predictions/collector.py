@@ -42,14 +42,14 @@ class PredictionCollector(Collector):
 
 
 def _gauge(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family
+    return _filled(GaugeMetricFamily(name, text, labels=[label]), values)
 
 
 def _counter(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
+    return _filled(CounterMetricFamily(name, text, labels=[label]), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: dict[str, int]) -> Metric:
     for value, count in values.items():
         family.add_metric([value], count)
     return family

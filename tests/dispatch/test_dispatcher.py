@@ -1118,3 +1118,14 @@ def test_deadlines_are_kept_by_the_hub():
     assert isinstance(items[0], InferEnd)
     assert isinstance(items[0].error, DeadlinePassed)
     dispatcher.close()
+
+
+def test_a_call_from_within_the_end_of_another_overtakes_none_that_waits(front: Front):
+    host = front.add("p/0")
+    first, _ = front.call(), front.call(request_id="waits")
+    first.on_news(lambda: front.call(request_id="late"))
+
+    host.calls[0].fail(HandlerFailed("no"))
+
+    assert [item.request_id for call in host.calls for item in call.call.items] == ["waits"]
+    assert front.key().depth == 1

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from corosrv.dispatch.collector import DispatchCollector
 from corosrv.dispatch.estimates import Distribution, EventRate, RunningMean
-from corosrv.errors import HandlerFailed
+from corosrv.errors import HandlerFailed, WorkerLost
 from tests.dispatch.hosts import Front, capability_card, card
 
 
@@ -97,12 +97,27 @@ def test_the_metrics_name_keys_and_outcomes(front: Front):
         'corosrv_queue_depth{key="model:add:"} 0.0',
         'corosrv_calls_in_flight{key="model:add:"} 1.0',
         'corosrv_requests_total{code="handler_failed",key="model:add:"} 1.0',
+        'corosrv_queue_oldest_seconds{key="model:add:"} 0.0',
+        'corosrv_permits{key="model:add:"} 1.0',
         'corosrv_call_wait_seconds_bucket{key="model:add:",le="+Inf"} 2.0',
+        'corosrv_service_seconds_bucket{key="model:add:",le="+Inf"} 1.0',
         'corosrv_batch_size_bucket{key="model:add:",le="1"} 2.0',
         'corosrv_queue_depth{key="cap:{\\"type\\":\\"e\\"}"} 0.0',
         "corosrv_retry_budget 30.2",
     ):
         assert line in exposition
+
+
+def test_further_attempts_are_counted_by_their_reason(front: Front):
+    host = front.add("p/0", card(is_idempotent=True))
+    front.call()
+    host.calls[0].fail(WorkerLost("it is gone"))
+    registry = CollectorRegistry()
+    registry.register(DispatchCollector(front.dispatcher.stats))
+
+    exposition = generate_latest(registry).decode()
+
+    assert 'corosrv_retries_total{key="model:add:",reason="worker_lost"} 1.0' in exposition
 
 
 @pytest.mark.parametrize("logs_json", [True, False])
