@@ -58,7 +58,7 @@ class JoinedWorkers:
 
     @property
     def claim(self) -> Claim:
-        """What they take of the host together, as far as their applications have been imported."""
+        """Returns what they take of the host together, as far as their applications have been imported."""
         cards = (card for worker in self.workers() for card in worker.pools if card.name == worker.pool)
         return sum(map(claim_of, cards), Claim())
 
