@@ -368,6 +368,18 @@ def test_what_a_batch_asks_for_is_as_urgent_as_its_most_urgent_request() -> None
         assert models.calls[0].job.terms.priority == 2
 
 
+@pytest.mark.parametrize(("callers", "asker"), [("aaa", "a"), ("aba", "")])
+def test_what_a_batch_of_several_callers_asks_for_is_nobodys(callers: str, asker: str) -> None:
+    models = FunctionWorker()
+    models.add(lambda call: call.send(vector(5)), "five")
+    with ready(services=HandlerServices(models.submit)) as worker:
+        asking = hand(worker, *(replace(item("ask", model="five"), caller=caller) for caller in callers))
+
+        assert asking.wait_until_over() == [None, None, None]
+
+        assert models.calls[0].job.terms.caller == asker
+
+
 def test_what_a_call_asked_for_is_cancelled_when_it_ends() -> None:
     models = FunctionWorker()
     models.add(wait_for_cancel, "slow")

@@ -233,10 +233,14 @@ class AppCall:
         self._end(message.item, error_of(message.kind, message.message))
 
     def _terms_of_asks(self) -> Terms:
-        """Returns the terms of the calls that this one makes, which all of its items wait for."""
+        """Returns the terms of the calls that this one makes, which all of its items wait for.
+
+        What a batch of several callers asks for is nobody's: none of them may get at what is another's.
+        """
         first = self._call.items[0]
+        is_of_one = all(item.caller == first.caller for item in self._call.items)
         return Terms(
-            caller=first.caller,
+            caller=first.caller if is_of_one else "",
             request_id=first.request_id,
             priority=min(item.priority for item in self._call.items),
             deadline=self.deadline,
