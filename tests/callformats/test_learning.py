@@ -251,6 +251,7 @@ NOT_DESCRIBED = {
     "other ends of strings": row(lambda key, value: f"<{key}>{value}</{type(value).__name__}>"),
     "objects that are not told": row(lambda key, value: xml(key, "object" if isinstance(value, dict) else value)),
     "numbers that are refused": row(refusing(int)),
+    "numbers that are not told": row(lambda key, value: xml(key, value if isinstance(value, str) else "number")),
     "values without an end": row(lambda key, value: f"{key}={value}", "\n"),
     "a word for no arguments": lambda arguments: row(xml)(arguments) or "<none>",
     "a wrapper of some arguments": lambda arguments: f"<args>{row(xml)(arguments)}</args>" if arguments else "",
@@ -441,6 +442,10 @@ THINKERS = {
     "two tags each, and another header": (
         thinker(lambda thought, text: f"<a><sep>{thought}</a><sep>{text}", prompt="<bot>"),
         AnswerFormat(("<a><sep>", "</a><sep>")),
+    ),
+    "a tag, and another header that is longer": (
+        thinker(lambda thought, text: f"<think>{thought}</think>{text}", prompt="<another one that has many words>"),
+        AnswerFormat(("<think>", "</think>")),
     ),
     "a tag that tells behind one that does not": (
         thinker(lambda thought, text: f"<a><thought>{thought}</thought>{text}", prompt="<bot>"),

@@ -23,7 +23,7 @@ from tests.support.engines import GREEDY, job, read_all, text_of
 GPT_OSS = "openai-gpt-oss-120b"
 TEMPLATES = (
     GPT_OSS, "Qwen-QwQ-32B", "google-gemma-4-31B-it", "mistralai-Ministral-3-14B-Reasoning-2512",
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Qwen-Qwen3-0.6B", "Kimi-K2-Thinking", "muse-glimmer",
 )  # fmt: skip
 QUESTION = "Question: why is the sea blue?\nThoughts: well, "
 PLAIN = ModelCard("m", 1, capabilities=frozenset(("tools",)))
