@@ -69,7 +69,9 @@ def _member(members: Mapping[str, Any], name: str, kind: type) -> Any:
 def _parameters(members: Mapping[str, Any]) -> dict[str, Parameter]:
     parameters: dict[str, Parameter] = {}
     for name, value in members.items():
-        if name == "stop" and isinstance(value, list) and all(isinstance(text, str) for text in value):
+        if name == "stop" and isinstance(value, list):
+            if not all(isinstance(text, str) for text in value):
+                raise Refused("parameters.stop must be a string, or an array of strings", "parameters.stop")
             parameters[STOP_STRINGS] = msgspec.json.encode(value).decode()
         else:
             parameters[name] = _scalar(f"parameters.{name}", value)

@@ -104,6 +104,11 @@ def test_a_wrong_member_is_named(members: dict[str, Any], param: str):
     assert caught.value.param == param
 
 
+def test_a_list_of_stop_strings_that_has_others_is_told_what_it_may_have():
+    with pytest.raises(Refused, match=r"parameters\.stop must be a string, or an array of strings"):
+        decode(text_input="a", parameters={"stop": ["a", 1]})
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'"text"', b"{", b'{"text_input": "\\ud800"}', b"\xff"])
 def test_a_body_that_is_no_object_is_refused(body: bytes):
     with pytest.raises(Refused):

@@ -44,7 +44,7 @@ def raw_from_typed(tensor: Any) -> bytes:
     """
     name, datatype = tensor.name, tensor.datatype
     if datatype not in DATATYPES:
-        raise InvalidTensor(name, f"unknown datatype {datatype!r:.40}")
+        raise InvalidTensor(name, f"has the unknown datatype {datatype[:40]!r}")
     if datatype not in FIELDS:
         raise InvalidTensor(name, f"has the datatype {datatype}, which travels in raw_input_contents only")
     field = FIELDS[datatype]

@@ -12,8 +12,10 @@ import pytest
 from corosrv.jobs.infer import CapabilityTarget, ModelTarget
 from corosrv.kserve.grpc import protocol
 from corosrv.kserve.grpc.front import GrpcFront
+from corosrv.kserve.grpc.server_side import GrpcConfig
 from corosrv.tensors import Tensor
 from tests.kserve.grpc.client import Stub, infer_request, status, talk, typed_request, value_of
+from tests.kserve.grpc.conftest import serving
 from tests.support.function_worker import FunctionWorker
 from tests.support.waiting import wait_until
 
@@ -356,6 +358,27 @@ def test_a_message_over_the_limit_is_refused_and_the_channel_goes_on(front: Grpc
         return refused[0], (await stub.infer(infer_request("echo", SEVEN))).model_name
 
     assert talk(front.port, scenario) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "echo")
+
+
+@pytest.mark.parametrize("way", [grpc.Compression.Gzip, grpc.Compression.Deflate], ids=["gzip", "deflate"])
+def test_a_compressed_message_is_taken(front: GrpcFront, way: grpc.Compression) -> None:
+    content = bytes(range(256)) * 400
+
+    answer = infer(front, infer_request("echo", Tensor("x", "UINT8", [len(content)], raw=content)), compression=way)
+
+    assert list(answer.raw_output_contents) == [content]
+
+
+def test_a_small_message_that_inflates_over_the_limit_is_refused(worker: FunctionWorker) -> None:
+    bomb = infer_request("echo", Tensor("x", "UINT8", [100_000], raw=bytes(100_000)))
+
+    with serving(worker, GrpcConfig(max_message=10_000)) as small:
+        codes = [failure(small, bomb, compression=way)[0] for way in (grpc.Compression.Gzip, grpc.Compression.Deflate)]
+        answer = infer(small, infer_request("echo", SEVEN))
+
+    assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+    assert answer.model_name == "echo"
+    assert len(worker.calls) == 1
 
 
 def test_an_answer_over_the_limit_fails_its_own_call(front: GrpcFront, worker: FunctionWorker) -> None:
