@@ -60,23 +60,24 @@ class Device(NamedTuple):
 
 def devices() -> list[Device]:
     """Returns the devices that libllama sees, the processor among them."""
-    library = ctypes.CDLL(str(folder() / "libggml.so"))
+    # libllama's own ggml, found through libllama: another file of the same name would be a second copy in the process.
+    library = ctypes.CDLL(str(folder() / "libllama.so"))
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.argtypes, library.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
     functions = {}
-    base = ctypes.CDLL(str(folder() / "libggml-base.so"))
     for name, result in (("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("type", ctypes.c_int)):
-        functions[name] = function = getattr(base, f"ggml_backend_dev_{name}")
+        functions[name] = function = getattr(library, f"ggml_backend_dev_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], result
     size = ctypes.POINTER(ctypes.c_size_t)
-    base.ggml_backend_dev_memory.argtypes, base.ggml_backend_dev_memory.restype = [ctypes.c_void_p, size, size], None
+    memory = library.ggml_backend_dev_memory
+    memory.argtypes, memory.restype = [ctypes.c_void_p, size, size], None
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     seen = []
     for number in range(library.ggml_backend_dev_count()):
         device = library.ggml_backend_dev_get(number)
         name, description = functions["name"](device), functions["description"](device)
         is_processor = functions["type"](device) in _PROCESSOR_TYPES
-        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        memory(device, ctypes.byref(free), ctypes.byref(total))
         seen.append(Device(name.decode(), description.decode(), is_processor, free.value))
     return seen
 

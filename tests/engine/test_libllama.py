@@ -34,6 +34,21 @@ def test_the_process_holds_one_copy(modules):
     assert sorted(names) == ["libggml-base", "libllama"]
 
 
+def test_looking_for_devices_brings_no_second_copy_of_ggml():
+    code = """
+        import corosrv.engine
+        from corosrv.engine import libllama
+        assert libllama.devices()
+        with open("/proc/self/maps") as maps:
+            print(*sorted({line.split()[-1] for line in maps if "libggml" in line}))
+    """
+
+    names = [Path(path).name.split(".")[0] for path in children.output(code).split()]
+
+    assert "libggml" in names
+    assert len(names) == len(set(names))
+
+
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """A folder in which libllama stands as installed, its headers to be changed."""
