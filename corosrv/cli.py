@@ -59,28 +59,41 @@ def setting_options(*parts: type) -> Callable[[Callable[..., Any]], Callable[...
         config = click.option(
             "--config", type=click.Path(path_type=Path), help="TOML file with settings by these names"
         )
-        return config(_hub_options(command) if ModelSettings in parts else command)
+        return config(_negations(_hub_options(command)) if ModelSettings in parts else command)
 
     return decorate
+
+
+def _negations(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds flags without a value that switch settings off."""
+
+    @functools.wraps(command)
+    def with_settings(*arguments: Any, **more: Any) -> Any:
+        for flag, name in _NEGATIONS.items():
+            if more.pop(flag):
+                more[name] = False
+        return command(*arguments, **more)
+
+    for flag, name in _NEGATIONS.items():
+        words = f"the same as --{name.replace('_', '-')} 0"
+        with_settings = click.option("--" + flag.replace("_", "-"), is_flag=True, help=words)(with_settings)
+    return with_settings
 
 
 def _hub_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds llama-server's flags for models of a hub, which stand for settings."""
 
     @functools.wraps(command)
-    def with_settings(*arguments: Any, hf_repo: str | None, hf_file: str | None, no_mmproj: bool, **more: Any) -> Any:
+    def with_settings(*arguments: Any, hf_repo: str | None, hf_file: str | None, **more: Any) -> Any:
         if hf_repo is not None:
             if more.get("model") is not None:
                 _fail("--hf-repo and --model name a model each: several are --model NAME=hf:OWNER/REPO:Q4_K_M")
             more["model"] = _hub_model(hf_repo, hf_file)
         elif hf_file is not None:
             _fail("--hf-file names a file of a repository: add --hf-repo OWNER/REPO")
-        if no_mmproj:
-            more["mmproj_auto"] = False
         return command(*arguments, **more)
 
     for option in (
-        click.option("--no-mmproj", is_flag=True, help="the same as --mmproj-auto 0"),
         click.option("-hff", "--hf-file", help="file of that repository, instead of a quantisation"),
         click.option("-hf", "-hfr", "--hf-repo", help="OWNER/REPO:Q4_K_M, the same as --model hf:OWNER/REPO:Q4_K_M"),
     ):
@@ -132,6 +145,9 @@ _SHORT = {
     "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
 }
 
+
+# Flags that switch a setting off.
+_NEGATIONS = {"no_mmproj": "mmproj_auto", "no_context_shift": "context_shift"}
 
 # What a flag without a value says.
 _ALONE = {"flash_attn": "on"}

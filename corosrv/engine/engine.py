@@ -109,7 +109,7 @@ class Engine:
             vocabulary,
             card,
             SlotKeeper(native, settings, info, card.fingerprint),
-            TaskMaker(vocabulary, self._adapters, self._notes, settings.slots),
+            TaskMaker(vocabulary, self._adapters, self._notes, settings.slots, settings.context_shift),
         )
 
     @property

@@ -34,6 +34,7 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         cache_bytes=settings.cache_bytes,
         row_bytes=settings.row_bytes,
         deterministic=settings.deterministic,
+        context_shift=settings.context_shift,
         safe_load=verdict is probe.Verdict.SAFE,
         pooling=settings.pooling,
         adapters=tuple(path for path, _ in settings.adapters),

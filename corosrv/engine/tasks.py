@@ -27,11 +27,19 @@ MAX_BIASES = 2048  # once texts are tokens
 class TaskMaker:
     """Any thread may call. Prompts are tokenised here, which waits for long ones; all methods raise Refused."""
 
-    def __init__(self, vocabulary: EngineVocabulary, adapters: Adapters, notes: TaskNotes, slots: int) -> None:
+    def __init__(
+        self,
+        vocabulary: EngineVocabulary,
+        adapters: Adapters,
+        notes: TaskNotes,
+        slots: int,
+        shifts_context: bool = False,
+    ) -> None:
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._notes = notes
         self._slots = slots
+        self._shifts_context = shifts_context
         self._row_ids = RowIds()
 
     def make(self, job: AnyJob) -> list[Task]:
@@ -81,6 +89,7 @@ class TaskMaker:
             sampling = replace(sampling, thoughts=self._with_ending(sampling.thoughts))
         scales = self._adapters.scales(job.lora)
         note, place = TaskNote.of_job(job), _place(job.terms)
+        is_shifted = self._shifts_context and _may_go_on(job)
         return [
             Task(
                 tokens,
@@ -95,6 +104,9 @@ class TaskMaker:
                 tells_progress=job.tells_progress,
                 id=self._notes.number(note),
                 slot=job.slot,
+                context_shift=is_shifted and not rows,
+                n_keep=job.n_keep,
+                n_discard=job.n_discard,
                 rows=rows,
                 **place,
             )
@@ -123,8 +135,6 @@ class TaskMaker:
         return ids or tokens, rows, job.share_prefix and has_ids
 
     def _check(self, job: Job) -> None:
-        if job.context_shift:
-            raise NotSupported("context_shift: a full context ends an answer here", "context_shift")
         if not -1 <= job.slot < self._slots:
             there_are = f"they are numbered from 0 to {self._slots - 1}"
             raise Refused(f"id_slot: there is no slot {job.slot}: {there_are}", "id_slot")
@@ -158,6 +168,11 @@ def _stops(job: Job) -> list[bytes]:
     if any(len(stop) > MAX_STOP_BYTES for stop in stops):
         raise Refused(f"a stop string has at most {MAX_STOP_BYTES} bytes", "stop")
     return stops
+
+
+def _may_go_on(job: Job) -> bool:
+    """Returns whether an answer may outgrow its context: one sent whole without a limit would never be sent."""
+    return job.stream or job.max_tokens is not None or job.max_ms > 0
 
 
 def _place(terms: Terms) -> dict[str, Any]:

@@ -125,7 +125,6 @@ class Defaults:
     max_tokens: int | None
     temperature: float
     seed: int | None
-    context_shift: bool = False
 
 
 def job(
@@ -157,7 +156,6 @@ def job(
         model=fields.model,
         scores_prompt=scores_prompt,
         tells_progress=stream and bool(fields.return_progress),
-        context_shift=defaults.context_shift,
         n_keep=fields.n_keep or 0,
         n_discard=fields.n_discard or 0,
         max_ms=max(fields.t_max_predict_ms or 0.0, 0.0),

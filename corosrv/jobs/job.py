@@ -60,9 +60,9 @@ class Job:
     model: str | None = None  # the capability wanted; None takes what there is
     scores_prompt: bool = False  # the first chunks carry `prompt_info`
     tells_progress: bool = False  # chunks with `read_tokens` come before the prompt is read, and after each piece
-    context_shift: bool = False  # a full context drops tokens behind the first n_keep, and goes on
-    n_keep: int = 0  # -1 is all of the prompt
-    n_discard: int = 0  # 0 is half of what may go
+    # Where the model's context is shifted when it is full:
+    n_keep: int = 0  # first tokens that stay; -1 is all of the prompt
+    n_discard: int = 0  # tokens behind them that go; 0 is half
     max_ms: float = 0.0  # of generating, from the first token on; then LENGTH. 0: no limit
     slot: int = -1  # where it has to run; -1: anywhere
     stream: bool = False  # the answer is sent while it is generated

@@ -28,7 +28,6 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
         (),
         max_tokens=defaults.max_tokens,
         sampling=Sampling(temperature=defaults.temperature, seed=defaults.seed),
-        context_shift=defaults.context_shift,
     )
     return {
         "default_generation_settings": {

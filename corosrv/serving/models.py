@@ -199,7 +199,6 @@ class ModelPart:
             max_tokens=None if settings.n_predict == -1 else settings.n_predict,
             temperature=settings.temp,
             seed=None if settings.seed == -1 else settings.seed,
-            context_shift=settings.context_shift,
         )
 
     def language_models(self) -> LanguageModels:

@@ -99,6 +99,11 @@ class ModelSettings(PlacementSettings):
         "1: texts and log-probabilities depend on prompt and seed alone, not on other requests, cached prefixes or"
         " load; slower",
     )
+    context_shift: bool = setting(
+        False,
+        "1: a full context drops its oldest tokens behind the first n_keep of a request, and the answer goes on; "
+        "0: it ends the answer",
+    )
     chat_template: str = setting(
         "",
         "chat template instead of the model's own: Jinja's text, or the name of one that llama.cpp has built in "
@@ -168,6 +173,10 @@ class ModelSettings(PlacementSettings):
         _read_template(self)
         model_list.adapters(self.lora)
         self.check_together(self.deterministic)
+        if self.context_shift and self.deterministic:
+            # What is pre-empted after a shift is computed again without the tokens that it has dropped.
+            words = "must be 0 where COROSRV_DETERMINISTIC is 1: shifted texts depend on when the server pauses them"
+            raise sources.bad_value("context_shift", words, "1")
         if self.is_hub:
             hub_name.parse(self.model)
         if self.is_synthetic:

@@ -36,11 +36,6 @@ class ServerSettings:
     model_wait_s: float = setting(
         300.0, "seconds that a request waits for its model to be loaded", check=between(0, DAY)
     )
-    context_shift: bool = setting(
-        False,
-        "0: a full context ends the answer; dropping its oldest tokens is not built yet",
-        check=Check(lambda shifts: not shifts, "must be 0: dropping a context's tokens is not built yet"),
-    )
     n_predict: int = setting(
         -1,
         "tokens of an answer if the request sets no limit; -1: until the context is full",

@@ -119,6 +119,7 @@ typedef struct corosrv_options {
   int64_t cache_bytes;                /* of saved prefixes, at most; 0 shares none */
   int64_t row_bytes;                  /* of embedding rows of all tasks that run and wait; one may have more if alone */
   int32_t deterministic;              /* 1: no result depends on the rest of a batch; slower */
+  int32_t context_shift;              /* 1: a full context may be shifted; a model that cannot is not loaded */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
   int32_t kernels;                    /* corosrv_kernels */
   uint64_t copy_bytes;                /* that corosrv's kernels may take for weights in another order, at most */
@@ -270,6 +271,9 @@ typedef struct corosrv_task {
   int32_t tells_progress; /* 1: a chunk before anything of the prompt is computed, and one after each piece of it */
   int64_t id;             /* the caller's name for it, which corosrv_slot shows */
   int32_t slot;           /* where it has to run, counted from 1; 0: anywhere */
+  int32_t context_shift;  /* 1: a full context loses tokens behind the first n_keep, and the answer goes on */
+  int32_t n_keep;         /* -1: the prompt; the beginning-of-sequence token that the model wants comes on top */
+  int32_t n_discard;      /* that it loses; 0: half of those behind n_keep */
   int32_t priority;       /* who is first in the queue: 1 before 9; 0 is 5 */
   const float* rows;      /* embedding rows, row_width numbers each, which stand where an id in `tokens` is negative;
                            * of COROSRV_GENERATE. Prompts share what is computed of rows with equal ids */
@@ -312,6 +316,7 @@ typedef struct corosrv_chunk {
   corosrv_text stopping_word; /* the stop string that ended the task; in its terminal chunk, as slot */
   const char* code;           /* of an error, a word for programs; "" is a bug or a failed decode */
   int32_t slot;               /* where it ran last, or -1 */
+  int32_t is_truncated;       /* 1: the context was shifted; in the terminal chunk */
   corosrv_token_list tokens;  /* that `text` is made of: their pieces, without the listed others', are its bytes */
   corosrv_token_list prompt_info;
 } corosrv_chunk;

@@ -183,8 +183,6 @@ def test_what_has_no_meaning_for_rows_is_refused_by_name(engine: Engine, table: 
 
     with pytest.raises(NotSupported, match="logprobs of a prompt"):
         ask(engine, prompt, scores_prompt=True)
-    with pytest.raises(NotSupported, match="context_shift"):
-        ask(engine, prompt, context_shift=True)
     with pytest.raises(NotSupported, match="cannot be embedded"):
         engine.submit(EmbedJob((prompt,)))
 

@@ -66,13 +66,6 @@ def test_a_slot_that_there_is_not_is_refused(engine, slot):
     assert refused.value.param == "id_slot"
 
 
-def test_a_context_that_is_to_be_shifted_is_refused_by_name(engine):
-    with pytest.raises(errors.NotSupported, match="context_shift") as refused:
-        engine.submit(job(context_shift=True))
-
-    assert refused.value.param == "context_shift"
-
-
 def test_slots_are_not_shown_before_there_are_any():
     with opened() as engine:
         pass

@@ -40,12 +40,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     ],
 )
 def test_llama_server_s_flags_name_a_model(served: list[dict[str, object]], flags: tuple[str, ...], model: str) -> None:
-    result = run("serve", *flags, "-hft", "secret", "--no-mmproj")
+    result = run("serve", *flags, "-hft", "secret", "--no-mmproj", "--no-context-shift")
 
     assert (result.exit_code, len(served)) == (0, 1), result.output
     settings = load()  # as a worker process reads what was handed down
     assert settings.models[0].model == model
     assert (settings.hub.hf_token, settings.models[0].mmproj_auto) == ("secret", False)
+    assert not settings.models[0].context_shift
 
 
 @pytest.mark.parametrize(

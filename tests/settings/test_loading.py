@@ -81,7 +81,7 @@ def file(tmp_path):
         ("drain_s", "nan"),
         ("drain_s", "inf"),
         ("engine", "unix:/run/corosrv.sock"),
-        ("context_shift", "1"),
+        ("context_shift", "2"),
         ("model", "synthetic:?tokens_per_s=fast"),
         ("model", "synthetic:?tokens_per_s=-1"),
         ("model", "synthetic:?tokens_per_s=nan"),

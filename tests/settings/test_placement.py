@@ -41,6 +41,13 @@ def test_a_deterministic_engine_has_a_cache_of_its_own_type(name):
     assert ModelSettings(model="m.gguf", deterministic=True, **{name: "bf16"}).deterministic
 
 
+def test_a_deterministic_engine_shifts_no_context():
+    with pytest.raises(SettingsError, match="COROSRV_CONTEXT_SHIFT must be 0 where COROSRV_DETERMINISTIC is 1"):
+        ModelSettings(model="m.gguf", deterministic=True, context_shift=True)
+
+    assert ModelSettings(model="m.gguf", context_shift=True).context_shift
+
+
 def test_each_of_several_models_has_its_own_place():
     one, two = models_of({"model": "one=1.gguf?cache_type_k=q8_0&tensor_split=3,1,two=2.gguf", "gpu_layers": "7"})
 

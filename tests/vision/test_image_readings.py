@@ -132,8 +132,6 @@ def test_each_row_of_an_image_takes_room_in_the_context_whatever_its_position(en
 
 
 def test_what_has_no_meaning_for_images_is_refused_by_name(engine, picture):
-    with pytest.raises(Refused, match="context_shift"):
-        engine.submit(job(BEFORE, picture, context_shift=True))
     with pytest.raises(Refused, match="logprobs of a prompt"):
         engine.submit(job(BEFORE, picture, scores_prompt=True))
     with pytest.raises(Refused, match="images"):

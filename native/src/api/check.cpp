@@ -186,6 +186,14 @@ Status check_rows(const corosrv_task& task, const ModelInfo& model) {
   return are_finite ? Status::ok() : invalid("an embedding row has a number that is not finite");
 }
 
+Status check_shift(const corosrv_task& task, const ModelInfo& model) {
+  if (task.n_keep < -1) return invalid("n_keep must be -1 or more");
+  if (task.n_discard < 0) return invalid("n_discard must be 0 or more");
+  if (task.context_shift == 0) return Status::ok();
+  if (!model.can_shift) return unsupported("context_shift: this model was not opened for it");
+  return task.n_rows == 0 ? Status::ok() : unsupported("context_shift: embedding rows cannot be moved");
+}
+
 bool are_known(const Token* tokens, size_t n_tokens, const Vocabulary& vocabulary) {
   return std::all_of(tokens, tokens + n_tokens, [&](Token token) { return token >= 0 && token < vocabulary.size(); });
 }
@@ -243,6 +251,7 @@ Status check_task(const corosrv_task& task, const Backend& backend) {
   for (int32_t i = 0; task.adapter_scales != nullptr && i < backend.info().n_adapters; ++i) {
     if (!std::isfinite(task.adapter_scales[i])) return invalid("the scale of an adapter must be finite");
   }
+  if (const Status status = check_shift(task, backend.info()); !status.is_ok()) return status;
   if (task.max_tokens < -1) return invalid("max_tokens must be -1 or more");
   if (!(task.max_ms >= 0) || !std::isfinite(task.max_ms)) return invalid("max_ms must be 0 or more");
   if (task.priority < 0 || task.priority > 9) return invalid("priority must be from 1 to 9, or 0");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -96,6 +97,12 @@ Adapters to_adapters(const float* scales, int32_t n_adapters) {
   return has_some ? Adapters(scales, scales + n_adapters) : Adapters();
 }
 
+ContextShift to_shift(const corosrv_task& from, const ModelInfo& model) {
+  const int64_t n_keep = from.n_keep < 0 ? static_cast<int64_t>(from.n_tokens) : from.n_keep;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return {static_cast<int32_t>(std::min(n_keep + (model.add_bos ? 1 : 0), kMost)), from.n_discard};
+}
+
 // Both clocks are CLOCK_MONOTONIC.
 Clock::time_point to_deadline(double deadline) {
   constexpr double kNever = 1e9;  // 30 years on, and no number of nanoseconds overflows
@@ -187,6 +194,7 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.threads = from.threads;
   options.pooling = to_pooling(from.pooling);
   options.is_deterministic = from.deterministic != 0;
+  options.shifts_context = from.context_shift != 0;
   options.is_safe = from.safe_load != 0;
   options.has_own_kernels = from.kernels == COROSRV_KERNELS_AUTO;
   options.copy_bytes = from.copy_bytes;
@@ -240,6 +248,7 @@ Task to_task(const corosrv_task& from, size_t index, const ModelInfo& model) {
   task.slot = from.slot - 1;
   if (from.priority > 0) task.priority = from.priority;
   task.deadline = to_deadline(from.deadline);
+  if (from.context_shift != 0) task.shift = to_shift(from, model);
   return task;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <future>
 #include <limits>
@@ -43,6 +44,11 @@ Status broken_promise(StatusCode code, const std::string& violation) {
                           "convolutions. Start without COROSRV_DETERMINISTIC to serve this model");
 }
 
+Status no_shift(const std::string& reason) {
+  return Status(StatusCode::kInvalid, "COROSRV_CONTEXT_SHIFT=1 is not possible with this model: " + reason +
+                                          ". Start without COROSRV_CONTEXT_SHIFT to serve it");
+}
+
 // Makes the context compute vectors of all tokens that it decodes, for as long as this object lives.
 class VectorMode {
  public:
@@ -75,6 +81,9 @@ class NonCausalMode {
   llama_context* const context_;
 };
 
+// Tokens with which it is tried whether a context can be shifted.
+constexpr int32_t kTriedRows = 16;
+
 class LlamaBackend final : public Backend {
  public:
   // `first` may hold fewer than `info.context` tokens in each slot: start_to_grow() replaces it.
@@ -87,6 +96,7 @@ class LlamaBackend final : public Backend {
         capacity_(tokens_per_slot(context_)),
         slots_(options.slots),
         is_deterministic_(options.is_deterministic),
+        shifts_context_(options.shifts_context),
         memory_(llama_get_memory(context_.get())),
         n_rows_(rows),
         batch_(rows),
@@ -132,6 +142,14 @@ class LlamaBackend final : public Backend {
     if (memory_ == nullptr) return;
     // Recurrent memory cannot be cut in the middle: all of it is dropped then.
     if (!llama_memory_seq_rm(memory_, slot, kept.last_position + 1, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
+  }
+
+  // libllama rotates the keys that have moved when it decodes next. Each cell belongs to one slot: those that sequences
+  // share (llama_memory_seq_cp() in a unified cache) would move for all of them.
+  void shift(int32_t slot, Cut cut) override {
+    const int32_t behind = cut.n_kept + cut.n_discarded;
+    llama_memory_seq_rm(memory_, slot, cut.n_kept, behind);
+    llama_memory_seq_add(memory_, slot, behind, -1, -cut.n_discarded);
   }
 
   // Leaves nothing of what a slot holds: llama_memory_seq_rm() leaves positions that there cannot be, and the numbers
@@ -182,6 +200,7 @@ class LlamaBackend final : public Backend {
     const std::vector<Row> row{{token, 0, 0, true}};
     Status status = info_.can_generate ? decode(row) : embed(row);
     if (status.is_ok() && is_deterministic_ && info_.can_generate) status = decode(mixed_batch(token));
+    if (status.is_ok() && shifts_context_ && info_.can_generate) status = try_shift();
     for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, {});
     if (kernels_) {
       if (!kernels_->violation().empty()) return broken_promise(StatusCode::kInvalid, kernels_->violation());
@@ -201,6 +220,31 @@ class LlamaBackend final : public Backend {
     const int32_t code = llama_decode(context_.get(), batch);
     if (code != 0 || !kernels_ || kernels_->violation().empty()) return to_status(code);
     return broken_promise(StatusCode::kInternal, kernels_->violation());
+  }
+
+  // Finds out whether a shift changes nothing but the keys that move: libllama rotates those of all slots, most of them
+  // by nothing. Where it scales them as well, or has quantised them, each shift would damage what other slots hold.
+  Status try_shift() {
+    if (!has_snapshots_ || !llama_memory_can_shift(memory_)) return no_shift("its memory cannot move tokens");
+    for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, {});
+    std::vector<Row> rows;
+    for (int32_t i = 0; i < std::min(n_rows_, kTriedRows); ++i) rows.push_back({i % vocabulary_.size(), i, 0, false});
+    rows.back().wants_logits = true;
+    if (const Status status = decode(rows); !status.is_ok()) return status;
+    const Snapshot before = save(0, std::numeric_limits<size_t>::max());
+    llama_memory_seq_add(memory_, 0, 0, -1, 1);
+    llama_memory_seq_add(memory_, 0, 0, -1, -1);
+    const auto n_tokens = static_cast<int32_t>(rows.size());
+    if (const Status status = decode({{0, n_tokens, 0, true}}); !status.is_ok()) return status;
+    forget(0, {n_tokens, n_tokens - 1});
+    const Snapshot after = save(0, std::numeric_limits<size_t>::max());
+    const bool is_same = before.bytes && before.size == after.size &&
+                         std::memcmp(before.bytes.get(), after.bytes.get(), before.size) == 0;
+    if (!is_same)
+      return no_shift(
+          "moving the tokens of one slot would change those of others, as keys that are quantised or scaled do");
+    info_.can_shift = true;
+    return Status::ok();
   }
 
   // Returns rows of two slots, one of which reads several tokens: their graph may have operations that the graph of a
@@ -298,6 +342,7 @@ class LlamaBackend final : public Backend {
   int32_t capacity_;  // tokens that a slot of context_ holds
   const int32_t slots_;
   const bool is_deterministic_;
+  const bool shifts_context_;
   llama_memory_t memory_;
   const int32_t n_rows_;  // of a step, at most
   LlamaBatch batch_;
@@ -333,7 +378,9 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     sized.tokens = tokens;  // fewer at first than the context is to have
     return Context(llama_init_from_model(raw_model, context_params(options, sized)));
   };
-  Context first = make_context(purpose, can_copy_memory(model.get()) ? std::min(context, kFirstTokens) : context);
+  // Whether the memory of a sliding window can be shifted depends on its size.
+  const bool may_grow = can_copy_memory(model.get()) && !(options.shifts_context && llama_model_n_swa(model.get()) > 0);
+  Context first = make_context(purpose, may_grow ? std::min(context, kFirstTokens) : context);
   // libllama reports this of a context, not of a model.
   if (first && !llama_get_causal_attn(first.get())) {
     purpose.reads_whole = true;

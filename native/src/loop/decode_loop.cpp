@@ -205,6 +205,7 @@ void DecodeLoop::step() {
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
+  shift_full(plan);
   for (const auto& batch : in_batches(in_order_of_slots(plan.items))) compute(batch);
   if (std::exchange(is_out_of_room_, false)) make_room();
 
@@ -213,6 +214,19 @@ void DecodeLoop::step() {
   ++stats_.steps;
   stats_.slot_steps += scheduler_.n_running();
   stats_.step_s += step_s;
+}
+
+// Only of sequences that this step computes: libllama rotates the keys at the beginning of its next decode, and until
+// then the slot is not to be copied. What the slot holds by now is what its tokens say, and of use to others; nobody
+// waits for it to compute more, for no prompt is as long.
+void DecodeLoop::shift_full(const Plan& plan) {
+  for (const auto& item : plan.items) {
+    Sequence& sequence = *item.sequence;
+    if (!sequence.is_full()) continue;
+    sharing_.keep(sequence);
+    backend_.shift(sequence.slot(), sequence.cut_of_full());
+    sequence.shift();
+  }
 }
 
 void DecodeLoop::note_paused() {

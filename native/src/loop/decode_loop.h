@@ -55,6 +55,7 @@ class DecodeLoop {
   void step();
   void note_paused();
   void lend_slots();
+  void shift_full(const Plan& plan);
   void compute(const std::vector<Plan::Item>& items);
   Status run(const std::vector<Plan::Item>& items);
   void advance(const std::vector<Plan::Item>& items);

@@ -39,8 +39,16 @@ int32_t Progress::add_computed(int32_t n_tokens) {
   return n_read > n_read_ ? n_read - std::exchange(n_read_, n_read) : 0;
 }
 
+void Progress::drop(Cut cut) {
+  assert(cut.n_discarded > 0 && cut.n_kept + cut.n_discarded < n_tokens());
+  const auto first = tokens_.begin() + cut.n_kept;
+  tokens_.erase(first, first + cut.n_discarded);
+  n_computed_ = std::max(n_computed_ - cut.n_discarded, 0);
+  has_shifted_ = true;
+}
+
 void Progress::add(Token token, Clock::time_point now) {
-  if (n_generated() == 0) first_token_ = now;
+  if (n_generated_++ == 0) first_token_ = now;
   last_token_ = now;
   tokens_.push_back(token);
 }

@@ -21,7 +21,9 @@ class Progress {
   Token token(int32_t position) const { return tokens_[static_cast<size_t>(position)]; }
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t n_prompt() const { return n_prompt_; }
-  int32_t n_generated() const { return n_tokens() - n_prompt_; }
+  int32_t n_generated() const { return n_generated_; }
+  // Tokens were dropped in the midst: tokens() are no longer what the model has seen.
+  bool has_shifted() const { return has_shifted_; }
 
   // Tokens that the KV cache holds, and those that are known and not in it yet.
   int32_t n_computed() const { return n_computed_; }
@@ -48,6 +50,8 @@ class Progress {
   int32_t add_computed(int32_t n_tokens);
   // The KV cache holds no more than these tokens any more.
   void rewind(int32_t n_held) { n_computed_ = n_held; }
+  // These tokens are in neither the sequence nor the KV cache any more.
+  void drop(Cut cut);
   // A token was drawn.
   void add(Token token, Clock::time_point now);
 
@@ -55,6 +59,8 @@ class Progress {
   const int32_t n_prompt_;
   std::vector<Token> tokens_;
   int32_t n_computed_ = 0;
+  int32_t n_generated_ = 0;
+  bool has_shifted_ = false;
   int32_t n_read_ = 0;
   int32_t n_cached_ = 0;
   Clock::time_point started_;

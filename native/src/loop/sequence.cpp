@@ -14,6 +14,9 @@ namespace {
 
 using State = Sequence::State;
 
+// Of a context, these stay free of what n_keep keeps.
+constexpr int32_t kLeastFree = 4;
+
 // The state table. Any state but the last may end; only a slot lets a sequence compute, and it may lose it.
 [[maybe_unused]] bool may_move(State from, State to) {
   switch (from) {
@@ -107,6 +110,7 @@ TokenList Sequence::score(int32_t position, const float* logits) const {
 void Sequence::collect(const float* vector) { pooler_->add(vector); }
 
 void Sequence::preempt() {
+  if (is_full()) shift();  // it is read again, and has to fit
   enter(State::kWaiting);
   follow(nullptr, 0);
   slot_ = -1;
@@ -169,9 +173,20 @@ void Sequence::accept(Token token, Clock::time_point now) {
   }
 }
 
+bool Sequence::may_shift() const { return request_.shift && context_ > kLeastFree; }
+
+// As llama-server chooses, so that texts go on alike.
+Cut Sequence::cut_of_full() const {
+  const int32_t n_held = progress_.n_tokens() - 1;
+  const int32_t n_kept = std::max(std::min(request_.shift->n_keep, context_ - kLeastFree), 0);
+  const int32_t n_left = n_held - n_kept;
+  const int32_t n_wanted = request_.shift->n_discard > 0 ? request_.shift->n_discard : n_left / 2;
+  return {n_kept, std::min(n_wanted, n_left - 1)};
+}
+
 bool Sequence::is_at_limit() const {
-  const bool has_limit = request_.max_tokens >= 0;
-  return progress_.n_tokens() >= context_ || (has_limit && progress_.n_generated() >= request_.max_tokens);
+  const int32_t most = request_.max_tokens >= 0 ? request_.max_tokens : std::numeric_limits<int32_t>::max();
+  return progress_.n_generated() >= most || (progress_.n_tokens() >= context_ && !may_shift());
 }
 
 SlotStatus Sequence::describe() const {
@@ -205,7 +220,9 @@ void Sequence::count_end() {
   stats_.prompt_s += progress_.prompt_ms() / 1000;
   stats_.decode_s += progress_.decode_ms() / 1000;
   stats_.later_tokens += static_cast<uint64_t>(std::max(progress_.n_generated() - 1, 0));
-  stats_.longest_task = std::max(stats_.longest_task, static_cast<uint64_t>(progress_.n_tokens()));
+  const uint64_t n_tokens =
+      static_cast<uint64_t>(progress_.n_prompt()) + static_cast<uint64_t>(progress_.n_generated());
+  stats_.longest_task = std::max(stats_.longest_task, n_tokens);
 }
 
 }  // namespace corosrv

@@ -66,7 +66,8 @@ class Sequence {
   int32_t cut(int32_t n_tokens) const { return rows_ == nullptr ? n_tokens : rows_->cut(n_tokens); }
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return progress_.tokens(); }
-  bool shares_prefix() const { return request_.shares_prefix; }
+  // What a shifted context holds was computed with tokens that are gone: it is of use to nobody else.
+  bool shares_prefix() const { return request_.shares_prefix && !progress_.has_shifted(); }
   const SharingScope& sharing_scope() const { return request_.sharing_scope; }
   // It is to become a vector; no token is generated.
   bool wants_vectors() const { return request_.wants_vectors; }
@@ -77,6 +78,10 @@ class Sequence {
   bool has_had_slot() const { return last_slot_ >= 0; }
   // When it first got a slot.
   Clock::time_point started() const { return progress_.started(); }
+
+  // Its next token has no room in the slot: to be shifted before that is computed.
+  bool is_full() const { return state_ == State::kDecoding && may_shift() && progress_.n_tokens() >= context_; }
+  Cut cut_of_full() const;
 
   // The reader is full: the sequence is left out of the steps.
   bool is_paused() const { return is_paused_; }
@@ -102,6 +107,7 @@ class Sequence {
   void collect(const float* vector);                // of the next token that is to be computed()
   void rewind(int32_t n_held) { progress_.rewind(n_held); }  // its slot holds no more than these tokens any more
   void preempt();                                            // gives up its slot and what that holds; -> waiting
+  void shift() { progress_.drop(cut_of_full()); }            // when is_full(): these tokens are gone
   // -> done; nothing when it is done already. `code`, a constant, tells programs of an error.
   void finish(Finish finish, const std::string& message = {}, const char* code = "");
 
@@ -134,6 +140,7 @@ class Sequence {
   void accept(Token token, Clock::time_point now);
   void finish_without_token();
   void count_end();
+  bool may_shift() const;
   bool is_at_limit() const;
 
   const SequenceRequest request_;

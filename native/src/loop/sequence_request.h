@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "handover/inbox.h"
 #include "model/types.h"
@@ -16,6 +17,7 @@ struct SequenceRequest {
   explicit SequenceRequest(const Submission& submission)
       : index(submission.task.index),
         max_tokens(submission.task.max_tokens),
+        shift(submission.task.shift),
         wants_vectors(submission.task.vectors.has_value()),
         scores_prompt(submission.task.scores_prompt),
         // Vectors or scores of all tokens need all of them computed.
@@ -30,9 +32,10 @@ struct SequenceRequest {
         deadline(submission.task.deadline),
         submitted(submission.submitted) {}
 
-  const int32_t index;       // among the tasks of its reader
-  const int32_t max_tokens;  // -1: until the context is full
-  const bool wants_vectors;  // and no text
+  const int32_t index;                      // among the tasks of its reader
+  const int32_t max_tokens;                 // -1: until the context is full
+  const std::optional<ContextShift> shift;  // none: a full context ends it
+  const bool wants_vectors;                 // and no text
   const bool scores_prompt;
   const bool shares_prefix;
   const bool tells_progress;

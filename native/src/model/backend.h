@@ -37,6 +37,7 @@ struct ModelInfo {
   int32_t row_width = 0;  // numbers of an embedding row in a prompt; 0: it takes none
   bool is_mrope = false;  // sees each token and row at a RopePosition
   int32_t vocab_type = 0;
+  bool can_shift = false;  // Backend::shift() works, and was asked for
   bool add_bos = false;
   Token bos = -1;
   Token eos = -1;
@@ -112,6 +113,9 @@ class Backend {
   // The vector of row `row` of the last embed(), until the next one: info().n_vector numbers. With Pooling::kRank one
   // number: the score of its sequence up to what embed() was given.
   virtual const float* vector(size_t) { return nullptr; }
+  // Drops tokens of `slot`, which holds text alone, and moves those behind them forward: they keep what they have seen
+  // of the dropped ones. info().can_shift; followed by decode() before anything else.
+  virtual void shift(int32_t, Cut) {}
   // Drops what `slot` holds behind `kept`.
   virtual void forget(int32_t slot, Extent kept) = 0;
   // Drops all that `slot` holds, and overwrites it: numbers that are none would spoil what the slot holds next.

@@ -50,6 +50,7 @@ struct ModelOptions {
   int32_t threads = 0;                // that compute; 0 lets libllama choose
   std::optional<Pooling> pooling;     // none: as the model says
   bool is_deterministic = false;      // no result depends on the shape of a batch; slower on long prompts
+  bool shifts_context = false;        // whatever generates here has to be able to
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)
   bool has_own_kernels = true;        // corosrv's compute where they are faster and the processor can
   uint64_t copy_bytes = 0;            // that these may take for weights in another order, at most

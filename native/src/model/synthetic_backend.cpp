@@ -49,6 +49,7 @@ class SyntheticBackend final : public Backend {
       : synthetic_(synthetic), slots_(static_cast<size_t>(slots)) {
     info_.context = info_.context_train = context;
     info_.eos = kEnd;
+    info_.can_shift = true;  // of tokens it keeps nothing but a hash
     info_.ftype = "synthetic";
     info_.description = "synthetic";
     info_.chat_template =

@@ -126,12 +126,25 @@ struct VectorWish {
   int32_t normalize = 2;  // -1: as it is; 0: the largest number is 32760; p: the p-norm is 1. None with kNone
 };
 
+// What becomes of a full context: the tokens behind the first `n_keep` go, and the answer goes on.
+struct ContextShift {
+  int32_t n_keep = 0;     // at most 4 less than the context holds
+  int32_t n_discard = 0;  // 0: half of those behind
+};
+
+// Tokens of a slot that go, and those that stay before them.
+struct Cut {
+  int32_t n_kept = 0;
+  int32_t n_discarded = 0;
+};
+
 // One generation, or one prompt to be embedded, as it was submitted.
 struct Task {
   int32_t index = 0;  // among the tasks of its reader
   std::vector<Token> prompt;
   std::shared_ptr<const EmbeddedRows> rows;  // that stand where the prompt's ids are negative; null: none
   int32_t max_tokens = -1;                   // -1: until the context is full
+  std::optional<ContextShift> shift;         // none: a full context ends the answer
   Sampling sampling;
   std::vector<std::string> stops;
   bool share_prefix = true;           // begin from what was computed before, and leave behind what is computed now
@@ -163,6 +176,7 @@ struct Chunk {
   std::string stopping_word;
   const char* code = "";  // of an error, for programs
   int32_t slot = -1;
+  bool is_truncated = false;               // the context was shifted
   std::unique_ptr<TokenList> tokens;       // that the text is made of; null: none are told of
   std::unique_ptr<TokenList> prompt_info;  // tokens of the prompt; null: none are told of
 

@@ -45,6 +45,7 @@ class ScriptedBackend final : public Backend {
   bool fails_to_load = false;
   std::atomic<int> n_saves{0};
   std::atomic<int> n_wiped{0};
+  std::atomic<int> n_shifts{0};
   Gate gate;  // every decode() passes it
 
   // Any thread.
@@ -101,6 +102,7 @@ class ScriptedBackend final : public Backend {
     note(rows);
     check_kind(rows);
     gate.pass();
+    shifted_ = -1;
     const Status status = before_decode ? judge(rows) : Status::ok();
     if (!status.is_ok()) return status;
     const auto size = static_cast<size_t>(vocabulary_.size());
@@ -137,6 +139,15 @@ class ScriptedBackend final : public Backend {
     if (held.size() > static_cast<size_t>(kept.n_tokens)) held.resize(static_cast<size_t>(kept.n_tokens));
   }
 
+  void shift(int32_t slot, Cut cut) override {
+    std::vector<Token>& held = held_[slot];
+    if (cut.n_kept + cut.n_discarded >= static_cast<int32_t>(held.size())) fault("a shift leaves nothing behind it");
+    held.erase(held.begin() + cut.n_kept, held.begin() + cut.n_kept + cut.n_discarded);
+    prompt_end_[slot] -= cut.n_discarded;
+    shifted_ = slot;
+    ++n_shifts;
+  }
+
   void wipe(int32_t slot) override {
     ++n_wiped;
     forget(slot, {});
@@ -146,6 +157,7 @@ class ScriptedBackend final : public Backend {
 
   Snapshot save(int32_t slot, size_t limit_bytes) override {
     const std::vector<Token>& held = held_[slot];
+    if (slot == shifted_) fault("a slot was copied between its shift and the next step");
     Snapshot snapshot;
     snapshot.size = held.size() * sizeof(Token);
     if (snapshot.size > limit_bytes) return {};
@@ -261,6 +273,7 @@ class ScriptedBackend final : public Backend {
   std::vector<float> logits_;
   std::vector<float> vectors_;
   Adapters used_;
+  int32_t shifted_ = -1;  // the slot that was shifted since the last decode()
 
   mutable std::mutex mutex_;
   std::vector<Rows> batches_;
