@@ -27,6 +27,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "README.md").read_text(
 SERVERS = [
     "make run",
     "corosrv serve --model path/to/model.gguf --ctx 8192 --slots 16",
+    "corosrv serve --ctx 512 --context-shift",
     "corosrv serve --model small=small.gguf --model 'big=big.gguf?ctx=8192&slots=4'",
     "corosrv serve --predictor deploy/predictor/predict.py:Predictor",
     "corosrv serve deploy/app/basic.py:app --workers 2",

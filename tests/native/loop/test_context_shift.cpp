@@ -220,6 +220,7 @@ TEST("a slot that was shifted holds nothing that could be saved") {
   REQUIRE(loop.inbox->request_slot(request).is_ok());
   REQUIRE(is_readable(request->fd(), kPatience));
 
+  REQUIRE(request->is_answered());
   CHECK_EQ(request->status().code(), StatusCode::kInvalid);
 }
 
