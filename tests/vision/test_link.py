@@ -137,5 +137,6 @@ def test_compute_threads_of_an_encoder_sleep_while_they_wait_unless_told_otherwi
 
     link = start("")
 
-    variables = Path(f"/proc/{link.pid}/environ").read_bytes().split(b"\0")
-    assert b"OMP_WAIT_POLICY=" + expected in variables
+    environ = Path(f"/proc/{link.pid}/environ")
+    variable = b"OMP_WAIT_POLICY=" + expected
+    wait_until(lambda: variable in environ.read_bytes().split(b"\0"), "the program that was started has the variable")
