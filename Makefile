@@ -27,7 +27,7 @@ run: $(INSTALLED)
 # The tests of one file run one after the other, files on all processors. A native test that cannot be built here fails,
 # or is skipped, in its turn and says why. $(TESTED) tells continuous integration how pytest ended.
 test: $(TOOLS) $(CLIENTS)
-	@echo "corosrv: building the native tests, plain and under sanitizers (about 4 minutes on 2 cores, the first time)"
+	@echo "corosrv: building the native tests, plain and under sanitizers (about 8 minutes on 2 cores, the first time)"
 	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
 	-@$(BIN)/python -m tests.support.llama_templates
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST) || { echo $$? > $(TESTED); false; }
