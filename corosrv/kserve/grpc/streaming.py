@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 
 from corosrv.errors import CorosrvError
-from corosrv.kserve.grpc import responses, statuses
+from corosrv.kserve.grpc import protocol, requests, responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
-from corosrv.kserve.grpc.calls import encode, read_call, running
+from corosrv.kserve.grpc.calls import convert, encode, parse, running
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
 from corosrv.wire.calls import AskEnd
@@ -58,19 +58,22 @@ class InferStream:
                 task.cancel()
 
     async def _serve_request(self, data: bytes) -> None:
-        call: GrpcCall | None = None
+        call_id = model = ""
         try:
-            call = await read_call(data)
+            request = await convert(len(data), parse, protocol.ModelInferRequest, data)
+            call_id, model = request.id, request.model_name
+            call = await convert(len(data), requests.read, request)
+            del request, data  # the tensors have copies of their own
             remaining = self._context.time_remaining()
             async with running(self._asker, call, self._metadata, remaining, is_stream=True) as ask:
                 await self._pass_on(call, ask)
         except statuses.StatusError as error:
-            await self._fail(call, error.status.text)
+            await self._fail(call_id, model, error.status.text)
         except CorosrvError as error:
-            await self._fail(call, str(error))
+            await self._fail(call_id, model, str(error))
         except Exception:
             log.exception("a request on a stream could not be answered")
-            await self._fail(call, "the request failed; the server's log says why")
+            await self._fail(call_id, model, "the request failed; the server's log says why")
 
     async def _pass_on(self, call: GrpcCall, ask: RunningAsk) -> None:
         has_final = False
@@ -86,8 +89,7 @@ class InferStream:
             empty = responses.empty_response(call.id, item)
             await self._write(responses.stream_response(empty, is_final=True).SerializeToString())
 
-    async def _fail(self, call: GrpcCall | None, text: str) -> None:
-        call_id, model = ("", "") if call is None else (call.id, call.model)
+    async def _fail(self, call_id: str, model: str, text: str) -> None:
         with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # the client has gone
             await self._write(responses.stream_error(text, call_id, model).SerializeToString())
 
