@@ -157,9 +157,16 @@ class Asker:
         if (waiting := self._infos.get(number)) is not None and not waiting.done():
             waiting.set_result(answer)
 
+    def abandon(self, reason: str) -> None:
+        """Ends all calls as lost, for their handlers may have run, and cancels them."""
+        for number in list(self._running):
+            self._send(AskCancel(number))
+            self._lose(number, reason)
+
+    def _lose(self, number: int, reason: str) -> None:
+        self._on_ask_end(AskEnd(number, status=502, error_kind=ErrorKind.WORKER_LOST.value, message=reason))
+
     def _on_lane_end(self, reason: str) -> None:
         for number in [*self._running, *self._infos]:
-            self._on_ask_end(
-                AskEnd(number, status=502, error_kind=ErrorKind.WORKER_LOST.value, message="the server was lost")
-            )
+            self._lose(number, "the server was lost")
         self._on_end(reason)

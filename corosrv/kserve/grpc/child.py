@@ -33,6 +33,7 @@ from corosrv.wire.codec import StructCodec
 log = logging.getLogger("corosrv.grpc")
 
 KEEPALIVE = 60_000  # ms between pings to a client that says nothing, so that one whose machine is gone is noticed
+LAST_ANSWERS = 1.0  # seconds in which calls that were not done within the grace are told so
 CLIENT_PINGS = 10_000  # ms at least between pings of an idle client; common clients' settings are refused by default
 
 
@@ -46,6 +47,7 @@ class GrpcProcess:
         )
         self._counts = CallCounts(self._control.send)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asker: Asker | None = None
         self._server: Any = None
         self._is_over = asyncio.Event()
 
@@ -65,7 +67,7 @@ class GrpcProcess:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, settings: InitGrpc, lane: socket.socket) -> None:
-        asker = Asker(lane, lambda reason: die())
+        self._asker = asker = Asker(lane, lambda reason: die())
         options = [
             ("grpc.max_receive_message_length", settings.max_message),
             ("grpc.max_send_message_length", settings.max_message),
@@ -91,8 +93,12 @@ class GrpcProcess:
             await asyncio.sleep(HEARTBEAT)
 
     async def _stop(self, message: StopGrpc) -> None:
-        if self._server is not None:
-            await self._server.stop(message.grace)
+        if self._server is not None and self._asker is not None:
+            stopping = asyncio.ensure_future(self._server.stop(message.grace + LAST_ANSWERS))
+            await asyncio.wait((stopping,), timeout=message.grace)
+            # grpcio would end them with UNAVAILABLE, on which clients repeat a call: nothing of it has run, that says.
+            self._asker.abandon("the server was stopped while the call ran")
+            await stopping
         self._counts.flush()
         self._is_over.set()
 

@@ -123,6 +123,27 @@ def test_a_call_that_runs_may_end_within_the_grace(own_worker: FunctionWorker) -
         assert front.state is WorkerState.STOPPED
 
 
+def test_a_call_that_goes_on_beyond_the_grace_may_have_run_and_is_never_called_unavailable(
+    own_worker: FunctionWorker,
+) -> None:
+    async def scenario(stub: Stub) -> Any:
+        unary = asyncio.ensure_future(status(stub.infer(infer_request("hang"))))
+        stream = stub.stream()
+        await stream.write(infer_request("hang", id="q"))
+        return await unary, await stream.read()
+
+    with serving(own_worker) as front:
+        talking = gevent.spawn(talk, front.port, scenario)
+        wait_until(lambda: own_worker.n_running == 2)
+        front.stop(0.1)
+        (code, text, _), answer = talking.get(timeout=20)
+
+    assert (code, text) == (grpc.StatusCode.ABORTED, "the server was stopped while the call ran")
+    assert (answer.error_message, answer.infer_response.id) == (text, "q")
+    wait_until(lambda: own_worker.n_running == 0)
+    assert all(call.cancelled.is_set() for call in own_worker.calls)
+
+
 def test_a_port_that_is_taken_is_said_and_not_tried_again(own_worker: FunctionWorker) -> None:
     with contextlib.closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
