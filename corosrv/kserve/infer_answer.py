@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from corosrv.errors import Refused
+from corosrv.errors import HandlerFailed, Refused
 from corosrv.jobs.infer import HandlerCard, InferOutputs
 from corosrv.kserve.binary_tail import SIZE
 from corosrv.kserve.json_data import BINARY_ONLY
@@ -59,7 +59,8 @@ def encode_answer(
     """Encodes an answer. `call_id`: the request's own, None if it has none. `is_binary`: whether an output of this name
     goes into the tail. `max_json`: bytes that all other outputs together may take.
 
-    Gives way to other greenlets where outputs are long. Raises Refused for an output that JSON cannot hold.
+    Gives way to other greenlets where outputs are long. Raises Refused for an output that JSON cannot hold, and
+    HandlerFailed for a parameter that it cannot hold.
     """
     turns, room = Turns(), JsonRoom(max_json)
     outputs: list[dict[str, Any]] = []
@@ -73,11 +74,11 @@ def encode_answer(
         else:
             members["data"] = msgspec.Raw(json_elements(tensor, turns, room))
         if parameters:
-            members["parameters"] = parameters
+            members["parameters"] = _finite(parameters)
         outputs.append(members)
     members = answer_head(card, call_id)
     if parameters := _parameters(card, answer):
-        members["parameters"] = parameters
+        members["parameters"] = _finite(parameters)
     members["outputs"] = outputs
     return EncodedAnswer([msgspec.json.encode(members), *tail], bool(tail))
 
@@ -96,6 +97,14 @@ def _parameters(card: HandlerCard, answer: InferOutputs) -> Mapping[str, Paramet
     if card.capability is None:
         return answer.parameters
     return {**answer.parameters, "capability": msgspec.json.encode(card.capability).decode()}
+
+
+def _finite(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:
+    """Returns the parameters. Raises HandlerFailed for a number that JSON would turn into null."""
+    for name, value in parameters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise HandlerFailed(f"the parameter {name[:120]!r} of the answer is {value}, which JSON cannot hold")
+    return parameters
 
 
 def json_elements(tensor: Tensor, turns: Turns, room: JsonRoom) -> bytes:

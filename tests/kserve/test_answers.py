@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corosrv.errors import Refused
+from corosrv.errors import HandlerFailed, Refused
 from corosrv.jobs.infer import HandlerCard, InferOutputs
 from corosrv.kserve.infer_answer import encode_answer
 from corosrv.tensors import DATATYPES, Tensor
@@ -143,6 +143,18 @@ def test_parameters_of_answers_and_outputs_are_told():
             {"name": "a", "datatype": "INT8", "shape": [1], "parameters": {"unit": "mm", "binary_data_size": 1}}
         ],
     }
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("is_of_output", [False, True])
+def test_a_parameter_that_json_cannot_hold_is_the_handlers_failure(value: float, is_of_output: bool):
+    own = {"ratio": value}
+    tensor = Tensor("a", "INT8", [1], data=[1], parameters=own if is_of_output else {})
+
+    with pytest.raises(HandlerFailed, match="the parameter 'ratio' of the answer"):
+        encode_answer(
+            HandlerCard("m"), None, InferOutputs((tensor,), {} if is_of_output else own), lambda name: True, 0
+        )
 
 
 # Over the endpoint.
