@@ -7,8 +7,11 @@ from flask.testing import FlaskClient
 
 import corosrv
 from corosrv.errors import Unavailable
+from corosrv.jobs.infer import HandlerCard
+from corosrv.tensors import TensorSpec
 from tests.kserve.app import make_app
-from tests.kserve.generator_worker import GeneratorWorker
+from tests.kserve.generator_worker import GeneratorWorker, Model
+from tests.kserve.models import echo
 
 SUM = {
     "inputs": [
@@ -62,6 +65,16 @@ def test_a_model_describes_its_versions_and_tensors(client: FlaskClient):
     }
     assert [spec["name"] for spec in client.get("/v2/models/add").json["outputs"]] == ["sum", "difference"]
     assert client.get("/v2/models/echo").json["versions"] == []
+
+
+def test_optional_inputs_are_described_as_all_others(client: FlaskClient, worker: GeneratorWorker):
+    card = HandlerCard("may", inputs=[TensorSpec("a", "FP32", [2, -1]), TensorSpec("b", "BYTES", [], optional=True)])
+    worker.models = {**worker.models, card.key: Model(card, echo)}
+
+    assert client.get("/v2/models/may").json["inputs"] == [
+        {"name": "a", "datatype": "FP32", "shape": [2, -1]},
+        {"name": "b", "datatype": "BYTES", "shape": []},
+    ]
 
 
 def test_a_model_says_whether_it_is_ready(client: FlaskClient):
@@ -119,6 +132,12 @@ def test_an_id_is_returned_exactly(client: FlaskClient, call_id: str):
     assert client.post("/v2/models/add/infer", json=SUM | {"id": call_id}).json["id"] == call_id
 
 
+def test_an_empty_list_of_outputs_asks_for_all(client: FlaskClient):
+    outputs = client.post("/v2/models/add/infer", json=SUM | {"outputs": []}).json["outputs"]
+
+    assert [output["name"] for output in outputs] == ["sum", "difference"]
+
+
 def test_outputs_come_in_the_order_that_was_asked_for(client: FlaskClient):
     asked = SUM | {"outputs": [{"name": "difference"}, {"name": "sum"}]}
 
@@ -174,6 +193,36 @@ def test_an_unknown_path_is_answered_in_json(client: FlaskClient, path: str):
     assert answer.status_code == 404
     assert list(answer.json) == ["error"]
     assert answer.headers["Content-Type"] == "application/json"
+
+
+ABSENT = [
+    ("get", "/v2/systemsharedmemory/status"),
+    ("post", "/v2/systemsharedmemory/region/r/register"),
+    ("get", "/v2/cudasharedmemory/status"),
+    ("post", "/v2/cudasharedmemory/unregister"),
+    ("get", "/v2/trace/setting"),
+    ("post", "/v2/models/add/trace/setting"),
+    ("post", "/v2/logging"),
+    ("get", "/v2/models/stats"),
+    ("get", "/v2/models/add/versions/2/stats"),
+    ("get", "/v2/models/add/config"),
+    ("post", "/v2/repository/models/add/load"),
+    ("post", "/v2/repository/models/add/unload"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ABSENT, ids=[path for _, path in ABSENT])
+def test_what_is_not_offered_is_not_there(client: FlaskClient, method: str, path: str):
+    answer = getattr(client, method)(path, json={} if method == "post" else None)
+
+    assert (answer.status_code, list(answer.json)) == (404, ["error"])
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("name", ["ADD", "Add", "add%20", ".add", "a" * 129])
+def test_a_name_is_taken_to_the_letter(client: FlaskClient, name: str):
+    assert client.get(f"/v2/models/{name}").status_code == 404
+    assert client.post(f"/v2/models/{name}/infer", json=SUM).status_code == 404
 
 
 def test_a_path_is_decoded_once(client: FlaskClient):

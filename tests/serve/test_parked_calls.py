@@ -80,6 +80,18 @@ def test_a_call_that_waited_is_answered_and_its_connection_serves_the_next(serve
     assert n_answers(server, 200) == n_before + 1
 
 
+def test_health_and_unknown_models_are_answered_while_every_handler_is_busy(server: Server, busy: Connection) -> None:
+    with server.connect() as waiting, server.connect() as client:
+        begin(waiting, 600)
+        wait_for_depth(server, 1)
+
+        assert client.ask("GET", "/v2/health/live").json == {"live": True}
+        assert client.ask("GET", "/v2/health/ready").json == {"ready": True, "live": True}
+        assert client.ask("GET", "/v2/models/sleep/ready").json == {"name": "sleep", "ready": True}
+        assert client.ask("POST", "/v2/models/nobody/infer", {"inputs": []}).status == 404
+        waiting.leave()
+
+
 def test_requests_sent_ahead_are_answered_in_order(server: Server, busy: Connection) -> None:
     with server.connect() as client:
         begin(client, 0)
