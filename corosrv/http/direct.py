@@ -10,25 +10,31 @@ import _socket
 from typing import Any
 
 import gevent.socket
-import gunicorn.http.wsgi
 
+from corosrv.http.message import LAST_CHUNK, HttpResponse, chunk_of
 from corosrv.http.patient_socket import PatientSocket
 
 
 class DirectSender:
-    """Frames pieces of a chunked body as gunicorn does, which has sent the headers and will send the last chunk."""
+    """Frames pieces of a chunked body whose headers were sent.
 
-    __slots__ = ("_raw", "_send", "_socket", "_unsent")
+    The last piece has the end of the body with it: a send of its own would wake the client once more.
+    """
 
-    def __init__(self, socket: Any) -> None:
-        self._socket = socket
+    __slots__ = ("_answer", "_raw", "_send", "_unsent")
+
+    def __init__(self, answer: HttpResponse) -> None:
+        self._answer = answer
         self._send = _socket.socket.send
-        self._raw = socket._sock
+        self._raw = answer.sock._sock
         self._unsent = b""
 
-    def send(self, piece: bytes) -> bool:
+    def send(self, piece: bytes, *, is_last: bool = False) -> bool:
         """Sends one piece, not empty. Never waits; False when the client is slow, and flush() has to send the rest."""
-        chunk = b"%X\r\n%b\r\n" % (len(piece), piece)
+        chunk = chunk_of(piece)
+        if is_last:
+            chunk += LAST_CHUNK
+            self._answer.is_ended = True
         try:
             n_sent = self._send(self._raw, chunk)
         except BlockingIOError:
@@ -42,16 +48,16 @@ class DirectSender:
         """Sends what is left of the last piece; waits for a slow client, at most the socket's time-out."""
         unsent, self._unsent = self._unsent, b""
         if unsent:
-            self._socket.sendall(unsent)
+            self._answer.sock.sendall(unsent)
 
 
 def direct_sender(start_response: Any) -> DirectSender | None:
     """Returns a sender for the answer that `start_response` has begun, or None where pieces must go the ordinary way.
 
-    Only gunicorn's own start_response will do: one that is wrapped belongs to a middleware that may change the body.
+    Only that of this server's own answers will do: a wrapped one belongs to a middleware that may change the body.
     """
     answer = getattr(start_response, "__self__", None)
-    if not isinstance(answer, gunicorn.http.wsgi.Response) or not answer.chunked:
+    if not isinstance(answer, HttpResponse) or not answer.chunked:
         return None
     # Exactly these classes: TLS has one of its own, and other workers have blocking sockets.
-    return DirectSender(answer.sock) if type(answer.sock) in (PatientSocket, gevent.socket.socket) else None
+    return DirectSender(answer) if type(answer.sock) in (PatientSocket, gevent.socket.socket) else None

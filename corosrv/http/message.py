@@ -19,6 +19,7 @@ _MAX_CHUNK = 2**31
 _SHORT = 65_536  # bytes of a body
 # The status for a client that left before its answer; what it had sent ahead is not answered either.
 CLIENT_GONE = 499
+LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -153,25 +154,35 @@ def is_worth_reading_on(request: Request) -> bool:
     return not isinstance(reader, EOFReader) and reader.parser is None
 
 
+def chunk_of(piece: bytes) -> bytes:
+    """Frames a piece of a body that is sent in chunks. An empty one would end the body."""
+    return b"%X\r\n%b\r\n" % (len(piece), piece)
+
+
 class HttpResponse(Response):  # type: ignore[misc]
     """gunicorn's answer; closes the connection too when the client left or the unread rest of its body is long."""
 
     sock: Any
+    is_ended = False  # the last chunk was sent with the last piece
 
     def write(self, arg: bytes) -> None:
-        """Sends a piece of the body; a short one that is whole goes with the headers, which saves a second send.
+        """Sends a piece of the body; a short one goes with the headers, which would wake the client for nothing.
 
         Raises TimeoutError for a client that accepts nothing.
         """
         n_bytes = len(arg)
-        is_whole = not self.headers_sent and self.response_length == n_bytes
-        if is_whole and n_bytes <= _SHORT and self.req.method != "HEAD" and self.status_code != 304:
+        is_whole = self.response_length == n_bytes and self.req.method != "HEAD" and self.status_code != 304
+        if not self.headers_sent and n_bytes <= _SHORT and (is_whole or (self.chunked and arg)):
             self.sent = n_bytes
-            self.sock.sendall(self._take_head() + arg)
+            self.sock.sendall(self._take_head() + (chunk_of(arg) if self.chunked else arg))
             return
         # Each piece has the socket's time-out for itself: who is slow is waited for, who is gone is not.
         for begin in range(0, n_bytes or 1, _SHORT):  # an empty piece sends the head
             super().write(arg[begin : begin + _SHORT])
+
+    def close(self) -> None:
+        if not self.is_ended:
+            super().close()
 
     def send_headers(self) -> None:
         if not self.headers_sent:

@@ -144,7 +144,8 @@ class EventStream(Generic[Item]):
         """Sends what fits; True while more may follow."""
         assert self._sender is not None
         piece = self._encoder.encode(items)
-        return (not piece or self._sender.send(piece)) and not self._encoder.failure
+        is_last = self._reader.is_finished
+        return (not piece or self._sender.send(piece, is_last=is_last)) and not self._encoder.failure
 
     def close(self) -> None:
         """Ends the job if it is unfinished. Twice is harmless."""
