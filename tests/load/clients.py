@@ -16,10 +16,10 @@ class Stream:
     """One request under way."""
 
     socket: socket.socket
+    began: float  # when it was about to connect: its server may answer before this process goes on
     tail: bytes = b""
     n_events: int = 0
-    first_event: float | None = None  # seconds since it was sent
-    sent: float = field(default_factory=time.monotonic)
+    first_event: float | None = None  # seconds since it began
 
 
 @dataclass(slots=True)
@@ -63,11 +63,12 @@ class LoadClient:
         if receive_buffer is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connected.settimeout(10)
+        began = time.monotonic()
         connected.connect(self._address)
         connected.sendall(sent)
         connected.setblocking(False)
         self._epoll.register(connected.fileno(), select.EPOLLIN)
-        self._streams[connected.fileno()] = Stream(connected)
+        self._streams[connected.fileno()] = Stream(connected, began)
 
     def run_for(self, seconds: float) -> None:
         """Follows the streams for a while, or until all have ended."""
@@ -104,7 +105,7 @@ class LoadClient:
             self._end(stream, "closed before [DONE]")
             return
         if stream.first_event is None and b"data: " in data:
-            stream.first_event = time.monotonic() - stream.sent
+            stream.first_event = time.monotonic() - stream.began
         # A boundary may fall between two reads: what could begin one is looked at again.
         seen = stream.tail + data
         stream.n_events += seen.count(EVENT)
