@@ -8,7 +8,7 @@ from typing import Protocol
 
 import gevent
 import msgspec
-from gevent.event import Event
+from gevent.queue import SimpleQueue
 
 from corosrv.cluster.connection import RedisClient
 from corosrv.cluster.keys import KeyNames
@@ -44,20 +44,6 @@ class GroupAbortCount(msgspec.Struct, array_like=True, frozen=True):
     n_requests: int
 
 
-class _Tally:
-    """Counts answers until as many have come as there are fronts."""
-
-    def __init__(self) -> None:
-        self.n_answers = 0
-        self.n_requests = 0
-        self.has_changed = Event()
-
-    def add(self, n_requests: int) -> None:
-        self.n_answers += 1
-        self.n_requests += n_requests
-        self.has_changed.set()
-
-
 class GroupAborts:
     """Passes aborts of groups between the fronts of a Redis. Belongs to the hub's thread."""
 
@@ -67,7 +53,8 @@ class GroupAborts:
         self._front = front
         self._abort_here = abort_here
         self._numbers = itertools.count(1)
-        self._tallies: dict[int, _Tally] = {}  # of the aborts that were asked for here, by their numbers
+        # To the aborts that were asked for here, by their numbers: how many requests each front had.
+        self._answers: dict[int, SimpleQueue[int]] = {}
         self._subscription = Subscription(
             client, {self._asking: self._on_abort, self._answering(front): self._on_aborted}
         )
@@ -79,25 +66,29 @@ class GroupAborts:
         """Listens no more. Twice is harmless."""
         self._subscription.close()
 
+    @property
+    def n_asking(self) -> int:
+        """The number of aborts that wait for what the other fronts answer."""
+        return len(self._answers)
+
     def abort_elsewhere(self, caller: str, name: str, *, keeps_partial: bool) -> int:
         """Has all other fronts end the requests of a group, and returns how many they had.
 
         Waits LONGEST_WAIT at most: a front that answers later is not counted. Without Redis there are no others.
         """
-        number = next(self._numbers)
-        tally = self._tallies[number] = _Tally()
+        number, n_requests = next(self._numbers), 0
+        answers = self._answers[number] = SimpleQueue()
         abort = msgspec.msgpack.encode(GroupAbort(self._front, number, caller, name, keeps_partial))
         try:
             n_fronts = self._client.execute("PUBLISH", self._asking, abort)
             with gevent.Timeout(LONGEST_WAIT, False):
-                while tally.n_answers < n_fronts:
-                    tally.has_changed.clear()
-                    tally.has_changed.wait()
+                for _ in range(n_fronts):
+                    n_requests += answers.get()
         except CorosrvError as error:
             log.warning("an abort of a group reached this server alone: %s", error)
         finally:
-            del self._tallies[number]
-        return tally.n_requests
+            del self._answers[number]
+        return n_requests
 
     def _on_abort(self, data: bytes) -> None:
         abort = msgspec.msgpack.decode(data, type=GroupAbort)
@@ -114,8 +105,8 @@ class GroupAborts:
 
     def _on_aborted(self, data: bytes) -> None:
         answer = msgspec.msgpack.decode(data, type=GroupAbortCount)
-        if (tally := self._tallies.get(answer.number)) is not None:
-            tally.add(answer.n_requests)
+        if (answers := self._answers.get(answer.number)) is not None:
+            answers.put(answer.n_requests)
 
     @property
     def _asking(self) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import gevent
+import msgspec
 
 from corosrv.cluster import group_aborts
-from corosrv.cluster.connection import RedisClient
-from corosrv.cluster.group_aborts import GroupAborts
+from corosrv.cluster.connection import N_CONNECTIONS, RedisClient
+from corosrv.cluster.group_aborts import GroupAbortCount, GroupAborts
 from corosrv.cluster.keys import KeyNames
 from corosrv.groups.table import GroupTable
 from tests.support.patched import run_patched
@@ -36,22 +38,32 @@ class AbortingFront:
     def abort_elsewhere(self, name: str, keeps_partial: bool = False) -> int:
         return self.aborts.abort_elsewhere("me", name, keeps_partial=keeps_partial)
 
-    @property
-    def n_listening(self) -> int:
-        return int(self.client.execute("PUBSUB", "NUMSUB", ASKING)[1])
+
+def n_listening(client: RedisClient) -> int:
+    return int(client.execute("PUBSUB", "NUMSUB", ASKING)[1])
 
 
 @contextmanager
-def two_fronts(url: str) -> Iterator[tuple[AbortingFront, AbortingFront]]:
-    here, there = AbortingFront(url, "here"), AbortingFront(url, "there")
-    before = here.n_listening
-    here.aborts.start()
-    there.aborts.start()
-    wait_until(lambda: here.n_listening == before + 2, "both listen")
-    yield here, there
-    for front in (here, there):
+def fronts(url: str, *ids: str) -> Iterator[list[AbortingFront]]:
+    """Starts fronts, and yields them when all listen; waits at the end until none does."""
+    fronts = [AbortingFront(url, id) for id in ids]
+    watching = RedisClient(url, timeout=5)
+    before = n_listening(watching)
+    for front in fronts:
+        front.aborts.start()
+    wait_until(lambda: n_listening(watching) == before + len(fronts), "all listen")
+    yield fronts
+    for front in fronts:
         front.aborts.close()
         front.client.close()
+    wait_until(lambda: n_listening(watching) == before, "none listens")
+    watching.close()
+
+
+@contextmanager
+def two_fronts(url: str) -> Iterator[list[AbortingFront]]:
+    with fronts(url, "here", "there") as both:
+        yield both
 
 
 def abort_of_two_callers(url: str) -> list[Any]:
@@ -69,6 +81,18 @@ def test_an_abort_ends_the_callers_requests_in_other_fronts_and_counts_them(redi
 
     assert (n_requests, cancelled_there) == (2, ["a", "a"])
     assert cancelled_here == []  # whoever asks has ended those of its own front
+
+
+def abort_in_three_fronts(url: str) -> list[int]:
+    with fronts(url, "here", "there", "elsewhere") as (here, there, elsewhere):
+        for front in (there, there, elsewhere):
+            front.join("a")
+
+        return [here.abort_elsewhere("a"), here.aborts.n_asking]
+
+
+def test_the_requests_of_all_other_fronts_are_counted(redis: RedisServer):
+    assert run_patched(abort_in_three_fronts, redis.url) == [3, 0]
 
 
 def partial_aborts(url: str) -> list[bool]:
@@ -104,7 +128,7 @@ def abort_beside_a_silent_front(url: str) -> int:
         there.join("a")
         silent = here.client.open_blocking(5)
         silent.send("SUBSCRIBE", ASKING)
-        wait_until(lambda: here.n_listening == 3, "it listens")
+        wait_until(lambda: n_listening(here.client) == 3, "it listens")
         here.abort_elsewhere("a")
         wait_until(lambda: there.cancelled, "the other one has heard it")
         silent.close()
@@ -113,6 +137,55 @@ def abort_beside_a_silent_front(url: str) -> int:
 
 def test_a_front_that_does_not_answer_ends_the_wait_of_nobody(own_redis: RedisServer):
     assert run_patched(abort_beside_a_silent_front, own_redis.url) == 1
+
+
+def abort_while_commands_wait(url: str) -> list[str]:
+    with two_fronts(url) as (here, there):
+        for name in ("a", "b"):
+            there.join(name)
+        busy = [gevent.spawn(there.client.execute, "BLPOP", "never", 4) for _ in range(N_CONNECTIONS)]
+        wait_until(lambda: b"blocked_clients:4" in here.client.execute("INFO", "clients"), "no connection is free")
+        asking = [gevent.spawn(here.abort_elsewhere, name) for name in ("a", "b")]
+        gevent.wait([gevent.spawn(wait_until, lambda: len(there.cancelled) == 2), *busy], count=1)
+        cancelled = list(there.cancelled)
+        gevent.joinall([*busy, *asking])
+        return cancelled
+
+
+def test_a_front_that_cannot_answer_yet_aborts_the_next_group_meanwhile(own_redis: RedisServer):
+    assert run_patched(abort_while_commands_wait, own_redis.url) == ["a", "b"]
+
+
+def abort_at_a_front_that_has_lost_redis(url: str) -> list[Any]:
+    group_aborts.LONGEST_WAIT = 1.0
+    failures: list[Any] = []
+    gevent.get_hub().handle_error = lambda context, *error: failures.append(str(error))
+    with two_fronts(url) as (here, there):
+        there.join("a")
+        there.client.health.succeed()
+        there.client.health.fail("it was lost")
+        n_requests = here.abort_elsewhere("a")
+        return [n_requests, there.cancelled, failures]
+
+
+def test_a_front_that_cannot_answer_aborts_all_the_same(own_redis: RedisServer):
+    assert run_patched(abort_at_a_front_that_has_lost_redis, own_redis.url) == [0, ["a"], []]
+
+
+def late_answer(url: str) -> list[Any]:
+    messages: list[str] = []
+    log = logging.getLogger("corosrv.cluster")
+    log.addFilter(lambda record: messages.append(record.getMessage()))  # type: ignore[func-returns-value, arg-type]
+    with two_fronts(url) as (here, there):
+        here.abort_elsewhere("a")
+        late = msgspec.msgpack.encode(GroupAbortCount(1, 5))
+        here.client.execute("PUBLISH", NAMES.name("groups", "aborted", "here"), late)
+        there.join("b")
+        return [here.abort_elsewhere("b"), messages]
+
+
+def test_an_answer_that_comes_too_late_counts_for_nothing(redis: RedisServer):
+    assert run_patched(late_answer, redis.url) == [1, []]
 
 
 def abort_after_garbage(url: str) -> int:
@@ -130,7 +203,8 @@ def abort_after_a_loss(url: str) -> int:
     with two_fronts(url) as (here, there):
         there.join("a")
         here.client.execute("CLIENT", "KILL", "TYPE", "pubsub")
-        wait_until(lambda: here.n_listening == 2, "both listen again")
+        # With a ping before, which nobody else sends here: Redis counts as away while a connection to it was lost.
+        wait_until(lambda: here.client.ping() and n_listening(here.client) == 2, "both listen again")
         return here.abort_elsewhere("a")
 
 
