@@ -144,8 +144,5 @@ class Roster:
         return [
             peer
             for peer in self.ready(now)
-            if peer.id not in visited
-            and peer.id != self.own_id
-            and peer.offers is not None
-            and target.is_offered(peer.offers)
+            if peer.id not in visited and peer.offers is not None and target.is_offered(peer.offers)
         ]
