@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from types import SimpleNamespace
 
 import gevent
 import msgspec
@@ -64,6 +65,19 @@ def test_the_time_between_load_and_choice_is_not_limited() -> None:
         wait_until(lambda: worker.pools)
 
         assert worker._setup_timer is None  # what would end it is not set
+
+
+def test_the_import_and_the_start_of_a_pool_share_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("corosrv.worker.parent.app_process.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with started("hangs_in_on_start", pool=None, start_timeout_s=100.0) as worker:
+        now[0] = 99.9  # the import takes as long
+        wait_until(lambda: worker.pools)
+
+        worker.choose("default")
+
+        wait_for(worker, WorkerState.SETUP_FAILED)
+        assert worker.reason == "the set-up timed out after 100 s"
 
 
 def test_a_pool_can_be_chosen_before_the_import_has_ended_but_once() -> None:

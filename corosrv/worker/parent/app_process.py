@@ -79,6 +79,8 @@ class AppProcess(
         self.failed = 0
         self._handover: Handover | None = None  # once it has registered
         self._watch: AppWatch | None = None  # once it has registered
+        self._started_at = 0.0  # of time.monotonic()
+        self._import_time = 0.0  # seconds that the application took to be imported
         self._output = OutputLog(LineBudget(time.monotonic()))
 
     @property
@@ -98,6 +100,10 @@ class AppProcess(
         return 0 if self._slots is None else self._slots.n_running
 
     # Start and registration.
+
+    def start(self) -> None:
+        self._started_at = time.monotonic()
+        super().start()
 
     def _first_message(self) -> calls.ControlToAppWorker:
         config = self._config
@@ -124,6 +130,7 @@ class AppProcess(
             self._fail_setup(fault)
             return
         self.pools = tuple(message.pools)
+        self._import_time = time.monotonic() - self._started_at
         self._unlimit_setup()
         if self.pool is not None:
             self._start_pool(self.pool)
@@ -136,7 +143,7 @@ class AppProcess(
             names = ", ".join(pool.name for pool in self.pools)
             self._fail_setup(f"the application has no pool {name!r}; it has {names}")
             return
-        self._limit_setup()
+        self._limit_setup(self._import_time)
         self._send(calls.StartPool(name, self.id))
 
     def _pool_card(self) -> calls.PoolCard | None:

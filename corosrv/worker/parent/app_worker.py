@@ -22,7 +22,7 @@ class AppWorkerConfig:
     app_ref: str  # MODULE:ATTRIBUTE
     app_dir: str = ""
     is_factory: bool = False  # the attribute is a function that makes the application
-    start_timeout_s: float = 120.0  # for the import, and again for the start of a pool with its on_start
+    start_timeout_s: float = 120.0  # for the import and the start of the pool with its on_start together
     hang_grace_s: float = 10.0  # that a handler may go on after its cancel or its deadline
     lease_s: float = 10.0  # without a heartbeat, after which the worker is lost
     stop_grace_s: float = 10.0  # for on_stop

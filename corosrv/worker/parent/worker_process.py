@@ -112,13 +112,13 @@ class WorkerProcess(ABC, Generic[ControlOut, ControlIn, LaneOut, LaneIn, Call]):
     @property
     @abstractmethod
     def _setup_timeout(self) -> float | None:
-        """The seconds that the set-up, or the step that begins now, may take; None: no limit."""
+        """The seconds that the set-up may take; None: no limit."""
 
-    def _limit_setup(self) -> None:
-        """Begins the time of the set-up, or of its next step."""
+    def _limit_setup(self, used: float = 0.0) -> None:
+        """Begins the time of the set-up, of which `used` seconds are over."""
         self._unlimit_setup()
         if seconds := self._setup_timeout:
-            self._setup_timer = gevent.get_hub().loop.timer(seconds)
+            self._setup_timer = gevent.get_hub().loop.timer(max(seconds - used, 0.0))
             self._setup_timer.start(self._fail_setup, f"the set-up timed out after {seconds:g} s")
 
     def _unlimit_setup(self) -> None:
