@@ -125,7 +125,7 @@ class Registered(_Message, frozen=True, tag="registered"):
 
 
 class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """Comes every two seconds while the worker's control thread turns. A hint for tables, and never more."""
+    """Comes every 1.6 seconds while the worker's control thread turns. A hint for tables, and never more."""
 
     in_flight: int
     rss: int  # bytes

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from corosrv.worker.app.base_worker import BaseWorker
     from corosrv.worker.child.apps.loop_runner import LoopRunner, LoopThread
 
-HEARTBEAT = 2.0  # seconds between two
+HEARTBEAT = 1.6  # seconds between two: a lease of 10 s outlives five that are lost
 
 
 class AppChild:
