@@ -23,8 +23,10 @@ def no_objects(object_id: str) -> memoryview:
 
 def object_id(name: str, ref: object) -> str:
     """Returns the id in a reference, which is an id by itself or the JSON of an ObjRef. Raises InvalidTensor."""
-    if not isinstance(ref, str) or not ref:
+    if not isinstance(ref, str):
         raise InvalidTensor(name, f"has the {OBJECT_REF} {ref!r:.80}, which is no text")
+    if not ref:
+        raise InvalidTensor(name, f"has an empty {OBJECT_REF}, which names no object")
     if not ref.startswith("{"):
         return ref
     try:

@@ -48,9 +48,18 @@ def test_an_object_that_is_not_there_is_named():
         decode("gone")
 
 
-@pytest.mark.parametrize("ref", [5, "", True, '{"id": 5}', "{"])
-def test_what_is_no_reference_is_refused_by_the_inputs_name(ref: object):
-    with pytest.raises(InvalidTensor, match="tensor 'a' has"):
+@pytest.mark.parametrize(
+    ("ref", "words"),
+    [
+        (5, "has the object_ref 5, which is no text"),
+        (True, "has the object_ref True, which is no text"),
+        ("", "has an empty object_ref, which names no object"),
+        ('{"id": 5}', "has an object_ref that is no reference: Expected `str`"),
+        ("{", "has an object_ref that is no reference"),
+    ],
+)
+def test_what_is_no_reference_is_refused_by_the_inputs_name(ref: object, words: str):
+    with pytest.raises(InvalidTensor, match=f"tensor 'a' {words}"):
         decode(ref)
 
 
