@@ -18,6 +18,11 @@ _LARGE = 65_536
 _MAX_WORDS = 200  # characters of a message about a field
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+_MAX_NAME = 120  # characters of a member's name in a message
+_UNNAMED = re.compile(r"(.*, got `(\w+)`) - at `\$((?:\.\w+|\[\d+\])+)\[\.\.\.\]`")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_JSON_TYPES = {type(None): "null", bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object"}
+
 T = TypeVar("T")
 
 
@@ -44,7 +49,7 @@ def _decode(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         with _without_collector():
             return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
+        raise _invalid_field(_with_member_name(str(error), text)) from None
     except UnicodeDecodeError as error:
         raise InvalidJson(f"not UTF-8 from byte {error.start} on") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -70,6 +75,31 @@ def convert(value: Any, kind: type[T], param: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error), param) from None
+
+
+def _with_member_name(message: str, text: bytes) -> str:
+    """Puts the name of the member at fault into msgspec's words, which say `[...]` for any member of a map.
+
+    Of a large body they stay as they are: it is not decoded a second time.
+    """
+    match = _UNNAMED.fullmatch(message)
+    if match is None or len(text) > _LARGE:
+        return message
+    words, kind, path = match.groups()
+    try:
+        members = _value_at(path, text)
+        # The first one of that type: the decoder stopped there.
+        name = next(name for name, value in members.items() if _JSON_TYPES[type(value)] == kind)
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError, StopIteration):
+        return message  # what follows the fault is no JSON, or stands in place of what the decoder saw
+    return f"{words} - at `${path}.{name[:_MAX_NAME]}`"
+
+
+def _value_at(path: str, text: bytes) -> Any:
+    value = msgspec.json.decode(text)
+    for name, position in _STEP.findall(path):
+        value = value[name] if name else value[int(position)]
+    return value
 
 
 def _invalid_field(message: str, place: str = "") -> Refused:

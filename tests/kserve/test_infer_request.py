@@ -15,6 +15,7 @@ from corosrv.tensors import DATATYPES, Tensor
 from tests.kserve.bodies import json_input, nested
 from tests.tensors.values import elements_of
 
+NAMED = b'"name": "a", "datatype": "INT32", "shape": [1]'
 IN_JSON = [name for name in DATATYPES if name not in ("FP16", "BF16")]
 
 
@@ -167,8 +168,8 @@ def test_data_that_are_no_array_are_refused(data):
         ({"name": 5}, "inputs[0].name"),
         ({"datatype": None}, "inputs[0].datatype"),
         ({"datatype": "int32"}, "a"),
-        ({"parameters": {"x": None}}, "inputs[0].parameters[...]"),
-        ({"parameters": {"x": [1]}}, "inputs[0].parameters[...]"),
+        ({"parameters": {"x": None}}, "inputs[0].parameters.x"),
+        ({"parameters": {"y": 1, "x": [1]}}, "inputs[0].parameters.x"),
     ],
 )
 def test_a_wrong_member_of_an_input_is_named(members, param):
@@ -187,9 +188,11 @@ def test_a_wrong_member_of_an_input_is_named(members, param):
         ({"inputs": [], "id": 5}, "id"),
         ({"inputs": [], "id": None}, "id"),
         ({"inputs": [], "parameters": []}, "parameters"),
-        ({"inputs": [], "parameters": {"x": None}}, "parameters[...]"),
-        ({"inputs": [], "parameters": {"x": [1]}}, "parameters[...]"),
-        ({"inputs": [], "parameters": {"x": {}}}, "parameters[...]"),
+        ({"inputs": [], "parameters": {"x": None}}, "parameters.x"),
+        ({"inputs": [], "parameters": {"x": [1]}}, "parameters.x"),
+        ({"inputs": [], "parameters": {"x": {}}}, "parameters.x"),
+        ({"inputs": [], "parameters": {"a": 1, "b": True, "my own.key": {}, "c": {}}}, "parameters.my own.key"),
+        ({"inputs": [], "outputs": [{"name": "a", "parameters": {"x": None}}]}, "outputs[0].parameters.x"),
         ({"inputs": [], "outputs": ["sum"]}, "outputs[0]"),
         ({"inputs": [], "outputs": [{}]}, "outputs[0].name"),
         ({"inputs": [], "outputs": [{"name": "a"}, {"name": "a"}]}, "outputs"),
@@ -206,6 +209,15 @@ def test_a_wrong_member_of_an_input_is_named(members, param):
         ({"inputs": [], "parameters": {"binary_data_output": 1}}, "parameters.binary_data_output"),
         ({"inputs": [], "parameters": {"x": 2**64}}, "parameters.x"),
         ({"inputs": [], "parameters": {"x": -(2**63) - 1}}, "parameters.x"),
+        ({"inputs": [], "parameters": {"": None}}, "parameters."),
+        ({"inputs": [], "parameters": {"x" * 200: None}}, "parameters." + "x" * 120),
+        ({"inputs": [], "parameters": {"x": None}, "id": "i" * 70_000}, "parameters[...]"),
+        (b'{"inputs": [], "parameters": {"x": null}, ', "parameters[...]"),
+        (b'{"inputs": [], "parameters": {"x": null}, "parameters": {"x": 1}}', "parameters[...]"),
+        (b'{"inputs": [{%s, "parameters": {"x": null}}], "inputs": 5}' % NAMED, "inputs[0].parameters[...]"),
+        (b'{"inputs": [{%s, "parameters": {"x": null}}], "inputs": []}' % NAMED, "inputs[0].parameters[...]"),
+        (b'{"inputs": [], "parameters": {"x": null}, "parameters": []}', "parameters[...]"),
+        (b'{"inputs": [], "parameters": {"x": null}, "y": %s' % (b"[" * 60_000), "parameters[...]"),
         ([], None),
         (b"", None),
         (b"{", None),
