@@ -43,7 +43,7 @@ class LeastLoaded(Policy):
         self._sessions = SessionTable()
 
     def prefer(self, call: QueuedCall) -> HostGroup | None:
-        if not call.job.terms.session or (session := session_of(call)) is None:
+        if (session := session_of(call)) is None:
             return None
         host_id = self._sessions.get(session)
         return next((group for group in call.entry.groups if group.host.id == host_id and group.n_permits), None)
@@ -52,7 +52,7 @@ class LeastLoaded(Policy):
         return groups[0] if len(groups) == 1 else min(groups, key=idleness)
 
     def note(self, call: QueuedCall, group: HostGroup) -> None:
-        if call.job.terms.session and (session := session_of(call)) is not None:
+        if (session := session_of(call)) is not None:
             self._sessions.set(session, group.host.id)
 
     def forget(self, host_id: str) -> None:

@@ -25,8 +25,7 @@ class WaitingCalls:
         queue = self._queues.get(entry.key)
         if queue is None:
             queue = self._queues[entry.key] = KeyQueue(entry)
-        elif queue.entry is not entry:
-            queue.entry = entry
+        assert queue.entry is entry, "a key is forgotten with its entry"
         return queue
 
     def get(self, key: str) -> KeyQueue | None:

@@ -281,6 +281,8 @@ def test_the_tensors_of_waiting_calls_are_bounded_by_their_bytes():
     host.calls[0].finish()
     front.call("add", text("a", b"x" * 1000))
     assert front.dispatcher.stats().n_waiting_bytes == 2008
+    front.call("add", text("a", b"x" * 488))  # fills it to the byte
+    assert front.dispatcher.stats().n_waiting_bytes == 2500
 
 
 def test_a_call_whose_predicted_wait_exceeds_its_deadline_is_refused_on_arrival(front: Front):

@@ -56,6 +56,7 @@ def test_a_newer_incarnation_takes_the_place_of_the_older_in_one_step(registry: 
     assert hosts_of(model(registry)) == [("p/0", 2)]
     assert hosts_of(model(registry, "new")) == [("p/0", 2)]
     assert not model(registry, "old").groups
+    assert registry.purge(LINGER) == ["model:old:"]
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
@@ -69,6 +70,22 @@ def test_an_old_incarnation_changes_nothing(registry: Registry, incarnation: int
 
     assert hosts_of(model(registry)) == [("p/0", 2)]
     assert not registry.versions("other")
+
+
+def test_an_old_incarnation_has_no_groups_any_more(registry: Registry):
+    old = FakeHost("p/0", [card()])
+    registry.add(old, 0)
+    registry.add(new := FakeHost("p/0", [card()], incarnation=2), 0)
+
+    assert registry.groups_of(old) == ()
+    assert [group.host for group in registry.groups_of(new)] == [new]
+
+
+def test_a_handler_that_one_host_offers_twice_is_served_once(registry: Registry, caplog: pytest.LogCaptureFixture):
+    registry.add(FakeHost("p/0", [card(), card()]), 0)
+
+    assert hosts_of(model(registry)) == [("p/0", 1)]
+    assert "model:add: of worker p/0 is offered twice; the first is served" in caplog.text
 
 
 def test_a_host_that_was_removed_is_not_removed_again(registry: Registry):
@@ -126,6 +143,35 @@ def test_a_model_whose_workers_left_is_unavailable_for_a_minute_and_then_unknown
     assert registry.purge(100 + LINGER) == ["model:add:"]
     with pytest.raises(NotFound):
         model(registry)
+
+
+def test_each_entry_lingers_for_its_own_minute_whatever_else_changes(registry: Registry):
+    first, second = FakeHost("p/0", [card("add", "1"), capability_card(type="t")]), FakeHost("q/0", [card("add", "2")])
+    registry.add(first, 0)
+    registry.add(second, 0)
+    registry.remove(first, 10)
+    registry.remove(second, 40)  # does not begin the minute of the first anew
+
+    assert registry.purge(10 + LINGER) == ["model:add:1", 'cap:{"type":"t"}']
+
+    assert list(registry.versions("add")) == ["2"]
+    assert registry.purge(40 + LINGER) == ["model:add:2"]
+    assert not registry.versions("add")
+
+
+@pytest.mark.parametrize("comes", ["host", "pool"])
+def test_what_comes_back_within_its_minute_is_not_forgotten(registry: Registry, comes: str):
+    host = FakeHost("p/0", [card()])
+    registry.add(host, 0)
+    registry.remove(host, 0)
+
+    if comes == "host":
+        registry.add(FakeHost("p/0", [card()], incarnation=2), 10)
+    else:
+        registry.expect("p", [card()], CAN_START, 10)
+
+    assert registry.purge(LINGER) == []
+    check_ready(model(registry))
 
 
 def test_a_model_is_known_while_its_pool_exists(registry: Registry):

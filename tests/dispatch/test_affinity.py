@@ -1,0 +1,124 @@
+"""Sessions: which worker their calls prefer, and what waits for one worker alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from corosrv.dispatch.affinity import SessionTable
+from corosrv.dispatch.host import LaneGroup
+from corosrv.dispatch.permits import PermitPool
+from corosrv.jobs.infer import BatchLimits
+from tests.dispatch.hosts import FakeHost, Front, card, text
+
+
+@pytest.fixture
+def front() -> Front:
+    return Front.make()
+
+
+def host_of_two(front: Front, id: str) -> FakeHost:
+    """Adds a worker whose handlers `a` and `b` have one slot each."""
+    host = FakeHost(id, [card("a"), card("b")])
+    host.groups = [LaneGroup((0,), PermitPool([0])), LaneGroup((1,), PermitPool([1]))]
+    assert front.dispatcher.add_host(host)
+    return host
+
+
+def names(host: FakeHost) -> list[bytes]:
+    return [call.call.items[0].request.inputs[0].data[0] for call in host.calls]
+
+
+def test_the_session_used_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("corosrv.dispatch.affinity.MAX_SESSIONS", 2)
+    table = SessionTable()
+    for name, host in [("a", "p/0"), ("b", "p/1"), ("a", "p/2"), ("c", "p/3")]:
+        table.set(("", name, "model:add:"), host)
+
+    assert [table.get(("", name, "model:add:")) for name in "abc"] == ["p/2", None, "p/3"]
+    assert len(table) == 2
+
+
+def test_calls_of_no_session_prefer_no_worker(front: Front):
+    front.add("p/0")
+    front.call()
+    other = front.add("p/1")
+
+    front.call()
+
+    assert len(other.calls) == 1
+
+
+def test_handlers_of_batches_have_no_sessions(front: Front):
+    batches = card(batch=BatchLimits(4, 0))
+    front.add("p/0", batches)
+    front.call(session="s")
+    other = front.add("p/1", batches)
+
+    front.call(session="s")
+
+    assert len(other.calls) == 1
+
+
+def test_a_slot_takes_no_call_of_its_workers_other_handlers(front: Front):
+    home = host_of_two(front, "p/0")
+    front.call("a", session="s")
+    front.call("a", session="s")
+    front.call("b")
+    front.call("b")
+
+    home.groups[1].permits.add(2)
+    home.tell()
+
+    assert [call.call.handler for call in home.calls] == [0, 1, 1]
+
+
+def test_a_slot_steals_no_call_of_handlers_that_it_does_not_serve(front: Front):
+    front.add("p/0", card("a"))
+    front.call("a", session="s")
+    front.call("a", session="s")
+    front.clock.pass_time(1)
+
+    other = front.add("p/1", card("b"))
+    front.call("b")
+    front.call("b")
+
+    other.calls[0].finish()
+
+    assert other.n_started == 2
+    assert (front.key("model:a:").depth, front.key("model:b:").depth) == (1, 0)
+
+
+def test_a_fifth_call_waits_for_any_worker(front: Front):
+    front.add("p/0")
+    front.call(session="s")
+    for name in b"12345":
+        front.call("add", text("n", b"%c" % name), session="s")
+
+    other = front.add("p/1")
+
+    assert names(other) == [b"5"]
+    assert front.key().depth == 4
+
+
+def test_a_call_of_a_session_for_which_there_is_no_room_takes_another_worker_at_once():
+    front = Front.make(max_calls=0)
+    front.add("p/0")
+    front.call(session="s")
+    other = front.add("p/1")
+
+    front.call(session="s")
+
+    assert len(other.calls) == 1
+
+
+def test_work_that_waits_for_a_worker_whose_slots_are_poisoned_goes_to_another_at_once(front: Front):
+    home = front.add("p/0")
+    front.call(session="s")
+    other = front.add("p/1")
+    front.call(session="s")
+    assert not other.calls
+
+    home.permits.poison(0, "hung")
+    home.tell()
+
+    assert len(other.calls) == 1
