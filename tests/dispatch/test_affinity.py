@@ -111,6 +111,18 @@ def test_a_call_of_a_session_for_which_there_is_no_room_takes_another_worker_at_
     assert len(other.calls) == 1
 
 
+def test_an_abort_leaves_calls_of_other_keys_that_wait_for_one_worker(front: Front):
+    front.add("p/0", card("a"), card("b"))
+    front.call("a", session="s")
+    front.call("b")
+    front.call("a", session="s")
+
+    assert front.dispatcher.abort("model:b:") == 1
+
+    assert (front.key("model:a:").depth, front.key("model:b:").depth) == (1, 0)
+    assert front.dispatcher.abort("model:a:") == 1
+
+
 def test_work_that_waits_for_a_worker_whose_slots_are_poisoned_goes_to_another_at_once(front: Front):
     home = front.add("p/0")
     front.call(session="s")

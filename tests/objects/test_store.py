@@ -152,6 +152,12 @@ def test_a_refused_object_leaves_no_descriptor_and_no_bytes():
     assert store.stats.n_bytes == 0
 
 
+def test_the_limits_are_64_mib_for_an_object_and_1_gib_for_all():
+    store = ObjectStore()
+
+    assert (store.max_object, store.stats.limit) == (64 << 20, 1 << 30)
+
+
 @pytest.mark.parametrize("key", ["a/b", "ü", "a b", "x" * 201, "..\n", "a\0"])
 def test_a_key_with_other_characters_is_refused(key: str):
     with pytest.raises(Refused, match="key has 1 to 200"):

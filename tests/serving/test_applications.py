@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import gevent
 import pytest
 
 from corosrv import settings
 from corosrv.errors import HttpError, SettingsError
+from corosrv.objects.content import ObjectContent
 from corosrv.serving.server import Server
+from tests.support.waiting import wait_until
 
 APP = "tests/apps/plain.py:app"
 
@@ -51,3 +55,16 @@ def test_management_from_other_machines_needs_a_token(tmp_path: Path):
         server(mgmt_port=0, mgmt_host="0.0.0.0")
     server(mgmt_port=0, mgmt_host="0.0.0.0", mgmt_token_file=str(token))
     server(mgmt_port=0, mgmt_host="::1")
+
+
+def test_expired_objects_go_although_nobody_reads_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("corosrv.serving.apps._SWEEP", 0.001)
+    part = next(part for part in server().parts if type(part).__name__ == "AppPart")
+    part.objects.create(ObjectContent(b"old"), "", time.monotonic() - 60, ttl_s=59)
+    part.objects.create(ObjectContent(b"new"), "", time.monotonic())
+
+    sweeping = gevent.spawn(part._sweep)
+
+    wait_until(lambda: part.objects.stats.n_expired == 1)
+    assert [ref.size for ref in part.objects.refs()] == [3]
+    sweeping.kill()
