@@ -1,7 +1,10 @@
-"""Calls and streams over gRPC: `python -m tests.load.grpc_calls`, beside bare echo servers of grpcio in the same run.
+"""Calls and streams over gRPC: `python -m tests.load.grpc_calls`, beside bare servers in the same run.
 
-The front has a model that echoes, in the server's own process, so that what is measured is the way there and back:
-client, gRPC process, lane, dispatch, lane, gRPC process, client. The bare servers return the bytes that they get.
+All of these get the same message with 1 kB, in turn, for several rounds: `handler`, a trivial handler of `corosrv
+serve` over gRPC, and the same one over REST (`rest`); `front`, a function in the server's own process, so that what is
+measured is the way there and back without a worker; bare echo servers of grpcio, which return the bytes that they get,
+with threads and with asyncio; and a bare Flask route under `gunicorn -k gevent`, which does too. `rest` and `flask` are
+called over plain sockets, which cost less than grpcio's client.
 """
 
 from __future__ import annotations
@@ -9,50 +12,78 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-SERVERS = ("front", "threads", "aio")
+from tests.load.callers import run
+from tests.load.clients import request as http_request
+from tests.load.grpc_servers import bare_flask, handlers, started
+from tests.load.handlers import infer
+
+RATIOS = (("handler", "threads"), ("handler", "aio"), ("handler", "flask"), ("front", "aio"), ("rest", "flask"))
+N_CALLERS = 64
+
+Measure = Callable[[int], list[float]]  # makes so many calls one after the other; returns their seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=500, help="of each round, one after the other")
     parser.add_argument("--rounds", type=int, default=5, help="of each server, in turn")
     parser.add_argument("--bytes", type=int, default=1000, help="of the tensor")
     parser.add_argument("--streams", type=int, default=1000, help="open at once, at the front")
-    parser.add_argument("--serve", choices=SERVERS, help="what a process of this command does")
-    options = parser.parse_args()
-    if options.serve:
-        serve(options.serve)
-    else:
-        measure(options)
+    measure(parser.parse_args())
 
 
 def measure(options: argparse.Namespace) -> None:
-    request = make_request(options.bytes)
-    times: dict[str, list[float]] = {name: [] for name in SERVERS}
+    message = make_request(options.bytes)
     with started("front") as front, started("threads") as threads, started("aio") as aio:
-        ports = {"front": front[0], "threads": threads[0], "aio": aio[0]}
-        for _ in range(options.rounds):
-            for name, port in ports.items():
-                times[name] += call_one_after_the_other(port, request, options.calls)
-        for name, seconds in times.items():
-            print(f"{name:8} {describe(seconds)}")
-        for name in ("threads", "aio"):
-            ratio = statistics.median(times["front"]) / statistics.median(times[name])
-            print(f"front / {name}: {ratio:.2f} of the medians")
-        print(f"front    {asyncio.run(call_side_by_side(ports['front'], request, 64, options.calls * 4))}")
-        print(f"aio      {asyncio.run(call_side_by_side(ports['aio'], request, 64, options.calls * 4))}")
+        with handlers() as (handler_port, http_port), bare_flask() as flask_port:
+            ways: dict[str, Measure] = {
+                "handler": lambda n: call_one_after_the_other(handler_port, message, n),
+                "front": lambda n: call_one_after_the_other(front[0], message, n),
+                "threads": lambda n: call_one_after_the_other(threads[0], message, n),
+                "aio": lambda n: call_one_after_the_other(aio[0], message, n),
+                "rest": lambda n: call_over_http(http_port, infer("echo", options.bytes), n),
+                "flask": lambda n: call_over_http(flask_port, http_request("/echo", message), n),
+            }
+            compare(ways, options.rounds, options.calls)
+            ports = {"handler": handler_port, "front": front[0], "aio": aio[0]}
+            rates: dict[str, list[float]] = {name: [] for name in ports}
+            for _ in range(options.rounds):
+                for name, port in ports.items():
+                    rates[name].append(asyncio.run(call_side_by_side(port, message, N_CALLERS, options.calls * 2)))
+            for name, found in rates.items():
+                print(f"{name:8} {statistics.median(found):.0f} calls/s from {N_CALLERS} callers in one process")
         asyncio.run(hold_streams(*front, options.streams))
+
+
+def compare(ways: dict[str, Measure], n_rounds: int, n_calls: int) -> None:
+    """Measures all ways in turn; prints their times, and the medians of the rounds' ratios."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    medians: list[dict[str, float]] = []
+    for _ in range(n_rounds):
+        medians.append({})
+        for name, way in ways.items():
+            seconds = way(n_calls)
+            times[name] += seconds
+            medians[-1][name] = statistics.median(seconds)
+    for name, seconds in times.items():
+        print(f"{name:8} {describe(seconds)}")
+    for name, other in RATIOS:
+        ratios = [found[name] / found[other] for found in medians]
+        print(f"{name} / {other}: {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def call_over_http(port: int, request: bytes, n_calls: int) -> list[float]:
+    run(("127.0.0.1", port), request, 1, most=20)
+    outcome = run(("127.0.0.1", port), request, 1, most=n_calls)
+    assert not outcome.refusals, outcome.refusals[0][:500]
+    return outcome.times
 
 
 def call_one_after_the_other(port: int, request: bytes, n_calls: int) -> list[float]:
@@ -68,7 +99,8 @@ def call_one_after_the_other(port: int, request: bytes, n_calls: int) -> list[fl
         return seconds
 
 
-async def call_side_by_side(port: int, request: bytes, n_callers: int, n_calls: int) -> str:
+async def call_side_by_side(port: int, request: bytes, n_callers: int, n_calls: int) -> float:
+    """Returns how many calls a second come back."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         rest = iter(range(n_calls))
@@ -79,7 +111,7 @@ async def call_side_by_side(port: int, request: bytes, n_callers: int, n_calls: 
 
         start = time.perf_counter()
         await asyncio.gather(*(caller() for _ in range(n_callers)))
-        return f"{n_calls / (time.perf_counter() - start):.0f} calls/s from {n_callers} callers in one process"
+        return n_calls / (time.perf_counter() - start)
 
 
 async def hold_streams(port: int, pid: int, n_streams: int) -> None:
@@ -134,57 +166,6 @@ def make_request(n_bytes: int) -> bytes:
     from tests.kserve.grpc.conftest import Tensor
 
     return bytes(infer_request("echo", Tensor("x", "UINT8", [n_bytes], raw=bytes(n_bytes))).SerializeToString())
-
-
-@contextmanager
-def started(name: str) -> Iterator[tuple[int, int]]:
-    """Starts a server; gives its port, and the id of the process that speaks gRPC."""
-    command = [sys.executable, "-m", "tests.load.grpc_calls", "--serve", name]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port, pid = map(int, server.stdout.readline().split())
-        try:
-            yield port, pid or server.pid
-        finally:
-            server.kill()
-
-
-def serve(name: str) -> None:
-    {"front": serve_front, "threads": serve_threads, "aio": lambda: asyncio.run(serve_aio())}[name]()
-
-
-def serve_front() -> None:
-    import gevent
-
-    from tests.kserve.grpc.conftest import make_worker, serving
-
-    with serving(make_worker()) as front:
-        print(front.port, front.pid, flush=True)
-        gevent.sleep(3600)
-
-
-def serve_threads() -> None:
-    server = grpc.server(ThreadPoolExecutor(8))
-    server.add_generic_rpc_handlers((echo_handler(lambda request, context: request),))
-    print(server.add_insecure_port("127.0.0.1:0"), 0, flush=True)
-    server.start()
-    server.wait_for_termination()
-
-
-async def serve_aio() -> None:
-    async def echo(request: bytes, context: Any) -> bytes:
-        return request
-
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((echo_handler(echo),))
-    print(server.add_insecure_port("127.0.0.1:0"), 0, flush=True)
-    await server.start()
-    await server.wait_for_termination()
-
-
-def echo_handler(echo: Any) -> Any:
-    methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(echo)}
-    return grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Tensors of 1 kB in and out. Prints the time of one call alone beside that of GET /health, which costs what the front
 itself does; how many calls a second go through; the processor time of each in the front and in its worker; how many
 bytes a second tensors of 1 MiB make; and how the front's time compares with that of GET /health, in turn with it.
---profile: where the front spends its time (needs py-spy).
+--profile: where the front spends its time, with 1 kB and with 1 MiB (needs py-spy).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 
 from tests.load.callers import Outcome, run
@@ -98,12 +99,14 @@ def main() -> None:
             health = alone(server, "GET /health", HEALTH, seconds / 4)
             added.append(alone(server, "1 kB", small, seconds / 4) - health)
         print(f"added to the front's own time: p50 {statistics.median(added):.2f} ms")
+        looking = partial(profile, server.worker_pid, seconds) if arguments.profile else contextlib.nullcontext
         for _ in range(arguments.rounds):
-            with profile(server.worker_pid, seconds) if arguments.profile else contextlib.nullcontext():
+            with looking():
                 many(server, "1 kB", small, seconds)
             many(server, "GET /health", HEALTH, seconds / 2)
             many(server, "1 kB as JSON", as_json, seconds / 2)
-            outcome = many(server, "1 MiB", large, seconds)
+            with looking():
+                outcome = many(server, "1 MiB", large, seconds)
             n_bytes = 2 * len(outcome.times) * (1 << 20)
             print(f"1 MiB in and 1 MiB out: {n_bytes / seconds / 1e6:.0f} MB/s", flush=True)
         compare(server, {"1 kB": small, "1 kB as JSON": as_json, "1 MiB": large})

@@ -1,0 +1,104 @@
+"""The servers that `tests.load.grpc_calls` measures, each in processes of its own: ours, and bare ones beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from tests.load.handlers import APP
+from tests.load.process import free_port, serving
+
+FUNCTIONS = ("front", "threads", "aio")  # what a process of this module may be
+
+
+@contextlib.contextmanager
+def started(name: str) -> Iterator[tuple[int, int]]:
+    """Starts a server of this module; gives its port, and the id of the process that speaks gRPC."""
+    command = [sys.executable, "-m", "tests.load.grpc_servers", name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port, pid = map(int, server.stdout.readline().split())
+        try:
+            yield port, pid or server.pid
+        finally:
+            server.kill()
+
+
+@contextlib.contextmanager
+def handlers() -> Iterator[tuple[int, int]]:
+    """Starts `corosrv serve` with an application; gives its ports of gRPC and of HTTP."""
+    port = free_port()
+    with serving({"WORKER_APP": APP, "GRPC_PORT": str(port), "MODEL": ""}) as server:
+        yield port, server.address[1]
+
+
+@contextlib.contextmanager
+def bare_flask() -> Iterator[int]:
+    """Starts a bare Flask route under `gunicorn -k gevent`; gives its port."""
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "--keep-alive", "60", "-b", f"127.0.0.1:{port}"]
+    with subprocess.Popen([*command, "tests.load.bare_flask:application"], stderr=subprocess.DEVNULL) as server:
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/echo", time.monotonic() + 60)
+            yield port
+        finally:
+            server.terminate()
+
+
+def _wait_for(url: str, deadline: float) -> None:
+    while True:
+        try:
+            with urllib.request.urlopen(url, data=b"x", timeout=5):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def serve_front() -> None:
+    import gevent
+
+    from tests.kserve.grpc.conftest import make_worker
+    from tests.kserve.grpc.conftest import serving as serving_functions
+
+    with serving_functions(make_worker()) as front:
+        print(front.port, front.pid, flush=True)
+        gevent.sleep(3600)
+
+
+def serve_threads() -> None:
+    server = grpc.server(ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers((_echo_handler(lambda request, context: request),))
+    print(server.add_insecure_port("127.0.0.1:0"), 0, flush=True)
+    server.start()
+    server.wait_for_termination()
+
+
+async def serve_aio() -> None:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_echo_handler(echo),))
+    print(server.add_insecure_port("127.0.0.1:0"), 0, flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+
+def _echo_handler(echo: Any) -> Any:
+    methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(echo)}
+    return grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
+
+
+if __name__ == "__main__":
+    {"front": serve_front, "threads": serve_threads, "aio": lambda: asyncio.run(serve_aio())}[sys.argv[1]]()
