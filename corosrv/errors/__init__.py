@@ -18,6 +18,7 @@ CorosrvError
 ├── Refused                  the request is wrong; `param` names the parameter
 │   ├── PromptTooLong        the prompt has more tokens than the context of a slot
 │   ├── BodyTooLarge         the body is over the limit
+│   ├── MessageTooLarge      a message over gRPC is larger than one may be
 │   ├── BodyTooSlow          the body did not arrive in time
 │   ├── BodyIncomplete       the body ended early
 │   ├── UnsupportedMedia     the body is not JSON, or is compressed
@@ -150,6 +151,7 @@ from corosrv.errors.refused import (
     InvalidImage,
     InvalidJson,
     InvalidSchema,
+    MessageTooLarge,
     ModelNotFound,
     NotFound,
     NotOffered,
@@ -223,6 +225,7 @@ __all__ = [
     "LoadError",
     "LoopDetected",
     "ManagementError",
+    "MessageTooLarge",
     "Misuse",
     "ModelFailed",
     "ModelNotFound",

@@ -32,6 +32,16 @@ class BodyTooLarge(Refused):
         self.ends_connection = not is_read
 
 
+class MessageTooLarge(Refused):
+    """A message over gRPC is larger than one may be, before it is inflated or after."""
+
+    status = 413
+    kind = ErrorKind.TOO_LARGE
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the message is larger than the {limit} bytes allowed", None, "message_too_large")
+
+
 class BodyTooSlow(Refused):
     """The request body did not arrive in time."""
 

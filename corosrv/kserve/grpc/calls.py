@@ -6,11 +6,12 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from corosrv.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
-from corosrv.kserve.grpc import protocol, requests, responses, statuses
+from corosrv.kserve.grpc import incoming, protocol, requests, responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
@@ -22,25 +23,25 @@ T = TypeVar("T")
 
 LONG_MESSAGE = 1 << 20  # bytes whose conversion is left to a thread, so that other calls go on meanwhile
 
+# Each has several copies of a message while it converts one, and they would take the interpreter from each other.
+_threads = ThreadPoolExecutor(2, "corosrv-long-messages")
+
 
 async def convert(n_bytes: int, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-    """Calls a function that reads or writes so many bytes."""
+    """Calls a function that reads or writes so many bytes. Waits while others do that with many."""
     if n_bytes < LONG_MESSAGE:
         return function(*arguments, **keywords)
-    return await asyncio.to_thread(function, *arguments, **keywords)
+    call = functools.partial(function, *arguments, **keywords)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
-def parse(kind: Any, data: bytes) -> Any:
-    """Returns the message. Raises Refused for bytes that are none."""
-    try:
-        return kind.FromString(data)
-    except protocol.DecodeError:
-        raise Refused(f"the message is no {kind.DESCRIPTOR.name}", None, "invalid_message") from None
+async def read_call(data: bytes, max_message: int) -> GrpcCall:
+    """Reads a ModelInferRequest as it came. Raises Refused and NotOffered."""
 
+    def read() -> GrpcCall:
+        return requests.read(incoming.parse(protocol.ModelInferRequest, data, max_message))
 
-async def read_call(data: bytes) -> GrpcCall:
-    """Reads a ModelInferRequest. Raises Refused and NotOffered."""
-    return await convert(len(data), lambda: requests.read(parse(protocol.ModelInferRequest, data)))
+    return await convert(incoming.most_bytes(data), read)
 
 
 @asynccontextmanager

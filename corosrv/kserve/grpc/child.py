@@ -14,6 +14,7 @@ import msgspec
 
 from corosrv.errors import ChannelClosed
 from corosrv.http.keys import KeyRing
+from corosrv.kserve.grpc import incoming
 from corosrv.kserve.grpc.asking import Asker
 from corosrv.kserve.grpc.call_counts import CallCounts
 from corosrv.kserve.grpc.messages import (
@@ -71,6 +72,7 @@ class GrpcProcess:
         options = [
             ("grpc.max_receive_message_length", settings.max_message),
             ("grpc.max_send_message_length", settings.max_message),
+            incoming.AS_THEY_COME,
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", KEEPALIVE),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", CLIENT_PINGS),

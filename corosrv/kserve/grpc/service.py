@@ -14,7 +14,8 @@ from corosrv.http.keys import KeyRing
 from corosrv.kserve.grpc import metadata, protocol, statuses
 from corosrv.kserve.grpc.asking import Asker
 from corosrv.kserve.grpc.call_counts import CallCounts
-from corosrv.kserve.grpc.calls import answer_once, parse, read_call, running
+from corosrv.kserve.grpc.calls import answer_once, convert, read_call, running
+from corosrv.kserve.grpc.incoming import most_bytes, parse
 from corosrv.kserve.grpc.streaming import InferStream
 from corosrv.wire.calls import AskEnd
 
@@ -28,7 +29,7 @@ class InferenceService:
     """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
 
     def __init__(self, asker: Asker, keys: KeyRing, counts: CallCounts, max_message: int) -> None:
-        """`max_message`: bytes of an answer."""
+        """`max_message`: bytes of a request, once it is inflated, and of an answer."""
         self._asker = asker
         self._keys = keys
         self._counts = counts
@@ -45,7 +46,7 @@ class InferenceService:
             "RepositoryIndex": (protocol.RepositoryIndexRequest, self._repository_index),
         }
         methods = {
-            name: self._unary(name, _reading(kind, answer), is_open=name in ("ServerLive", "ServerReady"))
+            name: self._unary(name, self._reading(kind, answer), is_open=name in ("ServerLive", "ServerReady"))
             for name, (kind, answer) in answers.items()
         }
         methods["ModelInfer"] = self._unary("ModelInfer", self._model_infer)
@@ -97,7 +98,7 @@ class InferenceService:
 
     async def _model_infer(self, data: bytes, context: Any, caller: str) -> bytes:
         own = metadata.read(_pairs(context), caller)
-        call = await read_call(data)
+        call = await read_call(data, self._max_message)
         async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
             answer, end = await answer_once(ask, call, self._max_message)
         if end.is_replayed:
@@ -110,6 +111,18 @@ class InferenceService:
             await InferStream(context, self._asker, own, self._max_message).serve()
 
     # Questions.
+
+    def _reading(
+        self, kind: Any, answer: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[bytes, Any, str], Awaitable[bytes]]:
+        """Returns what takes and gives the bytes of messages."""
+
+        async def handle(data: bytes, context: Any, caller: str) -> bytes:
+            message = await answer(await convert(most_bytes(data), parse, kind, data, self._max_message))
+            serialized: bytes = message.SerializeToString()
+            return serialized
+
+        return handle
 
     async def _info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any]:
         answer = await self._asker.info(subject, model, version)
@@ -140,17 +153,6 @@ class InferenceService:
         if request.ready:
             rows = [row for row in rows if row["state"] == "READY"]
         return protocol.RepositoryIndexResponse(models=rows)
-
-
-def _reading(kind: Any, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[bytes, Any, str], Awaitable[bytes]]:
-    """Returns what takes and gives the bytes of messages."""
-
-    async def handle(data: bytes, context: Any, caller: str) -> bytes:
-        message = await answer(parse(kind, data))
-        serialized: bytes = message.SerializeToString()
-        return serialized
-
-    return handle
 
 
 def _pairs(context: Any) -> metadata.Pairs:

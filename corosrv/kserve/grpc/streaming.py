@@ -12,7 +12,8 @@ import grpc
 from corosrv.errors import CorosrvError
 from corosrv.kserve.grpc import protocol, requests, responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
-from corosrv.kserve.grpc.calls import convert, encode, parse, running
+from corosrv.kserve.grpc.calls import convert, encode, running
+from corosrv.kserve.grpc.incoming import most_bytes, parse
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
 from corosrv.wire.calls import AskEnd
@@ -26,7 +27,7 @@ class InferStream:
     """Serves one stream: reads requests, runs them side by side, and writes their answers as they come."""
 
     def __init__(self, context: Any, asker: Asker, metadata: CallMetadata, max_message: int) -> None:
-        """`max_message`: bytes of an answer."""
+        """`max_message`: bytes of a request, once it is inflated, and of an answer."""
         self._context = context
         self._asker = asker
         self._metadata = metadata
@@ -60,9 +61,10 @@ class InferStream:
     async def _serve_request(self, data: bytes) -> None:
         call_id = model = ""
         try:
-            request = await convert(len(data), parse, protocol.ModelInferRequest, data)
+            n_bytes = most_bytes(data)
+            request = await convert(n_bytes, parse, protocol.ModelInferRequest, data, self._max_message)
             call_id, model = request.id, request.model_name
-            call = await convert(len(data), requests.read, request)
+            call = await convert(n_bytes, requests.read, request)
             del request, data  # the tensors have copies of their own
             remaining = self._context.time_remaining()
             async with running(self._asker, call, self._metadata, remaining, is_stream=True) as ask:
