@@ -23,6 +23,7 @@ from tests.load.callers import run
 from tests.load.clients import request as http_request
 from tests.load.grpc_servers import bare_flask, handlers, started
 from tests.load.handlers import infer
+from tests.load.process import usage
 
 RATIOS = (("handler", "threads"), ("handler", "aio"), ("handler", "flask"), ("front", "aio"), ("rest", "flask"))
 N_CALLERS = 64
@@ -42,23 +43,19 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> None:
     message = make_request(options.bytes)
     with started("front") as front, started("threads") as threads, started("aio") as aio:
-        with handlers() as (handler_port, http_port), bare_flask() as flask_port:
+        with handlers() as served, bare_flask() as flask_port:
             ways: dict[str, Measure] = {
-                "handler": lambda n: call_one_after_the_other(handler_port, message, n),
+                "handler": lambda n: call_one_after_the_other(served.grpc_port, message, n),
                 "front": lambda n: call_one_after_the_other(front[0], message, n),
                 "threads": lambda n: call_one_after_the_other(threads[0], message, n),
                 "aio": lambda n: call_one_after_the_other(aio[0], message, n),
-                "rest": lambda n: call_over_http(http_port, infer("echo", options.bytes), n),
+                "rest": lambda n: call_over_http(served.http_port, infer("echo", options.bytes), n),
                 "flask": lambda n: call_over_http(flask_port, http_request("/echo", message), n),
             }
             compare(ways, options.rounds, options.calls)
-            ports = {"handler": handler_port, "front": front[0], "aio": aio[0]}
-            rates: dict[str, list[float]] = {name: [] for name in ports}
-            for _ in range(options.rounds):
-                for name, port in ports.items():
-                    rates[name].append(asyncio.run(call_side_by_side(port, message, N_CALLERS, options.calls * 2)))
-            for name, found in rates.items():
-                print(f"{name:8} {statistics.median(found):.0f} calls/s from {N_CALLERS} callers in one process")
+            ports = {"handler": served.grpc_port, "front": front[0], "aio": aio[0]}
+            pids = {"gRPC process": served.grpc_pid, "front": served.front_pid, "bare aio": aio[1]}
+            load(ports, pids, message, options)
         asyncio.run(hold_streams(*front, options.streams))
 
 
@@ -77,6 +74,20 @@ def compare(ways: dict[str, Measure], n_rounds: int, n_calls: int) -> None:
     for name, other in RATIOS:
         ratios = [found[name] / found[other] for found in medians]
         print(f"{name} / {other}: {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def load(ports: dict[str, int], pids: dict[str, int], message: bytes, options: argparse.Namespace) -> None:
+    """Calls several servers from many callers, in turn; prints calls a second, and what a call takes of processes."""
+    rates: dict[str, list[float]] = {name: [] for name in ports}
+    n_calls = options.calls * 2
+    before = {name: usage(pid).cpu for name, pid in pids.items()}
+    for _ in range(options.rounds):
+        for name, port in ports.items():
+            rates[name].append(asyncio.run(call_side_by_side(port, message, N_CALLERS, n_calls)))
+    for name, found in rates.items():
+        print(f"{name:8} {statistics.median(found):.0f} calls/s from {N_CALLERS} callers in one process")
+    costs = {name: (usage(pid).cpu - before[name]) / n_calls / options.rounds * 1e6 for name, pid in pids.items()}
+    print("processor time of a call: " + ", ".join(f"{name} {cost:.0f} us" for name, cost in costs.items()))
 
 
 def call_over_http(port: int, request: bytes, n_calls: int) -> list[float]:

@@ -10,6 +10,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,12 +35,28 @@ def started(name: str) -> Iterator[tuple[int, int]]:
             server.kill()
 
 
+@dataclass(frozen=True)
+class Handlers:
+    """A running `corosrv serve` with an application: its ports, and the ids of its processes."""
+
+    grpc_port: int
+    http_port: int
+    front_pid: int
+    grpc_pid: int
+
+
 @contextlib.contextmanager
-def handlers() -> Iterator[tuple[int, int]]:
-    """Starts `corosrv serve` with an application; gives its ports of gRPC and of HTTP."""
+def handlers() -> Iterator[Handlers]:
+    """Starts `corosrv serve` with an application."""
     port = free_port()
     with serving({"WORKER_APP": APP, "GRPC_PORT": str(port), "MODEL": ""}) as server:
-        yield port, server.address[1]
+        yield Handlers(port, server.address[1], server.worker_pid, _grpc_process_of(server.worker_pid))
+
+
+def _grpc_process_of(front_pid: int) -> int:
+    tasks = Path(f"/proc/{front_pid}/task").iterdir()
+    pids = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    return int(next(pid for pid in pids if b"corosrv.kserve.grpc" in Path(f"/proc/{pid}/cmdline").read_bytes()))
 
 
 @contextlib.contextmanager
