@@ -284,3 +284,23 @@ def test_calls_that_redis_has_lost_are_a_503(start_front: StartFront, starts: Pa
         assert "running" not in front.ends
         front.send("cancel", id="running")
         assert front.end_of("running")["status"] == 499
+
+
+def test_a_redis_whose_memory_is_full_refuses_what_is_to_wait_and_loses_nothing(start_front: StartFront, starts: Path):
+    with redis_server() as small:
+        front = start_front("a", small)
+        front.submit("running", seconds=LONG)
+        await_line(starts, "started", "running")
+        front.submit("waits", seconds=0)
+        await_that(lambda: waiting(small) == 1, "the call does not wait")
+
+        small.command("CONFIG", "SET", "maxmemory", "1")
+        front.submit("refused", seconds=0)
+        refused = front.end_of("refused")
+        front.send("cancel", id="running")  # its permit is free: what waits cannot be marked as begun, though
+        front.end_of("running")
+        small.command("CONFIG", "SET", "maxmemory", "0")
+
+        assert (refused["status"], refused["retry_after"]) == (503, 1)
+        assert front.end_of("waits")["status"] == 200
+        assert begun(starts)["waits"] == 1

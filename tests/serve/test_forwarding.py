@@ -171,6 +171,9 @@ def test_its_api_document_and_metrics_show_upstreams(forwarding: ServerFront, up
     host, id = f'host="127.0.0.1:{upstream.port}"', f'upstream="{forwarding.upstream()["id"]}"'
     assert metrics[f'corosrv_upstream_state{{{host},state="ready",{id}}}'] == 1
     assert metrics[f"corosrv_upstream_permits{{{host},{id}}}"] == 2
+    names = {name.partition("{")[0].removeprefix("corosrv_upstream_") for name in metrics}
+    assert names >= {"in_flight", "ok_total", "aborted_total", "first_byte_seconds_total", "call_seconds_total",
+                     "tokens_total", "token_seconds_total"}  # fmt: skip
 
 
 # Errors.

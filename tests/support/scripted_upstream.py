@@ -40,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(upstream.health, {})
         elif self.path == "/v1/models":
             self.answer(
-                200, {"object": "list", "data": [{"id": name, "owned_by": upstream.owner} for name in upstream.models]}
+                upstream.listing,
+                {"object": "list", "data": [{"id": name, "owned_by": upstream.owner} for name in upstream.models]},
             )
         else:
             self.answer(404, {})
@@ -80,6 +81,7 @@ class ScriptedUpstream:
         self.models = models
         self.owner = "test"  # of its models, as it lists them
         self.health = 200
+        self.listing = 200  # the status of the list of its models
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.n_running = 0
         self.most_running = 0

@@ -142,6 +142,10 @@ class Commands:
             f"{id} is {state}",
         )
 
+    def await_reason(self, words: str) -> None:
+        """Waits until an upstream says with these words why it takes no calls."""
+        wait_until(lambda: any(words in upstream.reason for upstream in self.pool.upstreams), words)
+
     def await_calls(self, waiting: int = 0, running: int = 0) -> None:
         def are_so() -> bool:
             n_running = sum(upstream.in_flight for upstream in self.pool.upstreams)

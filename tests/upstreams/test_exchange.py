@@ -325,6 +325,27 @@ def test_a_name_that_resolves_to_nothing_is_down():
         begun(exchange)
 
 
+def test_a_name_is_looked_up_for_each_new_connection(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    with scripted() as a, scripted() as b:
+        addresses = iter([upstream.url.rpartition(":")[2] for upstream in (a, b)])
+
+        def look_up(host: str, *rest: object, **options: object) -> list[object]:
+            asked.append(host)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", int(next(addresses))))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        connections = UpstreamConnections("http://moves.test:80", 4)
+        for _ in range(2):
+            exchange = Exchange(connections, ExchangeLimits(5, 5))
+            begun(exchange)
+            exchange.close(is_whole=False)
+        connections.close()
+
+        assert asked == ["moves.test"] * 2
+        assert (len(a.requests), len(b.requests)) == (1, 1)
+
+
 def test_an_https_upstream_that_does_not_speak_tls_is_down():
     with (
         raw_server(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as url,

@@ -133,6 +133,32 @@ def test_an_upstream_falls_by_its_probes_and_rises_again(pool: PoolProcess):
         assert one(pool)["state"] == "ready"
 
 
+@pytest.mark.parametrize(("status", "words"), [(302, "a redirect, which is not followed"), (503, "503")])
+def test_an_upstream_whose_probes_are_answered_otherwise_gets_no_calls(pool: PoolProcess, status: int, words: str):
+    with scripted() as a:
+        a.health = status
+        pool.do("add", url=a.url, up=False)
+        pool.do("await_reason", words=words)
+        pool.do("submit", names=["c"])
+        pool.do("await_calls", waiting=1)
+        assert (one(pool)["state"], a.requests) == ("probing", [])
+
+        a.health = 200
+
+        assert ends(pool.do("results")) == [["ok"]]
+
+
+def test_an_upstream_without_a_health_endpoint_is_probed_by_the_list_of_its_models(pool: PoolProcess):
+    with scripted() as a:
+        a.health, a.listing = 404, 500
+        id, _ = pool.do("add", url=a.url, up=False)
+        pool.do("await_reason", words="500 to /v1/models")
+
+        a.listing = 200
+
+        pool.do("await_state", id=id, state="ready")
+
+
 def test_a_call_for_an_upstream_that_stays_down_is_refused_in_time(pool: PoolProcess):
     gate = Gate()
     pool.do("close")
@@ -181,13 +207,14 @@ def test_five_faults_open_the_breaker_and_one_trial_passes_and_two_close_it(pool
         assert one(pool)["failed"] == {"answered_5xx": 5}
 
 
-def test_a_refusal_by_an_upstream_is_no_fault(pool: PoolProcess):
-    with scripted(fails_with(422)) as a:
+@pytest.mark.parametrize("status", [422, 501])
+def test_a_refusal_by_an_upstream_is_no_fault(pool: PoolProcess, status: int):
+    with scripted(fails_with(status)) as a:
         pool.do("add", url=a.url)
         pool.do("submit", names=[f"c{i}" for i in range(12)])
         results = pool.do("results")
 
-    assert {result["status"] for result in results} == {422}
+    assert {result["status"] for result in results} == {status}
     assert one(pool)["state"] == "ready"
 
 
@@ -215,6 +242,32 @@ def test_a_call_waits_for_the_only_upstream_while_that_is_busy(pool: PoolProcess
 
         assert ends(pool.do("results")) == [["ok"]]
         assert bodies(a) == ["c", "c"]
+
+
+@pytest.mark.parametrize("fault", ["no connection", "reset", "stall", "502", "garbage"])
+def test_each_fault_of_an_upstream_counts_for_its_breaker(pool: PoolProcess, fault: str):
+    def stalls(handler: Handler) -> None:
+        handler.connection.settimeout(15)
+        handler.connection.recv(1)
+        handler.close_connection = True
+
+    def babbles(handler: Handler) -> None:
+        handler.wfile.write(b"hello\r\n\r\n")
+        handler.close_connection = True
+
+    pool.do("close")
+    pool.do("new", first_byte=0.3, probes_each=600.0, probes_soonest=600.0)
+    ways = {"reset": closes, "stall": stalls, "502": fails_with(502), "garbage": babbles}
+    with scripted(ways.get(fault, echo)) as a:
+        pool.do("add", url=a.url)
+        if fault == "no connection":
+            a.stop_listening()
+
+        names = [f"c{i}" for i in range(5)]
+        pool.do("submit", names=names, seconds=20)
+        pool.do("await_reason", words="its last calls failed")
+        for name in names:
+            pool.do("cancel", name=name)
 
 
 # What is tried again.
@@ -316,6 +369,22 @@ def test_an_abort_ends_what_a_drain_waits_for(pool: PoolProcess):
         pool.do("await_state", id=id, state="gone")
 
         assert stream.is_closed.wait(15)
+
+
+def test_a_second_drain_changes_nothing_of_the_first(pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c"])
+        pool.do("await_piece", name="c")
+
+        pool.do("remove", id=id)
+        pool.do("remove", id=id, timeout=0.0)
+        assert one(pool)["state"] == "draining"
+        stream.go_on.set()
+
+        assert ends(pool.do("results")) == [["ok"]]
+        pool.do("await_state", id=id, state="gone")
 
 
 def test_an_upstream_that_drains_gets_no_calls(pool: PoolProcess):
