@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat
-from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, Reasoning
 from corosrv.chat.prepare import prepare
 from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
+from tests.callformats.answers import Answer, collect
 from tests.callformats.test_templates import NOT_NATIVE, traits
 from tests.support import llama_templates
 from tests.support.llama_chat_cases import ChatCase, read_cases, tools_of
@@ -73,27 +72,17 @@ def conversation(case: ChatCase) -> Conversation:
     )
 
 
-def read(case: ChatCase, pieces: list[str]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Returns the thoughts, the text and the calls of an answer that comes in these pieces."""
+def read(case: ChatCase, pieces: list[str]) -> Answer:
+    """Reads an answer that comes in these pieces; blanks around it are left out."""
     found = traits(case.template)
     card = ModelCard(
         "m", 1, capabilities=frozenset(("completion", "chat", "tools")),
         call_format=found.call_format, answer_format=found.answer, splits_reasoning=splits_thoughts(case),
     )  # fmt: skip
     _, parser = prepare(conversation(case), card)
-    thoughts, text = "", ""
-    calls: list[tuple[str, str]] = []
-    for part in parser.parts([*(Chunk(0, piece, 1) for piece in pieces), Chunk(0, "", 1, Finish.STOP)]):
-        match part:
-            case Reasoning():
-                thoughts += part.text
-            case AnswerText():
-                text += part.text
-            case CallBegin():
-                calls.append((part.name, ""))
-            case CallArguments():
-                calls[-1] = (calls[-1][0], calls[-1][1] + part.piece)
-    return thoughts.strip(), text.strip(), [(name, json.loads(arguments)) for name, arguments in calls]
+    chunks = [*(Chunk(0, piece, 1) for piece in pieces), Chunk(0, "", 1, Finish.STOP)]
+    thoughts, text, calls = collect(parser.parts(chunks))
+    return Answer(thoughts.strip(), text.strip(), calls)
 
 
 @pytest.mark.parametrize("case", COMPARED, ids=lambda case: f"{case.template}-{case.line}")

@@ -15,13 +15,13 @@ from corosrv.callformats.probes import NAME, OTHER_NAME, THOUGHT, USER, Probe, R
 from corosrv.chat.choice import Syntax
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation
 from corosrv.chat.parser import SyntaxParser
-from corosrv.chat.parts import AnswerText, CallArguments, CallBegin, Reasoning
 from corosrv.chat.prepare import prepare
 from corosrv.chat.tool_schema import string_members
 from corosrv.engine.jinja_template import JinjaTemplate
 from corosrv.engine.sandbox import TemplateLimits
 from corosrv.engine.traits import Traits, find_traits
 from corosrv.jobs import Chunk, Finish, Job, Messages, ModelCard
+from tests.callformats.answers import Answer, collect
 from tests.support import llama_templates
 from tests.support.oracle import shared_oracle
 
@@ -120,22 +120,10 @@ def syntax(found: Traits, opens: bool = False) -> Syntax:
     )
 
 
-def read(syntax: Syntax, pieces: list[str]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Returns the thoughts, the text and the calls of an answer that comes in these pieces."""
-    thoughts, text = "", ""
-    calls: list[tuple[str, str]] = []
+def read(syntax: Syntax, pieces: list[str]) -> Answer:
+    """Reads an answer that comes in these pieces."""
     chunks = [*(Chunk(0, piece, 1) for piece in pieces), Chunk(0, "", 1, Finish.STOP)]
-    for part in SyntaxParser(syntax).parts(chunks):
-        match part:
-            case Reasoning():
-                thoughts += part.text
-            case AnswerText():
-                text += part.text
-            case CallBegin():
-                calls.append((part.name, ""))
-            case CallArguments():
-                calls[-1] = (calls[-1][0], calls[-1][1] + part.piece)
-    return thoughts, text, [(name, json.loads(arguments)) for name, arguments in calls]
+    return collect(SyntaxParser(syntax).parts(chunks))
 
 
 def is_native(name: str) -> bool:
