@@ -43,7 +43,7 @@ format: $(TOOLS)
 	$(BIN)/ruff format corosrv native benchmarks tests setup.py
 	$(CLANGFMT) -i $(CXXFILES)
 
-# Figures of the README: open streams, stalled ones and a storm of clients on the synthetic model,
+# Figures of docs/guide/figures.md: open streams, stalled ones and a storm of clients on the synthetic model,
 # clients that leave on the real one, predictions through a worker process.
 load: $(TOOLS)
 	$(BIN)/python -m tests.load.streams
@@ -79,7 +79,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info corosrv/_native*.so tests/native/build
 
 # What everything else stands on: libllama takes minutes to compile, and is kept as long as its version and options are.
-# CMAKE_ARGS chooses devices (README), and is remembered for the next time.
+# CMAKE_ARGS chooses devices (docs/guide/models.md), and is remembered for the next time.
 $(LIBLLAMA): native/libllama.py native/libllama.cmake native/amx_flags.sh native/prerequisites.sh native/libllama-version \
              native/environment.sh
 	PYTHON=$(PYTHON) sh native/prerequisites.sh

@@ -1,4 +1,4 @@
-"""The documents for developers: what they name is there, and what they promise to explain is explained."""
+"""Tests that what the documents name is there, and that what they promise to explain is explained."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("CONTRIBUTING.md", "docs/architecture.md", "docs/how-to.md", "docs/scaling.md")
+DOCUMENTS = [
+    "README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("**/*.md"))
+]  # fmt: skip
 PLACE = re.compile(r"`((?:corosrv|native|tests|docs|deploy|benchmarks)/[\w./-]*)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 ROW = re.compile(r"^\| \*\*(I\d+)\*\* .*`([\w./-]+)`: \"([^\"]+)\" \|$", re.MULTILINE)
 
 
 def read(document: str) -> str:
     return (ROOT / document).read_text()
+
+
+def headings(page: Path) -> set[str]:
+    """Returns the names by which links reach the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -22,7 +31,26 @@ def test_every_file_that_a_document_names_exists(document: str):
     assert missing == []
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "README.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_to_a_file_and_a_heading(document: str):
+    page = ROOT / document
+    broken = [
+        (target, heading)
+        for target, heading in LINK.findall(page.read_text())
+        if not (place := (page.parent / target if target else page)).exists()
+        or (heading and heading not in headings(place))
+    ]
+
+    assert broken == []
+
+
+def test_the_readme_links_every_page_of_the_guide():
+    pages = {f"docs/guide/{path.name}" for path in (ROOT / "docs" / "guide").glob("*.md")}
+
+    assert pages - {target for target, _ in LINK.findall(read("README.md"))} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_behind_a_figure_is_there(document: str):
     modules = re.findall(r"`python -m ((?:tests|benchmarks)[\w.]+)", read(document))
 

@@ -1,4 +1,4 @@
-"""Runs what the README tells people to type, as it stands there; only ports and the made-up model path differ."""
+"""Runs what README and guide tell people to type, as it stands there; only ports and made-up model paths differ."""
 
 import json
 import os
@@ -22,7 +22,11 @@ from tests.support.hub_server import Repo, hub_server
 
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs" / "guide").glob("*.md"))]
+# README repeats a few blocks of the guide.
+BLOCKS = dict.fromkeys(
+    block for page in PAGES for block in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL)
+)
 # `make test` is what runs this.
 SERVERS = [
     "make run",
@@ -111,7 +115,7 @@ def port(environ: dict[str, str]) -> Iterator[int]:
 
 
 def test_every_command_is_known_to_these_tests() -> None:
-    commands = [line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")]
+    commands = {line for text in blocks("sh") for line in text.splitlines() if not text.startswith("curl")}
 
     assert sorted(commands) == sorted(["make test", UPSTREAMS, PEERS, IMAGES, HUB, *SERVERS])
 
@@ -254,6 +258,20 @@ def test_the_predictor_is_the_example() -> None:
     example = (REPOSITORY / "deploy/predictor/predict.py").read_text()
 
     assert example.endswith(block("python", "BasePredictor"))
+
+
+def test_the_handler_answers_the_call_of_its_page(environ: dict[str, str], tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (tmp_path / "sums.py").write_text(block("python", "TensorSpec"))
+    port = free_port()
+    curl = block("sh", "models/add/infer").replace(":8080", f":{port}")
+
+    with running(f"corosrv serve {tmp_path}/sums.py:app --port {port}", port, environ):
+        answer = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=DEADLINE, check=True)
+
+    (output,) = json.loads(answer.stdout)["outputs"]
+    assert output["data"] == [11, 22, 33]
 
 
 def test_doctor_finds_nothing_fatal(environ: dict[str, str]) -> None:

@@ -62,4 +62,4 @@ def check_devices(settings: ModelSettings, devices: Sequence[Device]) -> None:
         raise ModelFailed(f"COROSRV_MAIN_GPU is {settings.main_gpu}, and the devices are 0 to {len(gpus) - 1}")
 
 
-BUILD_FOR_GPU = "Build it for one with CMAKE_ARGS=-DGGML_CUDA=on make install (README: Other devices)"
+BUILD_FOR_GPU = "Build it for one with CMAKE_ARGS=-DGGML_CUDA=on make install (docs/guide/models.md: Other devices)"
