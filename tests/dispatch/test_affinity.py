@@ -7,6 +7,7 @@ import pytest
 from corosrv.dispatch.affinity import SessionTable
 from corosrv.dispatch.host import LaneGroup
 from corosrv.dispatch.permits import PermitPool
+from corosrv.errors import NotHandedOver
 from corosrv.jobs.infer import BatchLimits
 from tests.dispatch.hosts import FakeHost, Front, card, text
 
@@ -134,3 +135,29 @@ def test_work_that_waits_for_a_worker_whose_slots_are_poisoned_goes_to_another_a
     home.tell()
 
     assert len(other.calls) == 1
+
+
+def test_every_call_that_may_be_stolen_is_while_workers_are_free(front: Front):
+    front.add("p/0")
+    front.call(session="s")
+    others = [front.add("p/1"), front.add("p/2")]
+    front.call(session="s")
+    front.call(session="s")
+    assert not any(other.calls for other in others)
+
+    front.clock.pass_time(0.2)
+
+    assert [len(other.calls) for other in others] == [1, 1]
+
+
+def test_a_call_that_was_refused_waits_for_no_worker_that_four_wait_for(front: Front):
+    front.add("p/0")
+    front.call(session="s")
+    refusing = front.add("p/1")
+    front.call()
+    for _ in range(4):
+        front.call(session="s")
+
+    refusing.calls[0].fail(NotHandedOver("the lane is closed"))
+
+    assert refusing.n_started == 2
