@@ -48,6 +48,28 @@ def test_five_crashes_in_a_minute_are_a_loop(record: CrashRecord):
     assert record.is_looping
 
 
+def test_five_crashes_in_just_a_minute_are_a_loop(record: CrashRecord):
+    for now in (0.0, 15.0, 30.0, 45.0, 60.0):
+        record.add(now)
+
+    assert record.is_looping
+
+
+def test_a_pool_that_loops_goes_on_to_start_every_half_minute(record: CrashRecord):
+    for now in range(5):
+        record.add(float(now))
+
+    assert [record.add(200.0 * n, reason="no licence") for n in (1, 2)] == [30, 30]
+    assert record.is_looping
+    assert record.last_reason == "no licence"
+
+
+def test_without_crashes_nothing_is_to_be_forgotten(record: CrashRecord):
+    record.note_well(now=1000.0, ready_since=10.0)
+
+    assert (record.has_crashed, record.retry_at, record.last_reason) == (False, 0.0, "")
+
+
 def test_a_loop_ends_with_a_minute_of_health(record: CrashRecord):
     for now in range(5):
         record.add(float(now))

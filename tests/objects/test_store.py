@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from corosrv.errors import ObjectExpired, ObjectNotFound, ObjectTooLarge, Refused, StoreFull
 from corosrv.jobs.objects import ObjRef
 from corosrv.objects.content import MIN_FILE, ObjectContent
-from corosrv.objects.store import ObjectStore
+from corosrv.objects.store import MAX_TTL, ObjectStore
 from tests.support.descriptors import n_descriptors
 
 NOW = 1_000_000.0
@@ -170,9 +170,47 @@ def test_a_time_to_live_out_of_range_is_refused(ttl_s: float):
         put(ObjectStore(), ttl_s=ttl_s)
 
 
-def test_a_content_type_of_two_lines_is_refused():
+@pytest.mark.parametrize("content_type", ["text/plain\r\nX: y", "text/ü", "x" * 201])
+def test_a_content_type_that_no_header_takes_is_refused(content_type: str):
     with pytest.raises(Refused, match="content_type"):
-        put(ObjectStore(), content_type="text/plain\r\nX: y")
+        put(ObjectStore(), content_type=content_type)
+
+
+def test_what_is_just_within_the_limits_is_stored():
+    store = ObjectStore(max_bytes=10, max_object=10)
+
+    ref = put(store, bytes(10), ttl_s=MAX_TTL, content_type="x" * 200, key="k" * 200)
+
+    assert read(store, ref.id, NOW + MAX_TTL - 1) == bytes(10)
+    store.sweep(NOW + MAX_TTL)
+    assert store.stats.n_objects == 0
+
+
+def test_what_was_deleted_was_not_there_and_what_expired_was():
+    store = ObjectStore()
+    deleted, expired = put(store), put(store, ttl_s=1)
+
+    store.delete(deleted.id, NOW)
+    store.sweep(NOW + 1)
+
+    with pytest.raises(ObjectNotFound):
+        store.get(deleted.id, NOW + 1)
+    with pytest.raises(ObjectExpired):
+        store.get(expired.id, NOW + 1)
+
+
+def test_little_is_kept_of_objects_that_are_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("corosrv.objects.store._REMEMBERED", 2)
+    store = ObjectStore()
+    refs = [put(store, key=f"k{number}", ttl_s=1) for number in range(3)]
+
+    store.sweep(NOW + 1)
+
+    with pytest.raises(ObjectNotFound):
+        store.get(refs[0].id, NOW + 1)
+    with pytest.raises(ObjectExpired):
+        store.get(refs[1].id, NOW + 1)
+    assert not store._by_key
 
 
 def test_a_closed_store_leaves_no_descriptor():
