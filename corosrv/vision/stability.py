@@ -19,8 +19,7 @@ class StabilityRecord:
         self._is_unstable = False
 
     def note_restart(self, now: float) -> None:
-        """Records that a process follows one that died."""
-        self._serves_since = math.inf
+        """Records that a process follows one whose death was recorded."""
         self._restarts.append(now)
         if len(self._restarts) == MOST_RESTARTS and now - self._restarts[0] <= WINDOW:
             self._is_unstable = True
@@ -35,7 +34,6 @@ class StabilityRecord:
 
     def is_unstable(self, now: float) -> bool:
         """Returns whether there were too many restarts, and none has served for long enough since."""
-        if self._is_unstable and now - self._serves_since >= RECOVERY:
+        if now - self._serves_since >= RECOVERY:
             self._is_unstable = False
-            self._restarts.clear()
         return self._is_unstable

@@ -40,6 +40,14 @@ def test_those_used_longest_ago_make_room():
     assert cache.n_bytes == 64
 
 
+def test_an_image_as_large_as_all_the_room_is_kept():
+    cache = ImageCache(64)
+
+    cache.put(("", "a"), image_of(4))
+
+    assert cache.get(("", "a")) is not None
+
+
 def test_an_image_larger_than_all_the_room_drops_nothing():
     cache = ImageCache(64)
     cache.put(("", "a"), image_of(2))

@@ -36,5 +36,14 @@ def test_a_death_begins_the_minute_anew():
     assert not record.is_unstable(51.0 + RECOVERY)
 
 
+def test_an_encoder_that_has_died_does_not_recover_by_waiting():
+    record = record_of(0.0, 1.0, 2.0)
+    record.note_ready(10.0)
+
+    record.note_death()
+
+    assert record.is_unstable(10.0 + RECOVERY)
+
+
 def test_an_encoder_that_does_not_serve_is_not_trusted_however_long():
     assert record_of(0.0, 1.0, 2.0).is_unstable(10_000.0)

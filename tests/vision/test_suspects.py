@@ -38,7 +38,22 @@ def test_the_oldest_suspects_are_forgotten():
     for _ in range(2):
         suspects.add("first", 0.0)
 
-    for number in range(MAX_SUSPECTS):
+    for number in range(MAX_SUSPECTS - 1):
+        suspects.add(str(number), 1.0)
+    while_all_fit = suspects.is_refused("first", 1.0)
+    suspects.add("last", 1.0)
+
+    assert while_all_fit
+    assert not suspects.is_refused("first", 1.0)
+
+
+def test_a_suspect_that_crashed_again_is_not_the_oldest():
+    suspects = CrashSuspects()
+    suspects.add("first", 0.0)
+    for number in range(MAX_SUSPECTS - 1):
         suspects.add(str(number), 1.0)
 
-    assert not suspects.is_refused("first", 1.0)
+    suspects.add("first", 2.0)
+    suspects.add("last", 3.0)
+
+    assert suspects.is_refused("first", 3.0)
