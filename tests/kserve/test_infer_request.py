@@ -122,6 +122,8 @@ def test_datatypes_without_elements_in_json_ask_for_binary_data(datatype):
         ([2], [1, 2, 3]),
         ([], []),
         ([], [1, 2]),
+        ([], [[]]),
+        ([], [[[]]]),
         ([0], [1]),
         ([2, 2], [[1, 2], [3]]),
         ([2, 2], [[1, 2, 3], [4]]),

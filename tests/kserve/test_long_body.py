@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corosrv.bodies.body import decode_unscanned
 from corosrv.errors import InvalidJson, Refused
-from corosrv.kserve import long_data
+from corosrv.kserve import json_data, long_data
 from corosrv.kserve.infer_request import INFER_DECODER, decode_request
 from corosrv.kserve.long_body import MAX_REST, cut_data
 from corosrv.processor import Turns
@@ -177,6 +178,24 @@ def test_strings_without_a_comma_between_them_are_refused_in_the_first_window(se
 
     with pytest.raises(InvalidJson, match="no comma between them"):
         long_data.LongDataScanner(data, 0).scan(Turns())
+
+
+def test_data_beyond_the_shape_are_not_decoded_to_their_end(monkeypatch: pytest.MonkeyPatch):
+    n_pieces = 0
+
+    def count(text: bytes, decoder: Any) -> Any:
+        nonlocal n_pieces
+        n_pieces += 1
+        return decode_unscanned(text, decoder)
+
+    monkeypatch.setattr(long_data, "decode_unscanned", count)
+    array, _ = long_data.LongDataScanner(json.dumps([1] * 500_000).encode(), 0).scan(Turns())
+
+    with pytest.raises(Refused, match="more elements than the 2 of the shape"):
+        json_data.tensor("a", "INT32", [2], array)
+
+    assert len(array.pieces) > 10
+    assert n_pieces == 1
 
 
 def test_others_run_while_millions_of_numbers_are_decoded():
