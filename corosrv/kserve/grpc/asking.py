@@ -158,9 +158,8 @@ class Asker:
             waiting.set_result(answer)
 
     def abandon(self, reason: str) -> None:
-        """Ends all calls as lost, for their handlers may have run, and cancels them."""
+        """Ends all calls as lost, for their handlers may have run. The server cancels them when the lane is closed."""
         for number in list(self._running):
-            self._send(AskCancel(number))
             self._lose(number, reason)
 
     def _lose(self, number: int, reason: str) -> None:

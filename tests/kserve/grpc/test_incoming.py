@@ -153,24 +153,19 @@ def test_a_small_message_that_may_become_large_is_read_in_a_thread(monkeypatch: 
 
 
 def test_two_long_messages_are_read_at_a_time_and_short_ones_meanwhile() -> None:
-    n_running, most, lock, pairs = 0, 0, threading.Lock(), threading.Barrier(2)
+    pair, three = threading.Barrier(2), threading.Barrier(3)
 
-    def work() -> None:
-        nonlocal n_running, most
-        with lock:
-            n_running += 1
-            most = max(most, n_running)
-        pairs.wait(20)
-        with lock:
-            n_running -= 1
+    def work() -> bool:
+        pair.wait(20)
+        try:
+            three.wait(1)
+        except threading.BrokenBarrierError:
+            return False
+        return True
 
-    async def scenario() -> str:
+    async def scenario() -> tuple[str, list[bool]]:
         long = [asyncio.create_task(convert(LONG_MESSAGE, work)) for _ in range(6)]
-        while most < 2:
-            await asyncio.sleep(0)
-        short = await convert(10, str)
-        await asyncio.gather(*long)
-        return short
+        await asyncio.sleep(0)
+        return await convert(10, str), await asyncio.gather(*long)
 
-    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == ""
-    assert most == 2
+    assert asyncio.run(asyncio.wait_for(scenario(), 30)) == ("", [False] * 6)
