@@ -111,6 +111,14 @@ def test_a_full_queue_refuses_and_counts_what_waits_in_all_bands(steps: QueueSte
     assert steps.length() == 2
 
 
+def test_work_is_never_trimmed_and_the_bell_is(steps: QueueSteps):
+    for number in range(1000):
+        steps.enqueue(f"c{number}", max_queue=10_000)
+
+    assert steps.length() == 1000
+    assert steps.client.execute("XLEN", NAMES.bell) < 600
+
+
 def test_calls_that_run_leave_room_in_the_queue(steps: QueueSteps):
     steps.enqueue("c1")
     steps.pull(n=1)
