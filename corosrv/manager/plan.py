@@ -176,8 +176,7 @@ def shortage(claim: Claim, budget: Claim) -> str:
 
 def _lacks(pool: PoolSnapshot) -> int:
     """Returns how many workers a pool should start; one more than its target where one is to be replaced."""
-    is_replacing = _outgoing(pool) is not None and pool.target > 0
-    return max(0, pool.target + is_replacing - pool.live)
+    return max(0, pool.target + (_outgoing(pool) is not None) - pool.live)
 
 
 def _outgoing(pool: PoolSnapshot) -> WorkerSnapshot | None:

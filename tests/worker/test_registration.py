@@ -30,6 +30,13 @@ def test_well_described_pools_have_no_fault() -> None:
     assert fault_of_load(Loaded([default, pool(model("b"), name="B", gpus=0.5, memory_mb=100.0)])) == ""
 
 
+def test_pools_that_are_just_within_their_limits_have_no_fault() -> None:
+    first = pool(model("a", priority=1, max_queue=0, batch=BatchLimits(1, 0.0)), min_workers=1, max_workers=1)
+    widest = pool(model("b", priority=9, concurrency=MAX_SLOTS), name="B", min_workers=2, max_workers=2)
+
+    assert fault_of_load(Loaded([first, widest])) == ""
+
+
 @pytest.mark.parametrize(
     ("pools", "fault"),
     [
@@ -40,6 +47,7 @@ def test_well_described_pools_have_no_fault() -> None:
         ([pool(model("a"), name="joined")], "a pool cannot have the name 'joined'"),
         ([pool(model("a"), model("a"))], "model:a: is offered twice"),
         ([pool(model("a")), pool(model("a"), name="b")], "model:a: is offered twice"),
+        ([pool(model("x"), model("a"), model("a"))], "model:a: is offered twice"),
         ([pool(model("a", capability={"x": 1}), model("b", capability={"x": 1}))], 'cap:{"x":1} is offered twice'),
         ([pool(model("", version="1"))], "model::1 has"),
         ([pool(model(concurrency=0))], "concurrency 0"),
