@@ -76,7 +76,8 @@ def _negations(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for flag, name in _NEGATIONS.items():
         words = f"the same as --{name.replace('_', '-')} 0"
-        with_settings = click.option("--" + flag.replace("_", "-"), is_flag=True, help=words)(with_settings)
+        flags = ["--" + flag.replace("_", "-"), *_SHORT.get(flag, ())]
+        with_settings = click.option(*flags, flag, is_flag=True, help=words)(with_settings)
     return with_settings
 
 
@@ -141,13 +142,15 @@ _SHORT = {
     "flash_attn": ("-fa",),
     "cache_type_k": ("-ctk",),
     "cache_type_v": ("-ctv",),
+    "kv_unified": ("-kvu",),
+    "no_kv_unified": ("-no-kvu",),
     "hf_token": ("-hft",),
     "batch": ("-ub", "--ubatch-size", "-b", "--batch-size"),
 }
 
 
 # Flags that switch a setting off.
-_NEGATIONS = {"no_mmproj": "mmproj_auto", "no_context_shift": "context_shift"}
+_NEGATIONS = {"no_mmproj": "mmproj_auto", "no_context_shift": "context_shift", "no_kv_unified": "kv_unified"}
 
 # What a flag without a value says.
 _ALONE = {"flash_attn": "on"}

@@ -177,6 +177,13 @@ def test_a_command_line_of_llama_server_is_understood(served, monkeypatch, tmp_p
     assert loaded.server.keys == ("three", "one", "two")
 
 
+@pytest.mark.parametrize("flags", ["-kvu", "--kv-unified", "--kv-unified 1", "--no-kv-unified", "-no-kvu"])
+def test_a_shared_context_is_switched_by_llama_servers_flags(served, flags):
+    assert run("serve", *flags.split(), "--model", "synthetic:").exit_code == 0
+
+    assert corosrv.settings.load().models[0].kv_unified is ("no" not in flags)
+
+
 def test_flash_attention_needs_no_value(served):
     assert run("serve", "--model", "synthetic:", "-fa").exit_code == 0
 

@@ -51,6 +51,7 @@ def _meta(info: ModelInfo) -> dict[str, Any]:
         "vocab_type": info.vocab_type,
         "n_vocab": info.n_vocab,
         "n_ctx": info.context,
+        "n_ctx_shared": info.shared_cells,
         "n_ctx_train": info.context_train,
         "n_embd": info.n_embd,
         "n_params": info.n_params,

@@ -94,9 +94,9 @@ class Engine:
             raise errors.ModelFailed(reason)
         self._loaded = self._look_at(native)
         log.info(
-            "engine ready in %.1f s, in process %d alone: %s, %d slots of %d tokens, %s",
+            "engine ready in %.1f s, in process %d alone: %s, %d slots %s, %s",
             time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
-            self._loaded.info.context, self._loaded.info.kernels,
+            self._loaded.info.room, self._loaded.info.kernels,
         )  # fmt: skip
 
     def _look_at(self, native: NativeEngine) -> _Loaded:

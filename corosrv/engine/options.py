@@ -33,6 +33,7 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         reader_bytes=settings.reader_bytes,
         cache_bytes=settings.cache_bytes,
         row_bytes=settings.row_bytes,
+        kv_unified=settings.kv_unified,
         deterministic=settings.deterministic,
         context_shift=settings.context_shift,
         safe_load=verdict is probe.Verdict.SAFE,

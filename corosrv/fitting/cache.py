@@ -41,9 +41,10 @@ class CacheShape:
 
     layers: tuple[LayerCache, ...] = ()
 
-    def bytes(self, slots: int, context: int, types: CacheTypes) -> int:
-        """Returns the bytes that `slots` sequences of `context` tokens take."""
-        return slots * (padded(context) * self.token_bytes(types) + self.state_bytes)
+    def bytes(self, slots: int, context: int, types: CacheTypes, is_shared: bool = False) -> int:
+        """Returns the bytes that `slots` sequences of `context` tokens take; `is_shared`: all tokens lie together."""
+        cells = padded(slots * context) if is_shared else slots * padded(context)
+        return cells * self.token_bytes(types) + slots * self.state_bytes
 
     def token_bytes(self, types: CacheTypes) -> int:
         """Returns the bytes that each token takes."""
@@ -56,7 +57,7 @@ class CacheShape:
 
 
 def padded(context: int) -> int:
-    """Returns the tokens that a slot of so many really has room for."""
+    """Returns the tokens that a cache of so many really has room for."""
     return -(-context // PAD) * PAD
 
 

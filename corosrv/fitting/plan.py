@@ -41,6 +41,7 @@ class ModelNeeds:
     facts: Facts
     types: CacheTypes = field(default_factory=CacheTypes)
     rows: int = 512  # of a step
+    shares_context: bool = False  # all slots have one cache
     may_copy: bool = True  # weights in another order, for faster kernels
     prefix_bytes: int = 0  # of earlier prompts, at most
     more_bytes: int = 0  # of what belongs to the model beside it
@@ -48,7 +49,7 @@ class ModelNeeds:
 
     def cache(self, pair: ContextPair) -> int:
         """Returns the bytes of keys, values and states."""
-        return self.facts.cache.bytes(pair.slots, pair.context, self.types)
+        return self.facts.cache.bytes(pair.slots, pair.context, self.types, self.shares_context)
 
     def computing(self, pair: ContextPair) -> int:
         """Returns the bytes of what a step computes with, rather too many than too few."""
@@ -56,9 +57,10 @@ class ModelNeeds:
         rows = self.rows if facts.cache.layers else max(self.rows, pair.context)  # else whole texts are read at once
         outputs = min(max(pair.slots + _SCORED_ROWS, _VECTOR_ROWS), rows)
         logits = 8 * outputs * facts.n_vocab
-        activations = rows * (24 * facts.n_embd + 12 * facts.n_inner + 4 * pair.context)
+        cells = pair.context * (pair.slots if self.shares_context else 1)  # that a row sees, or is kept from
+        activations = rows * (24 * facts.n_embd + 12 * facts.n_inner + 4 * cells)
         grows = pair.context > _FIRST_CONTEXT
-        first = self.facts.cache.bytes(pair.slots, _FIRST_CONTEXT, self.types) if grows else 0
+        first = self.facts.cache.bytes(pair.slots, _FIRST_CONTEXT, self.types, self.shares_context) if grows else 0
         return logits + activations + first
 
 

@@ -35,6 +35,7 @@ def describe(card: ModelCard, vocabulary: Vocabulary, defaults: Defaults, switch
             "n_ctx": card.meta.get("n_ctx", 0),
         },
         "total_slots": card.slots,
+        "kv_unified": bool(card.meta.get("n_ctx_shared", 0)),
         "model_alias": card.id,
         "model_path": card.file,
         "model_ftype": card.meta.get("ftype", ""),

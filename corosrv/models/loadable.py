@@ -11,7 +11,7 @@ from corosrv.settings import ModelSettings
 
 
 class Footprint(Protocol):
-    """The memory of a loaded model in bytes, and the tokens of context of each slot."""
+    """The memory of a loaded model in bytes, and the tokens of context of one sequence."""
 
     @property
     def size(self) -> int: ...
@@ -22,6 +22,10 @@ class Footprint(Protocol):
 
     @property
     def context(self) -> int: ...
+
+    @property
+    def shared_cells(self) -> int:
+        """Tokens that all slots hold together; 0 where each has room for a whole context."""
 
 
 class Download(Protocol):

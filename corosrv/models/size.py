@@ -33,7 +33,8 @@ def measured(settings: ModelSettings, facts: Facts | None, info: Footprint, slot
     """Returns the bytes of a loaded model with so many slots."""
     if settings.is_synthetic or facts is None:
         return estimate(settings, facts)
-    cache = model_needs(settings, facts).cache(ContextPair(slots, info.context))
+    context = info.shared_cells // slots or info.context
+    cache = model_needs(settings, facts).cache(ContextPair(slots, context))
     return info.size + info.packed_bytes + cache + projector_bytes(settings)
 
 

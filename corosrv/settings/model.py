@@ -35,6 +35,11 @@ class ModelSettings(PlacementSettings):
         check=or_else(0, between(16, MAX_INT32)),
     )
     slots: int = setting(0, "sequences decoded at once, up to 256; 0: 32, or as many as fit into memory")
+    kv_unified: bool = setting(
+        False,
+        "1: all slots share their context, slots times ctx tokens, and one may use all of it while others are idle; "
+        "0: each has its own",
+    )
     memory_bytes: int = setting(
         0,
         "bytes that the model may take with its KV cache; 0: a share of model_bytes, or what is free",
@@ -177,6 +182,9 @@ class ModelSettings(PlacementSettings):
             # What is pre-empted after a shift is computed again without the tokens that it has dropped.
             words = "must be 0 where COROSRV_DETERMINISTIC is 1: shifted texts depend on when the server pauses them"
             raise sources.bad_value("context_shift", words, "1")
+        if self.kv_unified and self.deterministic:
+            words = "must be 0 where COROSRV_DETERMINISTIC is 1: sums over shared cells depend on who else has some"
+            raise sources.bad_value("kv_unified", words, "1")
         if self.is_hub:
             hub_name.parse(self.model)
         if self.is_synthetic:

@@ -118,6 +118,7 @@ typedef struct corosrv_options {
   int64_t reader_bytes;               /* unread text at which a reader's sequences are paused */
   int64_t cache_bytes;                /* of saved prefixes, at most; 0 shares none */
   int64_t row_bytes;                  /* of embedding rows of all tasks that run and wait; one may have more if alone */
+  int32_t kv_unified;                 /* 1: all slots share their context: one sequence may use all of it */
   int32_t deterministic;              /* 1: no result depends on the rest of a batch; slower */
   int32_t context_shift;              /* 1: a full context may be shifted; a model that cannot is not loaded */
   int32_t safe_load;                  /* 1: no repacked weights (libllama's use_extra_bufts=false) */
@@ -134,7 +135,7 @@ typedef struct corosrv_options {
 
 /* What the model is. Strings live as long as the engine. */
 typedef struct corosrv_model_info {
-  int32_t context;       /* tokens of context per slot, as opened */
+  int32_t context;       /* tokens of context of one sequence, as opened */
   int32_t context_train; /* tokens of context the model was trained for */
   int32_t n_vocab;
   int32_t n_embd;
@@ -163,6 +164,7 @@ typedef struct corosrv_model_info {
   const char* rerank_template; /* of a query and a document; "" when the model carries none */
   int32_t n_adapters;          /* LoRA adapters that were loaded */
   int32_t row_width;           /* numbers of an embedding row in a prompt; 0: the model takes none */
+  int32_t shared_cells;        /* tokens that all slots hold together, at most; 0: each has room for a whole context */
 } corosrv_model_info;
 
 typedef struct corosrv_bias {

@@ -48,6 +48,8 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Order]:
     orders = {name: Order(path, 8, 4096) for name, path in paths.items()}
     orders["a context that is rounded up"] = Order(paths["mixture"], 3, 1000, 64)
     orders["quantised"] = Order(write_wide_llama(folder / "quantised.gguf"), 8, 4096, 512, 8, 2)
+    orders["shared"] = Order(paths["mixture"], 3, 300, 64, is_unified=True)
+    orders["shared with states"] = Order(paths["lfm2"], 8, 4096, is_unified=True)
     orders["bfloat16"] = Order(paths["qwen2vl"], 5, 2048, 512, 30, 30)
     return orders
 
@@ -57,15 +59,19 @@ def reported(orders: dict[str, Order]) -> Iterator[dict[str, Buffers]]:
     return dict(zip(orders, buffer_sizes(list(orders.values())), strict=True))
 
 
-SHAPES = [*ARCHITECTURES, "wide heads", "qwen2vl", "bert", "a context that is rounded up", "quantised", "bfloat16"]
+SHAPES = [
+    *ARCHITECTURES, "wide heads", "qwen2vl", "bert", "a context that is rounded up", "quantised", "bfloat16", "shared",
+    "shared with states",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_cache_is_what_libllama_allocates(orders, reported, name: str):
     order = orders[name]
     facts = gguf.read(str(order.path))
+    types = CacheTypes(_NAMES[order.key], _NAMES[order.value])
 
-    taken = facts.cache.bytes(order.slots, order.context, CacheTypes(_NAMES[order.key], _NAMES[order.value]))
+    taken = facts.cache.bytes(order.slots, order.context, types, order.is_unified)
 
     assert abs(taken - reported[name].cache) <= _LOG_BYTES
 
@@ -73,16 +79,17 @@ def test_the_cache_is_what_libllama_allocates(orders, reported, name: str):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_buffers_of_a_step_are_not_underestimated(orders, reported, name: str):
     order = orders[name]
-    needs = ModelNeeds(facts=gguf.read(str(order.path)), rows=order.rows)
+    needs = ModelNeeds(facts=gguf.read(str(order.path)), rows=order.rows, shares_context=order.is_unified)
 
     assert needs.computing(ContextPair(order.slots, order.context)) >= reported[name].computing
 
 
 @pytest.mark.model
-def test_the_real_models_cache_and_buffers_are_near_what_libllama_allocates():
-    order = Order(Path(packaged_model()), 4, 2048)
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_the_real_models_cache_and_buffers_are_near_what_libllama_allocates(is_unified: bool):
+    order = Order(Path(packaged_model()), 4, 2048, is_unified=is_unified)
     [reported] = buffer_sizes([order])
-    needs = ModelNeeds(facts=gguf.read(packaged_model()))
+    needs = ModelNeeds(facts=gguf.read(packaged_model()), shares_context=is_unified)
     pair = ContextPair(order.slots, order.context)
 
     assert abs(needs.cache(pair) - reported.cache) <= _LOG_BYTES

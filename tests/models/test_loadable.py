@@ -16,6 +16,7 @@ from tests.support.waiting import wait_until
 class Measures:
     size: int = 1000
     packed_bytes: int = 0
+    shared_cells: int = 0
     context: int = 64
 
 

@@ -1,5 +1,7 @@
 """How much memory a model is taken for."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from corosrv.engine.binding import ModelInfo
@@ -29,6 +31,15 @@ def test_weights_their_copies_and_the_slots_are_summed(write):
 
     assert size.estimate(with_copies, facts) == 2 * facts.size + 2 * 2048 * 192
     assert size.estimate(without, facts) == facts.size + 2 * 256 * 192
+
+
+def test_what_slots_share_counts_once_for_all_of_them(write):
+    facts = gguf.read(write(head(*PAIRS)))
+    sharing = ModelSettings(model="m.gguf", slots=3, ctx=100, kernels="ggml", kv_unified=True)
+    info = SimpleNamespace(size=1000, packed_bytes=0, context=300, shared_cells=300)
+
+    assert size.estimate(sharing, facts) == facts.size + 512 * 192
+    assert size.measured(sharing, facts, info, 3) == 1000 + 512 * 192
 
 
 def test_the_projector_counts_as_well(write, tmp_path):

@@ -229,6 +229,7 @@ def test_properties_tell_the_model_and_no_folder(connection: Connection) -> None
     shown = good(answer)
     assert shown["model_path"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert (shown["total_slots"], shown["default_generation_settings"]["n_ctx"]) == (8, 1024)
+    assert shown["kv_unified"] is False
     assert (shown["bos_token"], shown["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert b"site-packages" not in answer.body
 

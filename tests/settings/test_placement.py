@@ -48,6 +48,13 @@ def test_a_deterministic_engine_shifts_no_context():
     assert ModelSettings(model="m.gguf", context_shift=True).context_shift
 
 
+def test_a_deterministic_engine_shares_no_context():
+    with pytest.raises(SettingsError, match="COROSRV_KV_UNIFIED must be 0 where COROSRV_DETERMINISTIC is 1"):
+        ModelSettings(model="m.gguf", deterministic=True, kv_unified=True)
+
+    assert ModelSettings(model="m.gguf", kv_unified=True).kv_unified
+
+
 def test_each_of_several_models_has_its_own_place():
     one, two = models_of({"model": "one=1.gguf?cache_type_k=q8_0&tensor_split=3,1,two=2.gguf", "gpu_layers": "7"})
 

@@ -13,13 +13,13 @@ import ctypes, json, re, sys, llama_cpp
 lines = []
 callback = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode()))
 llama_cpp.llama_log_set(callback, ctypes.c_void_p())
-for path, slots, context, rows, key, value in json.load(sys.stdin):
+for path, slots, context, rows, key, value, is_unified in json.load(sys.stdin):
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
     model = llama_cpp.llama_load_model_from_file(path.encode(), params)
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_batch, params.n_ubatch = slots * context, slots, rows, rows
-    params.kv_unified, params.type_k, params.type_v = False, key, value
+    params.kv_unified, params.type_k, params.type_v = is_unified, key, value
     params.n_outputs_max = min(160, rows)
     lines.clear()
     made = llama_cpp.llama_new_context_with_model(model, params)
@@ -43,6 +43,7 @@ class Order(NamedTuple):
     rows: int = 512
     key: int = 1
     value: int = 1
+    is_unified: bool = False
 
 
 class Buffers(NamedTuple):

@@ -67,6 +67,7 @@ class Options(msgspec.Struct, frozen=True):
     reader_bytes: int
     cache_bytes: int = 0
     row_bytes: int = 268_435_456
+    kv_unified: bool = False
     deterministic: bool = False
     context_shift: bool = False
     safe_load: bool = False
@@ -113,12 +114,20 @@ class ModelInfo(msgspec.Struct, frozen=True):
     rerank_template: str
     n_adapters: int
     row_width: int
+    shared_cells: int
 
     @property
     def infill(self) -> InfillTokens | None:
         """The tokens for infilling, or None where the model has none."""
         needed = (self.fim_prefix, self.fim_suffix, self.fim_middle)
         return None if min(needed) < 0 else InfillTokens(*needed, self.fim_repository, self.fim_file)
+
+    @property
+    def room(self) -> str:
+        """Describes the context that slots have."""
+        if self.shared_cells:
+            return f"that share {self.shared_cells} tokens, of which one may have {self.context}"
+        return f"of {self.context} tokens"
 
     @property
     def kernels(self) -> str:

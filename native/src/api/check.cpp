@@ -212,6 +212,9 @@ Status check_options(const corosrv_options& options) {
   if (options.context < 0) return invalid("context must not be negative");
   if (options.synthetic != nullptr && options.context == 0) return invalid("a synthetic model needs a context");
   if (options.synthetic != nullptr && options.n_adapters > 0) return invalid("a synthetic model has no adapters");
+  if (options.kv_unified != 0 && options.deterministic != 0) {
+    return invalid("kv_unified and deterministic exclude each other: a sum over shared cells depends on their order");
+  }
   if (!(options.step_ms > 0)) return invalid("step_ms must be above 0");
   if (options.cache_bytes < 0) return invalid("cache_bytes must not be negative");
   if (options.row_bytes < 0) return invalid("row_bytes must not be negative");

@@ -177,6 +177,7 @@ corosrv_model_info to_c(const ModelInfo& from, int32_t n_vocab) {
   info.rerank_template = from.rerank_template.c_str();
   info.n_adapters = from.n_adapters;
   info.row_width = from.row_width;
+  info.shared_cells = from.shared_cells;
   return info;
 }
 

@@ -193,6 +193,7 @@ ModelOptions to_model_options(const corosrv_options& from) {
   options.rows = from.batch;
   options.threads = from.threads;
   options.pooling = to_pooling(from.pooling);
+  options.shares_context = from.kv_unified != 0;
   options.is_deterministic = from.deterministic != 0;
   options.shifts_context = from.context_shift != 0;
   options.is_safe = from.safe_load != 0;

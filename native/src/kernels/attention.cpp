@@ -195,9 +195,23 @@ void add_tile(const Attention& a, size_t head, Tile& tile, Running& running) {
   for (; at < a.head_size; at += kHeadStep) gather<kHeads, 1>(a, tile, shrink, at, output);
 }
 
+// Returns the first cell, in steps of 32 from `cell` on, behind which the mask may show some: of a cache that sequences
+// share it hides most.
+COROSRV_AVX512 size_t skip_hidden(const Attention& a, size_t cell) {
+  constexpr size_t kStep = 32;
+  const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(0xFC00));  // minus infinity
+  while (cell + kStep <= a.n_cells && _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a.mask + cell), hidden) == 0) {
+    cell += kStep;
+  }
+  return cell;
+}
+
 // Fills the tile with shown cells, from `cell` on. Returns the first cell that was not looked at.
 size_t fill(const Attention& a, size_t cell, Tile& tile) {
-  for (; cell < a.n_cells && tile.n_collected < kTileCells; cell += 16) collect(a, cell, tile);
+  for (cell = skip_hidden(a, cell); cell < a.n_cells && tile.n_collected < kTileCells;
+       cell = skip_hidden(a, cell + 16)) {
+    collect(a, cell, tile);
+  }
   tile.n_cells = std::min(tile.n_collected, kTileCells);
   // The last stripe is computed in full, and some cells behind it are prefetched: these need valid numbers.
   if (tile.n_cells < kTileCells) std::fill_n(tile.cells + tile.n_cells, kSpare, tile.cells[0]);

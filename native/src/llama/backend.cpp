@@ -15,8 +15,9 @@
 #include "kernels/graph_kernels.h"
 #include "llama/context.h"
 #include "llama/handles.h"
-#include "llama/log.h"
 #include "llama/model.h"
+#include "llama/modes.h"
+#include "llama/statuses.h"
 #include "llama/vocabulary.h"
 
 namespace corosrv {
@@ -27,59 +28,6 @@ namespace {
 using MakeContext = std::function<Context()>;
 
 int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
-
-Status to_status(int32_t code) {
-  if (code == 0) return Status::ok();
-  if (code == 1) return Status(StatusCode::kNoRoom, "the KV cache has no room for this request");
-  const std::string reason = take_last_error();
-  return Status(StatusCode::kInternal, "the model could not compute this step (llama_decode: " + std::to_string(code) +
-                                           (reason.empty() ? ")" : ", " + reason + ")"));
-}
-
-// `code`: at the start the setting is at fault, later the engine.
-Status broken_promise(StatusCode code, const std::string& violation) {
-  return Status(code, "COROSRV_DETERMINISTIC=1 cannot be kept for this model: " + violation +
-                          ". It holds where libllama computes on the processor alone, for every weight format, in "
-                          "models of attention, mixtures of experts, Mamba, RWKV, gated delta nets and short "
-                          "convolutions. Start without COROSRV_DETERMINISTIC to serve this model");
-}
-
-Status no_shift(const std::string& reason) {
-  return Status(StatusCode::kInvalid, "COROSRV_CONTEXT_SHIFT=1 is not possible with this model: " + reason +
-                                          ". Start without COROSRV_CONTEXT_SHIFT to serve it");
-}
-
-// Makes the context compute vectors of all tokens that it decodes, for as long as this object lives.
-class VectorMode {
- public:
-  VectorMode(llama_context* context, bool is_always_on) : context_(is_always_on ? nullptr : context) {
-    if (context_ != nullptr) llama_set_embeddings(context_, true);
-  }
-  ~VectorMode() {
-    if (context_ != nullptr) llama_set_embeddings(context_, false);
-  }
-  VectorMode(const VectorMode&) = delete;
-  VectorMode& operator=(const VectorMode&) = delete;
-
- private:
-  llama_context* const context_;
-};
-
-// Lets each row of a batch see all others, for as long as this object lives.
-class NonCausalMode {
- public:
-  NonCausalMode(llama_context* context, bool is_on) : context_(is_on ? context : nullptr) {
-    if (context_ != nullptr) llama_set_causal_attn(context_, false);
-  }
-  ~NonCausalMode() {
-    if (context_ != nullptr) llama_set_causal_attn(context_, true);
-  }
-  NonCausalMode(const NonCausalMode&) = delete;
-  NonCausalMode& operator=(const NonCausalMode&) = delete;
-
- private:
-  llama_context* const context_;
-};
 
 // Tokens with which it is tried whether a context can be shifted.
 constexpr int32_t kTriedRows = 16;
@@ -116,19 +64,24 @@ class LlamaBackend final : public Backend {
 
   Status decode(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
-    if (rows.front().embedding == nullptr) return run(batch_.fill(rows));
+    if (rows.front().embedding == nullptr) return with_room([&] { return run(batch_.fill(rows)); });
     if (!row_batch_) row_batch_.emplace(n_rows_, info_.row_width, info_.is_mrope);
-    const NonCausalMode mode(context_.get(), rows.front().is_non_causal);
-    return run(row_batch_->fill(rows));
+    return with_room([&] {
+      const NonCausalMode mode(context_.get(), rows.front().is_non_causal);
+      return run(row_batch_->fill(rows));
+    });
   }
 
   Status embed(const std::vector<Row>& rows) override {
     if (const Status status = grow(tokens_of(rows)); !status.is_ok()) return status;
-    const VectorMode mode(context_.get(), info_.reads_whole);
     vectors_.resize(rows.size() * vector_size());
     for (size_t first = 0, n_rows; first < rows.size(); first += n_rows) {
       n_rows = piece_size(rows, first);
-      if (const Status status = run(batch_.fill(&rows[first], n_rows)); !status.is_ok()) return status;
+      const Status status = with_room([&] {
+        const VectorMode mode(context_.get(), info_.reads_whole);
+        return run(batch_.fill(&rows[first], n_rows));
+      });
+      if (!status.is_ok()) return status;
       for (size_t i = 0; i < n_rows; ++i) keep_vector(first + i, static_cast<int32_t>(i), rows[first + i].slot);
     }
     return Status::ok();
@@ -144,8 +97,8 @@ class LlamaBackend final : public Backend {
     if (!llama_memory_seq_rm(memory_, slot, kept.last_position + 1, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
   }
 
-  // libllama rotates the keys that have moved when it decodes next. Each cell belongs to one slot: those that sequences
-  // share (llama_memory_seq_cp() in a unified cache) would move for all of them.
+  // libllama rotates the keys that have moved when it decodes next. Each cell belongs to one slot, also of a cache that
+  // all slots share: nothing is copied by llama_memory_seq_cp(), whose cells would move for all of their sequences.
   void shift(int32_t slot, Cut cut) override {
     const int32_t behind = cut.n_kept + cut.n_discarded;
     llama_memory_seq_rm(memory_, slot, cut.n_kept, behind);
@@ -184,9 +137,11 @@ class LlamaBackend final : public Backend {
 
   bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) override {
     if (!grow(wanted.n_tokens).is_ok()) return false;
+    const Status status =
+        with_room([&] { return read(context_.get(), slot, snapshot) ? Status::ok() : to_status(kNoRoomCode); });
     // A snapshot from a file may hold anything: check that it has the positions from 0 to the last.
     const int32_t last = wanted.last_position;
-    const bool is_complete = read(context_.get(), slot, snapshot) && llama_memory_seq_rm(memory_, slot, last + 1, -1) &&
+    const bool is_complete = status.is_ok() && llama_memory_seq_rm(memory_, slot, last + 1, -1) &&
                              llama_memory_seq_pos_min(memory_, slot) == 0 &&
                              llama_memory_seq_pos_max(memory_, slot) == last;
     if (!is_complete) wipe(slot);
@@ -314,6 +269,16 @@ class LlamaBackend final : public Backend {
                                              " tokens in each slot: too little memory was left");
   }
 
+  // Computes it once more where slots that share their cells have filled the first context, before the full one was
+  // needed for one of them.
+  template <typename Compute>
+  Status with_room(Compute compute) {
+    const Status status = compute();
+    if (status.code() != StatusCode::kNoRoom || info_.shared_cells == 0 || !full_.valid()) return status;
+    take_full();
+    return compute();
+  }
+
   // If anything fails, the first context goes on serving with the room that it has.
   void take_full() {
     try {
@@ -365,7 +330,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
   if (!model) return nullptr;
   const int32_t trained = llama_model_n_ctx_train(model.get());
   const int32_t most = options.placement.stretches_context() ? std::numeric_limits<int32_t>::max() : trained;
-  const int32_t context = options.context > 0 ? std::min(options.context, most) : trained;
+  const int32_t context = options.context > 0 ? std::min(options.context, most) : trained;  // of each slot
   std::vector<llama_adapter_lora*> loaded = load_adapters(model.get(), options.adapters, status);
   if (!status.is_ok()) return nullptr;
   ContextPurpose purpose{context};
@@ -396,6 +361,11 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
   }
 
   ModelInfo info = describe(model.get(), purpose.reads_whole ? context : std::max(context, tokens_per_slot(first)));
+  if (shares_context(options, purpose)) {
+    const int64_t n_cells = int64_t{context} * options.slots;
+    info.shared_cells = static_cast<int32_t>(std::min<int64_t>(n_cells, std::numeric_limits<int32_t>::max()));
+    info.context = std::min(info.shared_cells, most);
+  }
   info.n_adapters = static_cast<int32_t>(loaded.size());
   info.pooling = purpose.pooling;
   info.reads_whole = purpose.reads_whole;

@@ -31,8 +31,9 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
   params.embeddings = purpose.reads_whole;
   params.pooling_type = purpose.pooling == Pooling::kRank ? LLAMA_POOLING_TYPE_RANK : LLAMA_POOLING_TYPE_NONE;
   if (options.threads > 0) params.n_threads = params.n_threads_batch = options.threads;
-  // One stream per sequence: no attention over the neighbours' cells, and a NaN in one sequence stays there.
-  params.kv_unified = false;
+  // One stream per sequence: no attention over the neighbours' cells, and a NaN in one sequence stays there. One stream
+  // for all: a sequence may take the cells that others leave.
+  params.kv_unified = shares_context(options, purpose);
   const Placement& placement = options.placement;
   params.type_k = cache_type(options, placement.cache_type_k);
   params.type_v = cache_type(options, placement.cache_type_v);

@@ -14,11 +14,16 @@ constexpr int32_t kVectorRows = 128;
 
 // What a context is made for.
 struct ContextPurpose {
-  int32_t tokens;                    // capacity of a slot
+  int32_t tokens;                    // of a slot, or its part of what all share
   Pooling pooling = Pooling::kMean;  // libllama pools for kRank alone, which needs the model's classification head
   bool reads_whole = false;          // each sequence is computed in one piece, for its vectors alone
   GraphKernels* kernels = nullptr;   // null: libllama computes everything
 };
+
+// Returns whether all slots share one cache. What is computed in one piece keeps nothing that could be shared.
+inline bool shares_context(const ModelOptions& options, const ContextPurpose& purpose) {
+  return options.shares_context && !purpose.reads_whole;
+}
 
 llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose);
 

@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "loop/batches.h"
+
 namespace corosrv {
 
 namespace {
@@ -43,41 +45,10 @@ void side_by_side(std::vector<Item>& items, [[maybe_unused]] int32_t threads, Wo
   for (int32_t i = 0; i < n_items; ++i) work(items[static_cast<size_t>(i)]);
 }
 
-// libllama computes slots that stand in a row, each one's rows together, in one go.
-std::vector<Plan::Item> in_order_of_slots(std::vector<Plan::Item> items) {
-  std::sort(items.begin(), items.end(),
-            [](const Plan::Item& a, const Plan::Item& b) { return a.sequence->slot() < b.sequence->slot(); });
-  return items;
-}
-
 // Minus infinity is what a model says of tokens that it never wants.
 bool are_numbers(const float* logits, size_t n_logits) {
   return std::all_of(logits, logits + n_logits,
                      [](float logit) { return logit < std::numeric_limits<float>::infinity(); });
-}
-
-bool may_share_batch(const Sequence& a, const Sequence& b) {
-  if (a.reads_non_causal() || b.reads_non_causal()) return false;
-  return a.wants_vectors() == b.wants_vectors() && a.reads_rows() == b.reads_rows() &&
-         a.sharing_scope().adapters == b.sharing_scope().adapters;
-}
-
-// Generations and what is to become vectors are computed apart, and so are different adapters, and tokens and embedding
-// rows, and the rows of each image that is not causal: each such part of a plan is a batch of every step, so that none
-// waits for another. In each the items stay in order.
-std::vector<std::vector<Plan::Item>> in_batches(const std::vector<Plan::Item>& items) {
-  std::vector<std::vector<Plan::Item>> batches;
-  for (const Plan::Item& item : items) {
-    const auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) {
-      return may_share_batch(*other.front().sequence, *item.sequence);
-    });
-    if (batch == batches.end()) {
-      batches.push_back({item});
-    } else {
-      batch->push_back(item);
-    }
-  }
-  return batches;
 }
 
 }  // namespace
@@ -86,7 +57,7 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
     : limits_(limits),
       inbox_(inbox),
       backend_(backend),
-      scheduler_(limits.slots, limits.rows, limits.reads_whole),
+      scheduler_(limits.slots, limits.rows, limits.reads_whole, limits.shared_cells),
       sharing_(backend, limits.cache_bytes),
       memory_(backend, sharing_.cache(), limits.slots),
       board_(limits.slots),
@@ -173,11 +144,7 @@ void DecodeLoop::settle() {
   for (const auto& sequence : swept.from_slots) {
     if (sequence->finished() != Finish::kError) sharing_.keep(*sequence);
     memory_.note(*sequence);
-    if (sequence->is_poisoned()) {
-      backend_.wipe(sequence->slot());
-    } else {
-      backend_.forget(sequence->slot(), {});
-    }
+    backend_.forget(sequence->slot(), {});
   }
 }
 
@@ -186,6 +153,7 @@ void DecodeLoop::answer_slot_requests() {
   const auto is_over = [this](const std::shared_ptr<SlotRequest>& request) {
     if (request->is_abandoned()) return true;
     if (scheduler_.is_in_use(request->slot())) return false;
+    free_cells(static_cast<int32_t>(request->content().tokens.size()));  // of what is to be restored
     memory_.run(*request);
     return true;
   };
@@ -197,16 +165,20 @@ void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
 void DecodeLoop::step() {
   const auto begin = Clock::now();
   note_paused();
+  free_cells(0);
   lend_slots();
   scheduler_.admit(begin);
-  sharing_.close_gaps(scheduler_);
+  if (limits_.shared_cells == 0) sharing_.close_gaps(scheduler_);
   sharing_.begin(scheduler_);
   signal();  // whoever wants to hear of it hears that its prompt is about to be read
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
   if (plan.items.empty()) return;
   shift_full(plan);
-  for (const auto& batch : in_batches(in_order_of_slots(plan.items))) compute(batch);
+  for (const auto& batch : batches_of(plan, limits_.shared_cells > 0)) {
+    compute(batch);
+    wipe_poisoned(batch);
+  }
   if (std::exchange(is_out_of_room_, false)) make_room();
 
   const double step_s = seconds(Clock::now() - begin);
@@ -237,6 +209,11 @@ void DecodeLoop::note_paused() {
 // A reader that nobody reads holds no slot that others wait for.
 void DecodeLoop::lend_slots() {
   while (Sequence* holder = scheduler_.idle_holder()) preempt(*holder);
+}
+
+// Until what runs leaves so many of the cells that all slots share, and what is known of it can be computed.
+void DecodeLoop::free_cells(int32_t n_cells) {
+  while (scheduler_.lacks(n_cells)) preempt(*scheduler_.first_to_give_way());
 }
 
 void DecodeLoop::preempt(Sequence& sequence) {
@@ -313,6 +290,13 @@ void DecodeLoop::check_rows(const std::vector<Plan::Item>& items) {
   }
 }
 
+// Before anything else is computed: kernels may read what stays in the slot.
+void DecodeLoop::wipe_poisoned(const std::vector<Plan::Item>& items) {
+  for (const auto& item : items) {
+    if (item.sequence->is_poisoned()) backend_.wipe(item.sequence->slot());
+  }
+}
+
 void DecodeLoop::collect(Sequence& sequence, size_t first_row, int32_t n_tokens) {
   for (size_t row = first_row; row < first_row + static_cast<size_t>(n_tokens); ++row) {
     sequence.collect(backend_.vector(row));
@@ -363,7 +347,7 @@ void DecodeLoop::fail(const std::vector<Plan::Item>& items, const Status& status
 // The KV cache is full: the sequence that started last goes on when another has ended.
 void DecodeLoop::make_room() {
   if (scheduler_.n_running() < 2) return;
-  preempt(*scheduler_.youngest());
+  preempt(*scheduler_.first_to_give_way());
   scheduler_.hold_admission();
 }
 

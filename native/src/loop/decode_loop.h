@@ -31,6 +31,7 @@ class DecodeLoop {
     bool reads_whole = false;  // a prompt is computed in one piece
     double queue_s = 0;        // that a task may wait for its first slot; 0: as long as it takes
     double stall_s = 0;        // that a reader may be full; 0: as long as it is
+    int32_t shared_cells = 0;  // tokens that all slots hold together, at most; 0: each has room for a whole context
   };
 
   // `inbox` and `backend` outlive the loop.
@@ -55,6 +56,7 @@ class DecodeLoop {
   void step();
   void note_paused();
   void lend_slots();
+  void free_cells(int32_t n_cells);
   void shift_full(const Plan& plan);
   void compute(const std::vector<Plan::Item>& items);
   Status run(const std::vector<Plan::Item>& items);
@@ -62,6 +64,7 @@ class DecodeLoop {
   void check_rows(const std::vector<Plan::Item>& items);
   void score(const std::vector<Plan::Item>& items);
   void fail(const std::vector<Plan::Item>& items, const Status& status);
+  void wipe_poisoned(const std::vector<Plan::Item>& items);
   void forget_pending(Sequence& sequence);
   void make_room();
   void collect(Sequence& sequence, size_t first_row, int32_t n_tokens);

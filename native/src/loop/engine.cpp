@@ -52,6 +52,7 @@ DecodeLoop::Limits Engine::loop_limits() const {
   DecodeLoop::Limits limits = limits_.loop;
   const ModelInfo& info = backend_->info();
   limits.reads_whole = info.reads_whole;
+  limits.shared_cells = info.shared_cells;
   if (info.reads_whole) limits.rows = std::max(limits.rows, info.context);
   return limits;
 }

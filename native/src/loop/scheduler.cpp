@@ -18,6 +18,10 @@ using State = Sequence::State;
 // Plans with the same slots in use before gaps are worth closing: a slot that was just freed is often taken again.
 constexpr int32_t kCalm = 2;
 
+// Tokens that each sequence is to have room for when another one starts in cells that they share: what is pre-empted at
+// once has been read in vain.
+constexpr int32_t kTokensAhead = 64;
+
 bool is_in(const Sequence& sequence, State state) { return sequence.state() == state && !sequence.is_paused(); }
 
 // Knows where it begins, or whom it follows there: so the older never waits for the younger of two that start together.
@@ -45,8 +49,8 @@ void move_done(Sequences& sequences, std::vector<std::unique_ptr<Sequence>>& end
 
 }  // namespace
 
-Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole)
-    : slots_(slots), rows_(rows), reads_whole_(reads_whole), capacity_(slots) {
+Scheduler::Scheduler(int32_t slots, int32_t rows, bool reads_whole, int32_t shared_cells)
+    : slots_(slots), rows_(rows), reads_whole_(reads_whole), shared_cells_(shared_cells), capacity_(slots) {
   for (int32_t slot = slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
@@ -70,10 +74,31 @@ size_t Scheduler::admit(Clock::time_point now) {
 }
 
 std::unique_ptr<Sequence> Scheduler::next_to_start() {
-  if (!has_free_slot() || waiting_.is_empty()) return nullptr;
+  if (!has_free_slot() || waiting_.is_empty() || waits_for_cells()) return nullptr;
+  return waiting_.take_next(free_slots_, running_of_owners());
+}
+
+WaitQueue::Running Scheduler::running_of_owners() const {
   WaitQueue::Running running;
   for (const auto& sequence : running_) ++running[sequence->sharing_scope().owner];
-  return waiting_.take_next(free_slots_, running);
+  return running;
+}
+
+// A sequence fits alone: none is longer than all cells.
+bool Scheduler::waits_for_cells() const {
+  if (shared_cells_ == 0 || running_.empty()) return false;
+  const Sequence* const next = waiting_.next(free_slots_, running_of_owners());
+  if (next == nullptr) return false;
+  int64_t n_cells = next->n_cells(kTokensAhead);
+  for (const auto& sequence : running_) n_cells += sequence->n_cells(kTokensAhead);
+  return n_cells > shared_cells_;
+}
+
+bool Scheduler::lacks(int32_t n_cells) const {
+  if (shared_cells_ == 0 || running_.empty()) return false;
+  int64_t n_taken = n_cells;
+  for (const auto& sequence : running_) n_taken += sequence->n_cells(0);
+  return n_taken > shared_cells_;
 }
 
 int32_t Scheduler::take_slot(const Sequence& sequence) {
@@ -221,13 +246,18 @@ void Scheduler::unpark() {
 }
 
 Sequence* Scheduler::idle_holder() const {
-  if (waiting_.is_empty() || has_free_slot()) return nullptr;
+  if (waiting_.is_empty() || (has_free_slot() && !waits_for_cells())) return nullptr;
+  return paused();
+}
+
+Sequence* Scheduler::paused() const {
   const auto idle =
       std::find_if(running_.begin(), running_.end(), [](const auto& sequence) { return sequence->is_paused(); });
   return idle == running_.end() ? nullptr : idle->get();
 }
 
-Sequence* Scheduler::youngest() const {
+Sequence* Scheduler::first_to_give_way() const {
+  if (Sequence* const idle = paused()) return idle;
   const auto found = std::max_element(running_.begin(), running_.end(),
                                       [](const auto& a, const auto& b) { return a->started() < b->started(); });
   return found == running_.end() ? nullptr : found->get();

@@ -26,13 +26,16 @@ struct Plan {
 class Scheduler {
  public:
   // `slots`: sequences that may run at once. `rows`: of one step, at most. `reads_whole`: a prompt is computed in one
-  // piece, and none has more tokens than a step has rows.
-  Scheduler(int32_t slots, int32_t rows, bool reads_whole = false);
+  // piece, and none has more tokens than a step has rows. `shared_cells`: tokens that all slots hold together, at most,
+  // and one alone as well; 0: each has room for a whole context.
+  Scheduler(int32_t slots, int32_t rows, bool reads_whole = false, int32_t shared_cells = 0);
 
   void add(std::unique_ptr<Sequence> sequence);
 
   // Gives free slots to the sequences that are next; see WaitQueue. Parks those whose reader is full: a vector that one
-  // step computes would not be stopped by it otherwise. Returns how many started.
+  // step computes would not be stopped by it otherwise. Where slots share cells, the next one waits until there is room
+  // for all of its prompt, and some tokens more of each that runs; nobody passes it meanwhile, so that none starves.
+  // Returns how many started.
   size_t admit(Clock::time_point now);
 
   // Running sequences get their one token first; where they are more than a step has rows, those that were left out
@@ -60,10 +63,12 @@ class Scheduler {
   void preempt(Sequence& sequence);
   // Lets parked sequences that are no longer paused wait for a slot again, before all others.
   void unpark();
-  // A running sequence that is paused while others wait for a slot, or null.
+  // A running sequence that is paused while others wait for its slot, or for its cells; or null.
   Sequence* idle_holder() const;
-  // The running sequence that started last.
-  Sequence* youngest() const;
+  // The running sequence that is paused or, where none is, that started last: whoever ran first comes to its end.
+  Sequence* first_to_give_way() const;
+  // Whether slots share cells, and what runs leaves fewer than so many of them, with each one's known tokens computed.
+  bool lacks(int32_t n_cells) const;
   // The memory has no room for as many sequences as run now: no more are admitted until one of them ends.
   void hold_admission() { capacity_ = static_cast<int32_t>(running_.size()); }
 
@@ -110,6 +115,9 @@ class Scheduler {
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
   std::unique_ptr<Sequence> next_to_start();
+  Sequence* paused() const;
+  WaitQueue::Running running_of_owners() const;
+  bool waits_for_cells() const;
   int32_t take_slot(const Sequence& sequence);
   void free_slot(int32_t slot);
   void release_followers(const Sequence& leader);
@@ -130,6 +138,7 @@ class Scheduler {
   const int32_t slots_;
   const int32_t rows_;
   const bool reads_whole_;
+  const int32_t shared_cells_;
   int32_t capacity_;                 // sequences that may run: the slots, or fewer while memory is short
   int32_t n_calm_ = 0;               // plans since the slots in use were others
   std::vector<int32_t> free_slots_;  // the lowest is last

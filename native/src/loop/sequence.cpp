@@ -173,6 +173,12 @@ void Sequence::accept(Token token, Clock::time_point now) {
   }
 }
 
+int32_t Sequence::n_cells(int32_t n_ahead) const {
+  const int32_t n_known = progress_.n_tokens();
+  const int32_t n_left = request_.max_tokens >= 0 ? request_.max_tokens - progress_.n_generated() : n_ahead;
+  return wants_vectors() ? n_known : std::min(n_known + std::min(n_left, n_ahead), context_);
+}
+
 bool Sequence::may_shift() const { return request_.shift && context_ > kLeastFree; }
 
 // As llama-server chooses, so that texts go on alike.

@@ -28,7 +28,7 @@ class Sequence {
   // kStarting: has a slot, and may yet begin from a prefix that another sequence computes.
   enum class State { kWaiting, kStarting, kPrefilling, kDecoding, kDone };
 
-  // `vocabulary`, `signals` and `stats` outlive the sequence. `context`: tokens that a slot holds.
+  // `vocabulary`, `signals` and `stats` outlive the sequence. `context`: tokens that it may hold.
   Sequence(Submission submission, const Vocabulary& vocabulary, int32_t context, Signals& signals, LoopStats& stats);
   ~Sequence();
   Sequence(const Sequence&) = delete;
@@ -78,6 +78,9 @@ class Sequence {
   bool has_had_slot() const { return last_slot_ >= 0; }
   // When it first got a slot.
   Clock::time_point started() const { return progress_.started(); }
+
+  // Tokens that it may hold by the time it has generated so many more.
+  int32_t n_cells(int32_t n_ahead) const;
 
   // Its next token has no room in the slot: to be shifted before that is computed.
   bool is_full() const { return state_ == State::kDecoding && may_shift() && progress_.n_tokens() >= context_; }

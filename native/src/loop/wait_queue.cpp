@@ -73,8 +73,8 @@ void WaitQueue::age(Clock::time_point now) {
   }
 }
 
-std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_slots, const Running& running) {
-  auto best = lines_.end();
+const WaitQueue::Head* WaitQueue::next_head(const std::vector<int32_t>& free_slots, const Running& running) const {
+  const Head* best = nullptr;
   int32_t fewest = std::numeric_limits<int32_t>::max();
   // In order: of those with as few running the first one is taken.
   for (auto head = heads_.begin(); head != heads_.end() && fewest > 0; ++head) {
@@ -83,12 +83,22 @@ std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_
     const auto known = running.find(owner);
     const int32_t n_running = known == running.end() ? 0 : known->second;
     if (n_running >= fewest) continue;
-    best = head->line;
+    best = &*head;
     fewest = n_running;
   }
+  return best;
+}
+
+const Sequence* WaitQueue::next(const std::vector<int32_t>& free_slots, const Running& running) const {
+  const Head* const head = next_head(free_slots, running);
+  return head == nullptr ? nullptr : head->line->second.begin()->second.get();
+}
+
+std::unique_ptr<Sequence> WaitQueue::take_next(const std::vector<int32_t>& free_slots, const Running& running) {
   std::unique_ptr<Sequence> sequence;
-  if (best == lines_.end()) return sequence;
-  change(best, [&](Line& line) {
+  const Head* const head = next_head(free_slots, running);
+  if (head == nullptr) return sequence;
+  change(head->line, [&](Line& line) {
     sequence = std::move(line.begin()->second);
     line.erase(line.begin());
   });

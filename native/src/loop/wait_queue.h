@@ -37,6 +37,8 @@ class WaitQueue {
   // Takes out the next one that may have one of these slots: of the owner with the fewest running, the first in order.
   // One that wants a certain slot gets no other. Null: none may.
   std::unique_ptr<Sequence> take_next(const std::vector<int32_t>& free_slots, const Running& running);
+  // The one that take_next() would take out, or null.
+  const Sequence* next(const std::vector<int32_t>& free_slots, const Running& running) const;
   // Whether take_next() would find one.
   bool has_next(const std::vector<int32_t>& free_slots) const;
 
@@ -74,6 +76,8 @@ class WaitQueue {
   };
 
   void insert(const Place& place, std::unique_ptr<Sequence> sequence);
+  // The line whose first one is next; null: none is.
+  const Head* next_head(const std::vector<int32_t>& free_slots, const Running& running) const;
   // Lets `change` add to a line, or take from it; forgets it when it is empty.
   template <typename Change>
   void change(Lines::iterator line, Change change);

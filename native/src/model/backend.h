@@ -31,7 +31,8 @@ class Vocabulary {
 };
 
 struct ModelInfo {
-  int32_t context = 0;        // tokens per slot
+  int32_t context = 0;        // tokens of a sequence, at most
+  int32_t shared_cells = 0;   // tokens that all slots hold together, at most; 0: each has room for a whole context
   int32_t context_train = 0;  // tokens
   int32_t n_embd = 0;
   int32_t row_width = 0;  // numbers of an embedding row in a prompt; 0: it takes none

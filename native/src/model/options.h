@@ -49,6 +49,7 @@ struct ModelOptions {
   int32_t rows = 1;                   // of one step, at most
   int32_t threads = 0;                // that compute; 0 lets libllama choose
   std::optional<Pooling> pooling;     // none: as the model says
+  bool shares_context = false;        // one sequence may use what all slots have together
   bool is_deterministic = false;      // no result depends on the shape of a batch; slower on long prompts
   bool shifts_context = false;        // whatever generates here has to be able to
   bool is_safe = false;               // no repacked weights (libllama's use_extra_bufts=false)

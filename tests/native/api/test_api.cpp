@@ -167,6 +167,8 @@ TEST("each option out of range is refused with a message that names it") {
       {"tasks_of_owner", [](corosrv_options& options) { options.tasks_of_owner = -1; }},
       {"context must not be negative", [](corosrv_options& options) { options.context = -1; }},
       {"needs a context", [](corosrv_options& options) { options.context = 0; }},
+      {"kv_unified and deterministic",
+       [](corosrv_options& options) { options.kv_unified = options.deterministic = 1; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = 0; }},
       {"step_ms", [](corosrv_options& options) { options.step_ms = std::nan(""); }},
       {"kernels", [](corosrv_options& options) { options.kernels = 2; }},

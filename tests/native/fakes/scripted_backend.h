@@ -42,6 +42,7 @@ class ScriptedBackend final : public Backend {
   std::function<void(int32_t slot)> on_forget;
   std::function<void()> on_info;
   bool can_save = true;
+  size_t shared_cells = 0;  // tokens of all slots together, at most; 0: any number
   bool fails_to_load = false;
   std::atomic<int> n_saves{0};
   std::atomic<int> n_wiped{0};
@@ -175,6 +176,7 @@ class ScriptedBackend final : public Backend {
     std::memcpy(held.data(), snapshot.bytes.get(), snapshot.size);
     if (static_cast<size_t>(wanted.n_tokens) > held.size()) fault("a snapshot is shorter than what is wanted of it");
     held.resize(static_cast<size_t>(wanted.n_tokens));
+    check_cells();
     note_load(wanted);
     return true;
   }
@@ -232,6 +234,13 @@ class ScriptedBackend final : public Backend {
             std::to_string(row.position));
     }
     held.push_back(row.token);
+    check_cells();
+  }
+
+  void check_cells() {
+    size_t n_cells = 0;
+    for (const auto& [slot, held] : held_) n_cells += held.size();
+    if (shared_cells > 0 && n_cells > shared_cells) fault("all slots hold " + std::to_string(n_cells) + " tokens");
   }
 
   void fill(const Row& row, float* logits, size_t size) {

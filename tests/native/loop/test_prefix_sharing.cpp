@@ -354,7 +354,11 @@ TEST("a sequence that the memory cannot hold even alone ends with an error, the 
 void check_random_load(uint32_t seed) {
   std::mt19937 random(seed);
   const auto below = [&random](size_t bound) { return static_cast<size_t>(random()) % bound; };
-  RunningLoop loop(sharing(static_cast<int32_t>(1 + below(5)), static_cast<int32_t>(8 + below(60)), below(4) * 2000));
+  DecodeLoop::Limits limits =
+      sharing(static_cast<int32_t>(1 + below(5)), static_cast<int32_t>(8 + below(60)), below(4) * 2000);
+  if (below(3) == 0) limits.shared_cells = 200;
+  RunningLoop loop(limits, 1000, limits.shared_cells > 0 ? limits.shared_cells : 4096);
+  loop.backend.shared_cells = static_cast<size_t>(limits.shared_cells);
   if (below(2) == 0) limit_memory(loop.backend, 200);
   loop.start();
   std::vector<Task> tasks;

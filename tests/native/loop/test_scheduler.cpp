@@ -18,7 +18,7 @@ using State = Sequence::State;
 // A scheduler and the sequences it was given, in order of arrival; computes plans as the decode loop would.
 class Driven {
  public:
-  Driven(int32_t slots, int32_t rows) : scheduler(slots, rows) {}
+  Driven(int32_t slots, int32_t rows, int32_t shared_cells = 0) : scheduler(slots, rows, false, shared_cells) {}
 
   Sequence* add(size_t n_prompt, int32_t max_tokens = -1, uint64_t owner = 0, int32_t priority = 5) {
     Task task = make_task('p', n_prompt, max_tokens);
@@ -324,16 +324,55 @@ TEST("a paused sequence lends its slot only while others wait, and asks for one 
 TEST("while memory is short as many run as fit, and one more each time that one has ended") {
   Driven driven(4, 64);
   for (int i = 0; i < 4; ++i) driven.add_decoding();
-  driven.scheduler.preempt(*driven.scheduler.youngest());
+  driven.scheduler.preempt(*driven.scheduler.first_to_give_way());
   driven.scheduler.hold_admission();
 
   CHECK_EQ(driven.admit(), size_t{0});
   CHECK_EQ(driven.scheduler.n_running(), size_t{3});
-  driven.scheduler.youngest()->finish(Finish::kCancelled);
+  driven.scheduler.first_to_give_way()->finish(Finish::kCancelled);
   driven.sweep();
   driven.add(1);
   CHECK_EQ(driven.admit(), size_t{2});
   CHECK_EQ(driven.scheduler.n_running(), size_t{4});
+}
+
+TEST("who shares cells starts when its prompt fits, and 64 tokens more of each that has as many to come") {
+  for (const size_t n_prompt : {526, 527}) {
+    Driven driven(4, 64, 1000);
+    driven.add(400, 10);
+    CHECK_EQ(driven.admit(), size_t{1});
+    driven.add(n_prompt);
+
+    CHECK_EQ(driven.admit(), size_t{n_prompt == 526 ? 1u : 0u});
+    CHECK_EQ(driven.scheduler.lacks(0), false);
+    CHECK_EQ(driven.scheduler.lacks(1000), true);
+  }
+}
+
+TEST("nobody passes the one that waits for cells, and a whole context starts alone") {
+  Driven driven(4, 64, 1000);
+  Sequence* first = driven.add(300);
+  Sequence* whole = driven.add(999);
+  Sequence* small = driven.add(1, 1);
+  CHECK_EQ(driven.admit(), size_t{1});
+
+  first->finish(Finish::kCancelled);
+  driven.sweep();
+
+  CHECK_EQ(driven.admit(), size_t{1});
+  CHECK_EQ(whole->state(), State::kPrefilling);
+  CHECK_EQ(small->state(), State::kWaiting);
+}
+
+TEST("who is paused gives way first, then who started last") {
+  Driven driven(3, 64);
+  driven.add_decoding();
+  Sequence* second = driven.add_decoding();
+  Sequence* third = driven.add_decoding();
+
+  CHECK(driven.scheduler.first_to_give_way() == third);
+  second->set_paused(true);
+  CHECK(driven.scheduler.first_to_give_way() == second);
 }
 
 TEST("a gap below a slot in use is shown once it has stayed for a while") {
