@@ -118,3 +118,32 @@ def test_a_call_of_a_handler_to_a_pool_without_workers_waits_for_the_first(front
 
     front.add("q/0", card("b")).calls[0].finish()
     assert error_of(reader) is None
+
+
+def test_a_server_without_calls_is_drained_at_once(front: Front):
+    assert front.dispatcher.drain(timeout=0)
+
+
+@pytest.mark.parametrize(("n_before", "words"), [(0, "while it ran"), (1, "while it waited")])
+def test_a_call_whose_time_is_over_says_where_it_was(front: Front, n_before: int, words: str):
+    front.add("p/0")
+    for _ in range(n_before):
+        front.call()
+    reader = front.call(seconds=3)
+
+    front.clock.pass_time(3)
+
+    assert str(error_of(reader)) == f"the call's time was over {words}"
+
+
+def test_how_long_a_call_took_that_was_lost_says_nothing_of_others(front: Front):
+    host = front.add("p/0", n_slots=2)
+    front.call()
+    front.call()
+    front.clock.pass_time(5)
+
+    host.calls[0].fail(WorkerLost("it was lost"))
+    assert front.key().service_mean is None
+
+    host.calls[0].finish()
+    assert front.key().service_mean == 5

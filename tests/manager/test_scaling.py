@@ -217,3 +217,45 @@ def test_a_size_that_was_too_small_is_tried_again_for_half_of_the_load():
 def test_an_operator_moves_the_target_at_once():
     assert decide(Scaler(1), pool(READY, least=3)) == 3
     assert decide(Scaler(5), quiet(5, least=0, most=2)) == 2
+
+
+def test_a_size_that_proved_too_small_again_is_tried_after_twice_as_long():
+    scaler = Scaler(1)
+    decide(scaler, pool(READY, depth=12, in_use=1), 0.0, 2)
+    decide(scaler, quiet(3), 2.0, 70)
+    assert decide(scaler, quiet(2, in_use=0), 72.0, 10) == 1
+
+    decide(scaler, pool(READY, depth=12, in_use=1), 90.0, 2)
+    decide(scaler, quiet(3, in_use=3), 92.0, 100)
+    assert decide(scaler, quiet(3, in_use=0), 192.0, 62) == 2
+
+    assert decide(scaler, quiet(2, in_use=0), 254.0, 10) == 2
+    assert decide(scaler, quiet(2, in_use=0), 264.0, 60) == 1
+
+
+def test_a_worker_that_makes_room_is_one_fewer_to_have():
+    scaler = Scaler(1)
+
+    for target in (0, 0):
+        scaler.note_eviction("high")
+        assert scaler.decided.target == target
+    assert scaler.decided.reason == "a worker made room for the pool high"
+
+
+def test_nobody_goes_while_calls_wait():
+    assert decide(Scaler(2), quiet(2, in_use=0, depth=1, service=0.001), ticks=200) == 2
+
+
+@pytest.mark.parametrize(("most", "words"), [(8, "5.0 s at most"), (3, "5.0 s at most"), (2, "; it may have 2")])
+def test_the_limit_is_named_only_where_it_is_one(most: int, words: str):
+    scaler = Scaler(1)
+
+    decide(scaler, pool(READY, depth=12, most=most), ticks=2)
+
+    assert scaler.decided.reason.endswith(words)
+
+
+def test_a_pool_at_its_least_stays_there_at_every_tick():
+    scaler = Scaler(2)
+
+    assert {decide(scaler, quiet(2, least=2, in_use=0), float(now)) for now in range(300)} == {2}
