@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import gevent
 import pytest
 
+from corosrv.cluster import key_records
 from corosrv.cluster.connection import RedisClient
 from corosrv.cluster.key_records import LEASE, MAX_ANSWER, KeyRecords, LeasedClaim
 from corosrv.cluster.key_scripts import RECORD_BYTES
@@ -173,6 +175,38 @@ def test_an_answer_that_is_too_large_to_be_sent_leaves_its_key_free(client: Redi
     keep(records, "k", b"x" * (MAX_ANSWER + 1))
 
     claim(records)
+
+
+def test_answers_that_wait_to_be_written_have_a_limit(a: KeyRecords, b: KeyRecords, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(key_records, "MAX_PENDING", 10)
+    for key in ("k1", "k2"):
+        claim(a, key).finish(b"answer")
+    a.write()
+    keep(a, "k3", b"answer")
+
+    assert [b.begin("me", key, b"d") for key in ("k1", "k3")] == [b"answer"] * 2
+    claim(b, "k2")
+
+
+def test_an_answer_is_written_when_it_is_there(a: KeyRecords, b: KeyRecords, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(key_records, "RENEWAL", 600.0)
+    a.start()
+    gevent.idle()  # it waits for the next renewal
+
+    claim(a).finish(b"answer")
+    gevent.idle()
+
+    assert b.begin("me", "k", b"d") == b"answer"
+    a.close()
+
+
+def test_what_is_not_written_yet_is_at_the_end(a: KeyRecords, b: KeyRecords):
+    a.start()
+    claim(a).finish(b"answer")
+
+    a.close()
+
+    assert b.begin("me", "k", b"d") == b"answer"
 
 
 def test_answers_whose_time_is_over_count_no_more(client: RedisClient):

@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from corosrv.cluster import registry
 from corosrv.cluster.connection import RedisClient
 from corosrv.cluster.keys import KeyNames
 from corosrv.cluster.registry import EXPIRY, RENEWAL, FrontRegistry
 from corosrv.cluster.served import MAX_BYTES, FrontOffer
 from corosrv.errors import RedisUnavailable
 from corosrv.jobs.infer import HandlerCard
+from tests.support.patched import run_patched
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_until
 
 ECHO = HandlerCard("echo", "2", concurrency=3)
 SMALL = HandlerCard("", capability={"size": 1})
@@ -93,6 +96,30 @@ def test_a_front_that_leaves_serves_nothing_at_once(front: MakeFront):
     b.registry.update()
 
     assert b.registry.handlers("app") == []
+
+
+def follow_notices(url: str) -> list[list[str]]:
+    """Returns the fronts that one sees when another comes, and when it has gone."""
+    registry.READ_INTERVAL = registry.RENEWAL = 600.0  # so that nothing but notices brings a look
+    clients = [RedisClient(url, timeout=5) for _ in range(2)]
+    fronts = [Front(client, id) for client, id in zip(clients, "ab", strict=True)]
+    seen = []
+    fronts[1].registry.start()
+    channel = NAMES.name("fronts", "changed")
+    wait_until(lambda: int(clients[0].execute("PUBSUB", "NUMSUB", channel)[1]) == 1, "it listens")
+    fronts[0].registry.start()
+    wait_until(lambda: fronts[1].registry.other_fronts, "a is there")
+    seen.append([record.id for record in fronts[1].registry.other_fronts])
+    clients[0].ping()
+    fronts[0].registry.close()
+    wait_until(lambda: not fronts[1].registry.other_fronts, "a is gone")
+    seen.append([record.id for record in fronts[1].registry.other_fronts])
+    fronts[1].registry.close()
+    return seen
+
+
+def test_fronts_that_come_and_leave_are_told_at_once(own_redis: RedisServer):
+    assert run_patched(follow_notices, own_redis.url) == [["a"], []]
 
 
 def test_a_front_that_says_nothing_more_is_forgotten(front: MakeFront, client: RedisClient):
