@@ -26,6 +26,9 @@ CARD = HandlerCard(
 )
 
 
+VECTOR = Tensor("vector", "INT32", [1], data=[1])
+
+
 def only(value: Any) -> Tensor:
     (tensor,) = answer_of(CARD, value).outputs
     return tensor
@@ -87,7 +90,15 @@ def test_what_declares_no_outputs_may_give_any_tensor() -> None:
         ({"vector": [[1]]}, r"\[1\]"),
         ({"vector": numpy.ones((2, 2), dtype="int32")}, "the shape"),
         ({"matrix": numpy.ones((2,), dtype="float32")}, "the shape"),
+        ({"pairs": numpy.ones((2, 3), dtype="float32")}, r"the shape \[2, 3\], and declared as \[-1, 2\]"),
         ({"other": [1]}, "'other', which it does not declare"),
+        (5, "returned a int: return a ModelInferResponse"),
+        (ModelInferResponse(["x"]), "has an output that is a str and no Tensor"),
+        (ModelInferResponse([VECTOR, VECTOR]), "has two outputs of the name 'vector'"),
+        (ModelInferResponse([Tensor("vector", "INT64", [1], data=[1])]), "is INT64, and declared as INT32"),
+        (ModelInferResponse([VECTOR], {"p": [1]}), "has the parameter 'p'"),
+        (ModelInferResponse([VECTOR], {1: "p"}), "has the parameter 1"),
+        (ModelInferResponse([VECTOR], final=2), "has an answer with final=2: say True, False or None"),
     ],
 )
 def test_what_does_not_fit_names_handler_and_output(value: Any, problem: str) -> None:

@@ -377,3 +377,36 @@ def test_two_classes_of_one_name_are_refused(app: App) -> None:
 def test_an_application_needs_a_name() -> None:
     with pytest.raises(AppError, match="App: '' is no name"):
         App("")
+
+
+def test_texts_are_joined_only_where_a_text_is_declared() -> None:
+    def words(request):
+        yield {}
+
+    def word(request): ...
+
+    text, other = TensorSpec("text_output", "BYTES", [-1]), TensorSpec("other", "BYTES", [-1])
+    app = App("a")
+    with pytest.raises(AppError, match="m: unary='join' needs a declared BYTES output 'text_output'"):
+        app.model("m", outputs=[other], unary="join")(words)
+
+    app.model("streams", outputs=[text], unary="join")(words)
+    app.model("answers", outputs=[text])(word)
+
+    (pool,) = app.pools()
+    assert [card.unary for card in pool.cards()] == ["join", "refuse"]
+
+
+def test_a_capability_has_neither_version_nor_default() -> None:
+    for options in ({"version": "1"}, {"default": True}):
+        with pytest.raises(AppError, match="a capability has no version: leave out `version` and `default`"):
+            App("a").capability(type="t", **options)(plain)
+
+
+def test_keywords_with_defaults_are_the_authors_own() -> None:
+    def scaled(request, *, scale=2): ...
+
+    app = App("a")
+    app.model("m")(scaled)
+
+    assert not app.pools()[0].groups[0].signature.takes_context
