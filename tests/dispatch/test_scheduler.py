@@ -124,6 +124,18 @@ def test_a_server_without_calls_is_drained_at_once(front: Front):
     assert front.dispatcher.drain(timeout=0)
 
 
+def test_a_drain_waits_for_every_call(front: Front):
+    host = front.add("p/0", n_slots=2)
+    front.call()
+    front.call()
+    host.calls[0].finish()
+
+    assert not front.dispatcher.drain(timeout=0)
+
+    host.calls[0].finish()
+    assert front.dispatcher.drain(timeout=0)
+
+
 @pytest.mark.parametrize(("n_before", "words"), [(0, "while it ran"), (1, "while it waited")])
 def test_a_call_whose_time_is_over_says_where_it_was(front: Front, n_before: int, words: str):
     front.add("p/0")

@@ -410,3 +410,21 @@ def test_keywords_with_defaults_are_the_authors_own() -> None:
     app.model("m")(scaled)
 
     assert not app.pools()[0].groups[0].signature.takes_context
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("unary", "first"), ("priority", True), ("priority", 1.0), ("platform", 5), ("slo_ms", True), ("timeout_ms", -1)],
+)
+def test_an_option_has_its_own_type_and_range(option: str, value: Any) -> None:
+    with pytest.raises(AppError, match=f"m: `{option}` must be"):
+        App("a").model("m", **{option: value})(generator)
+
+
+@pytest.mark.parametrize("priority", [1, 9])
+def test_the_first_and_the_last_priority_are_priorities(priority: int) -> None:
+    app = App("a")
+
+    app.model("m", priority=priority, slo_ms=0)(plain)
+
+    assert cards(app)[0].priority == priority
