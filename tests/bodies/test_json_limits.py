@@ -52,6 +52,7 @@ def test_the_scan_refuses_what_is_over_a_limit_and_nothing_else(scan, value):
 @example(data=b"[0.000001]")
 @example(data=b"1e00005")
 @example(data=b"1e-99999")
+@example(data=b"000000E:")
 def test_both_scanners_find_the_same_fault(data):
     found = in_python(data)
 

@@ -71,7 +71,8 @@ class Scan {
       ++at_;
       n_digits += skip_digits();
     }
-    if (n_digits > limits_.digits || read_exponent() > limits_.digits) fault_ = COROSRV_JSON_DIGITS;
+    const size_t exponent = read_exponent();
+    if (n_digits > limits_.digits || exponent > limits_.digits) fault_ = COROSRV_JSON_DIGITS;
   }
 
   size_t read_exponent() {
