@@ -14,6 +14,7 @@ from corosrv.transfer.messages import (
     CancelTransfer,
     EncodeFailed,
     GrantBlocks,
+    Hello,
     ImagePixels,
     OpenTransfer,
     RowSegment,
@@ -26,6 +27,7 @@ from tests.support.waiting import wait_until
 from tests.vision.encoders import image
 
 N_EMBD = 4
+GEOMETRY = pool_geometry(2, 16, N_EMBD)
 
 
 class HandLink:
@@ -48,13 +50,12 @@ class HandLink:
 class Bench:
     """A pump with its core, its pool and the images of its transfers."""
 
-    def __init__(self) -> None:
-        geometry = pool_geometry(2, 16, N_EMBD)
-        self.pool = SharedPool(geometry)
-        self.core = TransferCore(geometry, TransferLimits(), self.pool)
+    def __init__(self, encode_limit: float = 10.0, **limits: float) -> None:
+        self.pool = SharedPool(GEOMETRY)
+        self.core = TransferCore(GEOMETRY, TransferLimits(**limits), self.pool)
         self.images: dict[int, object] = {}
         self.n_steps = 0
-        self.pump = TransferPump(self.core, self.images.get, self._on_step, encode_limit=10.0)
+        self.pump = TransferPump(self.core, self.images.get, self._on_step, encode_limit)
         self.link = HandLink()
         self.pump.start()
         self.pump.encoder_up(self.link)
@@ -75,6 +76,17 @@ class Bench:
     def describe(self, tid: int, n_rows: int = 3) -> None:
         self.pump.deliver(TransferMeta(self.link.epoch, tid, n_rows, N_EMBD, (RowSegment(n_rows),)))
 
+    def wait_for_step(self) -> None:
+        n_steps = self.n_steps
+        wait_until(lambda: self.n_steps > n_steps)
+
+    def wait_for_steps_to_end(self) -> None:
+        """Waits until the pump has nothing to do."""
+        n_steps = -1
+        while n_steps != self.n_steps:
+            n_steps = self.n_steps
+            gevent.sleep(0.01)
+
     def close(self) -> None:
         self.pump.stop()
         self.pool.close()
@@ -83,6 +95,14 @@ class Bench:
 @pytest.fixture
 def bench():
     bench = Bench()
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def hasty_bench():
+    """Gives an encode, and the answer to a cancellation, a twentieth of a second each."""
+    bench = Bench(encode_limit=0.05, drain_timeout=0.05)
     yield bench
     bench.close()
 
@@ -163,8 +183,7 @@ def test_what_an_encoder_was_not_sent_before_its_end_is_not_sent_to_the_next(ben
     bench.pump.encoder_down(bench.link)
     following = HandLink(epoch=2)
     bench.pump.encoder_up(following)
-    n_steps = bench.n_steps
-    wait_until(lambda: bench.n_steps > n_steps)
+    bench.wait_for_step()
 
     assert following.messages == []
     assert bench.core.result(rid).result is TransferResult.LOST
@@ -185,3 +204,94 @@ def test_a_step_that_fails_kills_the_encoder_and_the_pump_goes_on(bench, caplog)
     assert "a step of the transfers failed" in caplog.text
     gevent.idle()
     assert bench.open(2)
+
+
+def test_an_encoder_that_does_not_end_an_encode_is_killed_once(hasty_bench):
+    hasty_bench.open()
+    wait_until(lambda: hasty_bench.link.faults)
+
+    hasty_bench.pump.wake()
+    hasty_bench.wait_for_step()
+
+    assert hasty_bench.link.faults == ["it did not end an encode in time"]
+    assert hasty_bench.pump.n_kills == 1
+
+
+def test_the_encoder_that_follows_a_killed_one_has_its_own_time(hasty_bench):
+    hasty_bench.open()
+    wait_until(lambda: hasty_bench.link.faults)
+    hasty_bench.pump.encoder_down(hasty_bench.link)
+    hasty_bench.link = HandLink(epoch=2)
+    hasty_bench.pump.encoder_up(hasty_bench.link)
+
+    hasty_bench.open(2)
+    wait_until(lambda: hasty_bench.link.faults)
+
+    assert hasty_bench.pump.n_kills == 2
+
+
+def test_an_encoder_that_does_not_answer_a_cancellation_is_killed(hasty_bench):
+    rid = hasty_bench.open()
+    hasty_bench.describe(1)
+    wait_until(lambda: len(hasty_bench.link.messages) == 2)  # blocks were granted, which it may be writing to
+
+    hasty_bench.core.cancel(rid)
+    hasty_bench.pump.wake()
+    wait_until(lambda: hasty_bench.link.faults)
+
+    assert hasty_bench.link.faults == ["it did not answer a cancellation"]
+
+
+def test_the_end_of_an_encoder_ends_its_transfers_at_once(bench):
+    rid = bench.open()
+    bench.wait_for_steps_to_end()
+
+    bench.pump.encoder_down(bench.link)
+    bench.wait_for_step()
+
+    assert bench.core.result(rid).result is TransferResult.LOST
+    assert bench.pump.current_image is None
+    assert bench.pump.encode_due_at == math.inf
+
+
+def test_an_encoder_that_is_gone_is_not_killed_for_a_fault_of_the_server(bench):
+    bench.pump.encoder_down(bench.link)
+    bench.core.tick = lambda: 1 / 0
+
+    bench.pump.wake()
+    bench.wait_for_steps_to_end()
+
+    assert bench.link.faults == []
+
+
+def test_an_image_that_came_while_there_was_no_encoder_is_sent_to_the_next(bench):
+    bench.pump.encoder_down(bench.link)
+    bench.wait_for_steps_to_end()
+    rid = bench.core.submit(MTMD, ImagePixels(56, 56))
+    bench.images[rid] = image()
+    following = HandLink(epoch=2)
+
+    bench.pump.encoder_up(following)
+    wait_until(lambda: following.messages)
+
+    assert bench.core.result(rid) is None
+
+
+def test_a_pump_that_was_stopped_makes_no_step(bench):
+    bench.wait_for_steps_to_end()
+    bench.pump.stop()
+    n_steps = bench.n_steps
+
+    bench.pump.wake()
+    bench.wait_for_steps_to_end()
+
+    assert bench.n_steps == n_steps
+
+
+def test_a_greeting_changes_nothing(bench):
+    bench.open()
+    due_at = bench.pump.encode_due_at
+
+    bench.pump.deliver(Hello(1, 1, GEOMETRY, N_EMBD))
+
+    assert bench.pump.encode_due_at == due_at
