@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.generation.fields import MOST_TOKENS, GenerationFields
+from corosrv.generation.fields import GenerationFields
 
 MAX_MESSAGES = 2048
 
@@ -153,7 +153,7 @@ class PromptBody(GenerationFields, kw_only=True):
 
 
 class MessageBody(PromptBody, kw_only=True):
-    max_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    max_tokens: Annotated[int, Meta(ge=1)]
 
 
 decoder = unsupported.decoder(MessageBody, UNSUPPORTED)

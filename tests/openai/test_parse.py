@@ -216,20 +216,11 @@ def test_a_request_that_says_nothing_samples_as_documented(call):
         ({"max_completion_tokens": None, "max_tokens": 5, "n_predict": 6}, 5),
         ({"n_predict": 6}, 6),
         ({"max_tokens": -1}, None),
-        ({"max_tokens": 2**31 - 1}, 2**31 - 1),
+        ({"max_tokens": 10**12}, 10**12),
     ],
 )
 def test_the_first_limit_that_is_there_wins(call, sent, expected):
     assert call(Defaults(max_tokens=99, temperature=0.8, seed=None), **sent).job.max_tokens == expected
-
-
-@pytest.mark.parametrize("name", ["max_completion_tokens", "max_tokens", "n_predict"])
-@pytest.mark.parametrize("value", [2**31, 10**12, -2, -(10**18)])
-def test_a_limit_that_no_answer_can_have_is_refused_and_told_what_would_do(call, name, value):
-    with pytest.raises(
-        Refused, match=rf"{name} must be from [01] to 2147483647, or -1 for as many as fit, not {value}"
-    ):
-        call(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["max_completion_tokens", "max_tokens", "n_predict"])

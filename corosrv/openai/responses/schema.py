@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from corosrv.generation import unsupported
-from corosrv.generation.fields import MOST_TOKENS
 from corosrv.generation.thoughts import ThoughtFields
 from corosrv.openai.structured_fields import StructuredOutputs
 
@@ -105,7 +104,7 @@ class ResponseBody(ThoughtFields, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
     include: list[str] | None = None
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
