@@ -32,6 +32,7 @@ SERVERS = [
     "make run",
     "corosrv serve --model path/to/model.gguf --ctx 8192 --slots 16",
     "corosrv serve --ctx 512 --context-shift",
+    "corosrv serve --slots 32 --ctx 1024 --kv-unified",
     "corosrv serve --model small=small.gguf --model 'big=big.gguf?ctx=8192&slots=4'",
     "corosrv serve --predictor deploy/predictor/predict.py:Predictor",
     "corosrv serve deploy/app/basic.py:app --workers 2",

@@ -199,8 +199,8 @@ def test_data_beyond_the_shape_are_not_decoded_to_their_end(monkeypatch: pytest.
 
 
 def test_others_run_while_millions_of_numbers_are_decoded():
-    numbers = json.dumps([0.123456789] * 500_000).encode()
-    body = b'{"inputs":[{"name":"a","datatype":"FP32","shape":[500000],"data":%b}]}' % numbers
+    numbers = json.dumps([0.123456789] * 2_000_000).encode()
+    body = b'{"inputs":[{"name":"a","datatype":"FP32","shape":[2000000],"data":%b}]}' % numbers
     lags = []
 
     def tick() -> None:

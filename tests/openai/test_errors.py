@@ -113,7 +113,7 @@ ELSEWHERE = {
     errors.InvalidTensor, errors.CallRefused, errors.Conflict, errors.DeadlinePassed, errors.CallCancelled,
     errors.HandlerFailed, errors.WorkerLost, errors.ObjectExpired, errors.ObjectNotFound, errors.ObjectTooLarge,
     errors.StoreFull, errors.ManagementError, errors.AppError, errors.KeyReused, errors.NotHandedOver,
-    errors.AnswerTooLarge,
+    errors.AnswerTooLarge, errors.MessageTooLarge,
     errors.IllegalTransition, *classes(errors.WireError),
 }  # fmt: skip
 
