@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
@@ -19,6 +20,7 @@ log = logging.getLogger("corosrv.http")
 _INTERVAL = 0.25  # seconds
 BLOCKED = 0.1  # seconds that the hub may be late
 _QUIET = 60.0  # seconds between two lines of log
+_FRAMES = 12  # innermost ones, that such a line shows
 # The system's own: what gevent puts in their place would wait in the hub that is to be watched.
 _allocate_lock = monkey.get_original("_thread", "allocate_lock")
 _get_ident = monkey.get_original("_thread", "get_ident")
@@ -118,6 +120,26 @@ class _Witness:
             while (moment := self._moment) is not None:
                 never.acquire(timeout=BLOCKED)  # sleeps, whatever became of time.sleep
                 if self._moment == moment and time.monotonic() > moment:
-                    frame = sys._current_frames().get(self._ident)
-                    self.seen = "".join(traceback.format_stack(frame, limit=-12)) if frame is not None else ""
+                    self.seen = _stack_of(self._ident)
                     self._moment = None  # once; the next tick sets another
+
+
+_is_looking = _allocate_lock()
+
+
+def _stack_of(thread: int) -> str:
+    """Describes what a thread does; empty for one that has ended.
+
+    Nothing is collected meanwhile. sys._current_frames() holds a lock of the interpreter that a new thread waits for
+    while it holds Python's own. A collection inside it calls Python code, which gives Python's lock away, so that each
+    would wait for the other and the process stand still (CPython's gh-106883, in 3.11.7 and others).
+    """
+    with _is_looking:  # the collector is one for all threads
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            frame = sys._current_frames().get(thread)
+        finally:
+            if is_collecting:
+                gc.enable()
+    return "" if frame is None else "".join(traceback.format_stack(frame, limit=_FRAMES))

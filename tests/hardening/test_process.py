@@ -46,10 +46,14 @@ def lags_of_a_hub_blocked_twice(block: Callable[[], object] = block_the_hub) -> 
     gevent.get_hub()
     lag.start()
     for n in (1, 2):
-        gevent.spawn(block).join(5)
-        with gevent.Timeout(5):
+        with gevent.Timeout(10):
             while len(blocked) < n:
-                gevent.sleep(0.05)
+                n_looks = len(lags)
+                while len(lags) == n_looks:
+                    gevent.sleep(0.005)
+                gevent.sleep(0.23)  # the next look is due soon: what ends before it delays nobody
+                gevent.spawn(block).join(5)
+                gevent.sleep(0.005)
     lag.stop()
     gevent.get_hub().destroy()
     return lags
