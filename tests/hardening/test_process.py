@@ -15,6 +15,7 @@ from pathlib import Path
 import gevent
 import pytest
 from gevent import monkey
+from gevent.event import Event
 
 import corosrv
 from corosrv.http.hub_lag import BLOCKED, HubLag
@@ -42,18 +43,24 @@ def lags_of_a_hub_blocked_twice(block: Callable[[], object] = block_the_hub) -> 
     """In a thread, and so a hub, of its own."""
     lags: list[float] = []
     blocked: list[None] = []
-    lag = HubLag(lags.append, lambda: blocked.append(None))
+    looked = Event()
+
+    def observe(seconds: float) -> None:
+        lags.append(seconds)
+        looked.set()
+
+    lag = HubLag(observe, lambda: blocked.append(None))
     gevent.get_hub()
     lag.start()
     for n in (1, 2):
         with gevent.Timeout(10):
             while len(blocked) < n:
-                n_looks = len(lags)
-                while len(lags) == n_looks:
-                    gevent.sleep(0.005)
+                looked.clear()
+                looked.wait()
                 gevent.sleep(0.23)  # the next look is due soon: what ends before it delays nobody
+                looked.clear()
                 gevent.spawn(block).join(5)
-                gevent.sleep(0.005)
+                looked.wait()
     lag.stop()
     gevent.get_hub().destroy()
     return lags

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import grpc
 
 from tests.load.handlers import APP
 from tests.load.process import free_port, serving
+from tests.support.waiting import eventually
 
 FUNCTIONS = ("front", "threads", "aio")  # what a process of this module may be
 
@@ -66,21 +66,16 @@ def bare_flask() -> Iterator[int]:
     command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "--keep-alive", "60", "-b", f"127.0.0.1:{port}"]
     with subprocess.Popen([*command, "tests.load.bare_flask:application"], stderr=subprocess.DEVNULL) as server:
         try:
-            _wait_for(f"http://127.0.0.1:{port}/echo", time.monotonic() + 60)
+            eventually(lambda: _answers(f"http://127.0.0.1:{port}/echo"), 60, "an answer of Flask")
             yield port
         finally:
             server.terminate()
 
 
-def _wait_for(url: str, deadline: float) -> None:
-    while True:
-        try:
-            with urllib.request.urlopen(url, data=b"x", timeout=5):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+def _answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, data=b"x", timeout=5):
+        return True
+    return False
 
 
 def serve_front() -> None:

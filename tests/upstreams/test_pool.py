@@ -12,6 +12,15 @@ from tests.support.scripted_upstream import Handler, closes, crashes, echo, fail
 from tests.upstreams.behaviours import Gate, InTurn, Streams, bodies, ends, one
 from tests.upstreams.pool_process import PoolProcess
 
+
+def begin_call(pool: PoolProcess, url: str) -> str:
+    """Adds an upstream and waits for the first piece of a call `c` to it. Returns the id of the upstream."""
+    id, _ = pool.do("add", url=url)
+    pool.do("submit", names=["c"])
+    pool.do("await_piece", name="c")
+    return str(id)
+
+
 # Permits and the queue.
 
 
@@ -317,9 +326,7 @@ def test_a_call_is_never_tried_again_after_its_first_byte(pool: PoolProcess):
 def test_a_drain_lets_calls_end(pool: PoolProcess):
     stream = Streams()
     with scripted(stream) as a:
-        id, _ = pool.do("add", url=a.url)
-        pool.do("submit", names=["c"])
-        pool.do("await_piece", name="c")
+        id = begin_call(pool, a.url)
 
         pool.do("remove", id=id)
         stream.go_on.set()
@@ -332,9 +339,7 @@ def test_a_drain_lets_calls_end(pool: PoolProcess):
 def test_a_drain_ends_the_calls_that_take_longer(pool: PoolProcess):
     stream = Streams()
     with scripted(stream) as a:
-        id, _ = pool.do("add", url=a.url)
-        pool.do("submit", names=["c"])
-        pool.do("await_piece", name="c")
+        id = begin_call(pool, a.url)
 
         pool.do("remove", id=id, timeout=0.1)
         pool.do("await_state", id=id, state="gone")
@@ -346,9 +351,7 @@ def test_a_drain_ends_the_calls_that_take_longer(pool: PoolProcess):
 def test_an_abort_ends_calls_at_once_and_reaches_the_upstream(pool: PoolProcess):
     stream = Streams()
     with scripted(stream) as a:
-        id, _ = pool.do("add", url=a.url)
-        pool.do("submit", names=["c"])
-        pool.do("await_piece", name="c")
+        id = begin_call(pool, a.url)
 
         pool.do("remove", id=id, abort=True)
 
@@ -359,9 +362,7 @@ def test_an_abort_ends_calls_at_once_and_reaches_the_upstream(pool: PoolProcess)
 def test_an_abort_ends_what_a_drain_waits_for(pool: PoolProcess):
     stream = Streams()
     with scripted(stream) as a:
-        id, _ = pool.do("add", url=a.url)
-        pool.do("submit", names=["c"])
-        pool.do("await_piece", name="c")
+        id = begin_call(pool, a.url)
         pool.do("remove", id=id)
         assert one(pool)["state"] == "draining"
 
@@ -374,9 +375,7 @@ def test_an_abort_ends_what_a_drain_waits_for(pool: PoolProcess):
 def test_a_second_drain_changes_nothing_of_the_first(pool: PoolProcess):
     stream = Streams()
     with scripted(stream) as a:
-        id, _ = pool.do("add", url=a.url)
-        pool.do("submit", names=["c"])
-        pool.do("await_piece", name="c")
+        id = begin_call(pool, a.url)
 
         pool.do("remove", id=id)
         pool.do("remove", id=id, timeout=0.0)

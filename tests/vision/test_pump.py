@@ -80,13 +80,6 @@ class Bench:
         n_steps = self.n_steps
         wait_until(lambda: self.n_steps > n_steps)
 
-    def wait_for_steps_to_end(self) -> None:
-        """Waits until the pump has nothing to do."""
-        n_steps = -1
-        while n_steps != self.n_steps:
-            n_steps = self.n_steps
-            gevent.sleep(0.01)
-
     def close(self) -> None:
         self.pump.stop()
         self.pool.close()
@@ -244,7 +237,7 @@ def test_an_encoder_that_does_not_answer_a_cancellation_is_killed(hasty_bench):
 
 def test_the_end_of_an_encoder_ends_its_transfers_at_once(bench):
     rid = bench.open()
-    bench.wait_for_steps_to_end()
+    gevent.idle()
 
     bench.pump.encoder_down(bench.link)
     bench.wait_for_step()
@@ -259,14 +252,14 @@ def test_an_encoder_that_is_gone_is_not_killed_for_a_fault_of_the_server(bench):
     bench.core.tick = lambda: 1 / 0
 
     bench.pump.wake()
-    bench.wait_for_steps_to_end()
+    gevent.idle()
 
     assert bench.link.faults == []
 
 
 def test_an_image_that_came_while_there_was_no_encoder_is_sent_to_the_next(bench):
     bench.pump.encoder_down(bench.link)
-    bench.wait_for_steps_to_end()
+    gevent.idle()
     rid = bench.core.submit(MTMD, ImagePixels(56, 56))
     bench.images[rid] = image()
     following = HandLink(epoch=2)
@@ -278,12 +271,12 @@ def test_an_image_that_came_while_there_was_no_encoder_is_sent_to_the_next(bench
 
 
 def test_a_pump_that_was_stopped_makes_no_step(bench):
-    bench.wait_for_steps_to_end()
+    gevent.idle()
     bench.pump.stop()
     n_steps = bench.n_steps
 
     bench.pump.wake()
-    bench.wait_for_steps_to_end()
+    gevent.idle()
 
     assert bench.n_steps == n_steps
 
