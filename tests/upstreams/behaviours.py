@@ -73,3 +73,11 @@ def bodies(upstream: ScriptedUpstream) -> list[str]:
 def one(pool: PoolProcess) -> dict[str, Any]:
     (upstream,) = pool.do("upstreams")
     return upstream
+
+
+def begin_call(pool: PoolProcess, url: str) -> str:
+    """Adds an upstream and waits for the first piece of a call `c` to it. Returns the id of the upstream."""
+    id, _ = pool.do("add", url=url)
+    pool.do("submit", names=["c"])
+    pool.do("await_piece", name="c")
+    return str(id)
