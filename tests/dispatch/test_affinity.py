@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from corosrv.dispatch.affinity import SessionTable
@@ -124,15 +126,22 @@ def test_an_abort_leaves_calls_of_other_keys_that_wait_for_one_worker(front: Fro
     assert front.dispatcher.abort("model:a:") == 1
 
 
-def test_work_that_waits_for_a_worker_whose_slots_are_poisoned_goes_to_another_at_once(front: Front):
+def poison_its_slot(host: FakeHost) -> None:
+    host.permits.poison(0, "hung")
+    host.tell()
+
+
+@pytest.mark.parametrize("leave", [FakeHost.drain, poison_its_slot], ids=["drains", "is poisoned"])
+def test_work_that_waits_for_a_worker_that_takes_no_more_goes_to_another_at_once(
+    front: Front, leave: Callable[[FakeHost], None]
+):
     home = front.add("p/0")
     front.call(session="s")
     other = front.add("p/1")
     front.call(session="s")
     assert not other.calls
 
-    home.permits.poison(0, "hung")
-    home.tell()
+    leave(home)
 
     assert len(other.calls) == 1
 

@@ -1055,18 +1055,6 @@ def test_work_that_waits_for_a_lost_worker_returns_to_its_key_with_its_order(fro
     assert front.key().depth == 0
 
 
-def test_work_that_waits_for_a_draining_worker_goes_to_another_at_once(front: Front):
-    home = front.add("p/0")
-    front.call(session="s")
-    other = front.add("p/1")
-    front.call(session="s")
-    assert not other.calls
-
-    home.drain()
-
-    assert len(other.calls) == 1
-
-
 def test_sessions_of_different_callers_are_different(front: Front):
     front.add("p/0")
     front.call(session="s", caller="x")
