@@ -13,8 +13,9 @@ import pytest
 
 from corosrv.tensors import Tensor
 from tests.kserve.bodies import binary_body
-from tests.serve.server import GUNICORN, Server, eventually
+from tests.serve.server import GUNICORN, Server
 from tests.serve.wire import Connection, request
+from tests.support.waiting import eventually
 
 COMMAND = (*GUNICORN, "-b", "127.0.0.1:0", "tests.kserve.served:application")
 GENERATE = "/v2/models/words/generate_stream"

@@ -42,9 +42,8 @@ from corosrv.kserve.language import LanguageModels
 from corosrv.models.pool import ModelPool
 from corosrv.tensors import Tensor, check_inputs
 from tests.kserve.app import make_app
-from tests.serve.server import eventually
 from tests.support.engines import packaged_model
-from tests.support.waiting import wait_until
+from tests.support.waiting import eventually, wait_until
 
 TIMEOUT = 30.0
 DEFAULTS = Defaults(max_tokens=16, temperature=0.8, seed=None)

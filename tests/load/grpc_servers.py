@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -32,7 +33,7 @@ def started(name: str) -> Iterator[tuple[int, int]]:
         try:
             yield port, pid or server.pid
         finally:
-            server.kill()
+            server.terminate()
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,16 @@ def _answers(url: str) -> bool:
 
 def serve_front() -> None:
     import gevent
+    from gevent.event import Event
 
     from tests.kserve.grpc.conftest import make_worker
     from tests.kserve.grpc.conftest import serving as serving_functions
 
+    is_ended = Event()
+    gevent.signal_handler(signal.SIGTERM, is_ended.set)
     with serving_functions(make_worker()) as front:
         print(front.port, front.pid, flush=True)
-        gevent.sleep(3600)
+        is_ended.wait()
 
 
 def serve_threads() -> None:
