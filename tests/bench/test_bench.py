@@ -16,7 +16,7 @@ import pytest
 
 from tests.bench.handmade import self_signed, serving
 from tests.bench.streams import DONE, HEAD, delta, error, usage, whole
-from tests.serve.server import eventually
+from tests.support.waiting import eventually
 
 DEADLINE = 60.0  # seconds
 

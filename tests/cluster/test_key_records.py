@@ -13,8 +13,8 @@ from corosrv.cluster.key_records import LEASE, MAX_ANSWER, KeyRecords, LeasedCla
 from corosrv.cluster.key_scripts import RECORD_BYTES
 from corosrv.cluster.keys import KeyNames
 from corosrv.errors import Conflict, KeyReused
-from tests.serve.server import eventually
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.waiting import eventually
 
 NAMES = KeyNames("test")
 RECORD = NAMES.name("record", "me", "k")

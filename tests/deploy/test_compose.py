@@ -15,9 +15,10 @@ from corosrv import settings
 from corosrv.gunicorn_app import options
 from tests.deploy.compose_file import FILE, document, seconds, services
 from tests.deploy.kubernetes_files import options_of
-from tests.serve.server import Server, Servers, eventually, servers
+from tests.serve.server import Server, Servers, servers
 from tests.serve.wire import chat, events, text_of
 from tests.support.redis_server import redis_server
+from tests.support.waiting import eventually
 
 SERVICES = services()
 SERVERS = [name for name, service in SERVICES.items() if service["image"] == "corosrv"]

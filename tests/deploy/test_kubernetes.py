@@ -30,9 +30,10 @@ from tests.deploy.kubernetes_files import (
     options_of,
     pods,
 )
-from tests.serve.server import BIN, REPOSITORY, Server, Servers, eventually, servers
+from tests.serve.server import BIN, REPOSITORY, Server, Servers, servers
 from tests.serve.wire import CHAT, chat
 from tests.support.redis_server import redis_server
+from tests.support.waiting import eventually
 
 VERSIONS = ("1.29", "1.37")
 OPTIONAL = {"autoscaling.yaml", "redis.yaml"}

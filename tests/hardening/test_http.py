@@ -12,8 +12,9 @@ import pytest
 from tests.hardening import attacks
 from tests.hardening.attacks import CLOSED, GOOD, Attack, run
 from tests.hardening.watch import HealthWatch
-from tests.serve.server import APP, GUNICORN, Server, Servers, eventually
+from tests.serve.server import APP, GUNICORN, Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request
+from tests.support.waiting import eventually
 
 Bear = Callable[[Attack], None]
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.hardening.watch import HealthWatch
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request, text_of
+from tests.support.waiting import eventually
 
 NOTICED = 10.0  # seconds in which a client that left is noticed; what it asked for would take a minute
 ENDS = pytest.mark.parametrize("end", ["leave", "reset"])

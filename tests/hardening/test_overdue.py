@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import chat, events, request
+from tests.support.waiting import eventually
 
 
 def hold_the_slot(server: Server, open_ones: ExitStack) -> None:

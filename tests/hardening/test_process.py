@@ -19,8 +19,9 @@ from gevent.event import Event
 
 import corosrv
 from corosrv.http.hub_lag import BLOCKED, HubLag
-from tests.serve.server import APP, DEPLOYED, GUNICORN, SERVE, Server, Servers, eventually
+from tests.serve.server import APP, DEPLOYED, GUNICORN, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request
+from tests.support.waiting import eventually
 
 
 def begin(server: Server, n_tokens: int) -> Connection:

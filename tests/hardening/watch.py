@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from tests.serve.server import Server, eventually
+from tests.serve.server import Server
+from tests.support.waiting import eventually
 
 SLOW = 0.1  # seconds
 FROZEN = 1.0

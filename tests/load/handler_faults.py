@@ -24,7 +24,8 @@ from typing import Any
 
 from corosrv.errors import ManagementError
 from corosrv.management.client import path_of, running_servers
-from tests.serve.server import REPOSITORY, Server, Servers, eventually, servers
+from tests.serve.server import REPOSITORY, Server, Servers, servers
+from tests.support.waiting import eventually
 
 N_CLIENTS = 12
 N_WORKERS = 3

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.load.restless_app import MISCOUNTED
-from tests.serve.server import GUNICORN, REPOSITORY, Process, eventually
+from tests.serve.server import GUNICORN, REPOSITORY, Process
 from tests.serve.wire import Connection, request
 from tests.support.predictors import ASYNC, PREDICTIONS, STREAM, PredictorServer, parse_events, serving_predictor
 from tests.support.receiver import Receiver, receiving
+from tests.support.waiting import eventually
 
 APP = (*GUNICORN, "-b", "127.0.0.1:0", "tests.load.restless_app:application")
 TERMINAL = {"succeeded", "failed", "canceled"}

@@ -9,7 +9,7 @@ from tests.load.upstream_chats import COMMAND, SHORT, first_tokens
 from tests.load.upstream_permits import PERMITS, Growth, compare, grow, growth
 from tests.load.upstream_servers import corosrv_server, load_front, upstream_servers
 from tests.load.upstream_streams import Load, measure
-from tests.serve.server import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.mark.slow

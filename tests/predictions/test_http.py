@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import eventually
 from tests.serve.wire import request
 from tests.support.predictors import ASYNC, PREDICTIONS, STREAM, PredictorServer, serving_predictor
 from tests.support.receiver import Receiver
+from tests.support.waiting import eventually
 
 JSON = "application/json"
 ALWAYS = {"id", "status", "logs", "metrics"}

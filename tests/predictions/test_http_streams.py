@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import eventually
 from tests.serve.wire import Connection, request
 from tests.support.predictors import ASYNC, PREDICTIONS, STREAM, PredictorServer, parse_events, serving_predictor
+from tests.support.waiting import eventually
 
 NAMES = ["start", "log", "output", "output", "output", "metric", "completed"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from corosrv.management.client import ManagementClient, UnixConnection
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
+from tests.support.waiting import eventually
 
 
 class ServerFront:

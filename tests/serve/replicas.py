@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.serve.fronts import ServerFront
-from tests.serve.server import SERVE, Servers, eventually
+from tests.serve.server import SERVE, Servers
+from tests.support.waiting import eventually
 
 TOKEN = "the-token-of-all-replicas"
 

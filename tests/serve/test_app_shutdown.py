@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import SERVE, Process, Server, Servers, eventually
+from tests.serve.server import SERVE, Process, Server, Servers
 from tests.serve.wire import Connection, request
+from tests.support.waiting import eventually
 
 WAITS = """
 import time

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import REPOSITORY, SERVE, Server, Servers, eventually
+from tests.serve.server import REPOSITORY, SERVE, Server, Servers
+from tests.support.waiting import eventually
 
 WITHOUT_GRPCIO = """
 import sys

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.serve.clustered import ClusteredFronts, clustered_fronts
-from tests.serve.server import SERVE, START_SECONDS, Server, Servers, eventually
+from tests.serve.server import SERVE, START_SECONDS, Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat, request
 from tests.support.redis_server import redis_server
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ import openai
 import pytest
 
 from tests.serve.replicas import TOKEN, Replica, ports, replica
-from tests.serve.server import Servers, eventually
+from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, events, request, text_of
+from tests.support.waiting import eventually
 
 HI = [{"role": "user", "content": "hi"}]
 SHARED = "shared=synthetic:?tokens_per_s=50&slots=1&queue=0"  # two replicas have it

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, request
+from tests.support.waiting import eventually
 
 NOTICED = 10.0  # seconds in which a client that left is noticed; what it asked for would take over a minute
 ENDS = ["leave", "reset"]

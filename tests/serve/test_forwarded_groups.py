@@ -11,10 +11,11 @@ import pytest
 
 from corosrv.client import rollout
 from tests.serve.fronts import ServerFront, front
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.test_groups import abort, ask
 from tests.serve.wire import events
 from tests.support.scripted_upstream import Handler, ScriptedUpstream, scripted
+from tests.support.waiting import eventually
 
 LONG = 4000  # tokens, which take longer than any test
 

@@ -11,8 +11,9 @@ import openai
 import pytest
 
 from tests.serve.fronts import ServerFront, front
-from tests.serve.server import BIN, Server, Servers, eventually
+from tests.serve.server import BIN, Server, Servers
 from tests.serve.wire import CHAT, chat, events, named_events, request, text_of
+from tests.support.waiting import eventually
 
 NOTICED = 10.0  # seconds in which a client that left is noticed; what it asked for would take 40 s
 HI = [{"role": "user", "content": "hi"}]

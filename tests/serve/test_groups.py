@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, Answer, chat, events
+from tests.support.waiting import eventually
 
 LONG = 4000  # tokens, which take longer than any test
 

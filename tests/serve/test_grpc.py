@@ -15,7 +15,8 @@ import pytest
 from corosrv.kserve.grpc import protocol
 from corosrv.tensors import Tensor
 from tests.kserve.grpc.client import infer_request
-from tests.serve.server import Process, Server, Servers, eventually
+from tests.serve.server import Process, Server, Servers
+from tests.support.waiting import eventually
 
 APP = str(Path(__file__).parent.parent.parent / "deploy" / "app" / "basic.py") + ":app"
 ADD = infer_request("add", Tensor("a", "INT32", [2], data=[1, 2]), Tensor("b", "INT32", [2], data=[3, 4]), id="q")

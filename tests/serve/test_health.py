@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, chat, request
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

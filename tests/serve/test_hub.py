@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import APP, SERVE, Server, Servers, eventually
+from tests.serve.server import APP, SERVE, Server, Servers
 from tests.support import gguf
 from tests.support.hub_server import HubServer, Repo, clean_environment, hub_server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.model
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat, request
+from tests.support.waiting import eventually
 
 SHORT = {"max_tokens": 3}
 LONG = {"max_tokens": 5000}

@@ -13,9 +13,10 @@ from PIL import Image as Pillow
 
 from tests.images.pictures import BLUE, GREEN, RED, WHITE, base64, data_url, encoded, plain, png
 from tests.serve.image_server import N_ROWS, Files, chat
-from tests.serve.server import Server, eventually, servers
+from tests.serve.server import Server, servers
 from tests.serve.wire import CHAT, Answer, request
 from tests.support.faulty_images import SLOW
+from tests.support.waiting import eventually
 
 PNG = plain("PNG", (56, 56))
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "high"}}

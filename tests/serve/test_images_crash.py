@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.serve.image_server import Files, chat, png
-from tests.serve.server import Server, eventually, servers
+from tests.serve.server import Server, servers
 from tests.serve.wire import CHAT, Answer, request
 from tests.support import projector
 from tests.support.faulty_images import CRASHING, FATAL, SLOW
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import Server, eventually
+from tests.serve.server import Server
 from tests.serve.wire import Answer, request
+from tests.support.waiting import eventually
 
 PROMPT = "Once upon a time"
 

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat, request
+from tests.support.waiting import eventually
 
 MB = 1024 * 1024
 LIMIT = MB

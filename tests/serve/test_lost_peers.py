@@ -12,8 +12,9 @@ import pytest
 
 from corosrv.delegation.roster import STALE_AFTER
 from tests.serve.replicas import Replica, ports, replica
-from tests.serve.server import Servers, eventually
+from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, events, request
+from tests.support.waiting import eventually
 
 KEY = "a-key-of-the-peer-alone"
 LIMIT = 60.0  # seconds for what takes STALE_AFTER and a little

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.serve.replicas import TOKEN, Replica, ports, replica
-from tests.serve.server import Servers, eventually
+from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, events, request
 from tests.support.scripted_peer import ScriptedPeer, scripted_peer
 from tests.support.scripted_upstream import Behaviour, Handler, echo, fails_with
+from tests.support.waiting import eventually
 
 EVENT = b'data: {"choices":[]}\n\n'
 MAX = 2  # requests that may be with peers at once

@@ -15,9 +15,10 @@ import pytest
 
 from corosrv.errors import ManagementError
 from tests.serve.fronts import ServerFront, front
-from tests.serve.server import Servers, eventually
+from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, events, request
 from tests.support.scripted_upstream import Behaviour, Handler, ScriptedUpstream, fails_with, scripted
+from tests.support.waiting import eventually
 
 KEY = "the-key-of-the-front"
 EVENT = b'data: {"choices":[]}\n\n'

@@ -11,7 +11,8 @@ import pytest
 
 from corosrv.kserve.grpc import protocol
 from tests.kserve.grpc.client import infer_request
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
+from tests.support.waiting import eventually
 
 APP = str(Path(__file__).parent.parent / "apps" / "plain.py") + ":app"
 FAULT = "the handler of 'forgetful' gave no output 'forgotten', which it declares"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from corosrv.settings import model_list
-from tests.serve.server import SERVE, Server, Servers, eventually
+from tests.serve.server import SERVE, Server, Servers
 from tests.serve.wire import request
+from tests.support.waiting import eventually
 
 TWO = "one=synthetic:?tokens_per_s=50,two=synthetic:?tokens_per_s=50&ctx=128&alias=second"
 

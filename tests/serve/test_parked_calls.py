@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from corosrv.http import front
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import Connection
+from tests.support.waiting import eventually
 
 APP = str(Path(__file__).parent.parent / "apps" / "plain.py") + ":app"
 SLEEP = "/v2/models/sleep/infer"

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tests.serve.server import APP, DEPLOYED, Servers, eventually
+from tests.serve.server import APP, DEPLOYED, Servers
 from tests.serve.wire import CHAT, chat, events, request, text_of
+from tests.support.waiting import eventually
 
 PAUSE = 4.0  # seconds: longer than all limits below
 LIMITS = {"head_timeout_s": 1, "body_timeout_s": 2, "write_timeout_s": 2, "queue_timeout_s": 2, "stall_timeout_s": 2}

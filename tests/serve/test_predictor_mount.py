@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import GUNICORN, eventually
+from tests.serve.server import GUNICORN
 from tests.support.predictors import ASYNC, STREAM, PredictorServer, parse_events, serving_predictor
+from tests.support.waiting import eventually
 
 OWN: dict[str, Any] = {"command": (*GUNICORN, "-b", "127.0.0.1:0", "tests.serve.predictor_app:app"), "prefix": "/mine"}
 KINDS = ["start", "log", "output", "output", "completed"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import SERVE, eventually
+from tests.serve.server import SERVE
 from tests.support.predictors import ASYNC, PredictorServer
 from tests.support.receiver import Receiver
+from tests.support.waiting import eventually
 
 RESTARTING = (*SERVE, "--restart-worker")
 # Is set up once, and never again.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import SERVE, eventually
+from tests.serve.server import SERVE
+from tests.support.waiting import eventually
 
 BAD: dict[str, tuple[str, str]] = {
     "a syntax error": ("class Predictor:\n    def run(self:\n", "SyntaxError"),

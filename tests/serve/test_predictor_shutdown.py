@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import APP, GUNICORN, REPOSITORY, SERVE, Process, eventually
+from tests.serve.server import APP, GUNICORN, REPOSITORY, SERVE, Process
 from tests.support.predictors import ASYNC, PredictorServer
 from tests.support.receiver import Receiver
+from tests.support.waiting import eventually
 
 COMMANDS = pytest.mark.parametrize("command", [APP, SERVE], ids=["gunicorn", "serve"])
 # gunicorn's master drops a second SIGTERM unless it is told what to do with it.

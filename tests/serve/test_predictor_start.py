@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import APP, BIN, GUNICORN, REPOSITORY, SERVE, Process, Server, eventually
+from tests.serve.server import APP, BIN, GUNICORN, REPOSITORY, SERVE, Process, Server
 from tests.support.predictors import PREDICTORS
 from tests.support.receiver import Receiver
+from tests.support.waiting import eventually
 
 COMMANDS = pytest.mark.parametrize("command", [APP, SERVE], ids=["gunicorn", "serve"])
 TASKS = str(PREDICTORS / "tasks.py:Predictor")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import SERVE, eventually
+from tests.serve.server import SERVE
 from tests.serve.wire import chat
 from tests.support.predictors import ASYNC, PredictorServer, serving_predictor
+from tests.support.waiting import eventually
 
 KEY = {"Authorization": "Bearer secret"}
 

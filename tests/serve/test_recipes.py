@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from tests.serve.server import Server, eventually
+from tests.serve.server import Server
 from tests.serve.wire import CHAT, chat, request
+from tests.support.waiting import eventually
 
 ENDLESS = 4000  # tokens, which take 80 s: no test waits for the last of them
 

@@ -16,8 +16,9 @@ import pytest
 
 from corosrv.client import Rollout, RolloutGroup, rollout
 from tests.serve.fronts import front
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.support.scripted_upstream import Handler, closes, scripted
+from tests.support.waiting import eventually
 
 LONG = 4000  # tokens, which take longer than any test
 

@@ -14,8 +14,9 @@ import pytest
 from corosrv.app import check_several
 from corosrv.errors import SettingsError
 from corosrv.settings import load
-from tests.serve.server import GUNICORN, Server, eventually, servers
+from tests.serve.server import GUNICORN, Server, servers
 from tests.support.redis_server import redis_server
+from tests.support.waiting import eventually
 
 APP = "tests/support/napping_app.py:app"
 N_CALLS = 60

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.serve.fronts import ServerFront, front
-from tests.serve.server import eventually, servers
+from tests.serve.server import servers
 from tests.serve.wire import Answer, events
 from tests.support.redis_server import redis_server
 from tests.support.scripted_upstream import Handler, ScriptedUpstream, echo, scripted
+from tests.support.waiting import eventually
 
 PATH = "/v1/completions"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import APP, GUNICORN, SERVE, Process, Server, Servers, eventually
+from tests.serve.server import APP, GUNICORN, SERVE, Process, Server, Servers
 from tests.serve.wire import CHAT, Connection, chat, events, request
+from tests.support.waiting import eventually
 
 COMMANDS = pytest.mark.parametrize("command", [APP, SERVE], ids=["gunicorn", "serve"])
 

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from tests.serve.fronts import ServerFront, front
-from tests.serve.server import Servers, eventually
+from tests.serve.server import Servers
 from tests.serve.wire import CHAT, Answer, chat, request
 from tests.support.scripted_upstream import ScriptedUpstream, fails_with, scripted
+from tests.support.waiting import eventually
 
 LOCAL = "small=synthetic:?tokens_per_s=50"
 

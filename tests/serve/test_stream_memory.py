@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import Server, Servers, eventually
+from tests.serve.server import Server, Servers
 from tests.serve.wire import Connection
+from tests.support.waiting import eventually
 
 FRONT = (
     "gunicorn", "-k", "corosrv.http.front.Front", "--no-control-socket", "-b", "127.0.0.1:0"

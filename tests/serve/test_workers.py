@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve.server import APP, SERVE, Process, Server, Servers, eventually
+from tests.serve.server import APP, SERVE, Process, Server, Servers
 from tests.serve.wire import chat
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("command", [(*APP, "-w", "2"), (*SERVE, "-w", "2")], ids=["gunicorn", "serve"])

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.serve.server import APP, REPOSITORY, START_SECONDS, WAIT_SECONDS, Process, Server, eventually
+from tests.serve.server import APP, REPOSITORY, START_SECONDS, WAIT_SECONDS, Process, Server
 from tests.serve.wire import Answer, Connection, request
+from tests.support.waiting import eventually
 
 PREDICTORS = REPOSITORY / "tests" / "predictors"
 PREDICTIONS = "/predictions"
