@@ -270,6 +270,7 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
 @click.pass_context
 def models(context: click.Context, /, config: Path | None, **overrides: Any) -> None:
     """Show the models that would be served, and those of hubs that are in the cache; pull and remove these."""
+    context.obj = (config, overrides)
     if context.invoked_subcommand is not None:
         return
     lines = list(map(_describe, _load(config, overrides).models))

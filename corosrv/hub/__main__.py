@@ -17,7 +17,7 @@ import msgspec
 from corosrv.errors import CorosrvError
 from corosrv.hub.messages import Pulled, PullFailed, PullProgress
 from corosrv.hub.pull import pull
-from corosrv.settings import hub_name
+from corosrv.settings import hub_name, load_hub
 from corosrv.worker.child.lifeline import hang_on
 
 _PAUSE = 0.25  # seconds between two reports
@@ -65,9 +65,9 @@ def main() -> None:
     hang_on(0)
     try:
         name = hub_name.parse(arguments.name)
-        token = os.environ.get("COROSRV_HF_TOKEN", "")
+        hub = load_hub()
         with _Reporter() as report:
-            model = pull(name, report, token, with_projector=not arguments.no_mmproj)
+            model = pull(name, report, hub, with_projector=not arguments.no_mmproj)
     except CorosrvError as error:
         _say(PullFailed(str(error)))
         sys.exit(1)

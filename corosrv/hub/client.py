@@ -31,9 +31,10 @@ class RepoListing:
 class HubClient:
     """One repository of a hub, and its place in the cache. The library's settings count: HF_ENDPOINT, HF_HOME ..."""
 
-    def __init__(self, name: HubName, token: str = "") -> None:
-        """`token`: instead of the library's own. Raises HubMissing."""
+    def __init__(self, name: HubName, token: str = "", why_offline: str = "") -> None:
+        """`token`: instead of the library's own; `why_offline`: why the hub is not asked, if so. Raises HubMissing."""
         self._library = library.load()
+        self._why_offline = why_offline or ("HF_HUB_OFFLINE is set" if self._library.constants.HF_HUB_OFFLINE else "")
         self.name = name
         self._token = token or None
         self._api = self._library.HfApi(token=self._token, library_name="corosrv")
@@ -43,8 +44,8 @@ class HubClient:
 
     def list(self) -> RepoListing:
         """Lists the files, of the hub or, where that cannot be reached, of the cache. Raises HubError."""
-        if self._library.constants.HF_HUB_OFFLINE:
-            return self._list_cached("HF_HUB_OFFLINE is set")
+        if self._why_offline:
+            return self._list_cached(self._why_offline)
         try:
             info = self._api.model_info(
                 self.name.repo, revision=self.name.revision, files_metadata=True, timeout=_TIMEOUT
@@ -60,7 +61,8 @@ class HubClient:
         commit = self.cache.commit_of(self.name.revision)
         files = self.cache.files(commit) if commit else []
         if commit is None or not files:
-            raise HubError(f"{self.name.repo} is not in the cache {self.folder}, and {reason}")
+            advice = ": unset it to download the model" if self._why_offline else ""
+            raise HubError(f"{self.name.repo} is not in the cache {self.folder}, and {reason}{advice}")
         return RepoListing(commit, files, is_offline=True, reason=reason)
 
     def fetch(self, commit: str, file: RepoFile, report: Report) -> Path:

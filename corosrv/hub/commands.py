@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import click
 
 from corosrv.errors import SettingsError
 from corosrv.hub import stored
 from corosrv.hub.messages import PullProgress
-from corosrv.settings import hub_name
+from corosrv.settings import hub_name, load_hub
 from corosrv.settings.hub_name import HubName
 
 _PAUSES = (0.2, 10.0)  # seconds between two reports: to a terminal, and to a log
@@ -53,16 +55,20 @@ def _parse(name: str) -> HubName:
 
 @click.command("pull")
 @click.argument("name")
-@click.option("--hf-token", "-hft", default="", help="token, instead of HF_TOKEN")
+@click.option("--hf-token", "-hft", help="token, instead of HF_TOKEN")
+@click.option("--offline", is_flag=True, default=None, help="ask no hub: tell where the files in the cache are")
 @click.option("--no-mmproj", is_flag=True, help="leave the projector of a model that takes images")
-def pull_model(name: str, hf_token: str, no_mmproj: bool) -> None:
+@click.pass_obj
+def pull_model(before: tuple[Path | None, dict[str, Any]], /, name: str, no_mmproj: bool, **overrides: Any) -> None:
     """Download a model of a hub into the cache: NAME is hf:OWNER/REPO:Q4_K_M, or the like."""
     from corosrv.hub.pull import pull
 
+    config, given = before  # --config and settings that stand before the command
+    hub = load_hub(given | {name: value for name, value in overrides.items() if value is not None}, file=config)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     line = ProgressLine()
     try:
-        model = pull(_parse(name), line, hf_token or os.environ.get("COROSRV_HF_TOKEN", ""), not no_mmproj)
+        model = pull(_parse(name), line, hub, not no_mmproj)
     finally:
         line.close()
     if model.offline:

@@ -90,8 +90,7 @@ class HubDownload:
         environment = dict(os.environ)
         if self._hub.hf_token:
             environment["COROSRV_HF_TOKEN"] = self._hub.hf_token
-        if self._hub.offline:
-            environment["HF_HUB_OFFLINE"] = "1"
+        environment["COROSRV_OFFLINE"] = str(int(self._hub.offline))
         return environment
 
     def _follow(self) -> PulledModel:

@@ -11,6 +11,7 @@ from pathlib import Path
 from corosrv.errors import HubError
 from corosrv.hub.choice import ChosenFiles, RepoFile, choose
 from corosrv.hub.client import HubClient, RepoListing
+from corosrv.settings import HubSettings
 from corosrv.settings.hub_name import HubName
 
 
@@ -30,9 +31,9 @@ class PulledModel:
 OnProgress = Callable[[int, int], None]
 
 
-def pull(name: HubName, on_progress: OnProgress, token: str = "", with_projector: bool = True) -> PulledModel:
+def pull(name: HubName, on_progress: OnProgress, hub: HubSettings, with_projector: bool = True) -> PulledModel:
     """Downloads what is not there; returns where the files are. Raises HubError."""
-    client = HubClient(name, token)
+    client = HubClient(name, hub.hf_token, hub.why_offline)
     listing = client.list()
     chosen = choose(listing.files, name, with_projector)
     _check_room(client, listing, chosen)

@@ -17,5 +17,10 @@ class HubSettings:
     )
     offline: bool = setting(False, "1: models of a hub are taken from the cache, as with HF_HUB_OFFLINE")
 
+    @property
+    def why_offline(self) -> str:
+        """Returns why no hub is to be asked; empty: one is."""
+        return "COROSRV_OFFLINE is set" if self.offline else ""
+
     def __post_init__(self) -> None:
         sources.check(self)

@@ -105,6 +105,15 @@ def load_predictor(
     return _predictor(sources.read(overrides, environ, file, PARTS))
 
 
+def load_hub(
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> HubSettings:
+    """Reads the hub's settings alone, as load() does."""
+    return HubSettings(**sources.read(overrides, environ, file, PARTS).values(HubSettings))
+
+
 def _predictor(raw: sources.RawSettings) -> PredictionSettings | None:
     """Makes the predictor's settings; `slots` are among them where no model is to be served."""
     values, model_values = raw.values(PredictionSettings), raw.values(ModelSettings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -86,6 +87,37 @@ def test_pull_prints_where_the_files_are(hub: HubServer) -> None:
     model, projector = result.stdout.split()
     assert (model.rpartition("/")[2], projector.rpartition("/")[2]) == ("m-Q8_0.gguf", "mmproj-F16.gguf")
     assert "0 of 0 MB (100 %)" in result.stderr
+
+
+def test_pull_that_is_told_to_stay_offline_asks_no_hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["o/r"] = Repo({"m-Q8_0.gguf": MODEL})
+    online = run("models", "pull", "o/r:Q8_0")
+    hub.requests.clear()
+    monkeypatch.setenv("COROSRV_OFFLINE", "1")
+
+    offline = run("models", "pull", "o/r:Q8_0")
+
+    assert (offline.stdout, offline.exit_code) == (online.stdout, 0)
+    assert "the files in the cache are used, for COROSRV_OFFLINE is set" in offline.stderr
+    with pytest.raises(HubError, match=r"o/new is not in the cache .*, and COROSRV_OFFLINE is set: unset it"):
+        run("models", "pull", "o/new")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("pull", "--offline", "o/r"), ("--offline", "1", "pull", "o/r"), ("--config", "offline.toml", "pull", "o/r")],
+)
+def test_every_source_of_settings_counts_for_pull(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("offline.toml").write_text("offline = true\n")
+
+    with pytest.raises(HubError, match="COROSRV_OFFLINE is set"):
+        run("models", *arguments)
+
+    assert hub.requests == []
 
 
 def test_models_lists_what_was_pulled_and_rm_removes_it(hub: HubServer) -> None:

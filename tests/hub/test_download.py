@@ -33,8 +33,8 @@ def hub(_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return _server
 
 
-def download(hub: HubSettings | None = None, **options: object) -> HubDownload:
-    return HubDownload(ModelSettings(model="hf:o/r", **options), hub or HubSettings())  # type: ignore[arg-type]
+def download(hub: HubSettings | None = None, model: str = "hf:o/r", **options: object) -> HubDownload:
+    return HubDownload(ModelSettings(model=model, **options), hub or HubSettings())  # type: ignore[arg-type]
 
 
 def test_a_killed_download_leaves_a_part_with_which_the_next_goes_on(hub: HubServer, tmp_path: Path) -> None:
@@ -85,3 +85,5 @@ def test_an_offline_server_asks_nobody(hub: HubServer) -> None:
 
     assert download(HubSettings(offline=True)).run() == online
     assert hub.requests == []
+    with pytest.raises(HubError, match="COROSRV_OFFLINE is set: unset it"):
+        download(HubSettings(offline=True), model="hf:o/new").run()
