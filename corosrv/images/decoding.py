@@ -86,10 +86,9 @@ def _upright(picture: Picture) -> Picture:
 def _rgb(picture: Picture) -> Picture:
     import PIL.Image
 
-    if picture.mode.startswith("I;16"):
-        # Conversion would cut off all that is brighter than 255; the high byte of two is the brightness.
-        high = 1 if picture.mode != "I;16B" else 0
-        picture = PIL.Image.frombytes("L", picture.size, picture.tobytes()[high::2])
+    if picture.mode == "I;16":
+        # Conversion would cut off all that is brighter than 255; the high byte of two, the second, is the brightness.
+        picture = PIL.Image.frombytes("L", picture.size, picture.tobytes()[1::2])
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     picture = picture.convert("RGBA")

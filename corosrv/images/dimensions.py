@@ -77,7 +77,7 @@ def _of_jpeg(data: bytes) -> Dimensions:
         (length,) = struct.unpack_from(">H", data, place)
         if length < 2:
             raise ValueError("a segment has no length")
-        if marker in _START_OF_FRAME and dimensions is None:
+        if marker in _START_OF_FRAME:  # should there be several, the last one counts, as it does for Pillow
             height, width = struct.unpack_from(">HH", data, place + 3)
             dimensions = width, height
         place += length

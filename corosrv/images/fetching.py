@@ -7,6 +7,7 @@ that is not public has to be on the list itself: no name leads there.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from http.client import HTTPException
@@ -72,32 +73,27 @@ class ImageFetcher:
         deadline = time.monotonic() + self._seconds
         redirects = Redirects(url, ALL, leaves_site=False)
         while True:
-            answer = self._ask(redirects.url, deadline, param)
+            answer = self._ask(redirects.url, deadline)
             try:
                 if not redirects.follow(answer.status, answer.headers.get("Location")):
                     return self._read(answer, deadline, param)
             finally:
                 answer.close()
 
-    def _ask(self, url: str, deadline: float, param: str) -> urllib3.BaseHTTPResponse:
+    def _ask(self, url: str, deadline: float) -> urllib3.BaseHTTPResponse:
         """Asks the first address that accepts a connection, of those that the host has and that are allowed."""
         assert self._destinations is not None
         _, host, port = origin(url)
         # Loopback addresses are not public: they have to be on the list.
         *earlier, last = self._destinations.look_up(str(host), port or 0, to_loopback=True)
         for address in earlier:
-            try:
-                return self._ask_at(address, url, deadline, param)
-            except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError):
-                continue
-        return self._ask_at(last, url, deadline, param)
+            with contextlib.suppress(urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError):
+                return self._ask_at(address, url, deadline)
+        return self._ask_at(last, url, deadline)
 
-    def _ask_at(self, address: str, url: str, deadline: float, param: str) -> urllib3.BaseHTTPResponse:
+    def _ask_at(self, address: str, url: str, deadline: float) -> urllib3.BaseHTTPResponse:
         """Asks at an address that was checked; the name is for the host and its certificate."""
         scheme, host, port = origin(url)
-        seconds = deadline - time.monotonic()
-        if seconds <= 0:
-            raise self._too_slow(param)
         parts = urllib3.util.parse_url(url)
         by_name = {"server_hostname": host, "assert_hostname": host} if scheme == "https" else None
         return self._http.connection_from_host(address, port, scheme, by_name).urlopen(
@@ -110,7 +106,7 @@ class ImageFetcher:
                 "Accept-Encoding": "identity",
                 "Connection": "close",
             },
-            timeout=urllib3.Timeout(total=seconds),
+            timeout=urllib3.Timeout(total=deadline - time.monotonic()),  # refuses to wait for less than nothing
             redirect=False,
             retries=False,
             preload_content=False,

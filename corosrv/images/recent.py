@@ -49,10 +49,8 @@ class RecentImages:
                 _, oldest = self._images.popitem(last=False)
                 self._n_bytes -= len(oldest.pixels)
 
-    def clear(self) -> bool:
-        """Forgets all images, and returns whether there were any: requests need the memory."""
+    def clear(self) -> None:
+        """Forgets all images: requests need the memory."""
         with self._lock:
-            had_some = bool(self._images)
             self._images.clear()
             self._n_bytes = 0
-            return had_some

@@ -9,7 +9,6 @@ import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.bench.streams import whole
 
@@ -93,18 +92,3 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[HandMade]:
             server.released.set()
             server.shutdown()
             thread.join(TIMEOUT)
-
-
-def self_signed(folder: Path, openssl: str) -> tuple[ssl.SSLContext, Path]:
-    """A context for `localhost`, and the certificate to trust."""
-    import subprocess
-
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
-        check=True, capture_output=True, timeout=TIMEOUT,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return context, certificate

@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench.handmade import self_signed, serving
+from tests.bench.handmade import serving
 from tests.bench.streams import DONE, HEAD, delta, error, usage, whole
+from tests.support.certificates import self_signed
 from tests.support.waiting import eventually
 
 DEADLINE = 60.0  # seconds

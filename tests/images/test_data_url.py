@@ -1,5 +1,6 @@
 """Base64 and data URLs: what is read, and what is refused."""
 
+import gevent
 import pytest
 
 from corosrv.errors import InvalidImage
@@ -24,15 +25,31 @@ def test_a_data_url_is_read(head: str):
 
 
 MANY = "ABCD" * 80_000  # more than one piece
+PIECE = "ABCD" * (1 << 16)
 NOT_BASE64 = (
     "A", "AB", "ABC", "ABCDE", "AB=C", "A===", "====", "=ABC", "ABCD\n", "AB CD", "AB_-", "ABC\u00e9", "\uff11ABC",
-    "QQ==QQ==", MANY + "A=BC", "A=BC" + MANY, "QQ==" + MANY,
+    "QQ==QQ==", MANY + "A=BC", "A=BC" + MANY, "QQ==" + MANY, PIECE[:-4] + "QQ==" + "ABCD",
 )  # fmt: skip
 OTHER_URLS = (
     "data:", "data:,", "data:image/png", "data:image/png,abcd", "data:image/png;base64",
     "data:image/png;base64;x,abcd", "data:text/plain;base64,abcd", "data:;base64,abcd",
     "data:application/pdf;base64,abcd", "data:" + "image/png;" * 1000 + "base64,abcd",
 )  # fmt: skip
+
+
+def test_a_long_image_is_read_in_turns():
+    text, turns = base64(bytes(30 << 20)), []
+
+    def take_turns() -> None:
+        while len(turns) < 3:
+            turns.append(reading.ready())
+            gevent.sleep(0)
+
+    reading = gevent.spawn(read_base64, text, "image", 30 << 20)
+    gevent.spawn(take_turns)
+
+    assert len(reading.get(timeout=30)) == 30 << 20
+    assert turns[:3] == [False] * 3
 
 
 @pytest.mark.parametrize("text", NOT_BASE64)

@@ -11,7 +11,7 @@ from corosrv import jobs
 from corosrv.errors import InvalidImage, NotOffered
 from corosrv.images.decoding import check_dimensions, check_pillow, decode
 from corosrv.images.recognition import ImageFormat, recognise
-from tests.images.pictures import BLACK, BLUE, FORMATS, GREEN, RED, WHITE, encoded, plain, png
+from tests.images.pictures import BLACK, BLUE, FORMATS, GREEN, RED, WHITE, encoded, plain, png, png_chunk
 
 MOST = 1_000_000
 SIZE = (24, 16)
@@ -82,6 +82,13 @@ def test_exif_that_cannot_be_read_turns_nothing(exif: bytes):
     marker = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
 
     assert is_near(pixel(decoded(data[:2] + marker + data[2:]), 0, 0), RED)
+
+
+def test_an_exif_of_a_png_that_is_not_even_hexadecimal_turns_nothing():
+    text = b"Raw profile type exif\0\nexif\n      4\nwhatever"
+    data = plain("PNG")
+
+    assert decoded(data[:33] + png_chunk(b"tEXt", text) + data[33:]) == decoded(data)
 
 
 def test_a_cmyk_jpeg_has_its_colours():
@@ -220,14 +227,16 @@ def test_a_file_with_another_name_in_it_is_not_given_to_another_decoder():
     [(0, 5, "no pixels: it is 0 x 5"), (5, 0, "no pixels"), (101, 100, "101 x 100 pixels"), (65_536, 0, "no pixels")],
 )
 def test_dimensions_over_a_limit_are_refused(width: int, height: int, fault: str):
+    check_dimensions(100, 100, 10_000, "image")
     with pytest.raises(InvalidImage, match=fault):
         check_dimensions(width, height, 10_000, "image")
 
 
 def test_a_side_has_its_own_limit():
     check_dimensions(65_535, 1, MOST, "image")
-    with pytest.raises(InvalidImage, match="a side has 65535 at most"):
-        check_dimensions(1, 65_536, MOST, "image")
+    for side in ((1, 65_536), (65_536, 1)):
+        with pytest.raises(InvalidImage, match="a side has 65535 at most"):
+            check_dimensions(*side, MOST, "image")
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -2,23 +2,29 @@
 
 import contextlib
 import gzip
+import shutil
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
 import gevent
 import pytest
+from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
-from corosrv.errors import InvalidImage, NotSupported
+from corosrv.errors import InvalidImage, NotSupported, TooBusy
+from corosrv.images import fetching
 from corosrv.images.fetching import ImageFetcher
 from corosrv.images.reader import ImageReader
 from corosrv.settings import ImageSettings
 from tests.images.pictures import CARD, plain
+from tests.support.certificates import self_signed
 
 PNG = plain("PNG")
+WAIT = 30.0  # seconds for what should come soon
 
 
 @pytest.fixture
@@ -168,6 +174,134 @@ def test_a_slow_host_is_left_in_time(served):
 
     with gevent.Timeout(5), pytest.raises(InvalidImage, match=r"did not arrive within 0\.2 s"):
         fetcher("127.0.0.1", seconds=0.2).fetch(f"{url}/slow", "image")
+
+
+def test_an_image_as_large_as_allowed_is_fetched(served):
+    url, _ = served
+
+    assert fetcher("127.0.0.1", max_bytes=len(PNG)).fetch(f"{url}/a.png", "image") == PNG
+    with pytest.raises(InvalidImage, match=f"more than the {len(PNG) - 1} bytes allowed"):
+        fetcher("127.0.0.1", max_bytes=len(PNG) - 1).fetch(f"{url}/a.png", "image")
+
+
+def test_a_url_has_4096_characters_at_most(served):
+    url, _ = served
+    longest = f"{url}/".ljust(4096, "a")
+
+    assert fetcher("127.0.0.1").fetch(longest, "image") == PNG
+    with pytest.raises(InvalidImage, match="a data URL, or one of http or https"):
+        fetcher("127.0.0.1").fetch(longest + "a", "image")
+
+
+def test_more_fetches_than_may_run_wait_and_are_told_to_come_again(served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fetching, "_AT_ONCE", 1)
+    images, (url, _) = fetcher("127.0.0.1", seconds=0.3), served
+
+    slow = [gevent.spawn(images.fetch, f"{url}/slow", "image") for _ in range(5)]
+    gevent.joinall(slow, timeout=WAIT)
+
+    busy = [one.exception for one in slow if isinstance(one.exception, TooBusy)]
+    assert len(busy) >= 3  # one had the permit, and left it to another when their time was over
+    assert str(busy[0]) == "too many images are being fetched: try again"
+
+
+@pytest.fixture
+def hearing() -> Iterator[tuple[str, Event]]:
+    """The URL of a server that sends pieces of an image for ever, or nothing at all, and when its client hung up."""
+    is_left = Event()
+
+    def serve(connection: Any, _: Any) -> None:
+        is_endless = b"/endless" in connection.recv(4096)
+        with contextlib.suppress(OSError):
+            if is_endless:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while is_endless:
+                connection.sendall(b"x")
+                gevent.sleep(0.005)
+            connection.recv(1)
+        is_left.set()
+
+    server = StreamServer(("127.0.0.1", 0), serve)
+    server.start()
+    yield f"http://127.0.0.1:{server.server_port}", is_left
+    server.stop(timeout=1)
+
+
+@pytest.mark.parametrize("path", ["/endless", "/silent"])
+def test_a_fetch_that_took_too_long_leaves_no_connection(hearing, path: str):
+    url, is_left = hearing
+
+    with pytest.raises(InvalidImage, match="did not arrive") as refused:
+        fetcher("127.0.0.1", max_bytes=1 << 30, seconds=0.2).fetch(url + path, "image")
+
+    assert is_left.wait(WAIT)
+    assert refused.value.__traceback__ is not None  # a refusal that is kept keeps nothing open
+
+
+def test_a_fetch_that_is_refused_leaves_no_connection(hearing):
+    url, is_left = hearing
+
+    with pytest.raises(InvalidImage, match="more than the 10 bytes allowed") as refused:
+        fetcher("127.0.0.1", max_bytes=10).fetch(f"{url}/endless", "image")
+
+    assert is_left.wait(WAIT)
+    assert refused.value.__traceback__ is not None
+
+
+def test_of_several_addresses_the_first_that_takes_a_connection_is_asked(served, monkeypatch: pytest.MonkeyPatch):
+    url, seen = served
+    port = int(url.rpartition(":")[2])
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: entries if host == "a.example" else look_up(host, *rest, **more),
+    )
+
+    assert fetcher("a.example", "127.0.0.0/8").fetch(f"http://a.example:{port}/a.png", "image") == PNG
+    assert len(seen) == 1
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory) -> tuple[ssl.SSLContext, str]:
+    """The context of a server called `localhost`, and the file of its certificate."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("openssl is not installed")
+    context, certificate = self_signed(tmp_path_factory.mktemp("certificate"), openssl)
+    return context, str(certificate)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trusted", "is_fetched"),
+    [("localhost", True, True), ("localhost", False, False), ("other.example", True, False)],
+)
+def test_a_host_of_https_has_a_trusted_certificate_of_its_name(
+    certified, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool, is_fetched: bool
+):
+    context, certificate = certified
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **more: look_up("127.0.0.1" if host == name else host, *rest, **more)
+    )
+    server = WSGIServer(("127.0.0.1", 0), answer_with_png, log=None, error_log=None, ssl_context=context)
+    server.start()
+    images, url = fetcher(name, "127.0.0.1"), f"https://{name}:{server.server_port}/a.png"
+    try:
+        if is_fetched:
+            assert images.fetch(url, "image") == PNG
+        else:
+            with pytest.raises(InvalidImage, match="image: the image could not be fetched"):
+                images.fetch(url, "image")
+    finally:
+        server.stop(timeout=1)
+
+
+def answer_with_png(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
+    start("200 OK", [("Content-Type", "image/png")])
+    return [PNG]
 
 
 @pytest.fixture

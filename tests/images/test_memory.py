@@ -50,9 +50,10 @@ def test_memory_that_is_lent_is_there_again_when_the_lease_is_closed():
     lease.close()
 
     assert memory.n_bytes == 0
-    with memory.lend(10):
+    with memory.lend(10) as held:
         assert memory.n_bytes == 10
     assert memory.n_bytes == 0
+    assert held is not None
 
 
 def test_memory_whose_lease_nobody_has_is_there_again():

@@ -13,6 +13,8 @@ from corosrv.jobs import ModelCard
 from corosrv.settings import ImageSettings
 from tests.images.decoders import DECODERS
 from tests.images.pictures import CARD, RED, base64, data_url, plain, png
+from tests.support.children import children
+from tests.support.waiting import wait_until
 
 
 def intake(**settings: Any) -> ImageIntake:
@@ -87,6 +89,14 @@ def test_the_images_of_a_request_are_counted():
         images.from_url(url, "image")
 
 
+def test_images_in_base64_are_counted_as_well():
+    images = intake(image_count=1)
+    images.from_base64(base64(plain()), "image")
+
+    with pytest.raises(InvalidImage, match="a request has 1 at most"):
+        images.from_base64(base64(plain()), "image")
+
+
 def test_images_that_are_expected_count_with_those_that_were_read():
     images = intake(image_count=3)
     images.from_url(data_url(plain()), "image")
@@ -125,6 +135,20 @@ def test_a_refused_image_gives_its_permit_back():
             shared.intake(CARD).from_url(data_url(plain("PNG", (40, 40))[:50]), "image")
 
     assert shared.intake(CARD).from_url(data_url(plain()), "image").width == 6
+
+
+def test_a_reader_with_no_decoders_given_starts_its_own_and_ends_them():
+    before = children("corosrv.images.decoder")
+    reader = ImageReader(ImageSettings())
+
+    reader.start()
+    started = children("corosrv.images.decoder") - before
+    assert reader.intake(CARD).from_url(data_url(plain()), "image").width == 6
+    assert children("corosrv.images.decoder") - before == started
+    reader.close()
+
+    assert len(started) == 1
+    wait_until(lambda: children("corosrv.images.decoder") == before)
 
 
 def test_without_pillow_a_good_image_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,11 @@
 """Programs in child processes, for what must not happen to the test run itself: forks, limits, crashes."""
 
+import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 TIMEOUT = 60.0  # seconds
@@ -20,3 +22,9 @@ def output(program: str, *arguments: str, env: Mapping[str, str] | None = None) 
     child = python(program, *arguments, env=env)
     assert child.returncode == 0, child.stderr
     return child.stdout.strip()
+
+
+def children(module: str) -> set[int]:
+    """The processes of a module that this one has started, by id."""
+    pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in pids if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()}

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import gevent
 import pytest
@@ -14,6 +13,7 @@ from corosrv.settings import ModelSettings
 from corosrv.vision.engine import VisionEngine
 from corosrv.waits import call_in_thread
 from tests.support import faulty_images, gguf, projector
+from tests.support.children import children
 from tests.support.engines import read_all, text_of
 from tests.support.faulty_images import SLOW
 from tests.support.waiting import wait_until
@@ -54,9 +54,7 @@ def job(*parts, **fields) -> Job:
 
 
 def encoder_pids() -> set[int]:
-    """The encoder processes that this one has started."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return {int(pid) for pid in children if b"corosrv.encoder" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return children("corosrv.encoder")
 
 
 def test_rows_of_images_count_as_tokens_of_the_prompt_and_are_cached(engine):
