@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -71,5 +70,4 @@ class PoolWriter:
 
     def close(self) -> None:
         """Unmaps the pool. Later calls do nothing."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        self._map.close()

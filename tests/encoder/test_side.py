@@ -103,6 +103,7 @@ def test_a_grant_that_comes_twice_is_written_once_and_reported_twice(holding):
     first, again = holding.receive(grant()), holding.receive(grant())
 
     assert again == [Reply(replies(first)[0])]
+    assert holding.ignored == {"duplicate": 1}
 
 
 def test_an_early_grant_that_comes_twice_is_written_once(side):
@@ -118,6 +119,35 @@ def test_an_older_grant_writes_and_reports_nothing(holding):
     holding.receive(grant(2, 4))
 
     assert holding.receive(grant(1)) == []
+
+
+def test_a_transfer_that_is_closed_ends_without_an_answer(holding):
+    assert holding.receive(CloseTransfer(EPOCH, 1)) == []
+    assert holding.n_live == 0
+
+
+def test_somebody_waits_for_a_transfer_until_it_ends(side):
+    side.receive(open_transfer())
+    was_live = side.is_live(1)
+
+    side.receive(CancelTransfer(EPOCH, 1))
+
+    assert was_live
+    assert not side.is_live(1)
+
+
+def test_a_transfer_that_is_being_encoded_holds_no_rows(holding):
+    holding.receive(open_transfer(2))
+
+    assert (holding.n_live, holding.n_rows_held) == (2, 10)
+
+
+def test_the_last_row_may_come_alone(side):
+    side.receive(open_transfer())
+    side.encoded(1, encoding(9))
+    side.receive(grant(1, 0, (0, 1)))
+
+    assert replies(side.receive(grant(2, 8, (2,)))) == [BlocksFilled(EPOCH, 1, 2, 8, 1, 9)]
 
 
 def test_a_cancelled_transfer_is_aborted_at_once_and_writes_nothing_more(holding):
@@ -174,6 +204,14 @@ def test_a_failed_encode_is_reported_with_its_words(side):
 
     assert actions == [Reply(EncodeFailed(EPOCH, 1, "bad_image", "it has no pixels"))]
     assert side.n_live == 0
+
+
+def test_a_failure_of_a_transfer_that_was_cancelled_is_not_reported(side):
+    side.receive(open_transfer())
+    side.receive(CancelTransfer(EPOCH, 1))
+
+    assert side.failed(1, EncodingFailed("bad_image", "it has no pixels")) == []
+    assert side.ignored == {"unknown": 1}
 
 
 def test_rows_of_another_width_are_refused(side):

@@ -14,13 +14,15 @@ from gevent.event import Event
 from corosrv.errors import DecoderUnavailable, InvalidImage, ProtocolError, TooBusy
 from corosrv.images import decoders as pools
 from corosrv.images.decoder import CPU_SECONDS, PIXEL_BYTES, SPARE_BYTES
-from corosrv.images.decoder_messages import ImageDecoded
+from corosrv.images.decoder_messages import DecodeImage, ImageDecoded
 from corosrv.images.decoder_process import COMMAND, DecoderProcess
 from corosrv.images.decoders import DecoderPool
 from corosrv.images.recognition import ImageFormat
 from corosrv.jobs import Image
 from tests.images.pictures import RED, plain
+from tests.support.descriptors import n_descriptors
 from tests.support.faulty_images import CRASHING, FOLDER, GREEDY, HANGING
+from tests.support.waiting import wait_until
 
 WAIT = 30.0  # seconds for what should come soon
 FAULTY = ("env", f"PYTHONPATH={FOLDER}", *COMMAND)
@@ -85,7 +87,20 @@ def test_an_image_that_is_never_decoded_is_refused_in_time(pool, made):
 
     pool.set_timeout(WAIT)
     assert not made[1].is_alive
+    with pytest.raises(ProcessLookupError):
+        os.kill(made[1].pid, 0)
     assert decode(pool).width == 6
+
+
+def test_an_image_that_takes_too_much_of_the_processor_is_refused_as_too_slow(pool, made):
+    decode(pool)
+    decoding = gevent.spawn(decode, pool, HANGING)
+    gevent.idle()
+
+    os.kill(made[0].pid, signal.SIGXCPU)  # as the kernel does
+
+    with pytest.raises(InvalidImage, match="image: the PNG takes too long to be decoded"):
+        decoding.get(timeout=WAIT)
 
 
 def test_an_image_that_takes_too_much_memory_is_refused_and_its_decoder_goes_on(pool, made):
@@ -130,9 +145,7 @@ def test_who_kills_a_decoder_costs_its_request_another_try(pool, made):
 def test_a_decoder_that_died_while_it_was_idle_is_not_used(pool, made):
     decode(pool)
     os.kill(made[0].pid, signal.SIGKILL)
-    with gevent.Timeout(WAIT):
-        while made[0].is_alive:
-            gevent.sleep(0.01)
+    wait_until(lambda: not made[0].is_alive)
 
     assert decode(pool).width == 6
     assert len(made) == 2
@@ -197,12 +210,56 @@ def test_the_end_of_a_pool_ends_its_processes_those_that_decode_when_they_have(p
     pool.close()
 
     assert decoding.get(timeout=WAIT).width == 500
-    with gevent.Timeout(WAIT):
-        while any(one.is_alive for one in made):
-            gevent.sleep(0.01)
+    wait_until(lambda: not any(one.is_alive for one in made))
 
 
-@pytest.mark.parametrize(("width", "height"), [(0, 4), (5, 5), (-5, -5)])
+def test_a_process_that_died_unseen_decodes_nothing_and_says_so_at_once(made):
+    decoder = DecoderProcess()
+    os.kill(decoder.pid, signal.SIGKILL)
+    wait_until(lambda: not decoder.is_alive)
+
+    with gevent.Timeout(5), pytest.raises(DecoderUnavailable, match="was killed: try again"):
+        decoder.decode(DecodeImage("PNG", 4, 24, "image"), b"data", -1)
+
+
+def test_images_leave_no_descriptors_open_whether_they_are_decoded_or_not(pool, made):
+    decode(pool)
+    before = n_descriptors()
+
+    for _ in range(3):
+        decode(pool)
+        with pytest.raises(InvalidImage, match="truncated or damaged"):
+            pool.decode(plain()[:50], ImageFormat.PNG, 24, "image")
+
+    assert n_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("n_left", "words"),
+    [(0, "there is no room for the pixels of the image"), (1, "the image could not be handed to its decoder")],
+)
+def test_an_image_that_no_descriptors_are_left_for_is_told_to_come_again(pool, made, n_left: int, words: str):
+    decode(pool)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_fd = os.open(os.devnull, os.O_RDONLY)
+    os.close(next_fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + n_left, limits[1]))
+    try:
+        with pytest.raises(DecoderUnavailable, match=f"{words}: Too many open files"):
+            decode(pool)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert decode(pool).width == 6
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
+def test_an_image_of_a_single_line_or_column_is_decoded(pool, size):
+    assert (decode(pool, *size).width, decode(pool, *size).height) == size
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 4), (4, 0), (5, 5), (-4, -6)])
 def test_pixels_that_no_decoder_makes_are_a_fault_of_its_process(pool, monkeypatch, width: int, height: int):
     def lie(self: DecoderProcess, message: ImageDecoded) -> None:
         self._answer = ImageDecoded(width, height)

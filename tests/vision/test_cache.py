@@ -19,6 +19,14 @@ def test_an_image_is_found_again():
     assert (cache.n_bytes, cache.n_hits) == (32, 1)
 
 
+def test_positions_of_rows_take_room_as_well():
+    cache = ImageCache(1000)
+
+    cache.put(("", "a"), EncodedImage((Rows.of_data(bytes(32), WIDTH, n_positions=1, positions=bytes(32)),)))
+
+    assert cache.n_bytes == 64
+
+
 def test_an_image_of_one_caller_is_not_anothers():
     cache = ImageCache(1000)
 

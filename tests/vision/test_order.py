@@ -15,6 +15,12 @@ def order_of(*images: str) -> EncodeOrder:
     return order
 
 
+def test_an_encoder_that_was_sent_nothing_is_not_waited_for():
+    order = order_of()
+
+    assert (order.current, order.due_at) == (None, math.inf)
+
+
 def test_the_first_that_was_sent_is_the_one_at_hand():
     order = order_of("a", "b")
 
@@ -60,9 +66,11 @@ def test_a_cancelled_image_that_waits_is_forgotten():
     order = order_of("a", "b", "c")
 
     order.cancel(2, 3.0)
+    due_at = order.due_at
     order.report(1, 4.0)
 
     assert order.current == "c"
+    assert due_at == LIMIT  # the time of the first goes on
 
 
 def test_nobody_is_late_while_only_cancelled_images_are_there():
