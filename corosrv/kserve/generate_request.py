@@ -53,7 +53,7 @@ def decode_generate(body: bytes, card: HandlerCard) -> GenerateRequest:
         elif name in parameters:
             raise Refused(f"{name[:120]} is there twice: beside the parameters and among them", name[:120])
         else:
-            parameters[name] = _scalar(name, value)
+            parameters[name] = _scalar(name, value, " is no declared input of this model, and a parameter")
     front, own = split_parameters(parameters)
     return GenerateRequest(call_id, InferRequest(tuple(inputs), call_id or "", own), front)
 
@@ -78,9 +78,10 @@ def _parameters(members: Mapping[str, Any]) -> dict[str, Parameter]:
     return parameters
 
 
-def _scalar(name: str, value: object) -> Parameter:
+def _scalar(name: str, value: object, subject: str = "") -> Parameter:
+    """Returns the value of a parameter. `subject`: what a refusal says behind the name."""
     if not isinstance(value, (str, int, float)):
-        raise Refused(f"{name[:120]} must be a string, a number or a boolean", name[:120])
+        raise Refused(f"{name[:120]}{subject} must be a string, a number or a boolean", name[:120])
     return value
 
 

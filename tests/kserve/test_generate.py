@@ -104,6 +104,11 @@ def test_a_wrong_member_is_named(members: dict[str, Any], param: str):
     assert caught.value.param == param
 
 
+def test_a_member_that_is_neither_an_input_nor_a_parameter_is_told_so():
+    with pytest.raises(Refused, match="x is no declared input of this model, and a parameter must be"):
+        decode(text_input="a", x=["b"])
+
+
 def test_a_list_of_stop_strings_that_has_others_is_told_what_it_may_have():
     with pytest.raises(Refused, match=r"parameters\.stop must be a string, or an array of strings"):
         decode(text_input="a", parameters={"stop": ["a", 1]})
