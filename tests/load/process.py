@@ -28,9 +28,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    status = dict(
-        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-    )
+    status = _status(pid)
     return Usage(
         main_cpu=_cpu(pid, pid),
         cpu=sum(_cpu(pid, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")),
@@ -38,6 +36,16 @@ def usage(pid: int) -> Usage:
         threads=int(status["Threads"]),
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
     )
+
+
+def peak_memory(pid: int) -> int:
+    """Returns the most bytes that a process has had in memory."""
+    return int(_status(pid)["VmHWM"].split()[0]) * 1024
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
 def _cpu(pid: int, thread: int) -> float:

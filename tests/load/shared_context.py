@@ -1,19 +1,15 @@
-"""Measures what COROSRV_KV_UNIFIED=1 costs and saves: `python -m tests.load.shared_context [--long 8000]`.
+"""Measures what COROSRV_KV_UNIFIED=1 costs: `python -m tests.load.shared_context`.
 
 Two engines of the packaged model, with contexts of their own for each slot and with one for all of them, decode for
 some clients in turn, with one compute thread; the ratio is that of their processor time, which other work on the
-machine disturbs less than the clock's. Then a process of each kind is filled, and tells the most memory that it had: 32
-slots by 32 clients, and one context by one client beside 31 idle slots.
+machine disturbs less than the clock's. tests/load/long_context.py measures what it saves.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +21,6 @@ from tests.support.engines import packaged_model
 
 SLOTS = 32
 CONTEXT = 1024  # tokens of each
-TRAINED = 8192
 
 
 def main() -> None:
@@ -34,24 +29,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--kernels", choices=["auto", "ggml"], default="auto")
-    parser.add_argument("--long", type=int, default=8000, help="tokens of the one long prompt; 0: none")
-    parser.add_argument("--fill", choices=["own", "shared"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.fill is not None:
-        fill(options.fill == "shared", options.kernels, options.long)
-        return
     for n_clients in options.clients:
         compare(n_clients, options.rounds, options.tokens, options.kernels)
-    for kind in ("own", "shared") if options.long else ():
-        command = [sys.executable, "-m", "tests.load.shared_context", "--fill", kind]
-        subprocess.run([*command, "--kernels", options.kernels, "--long", str(options.long)], check=True)
 
 
 @contextmanager
-def opened(is_shared: bool, kernels: str, threads: int, length: int = 0) -> Iterator[Engine]:
-    chosen = {"model": packaged_model(), "slots": SLOTS, "ctx": CONTEXT, "threads": threads, "kernels": kernels}
-    if length > TRAINED:
-        chosen |= {"rope_scaling": "linear", "rope_freq_scale": TRAINED / (SLOTS * CONTEXT)}
+def opened(is_shared: bool, kernels: str) -> Iterator[Engine]:
+    chosen = {"model": packaged_model(), "slots": SLOTS, "ctx": CONTEXT, "threads": 1, "kernels": kernels}
     engine = Engine(load({**chosen, "kv_unified": is_shared}).models[0])
     engine.open()
     try:
@@ -76,7 +61,7 @@ def serve(engine: Engine, prompts: Sequence[Tokens], n_tokens: int) -> None:
 
 def compare(n_clients: int, rounds: int, n_tokens: int, kernels: str) -> None:
     ratios, clocks = list[float](), list[float]()
-    with opened(False, kernels, 1) as own, opened(True, kernels, 1) as shared:
+    with opened(False, kernels) as own, opened(True, kernels) as shared:
         for number in range(rounds + 1):
             seconds: dict[Engine, tuple[float, float]] = {}
             for engine in (own, shared) if number % 2 else (shared, own):
@@ -93,18 +78,6 @@ def compare(n_clients: int, rounds: int, n_tokens: int, kernels: str) -> None:
         f"load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-
-
-def fill(is_shared: bool, kernels: str, length: int) -> None:
-    began = time.monotonic()
-    with opened(is_shared, kernels, 0, length) as engine:
-        if is_shared:
-            serve(engine, [prompt(length, 1)], 8)
-        else:
-            serve(engine, [prompt(CONTEXT - 16, client) for client in range(SLOTS)], 8)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    words = f"1 client with {length} tokens" if is_shared else f"{SLOTS} clients with {CONTEXT - 16} tokens"
-    print(f"{words}: at most {most:.0f} MiB, {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

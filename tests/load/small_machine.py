@@ -8,26 +8,15 @@ what the clients waited for, and the most memory that was in use. Needs the righ
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.load.completions import complete_all
 from tests.load.memory_cgroup import MemoryCgroup, limited_to
-from tests.load.process import Server, serving
+from tests.load.process import serving
 from tests.support.random_model import DecoderShape, write_random_model
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one client got, and when."""
-
-    n_tokens: int
-    seconds: float
 
 
 def main() -> None:
@@ -58,7 +47,8 @@ def run(options: argparse.Namespace, model: Path, cgroup: MemoryCgroup, log: Pat
     began = time.monotonic()
     with serving({"MODEL": str(model)}, options.timeout, log, before=enter) as server:
         ready = time.monotonic() - began
-        answers = ask(server, options.clients, options.tokens, options.timeout)
+        prompts = [f"Client {number} asks for words." for number in range(options.clients)]
+        answers = complete_all(server, prompts, options.tokens, options.timeout)
         chosen = [line for line in log.read_text().splitlines() if "slots of" in line or "kernels" in line]
         rows = {
             "the server's log": "\n".join(chosen),
@@ -70,23 +60,6 @@ def run(options: argparse.Namespace, model: Path, cgroup: MemoryCgroup, log: Pat
         }
     for name, value in rows.items():
         print(f"{name:32} {value}", flush=True)
-
-
-def ask(server: Server, n_clients: int, n_tokens: int, timeout: float) -> list[Answer]:
-    """Has all clients ask at once. Raises where one gets no answer."""
-    with ThreadPoolExecutor(n_clients) as pool:
-        return list(pool.map(lambda number: _complete(server, number, n_tokens, timeout), range(n_clients)))
-
-
-def _complete(server: Server, number: int, n_tokens: int, timeout: float) -> Answer:
-    body = {"prompt": f"Client {number} asks for words.", "max_tokens": n_tokens, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    began = time.monotonic()
-    with urllib.request.urlopen(request, timeout=timeout) as response:
-        answer = json.load(response)
-    return Answer(answer["usage"]["completion_tokens"], time.monotonic() - began)
 
 
 def _gigabytes(path: Path) -> str:
