@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from corosrv.errors import ModelFailed
 from corosrv.fitting.cache import PAD, CacheTypes
@@ -42,6 +42,7 @@ class ModelNeeds:
     types: CacheTypes = field(default_factory=CacheTypes)
     rows: int = 512  # of a step
     shares_context: bool = False  # all slots have one cache
+    may_share_context: bool = True  # they could
     may_copy: bool = True  # weights in another order, for faster kernels
     prefix_bytes: int = 0  # of earlier prompts, at most
     more_bytes: int = 0  # of what belongs to the model beside it
@@ -206,7 +207,7 @@ class Rooms:
         return f"{_bytes(total)} (weights {_bytes(self.needs.facts.size)}, KV cache {_bytes(self.needs.cache(pair))})"
 
     def refusal(self, wish: ContextPair, best: ContextPair, comfort: Comfort) -> str:
-        """Words why a wish cannot be kept, and which pair would fit."""
+        """Words why a wish cannot be kept, which pair would fit, and whether a shared context would."""
         free = f"{_bytes(self.host.free)} of memory are {self.host.source}"
         if self.gpu is not None:
             free += f", {_bytes(self.gpu.free)} {self.gpu.source}"
@@ -214,8 +215,23 @@ class Rooms:
         for open_wish in (ContextPair(0, best.context), ContextPair(0, 0)):
             for pair in _candidates(open_wish, best):
                 if self.has(pair, comfort):
-                    return f"{words}: {pair} would fit: set COROSRV_SLOTS={pair.slots} and COROSRV_CTX={pair.context}"
+                    advice = f"{pair} would fit: set COROSRV_SLOTS={pair.slots} and COROSRV_CTX={pair.context}"
+                    return f"{words}: {advice}{self._advice_to_share(best, comfort)}"
         return f"{words}: no slots and no context would fit, not even {ContextPair(1, PAD)}"
+
+    def _advice_to_share(self, best: ContextPair, comfort: Comfort) -> str:
+        """Words how the slots that were asked for can share so much context that one may have what each was to have."""
+        needs, least = self.needs, -(-best.context // best.slots)
+        if needs.shares_context or not needs.may_share_context or not needs.facts.cache.layers:
+            return ""
+        rooms = replace(self, needs=replace(needs, shares_context=True))
+        for context in _contexts(best.context, least):
+            if rooms.has(ContextPair(best.slots, context), comfort):
+                return (
+                    f"; with --kv-unified (COROSRV_KV_UNIFIED=1) and COROSRV_CTX={context}, {best.slots} slots would "
+                    f"share {best.slots * context} tokens, and one may have {best.context} while others are idle"
+                )
+        return ""
 
 
 def _bytes(size: int) -> str:

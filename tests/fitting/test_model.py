@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from corosrv.errors import ModelFailed
 from corosrv.fitting.cache import CacheShape, LayerCache
 from corosrv.fitting.gguf import Facts
 from corosrv.fitting.model import plan_memory
@@ -26,3 +27,13 @@ def test_own_kernels_get_room_for_copies_where_a_gpu_leaves_layers_to_the_proces
     plan = plan_memory(settings, FACTS, Room(16 * GIB, "free"), Room(80 * GIB, "free on CUDA0"))
 
     assert (plan.copy_bytes > 0) is copies
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_a_refused_context_is_offered_to_be_shared_unless_texts_must_not_depend_on_it(is_deterministic: bool):
+    settings = ModelSettings(model="m.gguf", slots=32, ctx=2048, deterministic=is_deterministic)
+
+    with pytest.raises(ModelFailed) as refused:
+        plan_memory(settings, FACTS, Room(3 * GIB // 2, "free"))
+
+    assert ("--kv-unified" in str(refused.value)) is not is_deterministic

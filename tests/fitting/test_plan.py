@@ -95,6 +95,51 @@ def test_what_is_set_and_does_not_fit_is_refused_with_a_pair_that_would(wish: Co
     assert fit(NEEDS, ContextPair(int(advice[1]), int(advice[2])), small)
 
 
+SHARING = re.compile(
+    r"; with --kv-unified \(COROSRV_KV_UNIFIED=1\) and COROSRV_CTX=(\d+), (\d+) slots would share (\d+) tokens, "
+    r"and one may have (\d+) while others are idle$"
+)
+
+
+def refusal(needs: ModelNeeds, wish: ContextPair, size: float) -> str:
+    with pytest.raises(ModelFailed) as refused:
+        fit(needs, wish, room(size))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "size"),
+    [(ContextPair(32, 131_072), 6 * GIB), (ContextPair(8, 131_000), 5 * GIB), (ContextPair(3, 40_000), 2.5 * GIB)],
+)
+def test_a_refusal_names_the_largest_context_that_the_slots_could_share_where_one_has_room_in_it(wish, size):
+    advice = SHARING.search(refusal(NEEDS, wish, size))
+
+    assert advice is not None
+    context, slots, shared, most = map(int, advice.groups())
+    sharing = replace(NEEDS, shares_context=True)
+    assert (slots, shared, most) == (wish.slots, wish.slots * context, wish.context)
+    assert shared >= wish.context
+    assert fit(sharing, ContextPair(slots, context), room(size)).pair == ContextPair(slots, context)
+    assert "--kv-unified" not in refusal(sharing, ContextPair(slots, context + 512), size)
+
+
+@pytest.mark.parametrize(
+    ("needs", "wish", "size"),
+    [
+        (NEEDS, ContextPair(32, 131_072), 3 * GIB),  # all of it is not enough for one
+        (NEEDS, ContextPair(1, 131_072), 3 * GIB),
+        (replace(NEEDS, may_share_context=False), ContextPair(32, 131_072), 6 * GIB),
+        (replace(NEEDS, facts=replace(BILLION, cache=CacheShape())), ContextPair(32, 131_072), 6 * GIB),
+    ],
+    ids=["too little", "one slot", "must not share", "nothing to share"],
+)
+def test_a_refusal_is_silent_about_sharing_where_that_would_not_help(needs, wish, size):
+    words = refusal(needs, wish, size)
+
+    assert "would fit: set COROSRV_SLOTS=" in words
+    assert "--kv-unified" not in words
+
+
 def test_a_context_that_fits_nowhere_is_refused_without_advice():
     with pytest.raises(ModelFailed, match=r"no slots and no context would fit, not even 1 slot of 256 tokens"):
         fit(NEEDS, OPEN, room(200 * MIB))
