@@ -61,4 +61,12 @@ class RunningLoop {
   std::thread thread_;
 };
 
+// What the scripted model says to this task when nothing else runs and nothing is shared; "" where no end comes.
+inline std::string said_alone(const Task& task) {
+  RunningLoop loop({1, 64, 60});
+  loop.start();
+  const auto client = loop.submit(task);
+  return client != nullptr && client->finish() ? client->text() : "";
+}
+
 }  // namespace corosrv

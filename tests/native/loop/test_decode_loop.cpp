@@ -28,15 +28,6 @@ Sampling seeded(uint32_t seed) {
   return sampling;
 }
 
-// What the scripted model says to this task when nothing else runs.
-std::string said_alone(const Task& task) {
-  RunningLoop loop;
-  loop.start();
-  const auto client = loop.submit(task);
-  CHECK(client->finish());
-  return client->text();
-}
-
 TEST("the loop reads the prompt, says what the model says and ends with it") {
   RunningLoop loop;
   loop.backend.scripts['a'] = "hello";

@@ -31,14 +31,6 @@ Task task_with(size_t n_shared, const std::string& own, int32_t max_tokens = 8) 
   return task;
 }
 
-std::string said_alone(const Task& task) {
-  RunningLoop loop({1, 64, 60});
-  loop.start();
-  const auto client = loop.submit(task);
-  CHECK(client->finish());
-  return client->text();
-}
-
 int64_t n_rows(const ScriptedBackend& backend) {
   int64_t n = 0;
   for (const Rows& rows : backend.batches()) n += static_cast<int64_t>(rows.size());

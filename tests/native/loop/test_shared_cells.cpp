@@ -29,14 +29,6 @@ class SharingLoop : public RunningLoop {
   }
 };
 
-std::string said_alone(const Task& task) {
-  SharingLoop loop(1);
-  loop.start();
-  const auto client = loop.submit(task);
-  CHECK(client->finish());
-  return client->text();
-}
-
 Task with_rows(Token name) {
   Task task = make_task(name, 3, 4);
   task.prompt[1] = -2;
