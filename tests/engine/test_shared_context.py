@@ -117,12 +117,13 @@ def test_a_full_context_is_shifted_and_a_text_beside_keeps_its_numbers(engine) -
     assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in expected], abs=1e-4)
 
 
-def test_a_slot_is_saved_and_restored_while_others_have_the_whole_context(engine, tmp_path: Path) -> None:
+def test_a_slot_is_restored_when_the_one_that_has_the_whole_context_has_ended(engine, tmp_path: Path) -> None:
     path, prompt = str(tmp_path / "a.slot"), numbered(200, 70)
     expected = read_all(engine.submit(replace(asking(prompt), slot=0)))
     engine.save_slot(0, path, "")
     other = numbered(800, 71)
     whole = told(said(engine, other, max_tokens=220))
+    n_preempted = engine.stats().preempted
 
     with engine.submit(replace(asking(other, max_tokens=220), slot=1)) as reader:
         chunks = list(reader.take(60))
@@ -131,6 +132,7 @@ def test_a_slot_is_saved_and_restored_while_others_have_the_whole_context(engine
 
     assert told(chunks) == whole
     assert restored.n_tokens == 219
+    assert engine.stats().preempted == n_preempted
     assert told(said(engine, prompt)) == told(expected)
 
 

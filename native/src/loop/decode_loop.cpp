@@ -148,12 +148,19 @@ void DecodeLoop::settle() {
   }
 }
 
-// Between the end of a slot's sequence and the next one's begin, so that each finds its slot idle some time.
+// Between the end of a slot's sequence and the next one's begin, so that each finds its slot idle some time. What is to
+// be restored into cells that slots share waits for them as a prompt does: nobody starts meanwhile.
 void DecodeLoop::answer_slot_requests() {
+  waits_to_restore_ = false;
   const auto is_over = [this](const std::shared_ptr<SlotRequest>& request) {
     if (request->is_abandoned()) return true;
     if (scheduler_.is_in_use(request->slot())) return false;
-    free_cells(static_cast<int32_t>(request->content().tokens.size()));  // of what is to be restored
+    const auto n_cells = static_cast<int32_t>(request->content().tokens.size());
+    lend_cells(n_cells);
+    if (scheduler_.lacks(n_cells)) {
+      waits_to_restore_ = true;
+      return false;
+    }
     memory_.run(*request);
     return true;
   };
@@ -165,9 +172,9 @@ void DecodeLoop::signal() { stats_.eventfd_writes += signals_.send(); }
 void DecodeLoop::step() {
   const auto begin = Clock::now();
   note_paused();
-  free_cells(0);
+  free_cells();
   lend_slots();
-  scheduler_.admit(begin);
+  if (!waits_to_restore_) scheduler_.admit(begin);
   if (limits_.shared_cells == 0) sharing_.close_gaps(scheduler_);
   sharing_.begin(scheduler_);
   signal();  // whoever wants to hear of it hears that its prompt is about to be read
@@ -211,9 +218,14 @@ void DecodeLoop::lend_slots() {
   while (Sequence* holder = scheduler_.idle_holder()) preempt(*holder);
 }
 
-// Until what runs leaves so many of the cells that all slots share, and what is known of it can be computed.
-void DecodeLoop::free_cells(int32_t n_cells) {
-  while (scheduler_.lacks(n_cells)) preempt(*scheduler_.first_to_give_way());
+// Until what is known of each that runs has room in the cells that all slots share.
+void DecodeLoop::free_cells() {
+  while (scheduler_.lacks(0)) preempt(*scheduler_.first_to_give_way());
+}
+
+// A reader that nobody reads holds no cells that are wanted either.
+void DecodeLoop::lend_cells(int32_t n_cells) {
+  while (scheduler_.lacks(n_cells) && scheduler_.paused() != nullptr) preempt(*scheduler_.paused());
 }
 
 void DecodeLoop::preempt(Sequence& sequence) {

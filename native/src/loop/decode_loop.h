@@ -56,7 +56,8 @@ class DecodeLoop {
   void step();
   void note_paused();
   void lend_slots();
-  void free_cells(int32_t n_cells);
+  void free_cells();
+  void lend_cells(int32_t n_cells);
   void shift_full(const Plan& plan);
   void compute(const std::vector<Plan::Item>& items);
   Status run(const std::vector<Plan::Item>& items);
@@ -81,7 +82,8 @@ class DecodeLoop {
   Scheduler scheduler_;
   PrefixSharing sharing_;
   SlotMemory memory_;
-  std::vector<std::shared_ptr<SlotRequest>> slot_requests_;  // that wait until their slot is idle
+  std::vector<std::shared_ptr<SlotRequest>> slot_requests_;  // that wait until their slot is idle, and has room
+  bool waits_to_restore_ = false;                            // one of them, for what runs to leave it cells
   SlotBoard board_;
   StepBudget budget_;
   TimeLimits time_limits_;

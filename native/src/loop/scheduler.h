@@ -65,6 +65,8 @@ class Scheduler {
   void unpark();
   // A running sequence that is paused while others wait for its slot, or for its cells; or null.
   Sequence* idle_holder() const;
+  // A running sequence that is paused, or null.
+  Sequence* paused() const;
   // The running sequence that is paused or, where none is, that started last: whoever ran first comes to its end.
   Sequence* first_to_give_way() const;
   // Whether slots share cells, and what runs leaves fewer than so many of them, with each one's known tokens computed.
@@ -115,7 +117,6 @@ class Scheduler {
  private:
   bool has_free_slot() const { return static_cast<int32_t>(running_.size()) < capacity_ && !free_slots_.empty(); }
   std::unique_ptr<Sequence> next_to_start();
-  Sequence* paused() const;
   WaitQueue::Running running_of_owners() const;
   bool waits_for_cells() const;
   int32_t take_slot(const Sequence& sequence);

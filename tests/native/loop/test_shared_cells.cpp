@@ -108,30 +108,65 @@ TEST("a stalled reader lends the cells that others wait for, and loses nothing")
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
 }
 
-TEST("what runs gives way to a slot that is restored, and goes on") {
-  SharingLoop loop(2);
-  loop.start();
-  const Task kept = make_task('k', 100, 1);
-  CHECK(loop.submit(kept)->finish());
+// Runs a task of 100 tokens in slot 0, and returns a request that puts them back into slot 1.
+std::shared_ptr<SlotRequest> to_restore(RunningLoop& loop) {
+  CHECK(loop.submit(make_task('k', 100, 1))->finish());
   const auto saving = std::make_shared<SlotRequest>(SlotRequest::Action::kSave, 0, 0);
   REQUIRE(loop.inbox->request_slot(saving).is_ok());
   CHECK(is_readable(saving->fd(), kPatience));
   REQUIRE(saving->is_answered());
   REQUIRE(saving->status().is_ok());
-  loop.backend.gate.shut_after(130);
+  return std::make_shared<SlotRequest>(SlotRequest::Action::kRestore, 1, 0, saving->content());
+}
+
+void check_restored(const SlotRequest& request) {
+  CHECK(is_readable(request.fd(), kPatience));
+  REQUIRE(request.is_answered());
+  CHECK(request.status().is_ok());
+}
+
+TEST("a slot that is restored waits for the cells of what runs, and nobody starts meanwhile") {
+  SharingLoop loop(3);
+  std::shared_ptr<SlotRequest> restoring;
+  std::unique_ptr<Client> later;
+  bool was_restored_before = false;
+  loop.backend.before_decode = [&](const ScriptedBackend& backend, const ScriptedBackend::Rows& rows) {
+    const bool is_running = backend.has(rows, 'r');
+    if (is_running && rows.back().position == 130) CHECK(loop.inbox->request_slot(restoring).is_ok());
+    if (is_running && rows.back().position == 140) later = loop.submit(make_task('l', 5, 5));
+    if (backend.has(rows, 'l') && rows.back().position == 4) was_restored_before = restoring->is_answered();
+    return Status::ok();
+  };
+  loop.start();
+  restoring = to_restore(loop);
   const Task running = make_task('r', 10, 180);
+
   const auto client = loop.submit(running);
-  REQUIRE(loop.backend.gate.wait_until_held());
 
-  const auto restoring = std::make_shared<SlotRequest>(SlotRequest::Action::kRestore, 1, 0, saving->content());
-  REQUIRE(loop.inbox->request_slot(restoring).is_ok());
-  loop.backend.gate.open();
-
-  CHECK(is_readable(restoring->fd(), kPatience));
-  REQUIRE(restoring->is_answered());
-  CHECK(restoring->status().is_ok());
   CHECK(client->finish());
+  check_restored(*restoring);
+  REQUIRE(later != nullptr);
+  CHECK(later->finish());
+  CHECK(was_restored_before);
+  CHECK_EQ(loop.stats().preempted, uint64_t{0});
   CHECK_EQ(client->text(), said_alone(running));
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
+TEST("a stalled reader lends its cells to a slot that is restored") {
+  SharingLoop loop(2);
+  loop.start();
+  const auto restoring = to_restore(loop);
+  const Task stalling = make_task('s', 60, 120);
+  const auto stalled = loop.submit(stalling, 50);
+  CHECK(eventually([&] { return loop.stats().paused == 1; }));
+
+  REQUIRE(loop.inbox->request_slot(restoring).is_ok());
+
+  check_restored(*restoring);
+  CHECK(eventually([&] { return loop.stats().preempted == 1; }));
+  CHECK(stalled->finish());
+  CHECK_EQ(stalled->text(), said_alone(stalling));
   CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
 }
 
