@@ -109,7 +109,7 @@ class NativeTask:
             stop_type="limit" if self._indent.is_over else _stop_type(chunk),
             stopping_word=chunk.stopping_word,
             # The last token was never read by the model.
-            tokens_cached=n_prompt + max(n_predicted - 1, 0),
+            tokens_cached=n_prompt + max(n_predicted - 1, 0) - chunk.dropped_tokens,
             timings=self.tally.timings(),
             completion_probabilities=self._probabilities(self._probs),
         )
@@ -122,7 +122,7 @@ class NativeTask:
     def _is_truncated(self, chunk: Chunk, n_tokens: int) -> bool:
         """Returns whether the context was too small for all that there would have been."""
         context = self._form.card.meta.get("n_ctx", 0)
-        return chunk.is_truncated or (chunk.finish is Finish.LENGTH and 0 < context <= n_tokens)
+        return chunk.dropped_tokens > 0 or (chunk.finish is Finish.LENGTH and 0 < context <= n_tokens)
 
 
 def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:

@@ -49,7 +49,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     stopping_word: str = ""  # the stop string that ended it
     code: str = ""  # of an ERROR, a word for programs; "" is a bug or a failed decode
     slot: int = -1  # where it ran last
-    is_truncated: bool = False  # the context was shifted to make room
+    dropped_tokens: int = 0  # by shifts of the context, to make room
     # Only where the job asks for it.
     tokens: tuple[TokenInfo, ...] = ()  # those that `text` is made of
     prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens, in the order that they are read

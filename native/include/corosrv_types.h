@@ -318,7 +318,7 @@ typedef struct corosrv_chunk {
   corosrv_text stopping_word; /* the stop string that ended the task; in its terminal chunk, as slot */
   const char* code;           /* of an error, a word for programs; "" is a bug or a failed decode */
   int32_t slot;               /* where it ran last, or -1 */
-  int32_t is_truncated;       /* 1: the context was shifted; in the terminal chunk */
+  int32_t n_dropped;          /* tokens that shifts of the context have dropped; in the terminal chunk */
   corosrv_token_list tokens;  /* that `text` is made of: their pieces, without the listed others', are its bytes */
   corosrv_token_list prompt_info;
 } corosrv_chunk;

@@ -46,8 +46,8 @@ def test_a_generation_three_times_as_long_as_its_context_goes_on_and_begins_as_o
     shifted = read_all(engine.submit(long))
     again = read_all(engine.submit(long))
 
-    assert (cut[-1].finish, cut[-1].is_truncated) == (Finish.LENGTH, False)
-    assert (shifted[-1].finish, shifted[-1].is_truncated) == (Finish.LENGTH, True)
+    assert (cut[-1].finish, cut[-1].dropped_tokens) == (Finish.LENGTH, 0)
+    assert (shifted[-1].finish, shifted[-1].dropped_tokens > 0) == (Finish.LENGTH, True)
     assert n_generated(shifted) == 3 * CONTEXT
     assert text_of(shifted).startswith(text_of(cut))
     assert text_of(again) == text_of(shifted)  # also where it began from what the first one kept of its prompt
@@ -65,7 +65,7 @@ def test_the_packaged_model_goes_on_and_a_text_beside_stays_as_it_is() -> None:
             text_beside = answer(engine, replace(beside, share_prefix=False))
             shifted = read_all(reader)
 
-    assert (n_generated(shifted), shifted[-1].is_truncated) == (40, True)
+    assert (n_generated(shifted), shifted[-1].dropped_tokens > 0) == (40, True)
     assert text_beside == alone
 
 
@@ -78,7 +78,7 @@ def test_a_text_of_another_slot_keeps_its_numbers_while_one_is_shifted(engine: E
         tokens = [token for chunk in read_all(engine.submit(beside)) for token in chunk.tokens]
         shifted = read_all(reader)
 
-    assert shifted[-1].is_truncated
+    assert shifted[-1].dropped_tokens
     expected = [token for chunk in alone for token in chunk.tokens]
     assert [token.id for token in tokens] == [token.id for token in expected]
     assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in expected], abs=1e-4)
@@ -97,7 +97,7 @@ def test_an_answer_without_a_limit_goes_on_only_where_it_is_streamed(engine: Eng
 
     assert whole[-1].finish is Finish.LENGTH
     assert n_generated(whole) + whole[-1].prompt_tokens == CONTEXT
-    assert not whole[-1].is_truncated
+    assert whole[-1].dropped_tokens == 0
 
 
 def test_answers_to_embedding_rows_end_with_their_context(tiny: str, engine: Engine) -> None:

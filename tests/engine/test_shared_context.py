@@ -112,7 +112,7 @@ def test_a_full_context_is_shifted_and_a_text_beside_keeps_its_numbers(engine) -
         tokens = [token for chunk in read_all(engine.submit(beside)) for token in chunk.tokens]
         shifted = read_all(reader)
 
-    assert shifted[-1].is_truncated
+    assert shifted[-1].dropped_tokens
     assert [token.id for token in tokens] == [token.id for token in expected]
     assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in expected], abs=1e-4)
 

@@ -115,7 +115,7 @@ def test_an_answer_says_why_it_ended(end, stop_type, word):
         (last(0), 98, True),
         (last(0), 97, False),
         (last(0, Finish.STOP), 98, False),
-        (last(0, Finish.STOP, is_truncated=True), 1, True),
+        (last(0, Finish.STOP, dropped_tokens=3), 1, True),
     ],
 )
 def test_an_answer_for_which_the_context_was_too_small_is_truncated(end, n_tokens, expected):

@@ -68,7 +68,7 @@ def _chunk(chunk: Any) -> Chunk:
         _unpack(chunk.stopping_word.data, chunk.stopping_word.size).decode(),
         text_of(chunk.code),
         chunk.slot,
-        bool(chunk.is_truncated),
+        chunk.n_dropped,
         tokens=tokens,
         prompt_info=prompt_info,
         read_tokens=chunk.read_tokens,

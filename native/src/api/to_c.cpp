@@ -216,7 +216,7 @@ corosrv_chunk ChunkArray::convert(const Chunk& from) {
   chunk.stopping_word = {from.stopping_word.data(), from.stopping_word.size()};
   chunk.code = from.code;
   chunk.slot = from.slot;
-  chunk.is_truncated = from.is_truncated;
+  chunk.n_dropped = from.n_dropped;
   chunk.tokens = convert(from.tokens);
   chunk.prompt_info = convert(from.prompt_info);
   return chunk;

@@ -35,7 +35,7 @@ void Output::finish(Finish finish, const std::string& message, const char* code,
   if (text_.has_stopped()) chunk.stopping_word = text_.stopping_word();
   chunk.code = code;
   chunk.slot = slot;
-  chunk.is_truncated = progress_.has_shifted();
+  chunk.n_dropped = progress_.n_dropped();
   signals_.push(reader_, std::move(chunk));
 }
 

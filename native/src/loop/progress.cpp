@@ -44,7 +44,7 @@ void Progress::drop(Cut cut) {
   const auto first = tokens_.begin() + cut.n_kept;
   tokens_.erase(first, first + cut.n_discarded);
   n_computed_ = std::max(n_computed_ - cut.n_discarded, 0);
-  has_shifted_ = true;
+  n_dropped_ += cut.n_discarded;
 }
 
 void Progress::add(Token token, Clock::time_point now) {

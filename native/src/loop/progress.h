@@ -22,8 +22,8 @@ class Progress {
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t n_prompt() const { return n_prompt_; }
   int32_t n_generated() const { return n_generated_; }
-  // Tokens were dropped in the midst: tokens() are no longer what the model has seen.
-  bool has_shifted() const { return has_shifted_; }
+  // Tokens that were dropped in the midst: with any, tokens() are no longer what the model has seen.
+  int32_t n_dropped() const { return n_dropped_; }
 
   // Tokens that the KV cache holds, and those that are known and not in it yet.
   int32_t n_computed() const { return n_computed_; }
@@ -60,7 +60,7 @@ class Progress {
   std::vector<Token> tokens_;
   int32_t n_computed_ = 0;
   int32_t n_generated_ = 0;
-  bool has_shifted_ = false;
+  int32_t n_dropped_ = 0;
   int32_t n_read_ = 0;
   int32_t n_cached_ = 0;
   Clock::time_point started_;

@@ -67,7 +67,7 @@ class Sequence {
   // Prompt, then generated.
   const std::vector<Token>& tokens() const { return progress_.tokens(); }
   // What a shifted context holds was computed with tokens that are gone: it is of use to nobody else.
-  bool shares_prefix() const { return request_.shares_prefix && !progress_.has_shifted(); }
+  bool shares_prefix() const { return request_.shares_prefix && progress_.n_dropped() == 0; }
   const SharingScope& sharing_scope() const { return request_.sharing_scope; }
   // It is to become a vector; no token is generated.
   bool wants_vectors() const { return request_.wants_vectors; }

@@ -176,7 +176,7 @@ struct Chunk {
   std::string stopping_word;
   const char* code = "";  // of an error, for programs
   int32_t slot = -1;
-  bool is_truncated = false;               // the context was shifted
+  int32_t n_dropped = 0;                   // tokens that shifts of the context have dropped
   std::unique_ptr<TokenList> tokens;       // that the text is made of; null: none are told of
   std::unique_ptr<TokenList> prompt_info;  // tokens of the prompt; null: none are told of
 

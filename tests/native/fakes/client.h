@@ -40,7 +40,7 @@ struct Answer {
   std::string stopping_word;
   std::string code;
   int32_t slot = -1;
-  bool is_truncated = false;
+  int32_t n_dropped = 0;
   TokenList tokens;
   TokenList prompt_info;
   size_t most_prompt_info = 0;  // entries in one chunk
@@ -64,7 +64,7 @@ struct Answer {
     stopping_word = chunk.stopping_word;
     code = chunk.code;
     slot = chunk.slot;
-    is_truncated = chunk.is_truncated;
+    n_dropped = chunk.n_dropped;
   }
 };
 
