@@ -54,9 +54,9 @@ def _prompt(value: Any, param: str, vocabulary: Vocabulary, images: ImageIntake 
 
 def _of_object(value: dict[str, Any], param: str, images: ImageIntake | None) -> Prompt:
     """llama-server's forms, which have room for pictures and sounds."""
-    if value.get(_MEDIA) and images is not None:
-        return _with_images(value, param, images)
-    if value.get(_MEDIA):
+    if value.get(_MEDIA) not in (None, []):
+        if images is not None:
+            return _with_images(value, param, images)
         raise NotSupported(f"{param}.{_MEDIA}: this model reads text only", f"{param}.{_MEDIA}", "unsupported_content")
     if isinstance(parts := value.get("content"), list):
         return Text("".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(parts)))

@@ -18,7 +18,7 @@ from corosrv.images.recognition import ImageFormat
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-MAX_SIDE = 65_535  # pixels; what GIF and JPEG can say
+MAX_SIDE = 1 << 15  # pixels; what the encoder takes, see corosrv.encoder.mtmd
 _ORIENTATION = 0x0112
 # How a picture is turned to stand upright, by its EXIF orientation; members of Pillow's Transpose.
 _UPRIGHT = {

@@ -64,11 +64,6 @@ class EncoderSupervisor:
         """Returns whether there were three restarts within a minute, and no process has served for a minute since."""
         return self._stability.is_unstable(time.monotonic())
 
-    @property
-    def reason(self) -> str:
-        """The end of the last process in words; empty while one runs that was ready."""
-        return self._link.reason
-
     def start(self) -> None:
         """Starts the first process; waits until it serves. Raises LoadError where it cannot, and ShuttingDown."""
         self._link.start()

@@ -19,6 +19,7 @@ def test_texts_are_read_and_what_is_none_or_absent_is_empty(tmp_path):
     path = write(tmp_path, **{"general.name": "a b", "clip.vision.image_size": 56})
 
     with GgufHead(path) as head:
+        assert head.text("general.architecture") == "clip"  # the first of all keys
         assert head.text("general.name") == "a b"
         assert head.text("clip.vision.image_size") == ""
         assert head.text("no.such.key") == ""

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from corosrv import jobs
+from corosrv.encoder import mtmd
 from corosrv.errors import InvalidImage, NotOffered
-from corosrv.images.decoding import check_dimensions, check_pillow, decode
+from corosrv.images.decoding import MAX_SIDE, check_dimensions, check_pillow, decode
 from corosrv.images.recognition import ImageFormat, recognise
 from tests.images.pictures import BLACK, BLUE, FORMATS, GREEN, RED, WHITE, encoded, plain, png, png_chunk
 
@@ -224,7 +225,7 @@ def test_a_file_with_another_name_in_it_is_not_given_to_another_decoder():
 
 @pytest.mark.parametrize(
     ("width", "height", "fault"),
-    [(0, 5, "no pixels: it is 0 x 5"), (5, 0, "no pixels"), (101, 100, "101 x 100 pixels"), (65_536, 0, "no pixels")],
+    [(0, 5, "no pixels: it is 0 x 5"), (5, 0, "no pixels"), (101, 100, "101 x 100 pixels"), (32_769, 0, "no pixels")],
 )
 def test_dimensions_over_a_limit_are_refused(width: int, height: int, fault: str):
     check_dimensions(100, 100, 10_000, "image")
@@ -233,10 +234,14 @@ def test_dimensions_over_a_limit_are_refused(width: int, height: int, fault: str
 
 
 def test_a_side_has_its_own_limit():
-    check_dimensions(65_535, 1, MOST, "image")
-    for side in ((1, 65_536), (65_536, 1)):
-        with pytest.raises(InvalidImage, match="a side has 65535 at most"):
+    check_dimensions(32_768, 1, MOST, "image")
+    for side in ((1, 32_769), (32_769, 1)):
+        with pytest.raises(InvalidImage, match="a side has 32768 at most"):
             check_dimensions(*side, MOST, "image")
+
+
+def test_an_encoder_takes_as_long_a_side():
+    assert mtmd.MAX_SIDE == MAX_SIDE
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

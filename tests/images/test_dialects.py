@@ -125,6 +125,18 @@ def test_a_model_without_images_refuses_them_as_ever(ask, content, param: str, w
     assert (refused.value.param, refused.value.code) == (param, "unsupported_content")
 
 
+@pytest.mark.parametrize(
+    ("ask", "part", "words"),
+    [
+        (chat, {"type": "video_url", "video_url": {"url": "x"}}, "parts of type 'text' and 'image_url' only"),
+        (respond, {"type": "input_audio"}, "this model reads text and images only, not 'input_audio'"),
+    ],
+)
+def test_a_model_with_images_refuses_other_parts_by_what_it_reads(ask, part, words: str):
+    with pytest.raises(NotSupported, match=words):
+        ask(said("user", part))
+
+
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [TEXT, BLOCK]}
 DOCUMENT = {"type": "document", "source": {"type": "content", "content": [BLOCK]}}
@@ -248,6 +260,11 @@ def test_multimodal_data_stand_where_their_markers_are():
     assert prompt == MultimodalText((RED_IMAGE, "Is ", BLUE_IMAGE, " it?"))
 
 
+@pytest.mark.parametrize("media", [None, []])
+def test_a_text_of_no_images_is_a_text(media):
+    assert multimodal("text", media) == Text("text")
+
+
 def test_a_marker_without_multimodal_data_is_text():
     assert prompts({"prompt_string": "<__media__>"}, "prompt", 1, ByteVocabulary(), images()) == (Text("<__media__>"),)
 
@@ -259,6 +276,9 @@ def test_a_marker_without_multimodal_data_is_text():
         ("<__media__><__media__>", [base64(RED_FILE)], "prompt.multimodal_data"),
         ("<__media__>", base64(RED_FILE), "prompt.multimodal_data"),
         ("<__media__>", [5], "prompt.multimodal_data"),
+        ("no marker", {}, "prompt.multimodal_data"),
+        ("no marker", "", "prompt.multimodal_data"),
+        ("no marker", False, "prompt.multimodal_data"),
         ("<__media__>", ["?"], "prompt.multimodal_data[0]"),
         (None, [base64(RED_FILE)], "prompt.prompt_string"),
     ],

@@ -19,6 +19,7 @@ BAD = {
     "truncated": (PNG[:60], "the PNG is truncated or damaged"),
     "cut in its header": (PNG[:20], "the PNG is truncated: it ends in its header"),
     "a bomb": (BOMB, "the image has 10000 x 10000 pixels"),
+    "a side too long": (plain("PNG", (40_000, 1)), "the image is 40000 x 1, and a side has 32768 at most"),
     "no width": (png(0, 5, 2, 8, b""), "the image has no pixels: it is 0 x 5"),
     "no height": (png(5, 0, 2, 8, b""), "the image has no pixels: it is 5 x 0"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG is not read here: send PNG, JPEG, WebP or GIF"),

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 
 import gevent
 import pytest
 
 from corosrv.errors import ClientGone, DeadlinePassed, EncoderBusy, EncoderUnavailable, LoadError, Refused, ShuttingDown
 from corosrv.jobs import Rows, Terms
+from corosrv.vision import encoder as module
 from corosrv.vision.encoder import ImageEncoder
 from corosrv.vision.waiting import encode_images
 from tests.support import faulty_images, gguf, projector
@@ -237,6 +239,96 @@ def test_images_that_wait_while_the_encoder_dies_too_often_are_refused(encoder):
     with pytest.raises(EncoderUnavailable, match="too often"):
         waiting.get(timeout=30)
     assert is_idle(encoder)
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "words"),
+    [
+        ({}, (40_000, 1), "40000 x 1"),
+        ({"staging_budget": 100}, (56, 56), "16 rows, more than the memory for rows holds"),
+    ],
+    ids=["libmtmd takes no such image", "more rows than there is memory"],
+)
+def test_an_image_that_becomes_no_rows_is_refused_and_others_are_not_kept_from_theirs(make, limits, size, words):
+    encoder = make(limits=limits)
+    encoder.start()
+
+    with pytest.raises(Refused, match=f"the image has no rows: .*{words}") as refusal:
+        encode(encoder, image(1, *size))
+
+    assert (refusal.value.status, refusal.value.code) == (400, "image_not_encoded")
+    assert is_idle(encoder)
+    assert encoder.stats().n_restarts == 0
+
+
+def test_an_image_that_the_encoder_does_not_describe_in_time_is_told_to_come_again(make):
+    encoder = make(limits={"open_timeout": 0.3})
+    encoder.start()
+    stop_process(encoder)
+
+    with pytest.raises(EncoderUnavailable, match="the image could not be encoded: "):
+        encode(encoder, image())
+
+    os.kill(encoder.pid, signal.SIGCONT)
+    wait_until(lambda: is_idle(encoder))
+    assert encode(encoder, image())
+
+
+def test_rows_that_cannot_be_read_cost_their_own_request_alone(encoder, monkeypatch):
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_pieces", fail)
+        with pytest.raises(EncoderUnavailable, match="the server's log says why"):
+            encode(encoder, image())
+
+    assert is_idle(encoder)
+    assert encode(encoder, image())
+
+
+def test_a_request_has_four_images_encoded_at_once_and_the_next_as_these_end(make):
+    encoder = make(limits={"max_active": 2})
+    encoder.start()
+    stop_process(encoder)
+    waiting = gevent.spawn(encode, encoder, *[image(seed) for seed in range(6)], image(0))
+
+    def under_way() -> int:
+        stats = encoder.stats().transfers
+        return stats.n_active + stats.n_queued
+
+    wait_until(lambda: under_way() == 4)
+    os.kill(encoder.pid, signal.SIGCONT)
+
+    assert len(waiting.get(timeout=30)) == 6
+    assert encoder.stats().transfers.n_rounds == 6
+
+
+def test_a_request_waits_no_longer_than_its_deadline(encoder):
+    stop_process(encoder)
+
+    with gevent.Timeout(30), pytest.raises(DeadlinePassed):
+        encode_images(encoder, [image()], Terms(deadline=time.monotonic() + 0.2), NobodyLeaves)
+
+    assert is_idle(encoder)
+
+
+def test_a_request_without_images_asks_nobody(encoder):
+    assert encode_images(encoder, [], Terms(deadline=0.0), NobodyLeaves) == {}
+
+
+def test_each_watch_is_closed_however_its_request_ends(encoder):
+    closed = []
+
+    class Noting(NobodyLeaves):
+        def close(self) -> None:
+            closed.append(self)
+
+    encode_images(encoder, [image()], Terms(), Noting)
+    with pytest.raises(DeadlinePassed):
+        encode_images(encoder, [image(2)], Terms(deadline=0.0), Noting)
+
+    assert len(closed) == 2
 
 
 def test_a_projector_that_kills_libmtmd_is_refused_in_words(make, tmp_path):

@@ -112,9 +112,9 @@ def _part(part: dict[str, Any], param: str, role: str, images: ImageIntake | Non
             raise misplaced_image(param, "messages of the user")
         return images.from_url(_image_url(part.get("image_url"), f"{param}.image_url"), f"{param}.image_url")
     if kind not in ("text", "refusal"):
-        raise NotSupported(
-            f"{param}: this model reads parts of type 'text' only, not {str(kind)[:40]!r}", param, "unsupported_content"
-        )
+        read = "'text'" if images is None else "'text' and 'image_url'"
+        words = f"this model reads parts of type {read} only, not {str(kind)[:40]!r}"
+        raise NotSupported(f"{param}: {words}", param, "unsupported_content")
     text = part.get(kind)
     if not isinstance(text, str):
         raise Refused(f"{param}.{kind} must be a string", f"{param}.{kind}")

@@ -108,9 +108,8 @@ def _part(part: schema.ContentPart, param: str, images: ImageIntake | None) -> P
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type not in _TEXTS:
-        raise NotSupported(
-            f"{param}: this model reads text only, not {part.type[:40]!r}", f"{param}.type", "unsupported_content"
-        )
+        words = f"this model reads {'text' if images is None else 'text and images'} only, not {part.type[:40]!r}"
+        raise NotSupported(f"{param}: {words}", f"{param}.type", "unsupported_content")
     if part.text is None:
         raise Refused(f"{param}.text is required", f"{param}.text", "missing_required_parameter")
     return part.text
