@@ -43,7 +43,7 @@ class ScriptedBackend final : public Backend {
   std::function<void()> on_info;
   bool can_save = true;
   size_t shared_cells = 0;  // tokens of all slots together, at most; 0: any number
-  bool fails_to_load = false;
+  bool fails_to_load = false, fails_to_save = false;
   std::atomic<int> n_saves{0};
   std::atomic<int> n_wiped{0};
   std::atomic<int> n_shifts{0};
@@ -161,7 +161,7 @@ class ScriptedBackend final : public Backend {
     if (slot == shifted_) fault("a slot was copied between its shift and the next step");
     Snapshot snapshot;
     snapshot.size = held.size() * sizeof(Token);
-    if (snapshot.size > limit_bytes) return {};
+    if (snapshot.size > limit_bytes || fails_to_save) return {};
     snapshot.bytes.reset(new uint8_t[snapshot.size]);
     std::copy_n(reinterpret_cast<const uint8_t*>(held.data()), snapshot.size, snapshot.bytes.get());
     ++n_saves;

@@ -7,29 +7,15 @@
 #include "fakes/client.h"
 #include "fakes/running_loop.h"
 #include "fakes/scripted_backend.h"
+#include "fakes/sharing.h"
 #include "fakes/tasks.h"
 #include "fakes/waiting.h"
 #include "loop/decode_loop.h"
-
-// The scripted model makes its text up from all tokens of the sequence: a token that was lost, or came from a foreign
-// sequence, shows in the answer. So every test compares with what the same task is told alone and unshared.
 
 namespace corosrv {
 namespace {
 
 using Rows = ScriptedBackend::Rows;
-
-DecodeLoop::Limits sharing(int32_t slots, int32_t rows = 64, size_t cache_bytes = 1 << 20) {
-  return {slots, rows, 60, cache_bytes, 1};
-}
-
-// A prompt of `n_shared` tokens that all have and `own`.
-Task task_with(size_t n_shared, const std::string& own, int32_t max_tokens = 8) {
-  Task task = make_task('s', 1, max_tokens);
-  task.prompt.assign(n_shared, 's');
-  task.prompt.insert(task.prompt.end(), own.begin(), own.end());
-  return task;
-}
 
 int64_t n_rows(const ScriptedBackend& backend) {
   int64_t n = 0;
@@ -175,6 +161,85 @@ TEST("a task that shares no prefix neither takes nor leaves one") {
   CHECK_EQ(check_answer(loop, secret).cached_tokens, 0);
 }
 
+TEST("who shares nothing waits for nobody who computes the same") {
+  for (const size_t cache_bytes : {size_t{0}, size_t{1} << 20}) {
+    RunningLoop loop(sharing(3, 64, cache_bytes));
+    loop.backend.gate.shut();
+    loop.start();
+    const auto blocker = loop.submit(make_task('x', 1, 1));
+    REQUIRE(loop.backend.gate.wait_until_held());
+    Task task = task_with(300, "same");
+    task.share_prefix = cache_bytes == 0;
+    const auto first = loop.submit(task), second = loop.submit(task);
+    loop.backend.gate.open();
+
+    CHECK(blocker->finish());
+    CHECK(first->finish());
+    CHECK(second->finish());
+
+    const std::vector<Rows> batches = loop.backend.batches();
+    const bool are_together = std::any_of(batches.begin(), batches.end(), [](const Rows& rows) {
+      return rows.front().slot != rows.back().slot && rows.front().position < 300 && rows.back().position < 300;
+    });
+    CHECK(are_together);
+  }
+}
+
+TEST("who finds as much in the cache as somebody is about to compute does not wait for it") {
+  RunningLoop loop(sharing(3, 16));
+  loop.start();
+  check_answer(loop, task_with(200, "known", 1));
+  loop.backend.gate.shut();
+  const auto blocker = loop.submit(make_task('x', 1, 1));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  const auto first = loop.submit(task_with(200, std::string(100, 'a')));
+  const auto second = loop.submit(task_with(200, std::string(100, 'b')));
+  loop.backend.gate.open();
+
+  CHECK(blocker->finish());
+  CHECK(first->finish());
+  CHECK(second->finish());
+
+  CHECK_EQ(first->answer().cached_tokens, 200);
+  CHECK_EQ(second->answer().cached_tokens, 200);
+  CHECK_EQ(loop.backend.n_saves, 3);  // of each at its end, and of nobody for another's sake
+}
+
+TEST("what is short or was kept already is not copied") {
+  RunningLoop loop(sharing(1));
+  loop.start();
+  check_answer(loop, make_task('s', 2, 1));
+  CHECK_EQ(loop.backend.n_saves, 0);
+  CHECK(loop.stats().cache_entries == 0);
+  check_answer(loop, task_with(100, "same", 1));
+  CHECK_EQ(loop.backend.n_saves, 1);
+
+  check_answer(loop, task_with(100, "same", 1));
+
+  CHECK_EQ(loop.backend.n_saves, 1);
+}
+
+TEST("who waited for a sequence whose memory cannot be copied begins anew") {
+  RunningLoop loop(sharing(3, 16));
+  loop.backend.fails_to_save = true;
+  loop.backend.gate.shut();
+  loop.start();
+  const auto blocker = loop.submit(make_task('x', 1, 1));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  const Task task = task_with(200, "two");
+  const auto first = loop.submit(task_with(200, "one")), second = loop.submit(task);
+  loop.backend.gate.open();
+
+  CHECK(blocker->finish());
+  CHECK(first->finish());
+  CHECK(second->finish());
+
+  CHECK_EQ(second->text(), said_alone(task));
+  CHECK_EQ(second->answer().cached_tokens, 0);
+  CHECK(loop.stats().cache_entries == 0);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
 TEST("nothing is shared where the limit is 0, or the model's memory cannot be copied") {
   for (const bool can_save : {true, false}) {
     RunningLoop loop(sharing(2, 64, can_save ? 0 : 1 << 20));
@@ -211,135 +276,6 @@ TEST("an answer that ended in an error leaves nothing behind") {
   const auto next = loop.submit(task_with(100, "ok", 1));
   CHECK(next->finish());
   CHECK_EQ(next->answer().cached_tokens, 0);
-}
-
-TEST("a gap that stays between the slots in use is closed, and the text goes on") {
-  RunningLoop loop(sharing(4));
-  loop.backend.gate.shut_after(1);
-  loop.start();
-  const auto first = loop.submit(make_task('1', 3, 5));
-  const auto second = loop.submit(make_task('2', 4, 1000));
-  const Task task = make_task('3', 5, 1000);
-  const auto third = loop.submit(task);
-  REQUIRE(loop.backend.gate.wait_until_held());
-  first->reader().cancel();
-  loop.backend.gate.open();
-
-  CHECK(third->finish());
-  CHECK_EQ(third->text(), said_alone(task));
-  CHECK(second->finish());
-  // With the first one gone, the last one takes its place.
-  const std::vector<Rows> batches = loop.backend.batches();
-  const bool is_moved = std::any_of(batches.begin(), batches.end(), [](const Rows& rows) {
-    return rows.size() == 2 && rows[0].slot == 0 && rows[1].slot == 1 && rows[0].position > 5;
-  });
-  CHECK(is_moved);
-  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
-}
-
-TEST("rows stand in the order of their slots, whoever came first") {
-  RunningLoop loop(sharing(4));
-  loop.start();
-  std::vector<std::unique_ptr<Client>> clients;
-  for (int round = 0; round < 10; ++round) {
-    for (Token name = 'a'; name < 'e'; ++name) clients.push_back(loop.submit(make_task(name, 5, 3 + name % 7)));
-  }
-  for (const auto& client : clients) CHECK(client->finish());
-
-  for (const Rows& rows : loop.backend.batches()) {
-    CHECK(std::is_sorted(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.slot < b.slot; }));
-  }
-}
-
-// I6: a reader that nobody reads holds no slot that others wait for, and loses nothing.
-TEST("stalled readers lend their slots, and say all they have to say once they are read") {
-  RunningLoop loop(sharing(2));
-  loop.start();
-  std::vector<Task> tasks;
-  std::vector<std::unique_ptr<Client>> stalled;
-  for (Token name = 'a'; name < 'a' + 6; ++name) {
-    tasks.push_back(make_task(name, 20, 300));
-    stalled.push_back(loop.submit(tasks.back(), 50));
-  }
-  CHECK(eventually([&] { return loop.stats().paused == 6; }));
-
-  const Task task = make_task('x', 3, 100);
-  const auto lively = loop.submit(task);
-  CHECK(lively->finish());
-  CHECK_EQ(lively->text(), said_alone(task));
-
-  CHECK(loop.stats().preempted >= 5);
-  for (size_t i = 0; i < stalled.size(); ++i) {
-    CHECK(stalled[i]->finish());
-    CHECK_EQ(stalled[i]->text(), said_alone(tasks[i]));
-    CHECK_EQ(stalled[i]->answer().n_terminal, 1);
-  }
-  CHECK(eventually([&] { return loop.stats().running == 0 && loop.stats().waiting == 0; }));
-  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
-}
-
-TEST("a stalled reader that is cancelled while parked ends (I5)") {
-  RunningLoop loop(sharing(1));
-  loop.start();
-  const auto stalled = loop.submit(make_task('a', 20, 300), 50);
-  CHECK(eventually([&] { return loop.stats().paused == 1; }));
-  const auto lively = loop.submit(make_task('x', 3, 10));
-  CHECK(lively->finish());
-
-  stalled->reader().cancel();
-
-  CHECK(stalled->finish());
-  CHECK_EQ(stalled->answer().finish, Finish::kCancelled);
-  CHECK_EQ(stalled->answer().n_terminal, 1);
-}
-
-// A model whose memory holds `n_cells` tokens of all sequences together.
-void limit_memory(ScriptedBackend& backend, size_t n_cells) {
-  backend.before_decode = [n_cells, held = std::map<int32_t, int32_t>()](const ScriptedBackend&,
-                                                                         const Rows& rows) mutable {
-    std::map<int32_t, int32_t> after;
-    for (const Row& row : rows) after[row.slot] = std::max(after[row.slot], row.position + 1);
-    size_t n_wanted = 0;
-    for (const auto& [slot, n] : after) n_wanted += static_cast<size_t>(n);
-    if (n_wanted <= n_cells) return Status::ok();
-    return Status(StatusCode::kNoRoom, "full");
-  };
-}
-
-TEST("when the memory is full sequences wait for each other, and none fails") {
-  for (const size_t cache_bytes : {size_t{0}, size_t{1} << 20}) {
-    RunningLoop loop(sharing(4, 64, cache_bytes));
-    limit_memory(loop.backend, 120);
-    loop.start();
-    std::vector<Task> tasks;
-    std::vector<std::unique_ptr<Client>> clients;
-    for (Token name = 'a'; name < 'a' + 10; ++name) {
-      tasks.push_back(make_task(name, 20, 60));
-      clients.push_back(loop.submit(tasks.back()));
-    }
-
-    for (size_t i = 0; i < clients.size(); ++i) {
-      CHECK(clients[i]->finish());
-      CHECK_EQ(clients[i]->answer().finish, Finish::kLength);
-      CHECK_EQ(clients[i]->text(), said_alone(tasks[i]));
-    }
-    CHECK(loop.stats().preempted > 0);
-    CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
-  }
-}
-
-TEST("a sequence that the memory cannot hold even alone ends with an error, the others go on") {
-  RunningLoop loop(sharing(2));
-  limit_memory(loop.backend, 50);
-  loop.start();
-  const auto huge = loop.submit(make_task('h', 80, 5));
-  const Task task = make_task('t', 10, 20);
-  const auto other = loop.submit(task);
-
-  CHECK(other->finish());
-  CHECK_EQ(other->text(), said_alone(task));
-  CHECK(huge->finish());
-  CHECK_EQ(huge->answer().finish, Finish::kError);
 }
 
 // Everything at once: shared prefixes, cancellations, stalled readers, little memory and a small cache.

@@ -85,6 +85,43 @@ TEST("images that stand side by side are segments of their own, and are not cut"
   CHECK_EQ(rows.most_non_causal(), 4);
 }
 
+TEST("each position of a row counts from its segment's first, but for the last, which is the row's own") {
+  RowSegment segment{2, false, 4, {{1, 2, 3, 7}, {4, 5, 6, 8}}};
+
+  const EmbeddedRows rows = rows_of({'p', 'p', -2, -2, 'q'}, {segment});
+
+  CHECK_EQ(values(rows.position(2)), Position({3, 4, 5, 7}));
+  CHECK_EQ(values(rows.position(3)), Position({6, 7, 8, 8}));
+  CHECK_EQ(values(rows.position(4)), Position({6, 6, 6, 0}));
+}
+
+TEST("the longest segment that is not causal counts, whichever stands last") {
+  CHECK_EQ(rows_of(repeated(15, -2), {non_causal(5), non_causal(4), image(6, 3, 3)}).most_non_causal(), 5);
+}
+
+TEST("segments side by side have their own rows, and so have those between tokens") {
+  std::vector<float> numbers(7);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
+
+  const EmbeddedRows rows({-2, -2, -2, 'x', -3, -3, -3, -3}, 1, numbers,
+                          {non_causal(2), image(1, 1, 1), non_causal(4)});
+
+  const std::vector<int32_t> places{0, 1, 2, 4, 5, 6, 7};
+  for (size_t i = 0; i < places.size(); ++i) CHECK_EQ(*rows.at(places[i]), numbers[i]);
+  CHECK_EQ(rows.end_of_run(0), 2);
+  CHECK_EQ(rows.end_of_run(2), 3);
+  CHECK_EQ(rows.end_of_run(3), 4);
+  CHECK_EQ(rows.end_of_run(4), 8);
+}
+
+TEST("a prompt of nothing is where what is generated stands") {
+  const EmbeddedRows rows = rows_of({}, {});
+
+  CHECK(rows.at(0) == nullptr);
+  CHECK_EQ(values(rows.position(3)), Position({3, 3, 3, 0}));
+  CHECK_EQ(rows.cut(3), 3);
+}
+
 TEST("rows that are read as tokens can be cut anywhere, and have their positions") {
   const EmbeddedRows rows = rows_of(kPrompt, {});
 
