@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import gevent
 import pytest
@@ -20,6 +21,7 @@ from corosrv.images.decoders import DecoderPool
 from corosrv.images.recognition import ImageFormat
 from corosrv.jobs import Image
 from tests.images.pictures import RED, plain
+from tests.support.children import output, python
 from tests.support.descriptors import n_descriptors
 from tests.support.faulty_images import CRASHING, FOLDER, GREEDY, HANGING
 from tests.support.waiting import wait_until
@@ -232,6 +234,54 @@ def test_images_leave_no_descriptors_open_whether_they_are_decoded_or_not(pool, 
             pool.decode(plain()[:50], ImageFormat.PNG, 24, "image")
 
     assert n_descriptors() == before
+
+
+def test_a_decoder_keeps_no_descriptors_of_images_and_gives_way_to_its_server(pool, made):
+    decode(pool)
+    fds = Path(f"/proc/{made[0].pid}/fd")
+    before = len(list(fds.iterdir()))
+
+    for _ in range(3):
+        decode(pool)
+
+    # What it closes behind an answer is closed before the next image is read.
+    assert len(list(fds.iterdir())) <= before + 2
+    assert os.getpriority(os.PRIO_PROCESS, made[0].pid) - os.getpriority(os.PRIO_PROCESS, 0) == 5
+
+
+def test_a_decoder_ends_with_its_server_even_in_the_middle_of_an_image():
+    program = f"""
+        import os, signal
+        from corosrv.images.decoder_messages import DecodeImage
+        from corosrv.images.decoder_process import DecoderProcess
+        from corosrv.images.decoders import _room
+        from tests.images.pictures import plain
+        decoder = DecoderProcess({FAULTY!r}, timeout=1.0)
+        decoder._link.end_within = lambda seconds: os.kill(os.getpid(), signal.SIGKILL)
+        print(decoder.pid, flush=True)
+        data = plain("PNG", ({HANGING}, 4))
+        with _room({3 * 4 * HANGING}) as room:
+            decoder.decode(DecodeImage("PNG", len(data), {4 * HANGING}, "image"), data, room)
+    """
+    pid = int(python(program).stdout)
+
+    wait_until(lambda: pid not in map(int, filter(str.isdigit, os.listdir("/proc"))), "the end of the decoder")
+
+
+def test_limits_of_the_system_are_not_raised():
+    program = """
+        import resource
+        from corosrv.images.decoder import limit_resources
+        limits = {resource.RLIMIT_AS: 8 << 30, resource.RLIMIT_CPU: 100}
+        for kind, limit in limits.items():
+            resource.setrlimit(kind, (limit, limit))
+        limit_resources(1 << 50, 1000.0)
+        print(*(resource.getrlimit(kind) == (limit, limit) for kind, limit in limits.items()))
+        limit_resources(1 << 20, 1.0)
+        print(*(resource.getrlimit(kind)[0] < limit for kind, limit in limits.items()))
+    """
+
+    assert output(program).splitlines() == ["True True", "True True"]
 
 
 @pytest.mark.parametrize(
