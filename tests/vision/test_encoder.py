@@ -324,7 +324,7 @@ def test_each_watch_is_closed_however_its_request_ends(encoder):
         def close(self) -> None:
             closed.append(self)
 
-    encode_images(encoder, [image()], Terms(), Noting)
+    assert encode_images(encoder, [image()], Terms(deadline=time.monotonic() + 30), Noting)
     with pytest.raises(DeadlinePassed):
         encode_images(encoder, [image(2)], Terms(deadline=0.0), Noting)
 
