@@ -346,6 +346,17 @@ def test_a_projector_of_another_width_is_refused_in_words(make, tmp_path):
         encoder.start()
 
 
+def test_who_starts_an_encoder_that_is_closed_meanwhile_is_told_of_the_end(make):
+    encoder = make()
+    starting = gevent.spawn(encoder.start)
+    wait_until(lambda: encoder.pid is not None)
+
+    encoder.close()
+
+    with pytest.raises(ShuttingDown, match="the model is being unloaded"):
+        starting.get(timeout=30)
+
+
 def test_those_who_wait_hear_of_the_end_and_nothing_is_left(make):
     encoder = make()
     encoder.start()
