@@ -17,6 +17,7 @@ import click
 from corosrv import __version__, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, HubMissing, SettingsError
+from corosrv.fitting.model_file import flaw_of
 from corosrv.http import descriptors
 from corosrv.hub import library
 from corosrv.hub.commands import pull_model, remove_model
@@ -287,8 +288,8 @@ models.add_command(remove_model)
 def _check_files(model: ModelSettings) -> None:
     if model.is_hub:
         library.check_installed()
-    elif not model.is_synthetic and not Path(model.model).is_file():
-        _fail(f"the model file {model.model} does not exist: give the path of a GGUF file with --model")
+    elif not model.is_synthetic and (flaw := flaw_of(Path(model.model))):
+        _fail(f"the model file {model.model} {flaw}")
     for path, _ in model.adapters:
         if not Path(path).is_file():
             _fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")

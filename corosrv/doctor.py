@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from corosrv.errors import CorosrvError
+from corosrv.fitting.model_file import flaw_of
 from corosrv.http import address
 from corosrv.settings import ModelSettings, Settings, unknown_variables
 
@@ -135,8 +136,9 @@ def _model(settings: ModelSettings) -> Iterator[Finding]:
         yield _hub(settings)
         return
     path = Path(settings.model)
-    if not path.is_file():
-        yield Finding(Grade.FAIL, "model", f"{path} does not exist", "set COROSRV_MODEL to the path of a GGUF file")
+    if flaw := flaw_of(path):
+        what, _, advice = flaw.partition(": ")
+        yield Finding(Grade.FAIL, "model", f"{path} {what}", advice)
         return
     yield Finding(Grade.OK, "model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB")
     yield _memory(settings)

@@ -69,7 +69,7 @@ def test_an_address_that_is_taken_is_told_at_once():
 
 def test_models_shows_file_and_size(tmp_path):
     model = tmp_path / "small.gguf"
-    model.write_bytes(b"x" * 2_000_000)
+    model.write_bytes(b"GGUF" * 500_000)
 
     assert run("models", "--model", str(model)).output == f"small  2 MB  {model}\n"
 
@@ -82,6 +82,8 @@ def test_models_shows_file_and_size(tmp_path):
         (("models", "--config", "/no/such.toml"), "cannot be read"),
         (("serve", "--model", "synthetic:?x=1"), "COROSRV_MODEL"),
         (("serve", "--model", "/no/such.gguf"), "does not exist"),
+        (("serve", "--model", "/proc"), "is a folder"),
+        (("serve", "--model", __file__), "is not a GGUF file"),
         (("serve", "--model", "synthetic:", "--lora", "/no/style.gguf:0.5"), "adapter /no/style.gguf does not exist"),
         (("serve", "--model", "a=synthetic:", "--model", "b=/no/such.gguf"), "does not exist"),
     ],

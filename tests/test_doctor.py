@@ -48,7 +48,10 @@ def test_a_file_that_is_no_model_is_fatal(tmp_path):
     model = tmp_path / "bad.gguf"
     model.write_bytes(b"not a model")
 
-    assert "not a GGUF file" in findings(ModelSettings(model=str(model)))["engine"].text
+    found = findings(ModelSettings(model=str(model)))["model"]
+    assert found.is_fatal
+    assert found.text.endswith("is not a GGUF file (it does not begin with 'GGUF')")
+    assert found.advice.startswith("download the model file itself")
 
 
 @pytest.mark.parametrize(

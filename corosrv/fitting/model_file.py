@@ -1,0 +1,43 @@
+"""Looks whether a file begins as a model does, and says what it is instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_HEAD = 512  # bytes, of which a file is known
+_CONVERT = "convert it with llama.cpp's convert_hf_to_gguf.py, or download the model's GGUF"
+_AGAIN = "download the model file itself"
+
+# What begins other files that people have in place of a model, and what to do.
+_KINDS: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (
+        re.compile(rb"version https://git-lfs\.github\.com/"),
+        "is a pointer of Git LFS, which stands in place of the model: run `git lfs pull` in its repository",
+    ),
+    (
+        re.compile(rb"\s*<(?:!doctype|html|\?xml)", re.IGNORECASE),
+        f"is a web page, as a failed download leaves it: {_AGAIN}",
+    ),
+    (re.compile(rb"PK\x03\x04|\x80[\x02-\x05]"), f"is a file of PyTorch or a zip archive, and no GGUF: {_CONVERT}"),
+    (re.compile(rb".{8}\{", re.DOTALL), f"is a safetensors file, and no GGUF: {_CONVERT}"),
+)
+
+
+def flaw_of(path: Path) -> str:
+    """Returns why this is no model file, and what to do; empty where it begins as a GGUF does."""
+    if path.is_dir():
+        return "is a folder: name the .gguf file in it, of a model in parts the first"
+    if not path.is_file():
+        return "does not exist: give the path of a GGUF file with --model or COROSRV_MODEL"
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        return f"cannot be read ({error.strerror}): let the user who starts the server read it"
+    if head.startswith(b"GGUF"):
+        return ""
+    if not head.strip(b"\0"):
+        return f"is empty or holds zeros, as a download that broke off leaves it: {_AGAIN}"
+    words = next((words for beginning, words in _KINDS if beginning.match(head)), "")
+    return words or f"is not a GGUF file (it does not begin with 'GGUF'): {_AGAIN}, whose name ends in .gguf"
