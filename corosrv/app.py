@@ -135,7 +135,7 @@ def _make_application() -> Flask:
         handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
         logging.getLogger("corosrv").addHandler(handler)
     for name in settings_module.unknown_variables(os.environ):
-        log.warning("unknown setting %s ignored", name)
+        log.warning("unknown setting ignored: %s", settings_module.with_nearest(name))
     try:
         settings = settings_module.load()
         server, predictor = settings.server, settings.predictor

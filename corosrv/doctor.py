@@ -15,7 +15,7 @@ from pathlib import Path
 from corosrv.errors import CorosrvError
 from corosrv.fitting.model_file import flaw_of
 from corosrv.http import address
-from corosrv.settings import ModelSettings, Settings, unknown_variables
+from corosrv.settings import ModelSettings, Settings, unknown_variables, with_nearest
 
 Load = Callable[[], Settings]
 
@@ -124,7 +124,9 @@ def _settings() -> Finding:
     """Looks for variables that look like settings and are none."""
     if unknown := unknown_variables(os.environ):
         advice = "look for the right name with corosrv serve --help"
-        return Finding(Grade.WARN, "settings", f"unknown settings, ignored: {', '.join(unknown)}", advice)
+        return Finding(
+            Grade.WARN, "settings", f"unknown settings, ignored: {', '.join(map(with_nearest, unknown))}", advice
+        )
     return Finding(Grade.OK, "settings", "all are valid")
 
 

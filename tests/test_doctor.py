@@ -116,6 +116,12 @@ def test_a_predictor_alone_needs_no_model():
     assert "model" not in {finding.subject for finding in examine(Settings, "127.0.0.1", 0)}
 
 
+def test_a_misspelt_variable_is_told_with_the_setting_that_may_be_meant(monkeypatch):
+    monkeypatch.setenv("COROSRV_SLOTTS", "2")
+
+    assert "COROSRV_SLOTTS (did you mean COROSRV_SLOTS?)" in findings()["settings"].text
+
+
 def test_a_port_in_use_is_fatal():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         found = findings(port=listening.getsockname()[1])["port"]

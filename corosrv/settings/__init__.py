@@ -4,7 +4,15 @@ from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.cluster import ClusterSettings
 from corosrv.settings.hub import HubSettings
 from corosrv.settings.images import ImageSettings
-from corosrv.settings.loading import PARTS, Settings, load, load_hub, load_predictor, unknown_variables
+from corosrv.settings.loading import (
+    PARTS,
+    Settings,
+    load,
+    load_hub,
+    load_predictor,
+    unknown_variables,
+    with_nearest,
+)
 from corosrv.settings.management import OperatorSettings
 from corosrv.settings.model import ModelSettings
 from corosrv.settings.peers import PeerSettings
@@ -30,4 +38,5 @@ __all__ = [
     "load_hub",
     "load_predictor",
     "unknown_variables",
+    "with_nearest",
 ]

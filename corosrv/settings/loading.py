@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,5 +128,15 @@ def _predictor(raw: sources.RawSettings) -> PredictionSettings | None:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Lists variables that look like settings and are none: misspelt, or of another version."""
-    variables = {PREFIX + name.upper() for name in (*sources.names(PARTS), *_OTHER_VARIABLES)}
+    variables = _variables()
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in variables)
+
+
+def with_nearest(unknown: str) -> str:
+    """Returns the name of an unknown variable with the setting that may be meant, if one is spelt nearly so."""
+    nearest = difflib.get_close_matches(unknown, sorted(_variables()), n=1, cutoff=0.8)
+    return f"{unknown} (did you mean {nearest[0]}?)" if nearest else unknown
+
+
+def _variables() -> set[str]:
+    return {PREFIX + name.upper() for name in (*sources.names(PARTS), *_OTHER_VARIABLES)}

@@ -89,7 +89,7 @@ def test_each_open_stream_holds_one_eventfd_and_gives_it_back(start: Servers) ->
 def test_a_misspelt_setting_is_told(start: Servers) -> None:
     server = start.start(slotts=3)
 
-    assert "unknown setting COROSRV_SLOTTS ignored" in server.log
+    assert "unknown setting ignored: COROSRV_SLOTTS (did you mean COROSRV_SLOTS?)" in server.log
 
 
 def test_serve_refuses_to_listen_beyond_this_machine_without_a_key(start: Servers) -> None:

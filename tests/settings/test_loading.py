@@ -191,6 +191,18 @@ def test_variables_that_are_no_settings_are_reported():
     assert settings.unknown_variables(environ) == ["COROSRV_", "COROSRV_SLOT"]
 
 
+@pytest.mark.parametrize(
+    ("unknown", "words"),
+    [
+        ("COROSRV_MODLE", "COROSRV_MODLE (did you mean COROSRV_MODEL?)"),
+        ("COROSRV_CONFG", "COROSRV_CONFG (did you mean COROSRV_CONFIG?)"),
+        ("COROSRV_ZZZZZZ", "COROSRV_ZZZZZZ"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_told_with_the_nearest(unknown, words):
+    assert settings.with_nearest(unknown) == words
+
+
 def test_the_words_for_a_missing_model_say_how_to_get_one(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
