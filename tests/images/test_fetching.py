@@ -248,10 +248,13 @@ def test_a_fetch_that_is_refused_leaves_no_connection(hearing):
     assert refused.value.__traceback__ is not None
 
 
-def test_of_several_addresses_the_first_that_takes_a_connection_is_asked(served, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("addresses", [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
+def test_of_several_addresses_the_first_that_takes_a_connection_is_asked(
+    served, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, str]
+):
     url, seen = served
     port = int(url.rpartition(":")[2])
-    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
     look_up = socket.getaddrinfo
     monkeypatch.setattr(
         socket,
