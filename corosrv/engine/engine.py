@@ -211,6 +211,10 @@ class Engine:
         """
         self._adapters.set(scales)
 
+    def set_side_process(self, pidfd: int, share: float) -> None:
+        """Stops a process while a step is computed; see NativeEngine.set_side_process. Raises as `check` does."""
+        self._model().native.set_side_process(pidfd, share)
+
     def stop_accepting(self) -> None:
         """Refuses new jobs; those that were accepted go on."""
         self._is_draining = True

@@ -146,6 +146,12 @@ class ModelSettings(PlacementSettings):
         "nice value of that process above the server's; more: an image takes longer, and slows running streams less",
         check=between(0, 19),
     )
+    encoder_share: float = setting(
+        0.1,
+        "time that it gets after each step of running streams, as a part of the step's, where the processors do not "
+        "suffice for both; 0: the kernel divides the time by the nice value",
+        check=between(0, 100),
+    )
     image_max_tokens: int = setting(
         0,
         "most rows of an image, where the projector makes more of a larger one; 0: as many as its file says",

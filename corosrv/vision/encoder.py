@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import gevent
@@ -63,14 +64,19 @@ class ImageEncoder:
     Belongs to the thread of one hub, but for `close`.
     """
 
-    def __init__(self, options: EncoderOptions, n_embd: int) -> None:
-        """Makes the pool; `n_embd` is the width of a row. Raises OSError if there is no memory for it."""
+    def __init__(
+        self, options: EncoderOptions, n_embd: int, on_encoding: Callable[[int | None], None] = lambda pid: None
+    ) -> None:
+        """Makes the pool; `n_embd` is the width of a row. Raises OSError if there is no memory for it.
+
+        `on_encoding` is told the process that encodes from now on, None if no process does; it may not wait.
+        """
         self._options = options
         self._width = n_embd
         geometry = pool_geometry(options.n_blocks, BLOCK_ROWS, n_embd)
         self._pool = SharedPool(geometry)
         self._core = TransferCore(geometry, options.limits, self._pool)
-        self._pump = TransferPump(self._core, self._find_image, self._look, options.encode_limit)
+        self._pump = TransferPump(self._core, self._find_image, self._look, options.encode_limit, on_encoding)
         self._supervisor = EncoderSupervisor(options.command, self._pool, self._pump, self._on_crash)
         self._suspects = CrashSuspects()
         self._cache = ImageCache(options.cache_bytes)

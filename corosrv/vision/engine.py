@@ -20,8 +20,9 @@ from corosrv.jobs.stats import DecodeStats
 from corosrv.models.loadable import Footprint
 from corosrv.settings import ModelSettings
 from corosrv.vision.encoder import EncoderStats, ImageEncoder
-from corosrv.vision.options import encoder_options
+from corosrv.vision.options import encoder_options, encoder_share
 from corosrv.vision.prompts import ImagePrompts, has_images
+from corosrv.vision.turns import EncoderTurns
 from corosrv.vision.vocabulary import VisionVocabulary
 from corosrv.vision.waiting import MakeWatch
 from corosrv.waits import ThreadLock, own_hub
@@ -52,7 +53,8 @@ class VisionEngine:
             raise errors.ModelFailed("the projector cannot be used: embedding rows are not read by this model")
         self._hub = get_hub()
         try:
-            self._encoder = ImageEncoder(encoder_options(self._settings, width), width)
+            turns = EncoderTurns(self._engine, encoder_share(self._settings))
+            self._encoder = ImageEncoder(encoder_options(self._settings, width), width, turns.set_encoding)
             self._encoder.start()
         except (errors.CorosrvError, OSError) as error:
             log.error("images cannot be served: %s", error)

@@ -36,6 +36,7 @@ class EncoderCommand:
     mmproj: str
     n_threads: int
     nice: int = 0  # above this process's own
+    is_idle: bool = False  # it runs where nothing else wants to
     image_max_tokens: int = 0  # rows of an image; 0: as many as the projector says
     supports: tuple[str, ...] = ()  # what the decode loop does for rows; see corosrv.transfer.messages
 
@@ -44,6 +45,7 @@ class EncoderCommand:
         """The command line, without the descriptors."""
         options = ["--model", self.model, "--mmproj", self.mmproj, "--threads", str(self.n_threads)]
         options += ["--nice", str(self.nice), "--image-max-tokens", str(self.image_max_tokens)]
+        options += ["--idle"] * self.is_idle
         for need in self.supports:
             options += ["--supports", need]
         return [sys.executable, "-m", "corosrv.encoder", *options]
@@ -98,7 +100,7 @@ class EncoderLink:
         """Starts the process and greets it. Blocks the hub for milliseconds."""
         self._pool.begin_epoch(self.epoch)
         try:
-            self._link.start(self._command.words, self._command.environ)
+            self._link.start(self._command.words, self._command.environ, own_session=False)
         except OSError as error:
             self._end(WorkerState.SETUP_FAILED, f"the encoder process could not be started: {error}")
             return

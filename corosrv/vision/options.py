@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from corosrv.engine import libllama
 from corosrv.engine.cpu import physical_cores
 from corosrv.settings import ModelSettings
 from corosrv.transfer.limits import TransferLimits
@@ -21,9 +22,27 @@ def encoder_command(settings: ModelSettings) -> EncoderCommand:
         mmproj=settings.mmproj,
         n_threads=settings.encoder_threads or physical_cores(),
         nice=settings.encoder_nice,
+        is_idle=encoder_share(settings) > 0,
         image_max_tokens=settings.image_max_tokens,
         supports=SUPPORTS,
     )
+
+
+def encoder_share(settings: ModelSettings) -> float:
+    """Returns the encoder's time after each step, as a part of the step's.
+
+    0, for all the time: where the processors suffice for both, and where a GPU computes the steps.
+    """
+    n_cores = physical_cores()
+    if (settings.threads or n_cores) + (settings.encoder_threads or n_cores) <= n_cores or _uses_gpu(settings):
+        return 0.0
+    return settings.encoder_share
+
+
+def _uses_gpu(settings: ModelSettings) -> bool:
+    if settings.gpu_layers == "0" or "none" in settings.devices:
+        return False
+    return any(not device.is_processor for device in libllama.devices())
 
 
 def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:

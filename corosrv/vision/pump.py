@@ -38,7 +38,8 @@ class TransferPump:
     """Owns the greenlet that moves a core on. Belongs to the thread of one hub.
 
     `on_step` is called after each step, when transfers may have ended. `find_image` returns the image of a transfer by
-    its rid, None once nobody wants it. Neither may wait.
+    its rid, None once nobody wants it. `on_encoding` is told after each step which process encodes, None if no process
+    does. None of them may wait.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class TransferPump:
         find_image: Callable[[int], Image | None],
         on_step: Callable[[], None],
         encode_limit: float,
+        on_encoding: Callable[[int | None], None] = lambda pid: None,
     ) -> None:
         """`encode_limit`: seconds that one image may take before the encoder is killed."""
         self.core = core
         self.n_kills = 0  # for an encode that did not end
         self._find_image = find_image
         self._on_step = on_step
+        self._on_encoding = on_encoding
         self._order = EncodeOrder(encode_limit)
         self._link: EncoderLink | None = None  # of the encoder that is up
         self._is_killed = False  # that encoder was, and its end is near
@@ -134,6 +137,7 @@ class TransferPump:
         self._send_outbox()
         self._on_step()
         link = self._link
+        self._on_encoding(link.pid if link is not None and self._order.current is not None else None)
         if link is not None and self.core.kill_wanted == link.epoch:
             self._kill("it did not answer a cancellation")
         if self.set_time() >= self.encode_due_at:

@@ -105,6 +105,11 @@ int corosrv_chat_template_apply(const char* name, const corosrv_chat_message* me
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size);
 
+/* Stops the process of this `pidfd`, which is copied, while a step is computed, and continues it after each for `share`
+ * of the step's time, in which nothing is computed here; while there are no steps it runs all the time. Replaces the
+ * process before; negative for none. A process that has ended is forgotten. */
+int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share);
+
 /* Ends every task, waiting or running, with an error chunk of this message, and refuses new ones. */
 int corosrv_engine_drain(corosrv_engine* engine, const char* message);
 

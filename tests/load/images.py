@@ -36,7 +36,7 @@ IMAGE_SIDE = 64  # pixels; the projector enlarges it
 WIDTH_OF_ROWS = 576  # of the packaged model
 IMAGE_TIMEOUT = 300.0
 GAP_TIMEOUT = 60.0  # seconds in which streams that run have a token
-ENCODER_NICE = ModelSettings().encoder_nice
+ENCODER_SHARE = ModelSettings().encoder_share
 _FINISHED = f'corosrv_transfer_finished_total{{model="{MODEL}",result="success"}}'
 
 
@@ -46,11 +46,11 @@ class Load:
 
     n_streams: int = 16
     image_size: int = 896  # pixels; of the projector
-    n_layers: int = 6
+    n_layers: int = 20
     seconds: float = 20.0  # of a window
     n_rounds: int = 3
     n_repeats: int = 20  # of an image that came before
-    nice: int = ENCODER_NICE  # of corosrv's encoder, above the server's
+    share: float = ENCODER_SHARE  # of corosrv's encoder after each step, as a part of the step's time
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ def text_stream(number: int) -> bytes:
 
 def corosrv_command(mmproj: Path, load: Load) -> list[str]:
     return [
-        "env", f"COROSRV_ENCODER_NICE={load.nice}", sys.executable, "-m", "corosrv", "serve", "--port", "{port}",
+        "env", f"COROSRV_ENCODER_SHARE={load.share}", sys.executable, "-m", "corosrv", "serve", "--port", "{port}",
         "--model", f"{MODEL}={model_list.packaged_model()}", "--mmproj", str(mmproj),
         "--slots", str(load.n_streams + 1), "--ctx", str(CONTEXT),
     ]  # fmt: skip
@@ -295,14 +295,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=Load().seconds, help="of a window")
     parser.add_argument("--rounds", type=int, default=Load().n_rounds)
     parser.add_argument(
-        "--nice", type=int, nargs="+", default=[ENCODER_NICE], help="of corosrv's encoder; each in turn"
-    )
+        "--share", type=float, nargs="+", default=[ENCODER_SHARE],
+        help="of corosrv's encoder after each step, as a part of the step's time; each in turn",
+    )  # fmt: skip
     arguments = parser.parse_args()
     load = Load(n_layers=arguments.layers, seconds=arguments.seconds, n_rounds=arguments.rounds)
     with slow_projector(load) as mmproj:
-        for nice in arguments.nice:
-            command = corosrv_command(mmproj, replace(load, nice=nice))
-            show(measure(f"corosrv, encoder nice {nice}", command, load))
+        for share in arguments.share:
+            command = corosrv_command(mmproj, replace(load, share=share))
+            show(measure(f"corosrv, encoder share {share:g}", command, load))
         if arguments.llama_server:
             show(measure("llama-server", llama_server_command(arguments.llama_server, mmproj, load), load))
 

@@ -67,6 +67,14 @@ def test_an_encoder_is_ready_when_it_has_greeted(start):
     wait_until(lambda: link.state is WorkerState.READY)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a child cannot be started in a group of its own alone")
+def test_an_encoder_has_a_group_of_its_own_in_the_session_of_its_server(start):
+    link = start(GREETING)
+
+    assert os.getsid(link.pid) == os.getsid(0)
+    assert os.getpgid(link.pid) == link.pid
+
+
 @pytest.mark.parametrize(
     "greeting",
     [

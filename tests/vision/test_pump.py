@@ -35,6 +35,7 @@ class HandLink:
 
     def __init__(self, epoch: int = 1) -> None:
         self.epoch = epoch
+        self.pid = 1000 + epoch
         self.messages: list = []
         self.pixels: list[bytes] = []
         self.faults: list[str] = []
@@ -55,7 +56,8 @@ class Bench:
         self.core = TransferCore(GEOMETRY, TransferLimits(**limits), self.pool)
         self.images: dict[int, object] = {}
         self.n_steps = 0
-        self.pump = TransferPump(self.core, self.images.get, self._on_step, encode_limit)
+        self.encoding: list[int | None] = []  # the process that encodes, after each step
+        self.pump = TransferPump(self.core, self.images.get, self._on_step, encode_limit, self.encoding.append)
         self.link = HandLink()
         self.pump.start()
         self.pump.encoder_up(self.link)
@@ -129,6 +131,18 @@ def test_nothing_is_being_encoded_when_all_was_described(bench):
 
     assert bench.pump.current_image is None
     assert bench.pump.encode_due_at == math.inf
+
+
+def test_the_process_that_encodes_is_told_until_all_was_described_or_it_ends(bench):
+    bench.open(1)
+    wait_until(lambda: bench.encoding[-1] == 1001)
+
+    bench.describe(1)
+    wait_until(lambda: bench.encoding[-1] is None)
+    bench.open(2)
+    wait_until(lambda: bench.encoding[-1] == 1001)
+    bench.pump.encoder_down(bench.link)
+    wait_until(lambda: bench.encoding[-1] is None)
 
 
 def test_a_cancelled_image_is_told_to_the_encoder_and_not_waited_for(bench):

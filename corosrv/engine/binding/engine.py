@@ -132,6 +132,13 @@ class NativeEngine:
         check(code, message)
         return NativeSlotRequest(request[0])
 
+    def set_side_process(self, pidfd: int, share: float) -> None:
+        """Stops a process while a step is computed, and continues it after each for `share` of the step's time.
+
+        While there are no steps it runs all the time. Replaces the process before; -1 for none.
+        """
+        check(lib.corosrv_engine_set_side_process(self._open_handle(), pidfd, share))
+
     def drain(self, message: str) -> None:
         """Ends every task with an error chunk of this message, and refuses new ones."""
         check(lib.corosrv_engine_drain(self._open_handle(), message.encode()))

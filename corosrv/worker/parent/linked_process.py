@@ -107,11 +107,18 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+    def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        *,
+        own_session: bool = True,
+    ) -> None:
         """Runs `command --control FD --lifeline FD`: its ends of the control channel, and of a pipe.
 
-        The pipe's other end is closed when this process ends, however it does, and carries nothing. Raises OSError,
-        with nothing left behind.
+        The pipe's other end is closed when this process ends, however it does, and carries nothing. `own_session`: see
+        Process. Raises OSError, with nothing left behind.
         """
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as theirs:
             our_end, their_end = _socket.socketpair()
@@ -122,7 +129,7 @@ class LinkedProcess(Generic[ControlOut, ControlIn, LaneOut, LaneIn]):
             on_failure.callback(os.close, our_lifeline)
             ends = ["--control", str(their_end.fileno()), "--lifeline", str(their_lifeline)]
             inherited = [their_end.fileno(), their_lifeline]
-            process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd)
+            process = Process([*command, *ends], inherited=inherited, env=env, cwd=cwd, own_session=own_session)
             on_failure.pop_all()
         self._lifeline = our_lifeline
         self.adopt(process, our_end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from gevent.hub import get_hub
 
 from corosrv.worker.parent.plain_subprocess import plain_subprocess
 
+_ONLY_SESSIONS = sys.version_info < (3, 11)  # a child cannot be started in a group of its own alone
 _READ = 1  # what a watcher of gevent watches for
 
 
@@ -47,16 +49,21 @@ class Process:
         inherited: Iterable[int] = (),
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        own_session: bool = True,
     ) -> None:
         """Starts the process. It keeps the descriptors `inherited`, and its standard input is empty.
+
+        `own_session`: not so, it stays in this one's. Kernels for desktops compare priorities only within a session.
+        Before Python 3.11 it always gets its own.
 
         Blocks the hub for milliseconds. Raises OSError.
         """
         loop = get_hub().loop
         if loop.default:
             loop.install_sigchld()  # before there is a child that may end
+        group = {"start_new_session": True} if own_session or _ONLY_SESSIONS else {"process_group": 0}
         self._popen: Any = plain_subprocess.Popen(
-            command, stdin=plain_subprocess.DEVNULL, pass_fds=tuple(inherited), env=env, cwd=cwd, start_new_session=True
+            command, stdin=plain_subprocess.DEVNULL, pass_fds=tuple(inherited), env=env, cwd=cwd, **group
         )
         self.pid: int = self._popen.pid
         self.exit: Exit | None = None  # when it has ended

@@ -1,4 +1,5 @@
 // The C API: check, convert, catch; no logic. Here the engine and its model; jobs and slots have files of their own.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -130,6 +131,18 @@ int corosrv_engine_show_tokens(corosrv_engine* engine, const int32_t* tokens, si
   return guarded(message, message_size, [&] {
     if (!engine->fork_guard.is_same_process()) return forked();
     return engine->engine->show(std::vector<Token>(tokens, tokens + n_tokens));
+  });
+}
+
+int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share) {
+  return guarded(nullptr, 0, [&] {
+    Status status = Status::ok();
+    if (ready_backend(engine, status) == nullptr) return status;
+    if (!(share > 0)) return invalid("a side process needs a share of the time");
+    const int copy = pidfd < 0 ? -1 : ::fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
+    if (pidfd >= 0 && copy < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left");
+    engine->engine->set_side_process(copy, share);
+    return Status::ok();
   });
 }
 

@@ -70,15 +70,20 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
 void DecodeLoop::run() {
   for (;;) {
     const Clock::duration patience = time_limits_.patience(scheduler_, Clock::now());
-    Inbox::Mail mail = inbox_.take(scheduler_.has_work(), patience);
+    const bool has_work = scheduler_.has_work();
+    if (!has_work) side_process_.release();
+    Inbox::Mail mail = inbox_.take(has_work, patience);
     const bool is_closing = mail.is_closing;
+    const auto begin = Clock::now();
+    side_process_.suspend();
     take(std::move(mail));
     end_late();
     step();
     settle();
     answer_slot_requests();
     publish();
-    if (is_closing) return;
+    if (is_closing) return side_process_.release();
+    if (scheduler_.has_work()) side_process_.run_after(Clock::now() - begin, limits_.threads);
   }
 }
 
@@ -125,6 +130,7 @@ void DecodeLoop::end_all(const std::string& reason, const char* code) {
   scheduler_.for_each([&](Sequence& sequence) { sequence.finish(Finish::kError, reason, code); });
   for (const auto& request : std::exchange(slot_requests_, {})) request->answer(Status(StatusCode::kClosed, reason));
   signal();
+  side_process_.release();
 }
 
 // Frees what has ended, then lets the readers hear of the step: whoever comes back at once finds room. What an answer

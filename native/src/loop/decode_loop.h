@@ -11,6 +11,7 @@
 #include "handover/slot_request.h"
 #include "loop/prefix_sharing.h"
 #include "loop/scheduler.h"
+#include "loop/side_process.h"
 #include "loop/slot_board.h"
 #include "loop/slot_memory.h"
 #include "loop/step_budget.h"
@@ -47,6 +48,9 @@ class DecodeLoop {
   // Any thread: counters as of the last step.
   LoopStats snapshot();
   std::vector<SlotStatus> slots() { return board_.read(); }
+
+  // Any thread: see SideProcess::set.
+  void set_side_process(int pidfd, double share) { side_process_.set(pidfd, share); }
 
  private:
   void take(Inbox::Mail mail);
@@ -85,6 +89,7 @@ class DecodeLoop {
   std::vector<std::shared_ptr<SlotRequest>> slot_requests_;  // that wait until their slot is idle, and has room
   bool waits_to_restore_ = false;                            // one of them, for what runs to leave it cells
   SlotBoard board_;
+  SideProcess side_process_;
   StepBudget budget_;
   TimeLimits time_limits_;
   std::vector<Row> rows_;

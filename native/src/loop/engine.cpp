@@ -151,6 +151,12 @@ Status Engine::check_slot(int32_t slot) const {
                                           std::to_string(limits_.loop.slots - 1));
 }
 
+Status Engine::set_side_process(int pidfd, double share) {
+  if (backend() == nullptr) return Status(StatusCode::kNotReady, "the model is not loaded yet");
+  loop_->set_side_process(pidfd, share);
+  return Status::ok();
+}
+
 std::vector<SlotStatus> Engine::slots() { return backend() == nullptr ? std::vector<SlotStatus>() : loop_->slots(); }
 
 LoopStats Engine::stats() {

@@ -1,0 +1,171 @@
+// A process beside the loop: it stands still during steps, and at no other time.
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <string>
+
+#include "check.h"
+#include "fakes/client.h"
+#include "fakes/running_loop.h"
+#include "fakes/tasks.h"
+#include "fakes/waiting.h"
+#include "loop/side_process.h"
+
+namespace corosrv {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A child that waits for signals.
+class Child {
+ public:
+  Child() : pid_(::fork()) {
+    while (pid_ == 0) ::pause();
+  }
+  ~Child() { end(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int open() const { return static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)); }
+
+  bool is_stopped() const { return state() == 'T'; }
+  bool becomes_stopped() const {
+    return eventually([this] { return is_stopped(); });
+  }
+  bool goes_on() const {
+    return eventually([this] { return state() == 'S'; });
+  }
+
+  void end() {
+    if (pid_ < 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  char state() const {
+    std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    const size_t end = text.rfind(')');
+    return end == std::string::npos ? '?' : text[end + 2];
+  }
+
+  pid_t pid_;
+};
+
+TEST("a side process stands still from a step's beginning on, and goes on when there are no steps") {
+  const Child child;
+  SideProcess side;
+  side.set(child.open(), 0.5);
+  CHECK(child.goes_on());
+
+  side.suspend();
+  CHECK(child.becomes_stopped());
+  side.release();
+  CHECK(child.goes_on());
+}
+
+TEST("a side process runs for its share of the step's time") {
+  const Child child;
+  SideProcess side;
+  side.set(child.open(), 0.5);
+  side.suspend();
+  REQUIRE(child.becomes_stopped());
+
+  const auto begin = Clock::now();
+  std::thread step([&] { side.run_after(milliseconds(400), 1); });
+  const bool has_run = child.goes_on();
+  step.join();
+  const auto took = Clock::now() - begin;
+
+  CHECK(has_run);
+  CHECK(took >= milliseconds(200));
+  CHECK(took < milliseconds(400));
+  CHECK(child.becomes_stopped());
+}
+
+TEST("a side process that is replaced goes on") {
+  const Child first;
+  const Child second;
+  SideProcess side;
+  side.set(first.open(), 0.5);
+  side.suspend();
+  REQUIRE(first.becomes_stopped());
+
+  side.set(second.open(), 0.5);
+  side.suspend();
+  CHECK(first.goes_on());
+  CHECK(second.becomes_stopped());
+
+  side.set(-1, 0.5);
+  side.suspend();
+  CHECK(second.goes_on());
+}
+
+TEST("a side process that has ended takes no time") {
+  Child child;
+  SideProcess side;
+  side.set(child.open(), 1.0);
+  side.suspend();
+  child.end();
+
+  const auto begin = Clock::now();
+  side.run_after(milliseconds(kPatience), 1);
+  CHECK(Clock::now() - begin < milliseconds(kPatience));
+}
+
+TEST("the loop stops a side process while it computes, and lets it go on when nothing runs") {
+  const Child child;
+  RunningLoop loop;
+  loop.backend.gate.shut();
+  loop.start();
+  loop.set_side_process(child.open(), 0.1);
+  const auto client = loop.submit(make_task('a', 4, 8));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  CHECK(child.becomes_stopped());
+
+  loop.backend.gate.open();
+  CHECK(client->finish());
+  CHECK(child.goes_on());
+}
+
+TEST("a side process runs between two steps") {
+  const Child child;
+  RunningLoop loop;
+  loop.backend.gate.shut();
+  loop.start();
+  loop.set_side_process(child.open(), 10.0);
+  const auto client = loop.submit(make_task('a', 4, 3));
+  REQUIRE(loop.backend.gate.wait_until_held());
+  REQUIRE(child.becomes_stopped());
+  const auto begin = Clock::now();
+  REQUIRE(eventually([&] { return Clock::now() - begin > milliseconds(100); }));  // so long is the step
+
+  loop.backend.gate.open();
+  CHECK(child.goes_on());
+  CHECK_EQ(loop.stats().running, 1);
+  CHECK(client->finish());
+}
+
+TEST("a loop that ends lets a side process go on") {
+  const Child child;
+  {
+    RunningLoop loop;
+    loop.backend.gate.shut();
+    loop.start();
+    loop.set_side_process(child.open(), 0.1);
+    const auto client = loop.submit(make_task('a', 4, 8));
+    REQUIRE(loop.backend.gate.wait_until_held());
+    REQUIRE(child.becomes_stopped());
+    loop.close("the test is over");
+    CHECK(child.goes_on());
+  }
+  CHECK(child.goes_on());
+}
+
+}  // namespace
+}  // namespace corosrv

@@ -1,0 +1,83 @@
+"""The encoder takes turns with the decode loop where the processors do not suffice for both."""
+
+import os
+
+import pytest
+
+from corosrv import errors
+from corosrv.engine.cpu import physical_cores
+from corosrv.settings import ModelSettings
+from corosrv.vision.options import encoder_command, encoder_share
+from corosrv.vision.turns import EncoderTurns
+
+CORES = physical_cores()
+
+
+class HandEngine:
+    """Keeps what an engine is told: the process behind each descriptor, None for none, and its share."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.told: list[tuple[int | None, float]] = []
+        self._error = error
+
+    def set_side_process(self, pidfd: int, share: float) -> None:
+        if self._error is not None:
+            raise self._error
+        self.told.append((None if pidfd < 0 else pid_of(pidfd), share))
+
+
+def pid_of(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def test_the_loop_is_told_of_each_change_once():
+    engine = HandEngine()
+    turns = EncoderTurns(engine, 0.1)
+
+    for pid in (None, os.getpid(), os.getpid(), os.getppid(), None, None):
+        turns.set_encoding(pid)
+
+    assert engine.told == [(os.getpid(), 0.1), (os.getppid(), 0.1), (None, 0.1)]
+
+
+def test_without_a_share_the_loop_is_told_nothing():
+    engine = HandEngine()
+
+    EncoderTurns(engine, 0.0).set_encoding(os.getpid())
+
+    assert engine.told == []
+
+
+@pytest.mark.parametrize("error", [None, errors.UsedAfterClose("the engine is closed"), OSError("no descriptor")])
+def test_no_descriptor_is_left_open(error):
+    n_open = len(os.listdir("/proc/self/fd"))
+
+    EncoderTurns(HandEngine(error), 0.1).set_encoding(os.getpid())
+
+    assert len(os.listdir("/proc/self/fd")) == n_open
+
+
+def test_a_process_that_has_ended_needs_no_turns():
+    engine = HandEngine()
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+
+    EncoderTurns(engine, 0.1).set_encoding(pid)
+
+    assert engine.told == []
+
+
+@pytest.mark.parametrize(
+    ("threads", "encoder_threads", "share"),
+    [(0, 0, 0.3), (CORES, 1, 0.3), (1, CORES, 0.3), (1, CORES - 1, 0.0)],
+    ids=["as many as cores each", "one too many", "one too many to encode", "a core for each"],
+)
+def test_turns_are_taken_where_the_cores_do_not_suffice(threads, encoder_threads, share):
+    if threads and encoder_threads == 0:
+        pytest.skip("there is one core")
+    settings = ModelSettings(threads=threads, encoder_threads=encoder_threads, encoder_share=0.3)
+
+    assert encoder_share(settings) == share
+    assert encoder_command(settings).is_idle == (share > 0)
+    assert ("--idle" in encoder_command(settings).words) == (share > 0)
