@@ -12,6 +12,9 @@ from corosrv.engine.marks import Piece
 from corosrv.errors import Refused
 from corosrv.jobs import Image, Messages
 
+_WORD_BYTES = 16
+_WORD = re.compile(f"image[0-9a-f]{{{2 * _WORD_BYTES}}}")
+
 
 class ImagePlaces:
     """Puts words into texts in place of images. Nobody can guess them, so nobody can write them into a text."""
@@ -30,7 +33,7 @@ class ImagePlaces:
         return {**turn, "content": "".join(part if isinstance(part, str) else self._word(part) for part in content)}
 
     def _word(self, image: Image) -> str:
-        word = f"image{secrets.token_hex(16)}"
+        word = f"image{secrets.token_hex(_WORD_BYTES)}"
         self._images[word] = image
         return word
 
@@ -41,10 +44,11 @@ class ImagePlaces:
         """
         runs: list[list[Piece] | Image] = [[]]
         missing = set(self._images)
-        words = re.compile("|".join(self._images))
         for piece in pieces:
             end = 0
-            for match in words.finditer(piece.text):
+            for match in _WORD.finditer(piece.text):
+                if match.group() not in self._images:  # a user's
+                    continue
                 _add(runs, piece.text[end : match.start()], piece.is_text)
                 runs += [self._images[match.group()], []]
                 missing.discard(match.group())

@@ -8,6 +8,7 @@ drops the alpha channel instead: a drawing in black ink on nothing becomes all b
 
 from __future__ import annotations
 
+import functools
 import io
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -43,8 +44,9 @@ def check_dimensions(width: int, height: int, max_pixels: int, param: str) -> No
         raise InvalidImage(f"{param}: the image is {width} x {height}, and a side has {MAX_SIDE} at most", param)
 
 
+@functools.cache  # looking for it takes as long as the rest of an image that was decoded lately
 def check_pillow() -> None:
-    """Raises NotOffered where Pillow is not installed."""
+    """Raises NotOffered where Pillow is not installed. Looks for it once, if it is there."""
     if find_spec("PIL") is None:
         raise NotOffered("this server cannot decode images: it needs Pillow (pip install 'corosrv[images]')")
 

@@ -11,6 +11,7 @@ from corosrv.vision.encoder import EncoderOptions
 from corosrv.vision.link import EncoderCommand
 
 STAGING_BYTES = 256 << 20  # of the rows that are on their way
+MAX_ROWS = 1 << 24  # of an image, by an encoder that keeps to the protocol
 MAX_ACTIVE = 2  # transfers: one is encoded, and the encoder finds the next when it is done
 SUPPORTS = (MROPE, NON_CAUSAL)  # what the decode loop does for rows
 DEADLINE_ENCODES = 4  # an image waits for as many encodes of the longest time before it is given up
@@ -57,8 +58,9 @@ def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:
             max_active=MAX_ACTIVE,
             max_queued=settings.encoder_queue,
             staging_budget=STAGING_BYTES,
-            # What is too long for the context is told to clients as for any prompt, once its length is known.
-            max_rows=STAGING_BYTES // (4 * n_embd),
+            # Of the next two, an image is refused for the first, where its rows have more bytes than may be on their
+            # way. What is too long for the context is told to clients as for any prompt.
+            max_rows=MAX_ROWS,
             open_timeout=deadline,
             deadline=deadline,
         ),

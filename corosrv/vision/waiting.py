@@ -30,8 +30,17 @@ def encode_images(
     what ImageEncoder.join raises; then nothing is encoded for this request any more.
     """
     wakeup = Event()
-    watch = make_watch(wakeup.set)
     batch = _ImageBatch(encoder, images, terms.caller, wakeup.set)
+    try:
+        if not batch.advance():
+            _wait_for(batch, wakeup, terms, make_watch(wakeup.set))
+        return batch.encoded
+    finally:
+        batch.leave()
+
+
+def _wait_for(batch: _ImageBatch, wakeup: Event, terms: Terms, watch: Watch) -> None:
+    """Waits for all images of a batch. Raises as encode_images does."""
     try:
         while not batch.advance():
             seconds = None if terms.deadline is None else terms.deadline - time.monotonic()
@@ -41,10 +50,8 @@ def encode_images(
                 raise DeadlinePassed("the request's time was over while an image was encoded")
             wakeup.wait(seconds)
             wakeup.clear()
-        return batch.encoded
     finally:
         watch.close()
-        batch.leave()
 
 
 class _ImageBatch:

@@ -50,6 +50,14 @@ def test_images_stand_where_the_conversation_has_them(vocabulary):
     ]
 
 
+def test_words_of_a_user_that_look_like_a_place_are_text(vocabulary):
+    word = "image" + 16 * "a0"
+
+    parts = vocabulary.parts(conversation((word, ONE, word)))
+
+    assert spelled(vocabulary, parts) == [f"<s><|im_start|>{word}", ONE, f"{word}<|im_end|>"]
+
+
 def test_the_text_of_an_image_prompt_has_the_tokens_of_the_same_text_alone(vocabulary):
     with_image = vocabulary.parts(conversation(("Hello", ONE)))
 

@@ -245,6 +245,7 @@ def test_an_encoder_takes_as_long_a_side():
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    check_pillow.cache_clear()
     monkeypatch.setitem(sys.modules, "PIL", None)
 
     with pytest.raises(NotOffered, match=r"pip install 'corosrv\[images\]'"):

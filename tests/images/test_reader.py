@@ -7,6 +7,7 @@ import pytest
 
 from corosrv.errors import InvalidImage, NotOffered, NotSupported
 from corosrv.images.decoders import DecoderPool
+from corosrv.images.decoding import check_pillow
 from corosrv.images.intake import ImageIntake
 from corosrv.images.reader import ImageReader
 from corosrv.jobs import ModelCard
@@ -152,6 +153,7 @@ def test_a_reader_with_no_decoders_given_starts_its_own_and_ends_them():
 
 
 def test_without_pillow_a_good_image_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    check_pillow.cache_clear()
     monkeypatch.setitem(sys.modules, "PIL", None)
 
     with pytest.raises(NotOffered, match="needs Pillow"):

@@ -1,7 +1,7 @@
 """Running streams while images are encoded: `python -m tests.load.images [--llama-server PROGRAM]`.
 
 Prints the time between two tokens of 16 streams without and with an image being encoded, in turn, and the ratio of the
-99th percentiles; and the time to the first token of an image that came before, against that of a text. The projector is
+99th percentiles; and the time to the first token of an image that came before, against that of texts. The projector is
 random and as slow as large ones are. llama-server gets the same files and requests.
 """
 
@@ -49,7 +49,7 @@ class Load:
     n_layers: int = 20
     seconds: float = 20.0  # of a window
     n_rounds: int = 3
-    n_repeats: int = 20  # of an image that came before
+    n_repeats: int = 40  # of an image that came before
     share: float = ENCODER_SHARE  # of corosrv's encoder after each step, as a part of the step's time
 
 
@@ -62,8 +62,10 @@ class Figures:
     during: list[list[float]] = field(default_factory=list)
     alone: float = 0.0  # seconds of the first image, while nothing else ran
     answers: list[float] = field(default_factory=list)  # seconds of each image beside the streams
-    texts: list[float] = field(default_factory=list)  # seconds to the first token of a text that came before
-    repeats: list[float] = field(default_factory=list)  # and of an image that did
+    # Seconds to the first token of what came before: an image, a text of as many tokens, and its words alone.
+    repeats: list[float] = field(default_factory=list)
+    texts: list[float] = field(default_factory=list)
+    words: list[float] = field(default_factory=list)
     n_encoded: float = 0.0  # images, by the server's own count; 0 of one that keeps none
 
     def ratio(self, quantile: float) -> float:
@@ -78,8 +80,10 @@ class Figures:
         return statistics.median(during / plain for during, plain in zip(at[1], around, strict=True))
 
     @property
-    def repeat_ratio(self) -> float:
-        return statistics.median(self.repeats) / statistics.median(self.texts)
+    def repeat_ratios(self) -> tuple[float, float]:
+        """Returns how many times longer an image that came before takes than a text, and than its words alone."""
+        image, text, words = map(statistics.median, (self.repeats, self.texts, self.words))
+        return image / text, image / words
 
 
 class GapClient(LoadClient):
@@ -162,13 +166,16 @@ class ImageSender(threading.Thread):
         self._is_stopping.set()
 
 
+QUESTION = "What is this?"
+
+
 def image_chat(number: int) -> dict[str, object]:
     """A chat about a small picture, each of another colour."""
     picture = Pillow.new("RGB", (IMAGE_SIDE, IMAGE_SIDE), (number % 256, number // 256, 77))
     file = io.BytesIO()
     picture.save(file, "PNG")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    words = {"type": "text", "text": "What is this?"}
+    words = {"type": "text", "text": QUESTION}
     return _chat([words, {"type": "image_url", "image_url": {"url": url}}])
 
 
@@ -178,12 +185,21 @@ def _chat(content: object) -> dict[str, object]:
 
 def ask(url: str, body: dict[str, object]) -> float:
     """Returns the seconds until the answer, which has one token. Waits for it; raises OSError."""
+    began = time.monotonic()
+    _post(url, body)
+    return time.monotonic() - began
+
+
+def n_tokens(url: str, body: dict[str, object]) -> int:
+    """Returns how many tokens a server counts in a prompt. Waits for its answer; raises OSError."""
+    return int(json.loads(_post(url, body))["usage"]["prompt_tokens"])
+
+
+def _post(url: str, body: dict[str, object]) -> bytes:
     data = json.dumps(body).encode()
     sent = urllib.request.Request(f"{url}/v1/chat/completions", data, {"Content-Type": "application/json"})
-    began = time.monotonic()
     with urllib.request.urlopen(sent, timeout=IMAGE_TIMEOUT) as answer:
-        answer.read()
-    return time.monotonic() - began
+        return bytes(answer.read())
 
 
 def text_stream(number: int) -> bytes:
@@ -236,12 +252,14 @@ def measure(name: str, command: Sequence[str], load: Load) -> Figures:
 
 
 def repeat(url: str, load: Load, figures: Figures) -> None:
-    """Asks about the first image again and again, in turn with a text that is asked again."""
-    text = _chat("What is this? Say what you see, and nothing of what you do not see.")
+    """Asks about the first image again and again, in turn with texts that are asked again."""
+    image, words = image_chat(0), _chat(QUESTION)
+    text = _chat(QUESTION + " red" * (n_tokens(url, image) - n_tokens(url, words)))
     ask(url, text)
     for _ in range(load.n_repeats):
+        figures.words.append(ask(url, words))
         figures.texts.append(ask(url, text))
-        figures.repeats.append(ask(url, image_chat(0)))
+        figures.repeats.append(ask(url, image))
 
 
 def watch_images(url: str, client: GapClient, load: Load, figures: Figures, first: int) -> list[float]:
@@ -279,9 +297,11 @@ def show(figures: Figures) -> None:
         "between two tokens, p50 / p99 (ms)": f"{at(figures.without, 0.5)} / {at(figures.without, 0.99)}",
         "while an image is encoded (ms)": f"{at(figures.during, 0.5)} / {at(figures.during, 0.99)}",
         "ratio of p50 / p99, median of the rounds": f"{figures.ratio(0.5):.2f} / {figures.ratio(0.99):.2f}",
-        "a text again, until its first token (ms)": f"{1000 * statistics.median(figures.texts):.1f}",
-        "an image again (ms), and the ratio": f"{1000 * statistics.median(figures.repeats):.1f}, "
-        f"{figures.repeat_ratio:.2f}",
+        "again, until the first token (ms): an image": f"{1000 * statistics.median(figures.repeats):.1f}",
+        "a text of as many tokens, and the ratio": f"{1000 * statistics.median(figures.texts):.1f}, "
+        f"{figures.repeat_ratios[0]:.2f}",
+        "its words alone, and the ratio": f"{1000 * statistics.median(figures.words):.1f}, "
+        f"{figures.repeat_ratios[1]:.2f}",
     }
     print(figures.name)
     for name, value in rows.items():

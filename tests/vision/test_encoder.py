@@ -9,8 +9,10 @@ import pytest
 
 from corosrv.errors import ClientGone, DeadlinePassed, EncoderBusy, EncoderUnavailable, LoadError, Refused, ShuttingDown
 from corosrv.jobs import Rows, Terms
+from corosrv.settings import ModelSettings
 from corosrv.vision import encoder as module
 from corosrv.vision.encoder import ImageEncoder
+from corosrv.vision.options import encoder_options
 from corosrv.vision.waiting import encode_images
 from tests.support import faulty_images, gguf, projector
 from tests.support.faulty_images import FATAL
@@ -373,3 +375,15 @@ def test_those_who_wait_hear_of_the_end_and_nothing_is_left(make):
         encode(encoder, image(2))
     encoder.close()
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_an_image_whose_rows_have_too_many_bytes_is_refused_for_them(make, model):
+    limits = encoder_options(ModelSettings(model=str(model)), N_EMBD).limits
+    encoder = make(limits={"staging_budget": 2 * 4 * N_EMBD, "max_rows": limits.max_rows})
+    encoder.start()
+
+    with pytest.raises(Refused, match=r"has \d+ rows, more than the memory for rows holds") as caught:
+        encode(encoder, image())
+
+    assert limits.max_rows * 4 * N_EMBD > limits.staging_budget
+    assert caught.value.code == "image_not_encoded"

@@ -44,6 +44,7 @@ _TRANSLATED = (
 )
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name not in _TRANSLATED)
 _BREAKERS = Sampling().dry_sequence_breakers
+_LARGE = 1 << 20  # bytes of rows
 _FEW = 64  # that are taken without anybody noticing
 
 
@@ -182,6 +183,7 @@ def take_long(tasks: Sequence[Task]) -> bool:
 
 
 def _takes_long(task: Task) -> bool:
-    """Returns whether rows are checked, a grammar compiled, or breakers looked up in the vocabulary."""
+    """Returns whether many rows are checked, a grammar compiled, or breakers looked up in the vocabulary."""
     sampling = task.sampling
-    return bool(task.rows) or bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))
+    is_large = sum(len(part.data) for part in task.rows) > _LARGE
+    return is_large or bool(sampling.grammar or (sampling.dry_multiplier and sampling.dry_sequence_breakers))
