@@ -177,7 +177,7 @@ def test_h096_a_reader_that_stalls_does_not_keep_it(start: Servers) -> None:
 
 
 def test_h094_what_clients_write_stays_in_its_line_of_few_lines(start: Servers, tmp_path: Path) -> None:
-    server = start.start(model=str(tmp_path / "none.gguf"), wait_for="failed")
+    server = start.start(model=str(tmp_path / "none.gguf"), unloadable_s=-1, wait_for="failed")
     before = server.log.count("\n")
     with server.connect() as connection:
         for _ in range(300):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from corosrv.settings.model_list import packaged_model
 from tests.serve.server import APP, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
+from tests.support.gguf import write_llama
 
 COMPLETIONS = "/v1/completions"
 GOOD = b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}'
@@ -326,7 +328,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_process_lives(
 ) -> None:
     path = make(tmp_path)
 
-    server = start.start(*command, model=path, wait_for="failed")
+    server = start.start(*command, model=path, unloadable_s=-1, wait_for="failed")
 
     with server.connect() as connection:
         health = connection.ask("GET", "/health")
@@ -342,11 +344,18 @@ def test_a_model_that_cannot_be_loaded_is_told_and_the_process_lives(
     assert path.name in server.log
 
 
+def cut_short(folder: Path) -> Path:
+    """Makes a model whose head is whole, so that only loading it can tell that weights are missing."""
+    path = write_llama(folder / "short.gguf")
+    os.truncate(path, path.stat().st_size - 64)
+    return path
+
+
 @pytest.mark.parametrize("model", ["{broken}", "a={broken},b={broken}"])
 def test_a_server_none_of_whose_models_can_be_loaded_ends_with_a_status(
     start: Servers, tmp_path: Path, model: str
 ) -> None:
-    broken = not_a_gguf(tmp_path)
+    broken = cut_short(tmp_path)
 
     server = start.start(*SERVE, model=model.format(broken=broken), unloadable_s=0, wait_for=None)
 
@@ -355,8 +364,15 @@ def test_a_server_none_of_whose_models_can_be_loaded_ends_with_a_status(
     assert broken.name in server.log
 
 
+def test_a_server_whose_only_model_is_cut_short_ends_soon_after_the_reason(start: Servers, tmp_path: Path) -> None:
+    server = start.start(*SERVE, model=cut_short(tmp_path), wait_for=None)
+
+    assert server.wait(8) == 1
+    assert "corosrv cannot start: no model could be loaded: " in server.log
+
+
 def test_a_server_that_has_another_model_goes_on(start: Servers, tmp_path: Path) -> None:
-    model = f"a={not_a_gguf(tmp_path)},b=synthetic:"
+    model = f"a={cut_short(tmp_path)},b=synthetic:"
 
     server = start.start(*SERVE, model=model, unloadable_s=1, wait_for="failed")
 

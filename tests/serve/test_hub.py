@@ -101,7 +101,7 @@ def test_a_server_without_the_hub_takes_what_it_has_and_says_so(start: Servers, 
 def test_a_model_that_the_hub_does_not_have_fails_with_the_reason(
     start: Servers, hub: HubServer, tmp_path: Path
 ) -> None:
-    server = start.start(wait_for="failed", **settings(hub, tmp_path, model="hf:o/none"))
+    server = start.start(wait_for="failed", unloadable_s=-1, **settings(hub, tmp_path, model="hf:o/none"))
 
     assert "has no repository o/none" in server.get("/health")[1]["error"]["message"]
     assert not list(tmp_path.glob("hub/*"))

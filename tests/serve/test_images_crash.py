@@ -206,7 +206,7 @@ def test_a_full_queue_is_told_with_the_time_to_come_again(shared, gate, threads)
     ids=["it kills libmtmd", "another width", "no file"],
 )
 def test_a_projector_that_cannot_be_used_is_refused_in_words(start, tmp_path, write, words):
-    server = start(mmproj=write(tmp_path / "wrong.gguf"), wait_for="failed")
+    server = start(mmproj=write(tmp_path / "wrong.gguf"), unloadable_s=-1, wait_for="failed")
 
     health = server.get("/health")
 
