@@ -18,7 +18,7 @@ from corosrv import __version__, settings
 from corosrv.bench.command import bench
 from corosrv.errors import CorosrvError, HubMissing, SettingsError
 from corosrv.fitting.model_file import flaw_of
-from corosrv.http import descriptors
+from corosrv.http import address, descriptors
 from corosrv.hub import library
 from corosrv.hub.commands import pull_model, remove_model
 from corosrv.hub.stored import stored_models
@@ -212,6 +212,9 @@ def serve(
         overrides["grpc_host"] = hosts[0]
     listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
+        for name in listening:
+            if (reason := address.unresolvable(name)) is not None:
+                _fail(f"no address is known for the host {name} ({reason}): correct --host, such as 127.0.0.1")
         _fail(f"{host} can be reached by others: set COROSRV_API_KEYS, or add --open if everybody may use this server")
     if chosen.peer is not None and not chosen.peer.replica_id:
         overrides["replica_id"] = new_replica_id()  # here, so that all processes have the same
