@@ -75,6 +75,7 @@ class Engine:
     def _open(self) -> None:
         began = time.monotonic()
         self._check_alive()
+        asked = self._settings.ctx
         fitted = fit_model(self._settings)
         settings = self._settings = fitted.settings
         self._notes = TaskNotes(settings.queue + settings.slots)
@@ -98,6 +99,13 @@ class Engine:
             time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
             self._loaded.info.room, self._loaded.info.kernels,
         )  # fmt: skip
+        info = self._loaded.info
+        if info.context <= info.context_train < asked:
+            log.warning(
+                "a context of %d tokens was asked for, and %s was trained for %d: its slots have %d "
+                "(lower --ctx, or scale positions with --rope-scaling)",
+                asked, self._loaded.card.id, info.context_train, info.context,
+            )  # fmt: skip
 
     def _look_at(self, native: NativeEngine) -> _Loaded:
         settings, info = self._settings, native.info()

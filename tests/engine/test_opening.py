@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -12,6 +13,7 @@ from corosrv.engine import Engine
 from corosrv.jobs import State
 from corosrv.settings import ModelSettings
 from tests.support.engines import TIMEOUT, answer, job, packaged_model
+from tests.support.gguf import write_llama
 from tests.support.waiting import wait_until
 
 
@@ -89,6 +91,24 @@ def test_slots_and_context_that_are_left_open_are_fitted_and_told(caplog: pytest
     assert 1024 <= context < 4096
     assert f"{slots} slots of {context} tokens take" in caplog.text
     assert "where 32 slots of 4096 tokens would need" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [({"ctx": 512}, True), ({"ctx": 256}, False), ({"ctx": 512, "rope_scaling": "linear"}, False)],
+    ids=["longer", "as long", "scaled"],
+)
+def test_a_context_beyond_the_trained_one_is_told_with_both_numbers(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, options: dict[str, Any], is_told: bool
+):
+    path = write_llama(tmp_path / "tiny.gguf", context=256)
+
+    with caplog.at_level("WARNING", "corosrv.engine"):
+        engine = Engine(ModelSettings(model=str(path), slots=1, threads=1, **options))
+        engine.open()
+        engine.close()
+
+    assert ("a context of 512 tokens was asked for, and tiny was trained for 256" in caplog.text) == is_told
 
 
 @pytest.mark.model
