@@ -82,7 +82,7 @@ void DecodeLoop::run() {
     settle();
     answer_slot_requests();
     publish();
-    if (is_closing) return side_process_.release();
+    if (is_closing) return;
     if (scheduler_.has_work()) side_process_.run_after(Clock::now() - begin, limits_.threads);
   }
 }
