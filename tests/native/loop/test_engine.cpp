@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "check.h"
+#include "fakes/child.h"
 #include "fakes/client.h"
 #include "fakes/gate.h"
 #include "fakes/scripted_backend.h"
@@ -215,6 +216,22 @@ TEST("an engine that dies ends what runs, what waits and what was just submitted
   std::string message;
   CHECK_EQ(engine->state(message), EngineState::kFailed);
   CHECK(message.find("fell off the bus") != std::string::npos);
+}
+
+TEST("an engine that dies lets a side process go on") {
+  const Child child;
+  ScriptedEngine engine([](ScriptedBackend& backend) {
+    backend.gate.shut();
+    backend.on_forget = [](int32_t) { throw std::runtime_error("the device fell off the bus"); };
+  });
+  CHECK(engine->set_side_process(child.open(), 0.1).is_ok());
+  const auto client = engine.submit(make_task('e', 1, 1));
+  REQUIRE(engine.model.load()->gate.wait_until_held());
+  CHECK(child.becomes_stopped());
+
+  engine.model.load()->gate.open();
+  REQUIRE(client->finish());
+  CHECK(child.goes_on());
 }
 
 TEST("readers outlive their engine, with what they had not read") {
