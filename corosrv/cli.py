@@ -291,8 +291,8 @@ models.add_command(remove_model)
 def _check_files(model: ModelSettings) -> None:
     if model.is_hub:
         library.check_installed()
-    elif not model.is_synthetic and (flaw := flaw_of(Path(model.model))):
-        _fail(f"the model file {model.model} {flaw}")
+    elif not model.is_synthetic and not Path(model.model).is_file():
+        _fail(f"the model file {model.model} {flaw_of(Path(model.model))}")
     for path, _ in model.adapters:
         if not Path(path).is_file():
             _fail(f"the LoRA adapter {path} does not exist: give the paths of GGUF files with --lora")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from corosrv.engine import libllama
 from corosrv.engine.libllama import Device
+from corosrv.errors import ModelFailed
 from corosrv.fitting import gguf
 from corosrv.fitting.model import plan_memory, with_defaults, with_plan
+from corosrv.fitting.model_file import flaw_of
 from corosrv.fitting.room import Room, read_room
 from corosrv.settings import ModelSettings
 
@@ -27,9 +30,14 @@ class FittedModel(NamedTuple):
 
 
 def fit_model(settings: ModelSettings) -> FittedModel:
-    """Chooses the slots and the context that are left open. Raises ModelFailed for those that do not fit."""
+    """Chooses the slots and the context that are left open.
+
+    Raises ModelFailed for those that do not fit, and for a file that is no model.
+    """
     facts = None if settings.is_synthetic else gguf.read(settings.model)
-    if facts is None:  # of a file that is none, loading it tells why
+    if not settings.is_synthetic and (flaw := flaw_of(Path(settings.model))):
+        raise ModelFailed(f"{Path(settings.model).name} {flaw}")
+    if facts is None:  # of a file that is broken, loading it tells why
         return FittedModel(with_defaults(settings))
     plan = plan_memory(settings, facts, read_room() or _UNKNOWN, gpu_room(settings, libllama.devices()))
     return FittedModel(with_plan(settings, plan), plan.copy_bytes, plan.reason)

@@ -109,6 +109,7 @@ class ModelPart:
     def _on_failed_load(self) -> None:
         seconds = self._settings.unloadable_s
         if self.pool.unloadable and seconds >= 0:
+            log.error("no model could be loaded: this server ends in %g s (COROSRV_UNLOADABLE_S)", seconds)
             call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:

@@ -115,7 +115,7 @@ class ServerSettings:
         1024.0, "bytes a second at which a body must arrive, after 10 seconds", check=between(1, 1_000_000_000)
     )
     unloadable_s: float = setting(
-        1.0,
+        10.0,
         "seconds after which a server none of whose models could be loaded ends, with a status on which systemd starts "
         "it again; -1: it goes on and says so",
         check=or_else(-1, between(0, DAY)),

@@ -143,6 +143,7 @@ def test_a_reader_with_no_decoders_given_starts_its_own_and_ends_them():
     reader = ImageReader(ImageSettings())
 
     reader.start()
+    wait_until(lambda: children("corosrv.images.decoder") != before)  # its command line is there a moment later
     started = children("corosrv.images.decoder") - before
     assert reader.intake(CARD).from_url(data_url(plain()), "image").width == 6
     assert children("corosrv.images.decoder") - before == started

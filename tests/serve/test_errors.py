@@ -364,11 +364,15 @@ def test_a_server_none_of_whose_models_can_be_loaded_ends_with_a_status(
     assert broken.name in server.log
 
 
-def test_a_server_whose_only_model_is_cut_short_ends_soon_after_the_reason(start: Servers, tmp_path: Path) -> None:
-    server = start.start(*SERVE, model=cut_short(tmp_path), wait_for=None)
+def test_a_file_that_is_no_model_is_told_at_once_and_when_the_server_ends(start: Servers, tmp_path: Path) -> None:
+    page = tmp_path / "page.gguf"
+    page.write_text("<!DOCTYPE html>")
 
-    assert server.wait(8) == 1
-    assert "corosrv cannot start: no model could be loaded: " in server.log
+    server = start.start(*SERVE, model=page, unloadable_s=600, wait_for="failed")
+
+    assert "page.gguf is a web page, as a failed download leaves it" in server.log
+    eventually(lambda: "this server ends in 600 s (COROSRV_UNLOADABLE_S)" in server.log, what="the time of the end")
+    assert server.get("/v1/models")[0] == 200
 
 
 def test_a_server_that_has_another_model_goes_on(start: Servers, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_the_earlier_of_all_deadlines_holds(front: GrpcFront, worker: FunctionWo
     deadlines = [call.job.terms.deadline for call in worker.calls]
     assert deadlines[3] is None
     left = [deadline - now for deadline in deadlines[:3] if deadline is not None]
-    assert 10 < left[0] <= 20
+    assert 10 < left[0] <= 20.5  # gRPC rounds the time that it sends up
     assert 45 < left[1] <= 60
     assert 5 < left[2] <= 10
 
