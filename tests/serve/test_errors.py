@@ -13,6 +13,7 @@ from corosrv.settings.model_list import packaged_model
 from tests.serve.server import APP, SERVE, Server, Servers
 from tests.serve.wire import CHAT, Answer, Connection, chat
 from tests.support.gguf import write_llama
+from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
 GOOD = b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}'

@@ -202,7 +202,7 @@ TEST("who finds as much in the cache as somebody is about to compute does not wa
 
   CHECK_EQ(first->answer().cached_tokens, 200);
   CHECK_EQ(second->answer().cached_tokens, 200);
-  loop.close("the test is over");      // the last is kept after its answer went out
+  loop.close("the test is over");     // the last is kept after its answer went out
   CHECK_EQ(loop.backend.n_saves, 3);  // of each at its end, and of nobody for another's sake
 }
 
