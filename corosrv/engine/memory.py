@@ -35,9 +35,10 @@ def fit_model(settings: ModelSettings) -> FittedModel:
     Raises ModelFailed for those that do not fit, and for a file that is no model.
     """
     facts = None if settings.is_synthetic else gguf.read(settings.model)
-    if not settings.is_synthetic and (flaw := flaw_of(Path(settings.model))):
-        raise ModelFailed(f"{Path(settings.model).name} {flaw}")
-    if facts is None:  # of a file that is broken, loading it tells why
+    path = Path(settings.model)
+    if facts is None and path.is_file() and (flaw := flaw_of(path)):
+        raise ModelFailed(f"{path.name} {flaw}")
+    if facts is None:  # of a file that is missing or broken, loading it tells why
         return FittedModel(with_defaults(settings))
     plan = plan_memory(settings, facts, read_room() or _UNKNOWN, gpu_room(settings, libllama.devices()))
     return FittedModel(with_plan(settings, plan), plan.copy_bytes, plan.reason)

@@ -26,7 +26,7 @@ def write_gguf(path: Path, size: int) -> None:
     ("make", "words"),
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.mkdir(), "not a GGUF file"),
         (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: path.write_bytes(b"not a model at all"), "not a GGUF file"),
         (lambda path: path.write_bytes(b"GGUF"), "cannot load"),
