@@ -150,7 +150,7 @@ class ModelSettings(PlacementSettings):
         0.1,
         "time that it gets after each step of running streams, as a part of the step's, where the processors do not "
         "suffice for both; 0: the kernel divides the time by the nice value",
-        check=between(0, 100),
+        check=between(0, 1),
     )
     image_max_tokens: int = setting(
         0,

@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image as Pillow
 
 from tests.serve.server import Server, Servers
+from tests.serve.wire import Answer
 from tests.support import faulty_images, gguf, projector
 
 N_EMBD = 32
@@ -42,6 +43,12 @@ class Files:
         values: dict[str, Any] = {"model": self.model, "mmproj": self.mmproj, "ctx": CONTEXT, "slots": 4, "threads": 1}
         values |= {"encoder_threads": 1, "encoder_nice": 0, **faulty_images.environ(self.gate)}
         return servers.start(**(values | settings))
+
+
+def post(server: Server, body: dict[str, Any]) -> Answer:
+    """Posts a chat over a connection of its own. Waits for the answer."""
+    with server.connect() as connection:
+        return connection.post(body)
 
 
 def png(seed: int = 1, width: int = 56, height: int = 56) -> str:

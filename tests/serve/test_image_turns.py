@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from corosrv.encoder.idle_policy import IdlePolicy
-from tests.serve.image_server import Files, chat, png
-from tests.serve.server import Server, servers
-from tests.serve.wire import CHAT, Answer, request
+from tests.serve.image_server import Files, chat, png, post
+from tests.serve.server import servers
+from tests.serve.wire import CHAT, request
 from tests.support.faulty_images import SLOW
 from tests.support.waiting import eventually
 
@@ -33,11 +33,6 @@ def threads():
         yield pool
 
 
-def post(server: Server, body: dict) -> Answer:
-    with server.connect() as connection:
-        return connection.post(body)
-
-
 def state_of(pid: int) -> str:
     """Returns the kernel's letter for what a process does; T: it is stopped."""
     try:
@@ -47,7 +42,7 @@ def state_of(pid: int) -> str:
 
 
 @pytest.fixture
-def encoder(server, threads):
+def encoder(server):
     """The pid of an encoder that has an image at hand, beside a stream that is longer than the test."""
     (pid,) = server.worker.children_of("corosrv.encoder")
     stream = server.connect()

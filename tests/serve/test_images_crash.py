@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.image_server import Files, chat, png
+from tests.serve.image_server import Files, chat, png, post
 from tests.serve.server import Server, servers
 from tests.serve.wire import CHAT, Answer, request
 from tests.support import projector
@@ -51,11 +51,6 @@ def encoder_of(server: Server) -> int:
     """Returns the pid of the encoder process."""
     (pid,) = server.worker.children_of("corosrv.encoder")
     return pid
-
-
-def post(server: Server, body: dict) -> Answer:
-    with server.connect() as connection:
-        return connection.post(body)
 
 
 def text_stream(server: Server) -> Answer:
