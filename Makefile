@@ -11,7 +11,6 @@ INSTALLED := $(VENV)/.installed
 TOOLS    := $(VENV)/.tools
 CLIENTS  := $(VENV)/clients/.installed
 LIBLLAMA := $(VENV)/.libllama
-TESTED   := $(VENV)/.pytest-status
 NATIVE   := $(wildcard native/src/*/* native/include/* native/*.py)
 CLANGFMT := $(BIN)/clang-format
 CXXFILES := $(wildcard native/src/*/*.cpp native/src/*/*.h native/include/*.h tests/native/*.cpp tests/native/*.h \
@@ -25,12 +24,12 @@ run: $(INSTALLED)
 	$(BIN)/corosrv serve --host $(HOST) --port $(PORT) --prompt-embeds 1
 
 # The tests of one file run one after the other, files on all processors. A native test that cannot be built here fails,
-# or is skipped, in its turn and says why. $(TESTED) tells continuous integration how pytest ended.
+# or is skipped, in its turn and says why.
 test: $(TOOLS) $(CLIENTS)
 	@echo "corosrv: building the native tests, plain and under sanitizers (about 8 minutes on 2 cores, the first time)"
 	-@$(MAKE) --silent --keep-going --jobs $(JOBS) -C tests/native plain thread address oracle fuzz
 	-@$(BIN)/python -m tests.support.llama_templates
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST) || { echo $$? > $(TESTED); false; }
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lint: $(TOOLS)
 	$(BIN)/ruff format --check corosrv native benchmarks tests setup.py

@@ -1,4 +1,4 @@
-"""What all tests share: engines to submit to, and the order of files."""
+"""What all tests share: engines to submit to, the order of files, own processes, and a look at what holds the hub."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from corosrv.engine import Engine
+from tests.support import hub_watch, own_process
 from tests.support.engines import opened, packaged_model
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(own_process.plugin(config))
 
 
 @pytest.hookimpl(trylast=True)
@@ -15,6 +20,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     n_tests = Counter(item.path for item in items)
     n_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (-n_slow[item.path], -n_tests[item.path]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watched_requests() -> Iterator[None]:
+    watch = hub_watch.watch_requests()
+    yield
+    watch.stop()
+
+
+@pytest.fixture(autouse=True)
+def _free_hub(request: pytest.FixtureRequest, _watched_requests: None) -> Iterator[None]:
+    """Fails a test in which a request, or a worker of a server that tests started, held the hub for long.
+
+    A worker says so at its next switch: what it did at the end of the test before may be told here.
+    """
+    yield
+    found = hub_watch.findings()
+    if found and request.node.get_closest_marker("holds_the_hub") is None:
+        pytest.fail("\n".join(found))
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ def test_h028_thousands_of_inputs_are_read_in_turns(attacked: Server) -> None:
     assert answer.status in (200, 501), answer.body[:300]
 
 
+@pytest.mark.holds_the_hub("two thousand answers in one body")
 def test_h037_thousands_of_tasks_are_taken_in_turns(start: Any) -> None:
     server = start.start(model="synthetic:?tokens_per_s=0", slots=64)
     answer = post(server, {"prompt": [[5] * 1000] * 64, "n": 32, "n_predict": 0}, "/completion")

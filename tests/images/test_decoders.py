@@ -224,6 +224,7 @@ def test_a_process_that_died_unseen_decodes_nothing_and_says_so_at_once(made):
         decoder.decode(DecodeImage("PNG", 4, 24, "image"), b"data", -1)
 
 
+@pytest.mark.own_process
 def test_images_leave_no_descriptors_open_whether_they_are_decoded_or_not(pool, made):
     decode(pool)
     before = n_descriptors()

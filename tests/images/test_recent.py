@@ -44,6 +44,10 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return files
 
 
+def test_an_image_of_low_detail_is_another_image():
+    assert file_key("caller", b"file", 512) != file_key("caller", b"file")
+
+
 def test_a_file_that_a_caller_sends_again_is_not_decoded_again(decodings):
     reader = CallersReader()
 

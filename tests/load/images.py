@@ -1,8 +1,8 @@
 """Running streams while images are encoded: `python -m tests.load.images [--llama-server PROGRAM]`.
 
-Prints the time between two tokens of 16 streams without and with an image being encoded, in turn, and the ratio of the
-99th percentiles; and the time to the first token of an image that came before, against that of texts. The projector is
-random and as slow as large ones are. llama-server gets the same files and requests.
+Prints the time between two tokens of streams, 16 or as `--streams` says, without and with an image being encoded, in
+turn, and the ratio of the 99th percentiles; and the time to the first token of an image that came before, against that
+of texts. The projector is random and as slow as large ones are. llama-server gets the same files and requests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import base64
 import contextlib
 import io
+import itertools
 import json
 import os
 import statistics
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from PIL import Image as Pillow
 
-from corosrv.settings import ModelSettings, model_list
+from corosrv.settings import model_list
 from tests.load.clients import LoadClient, Stream, request
 from tests.load.process import Server
 from tests.load.upstream_servers import MODEL, UpstreamServer
@@ -36,7 +37,6 @@ IMAGE_SIDE = 64  # pixels; the projector enlarges it
 WIDTH_OF_ROWS = 576  # of the packaged model
 IMAGE_TIMEOUT = 300.0
 GAP_TIMEOUT = 60.0  # seconds in which streams that run have a token
-ENCODER_SHARE = ModelSettings().encoder_share
 _FINISHED = f'corosrv_transfer_finished_total{{model="{MODEL}",result="success"}}'
 
 
@@ -50,7 +50,7 @@ class Load:
     seconds: float = 20.0  # of a window
     n_rounds: int = 3
     n_repeats: int = 40  # of an image that came before
-    share: float = ENCODER_SHARE  # of corosrv's encoder after each step, as a part of the step's time
+    share: float | None = None  # of corosrv's encoder after each step, as a part of the step's time; None: its default
 
 
 @dataclass(slots=True)
@@ -209,8 +209,9 @@ def text_stream(number: int) -> bytes:
 
 
 def corosrv_command(mmproj: Path, load: Load) -> list[str]:
+    variables = [] if load.share is None else [f"COROSRV_ENCODER_SHARE={load.share}"]
     return [
-        "env", f"COROSRV_ENCODER_SHARE={load.share}", sys.executable, "-m", "corosrv", "serve", "--port", "{port}",
+        "env", *variables, sys.executable, "-m", "corosrv", "serve", "--port", "{port}",
         "--model", f"{MODEL}={model_list.packaged_model()}", "--mmproj", str(mmproj),
         "--slots", str(load.n_streams + 1), "--ctx", str(CONTEXT),
     ]  # fmt: skip
@@ -313,19 +314,22 @@ def main() -> None:
     parser.add_argument("--llama-server", default="", help="the program, to be measured as well")
     parser.add_argument("--layers", type=int, default=Load().n_layers, help="of the projector: more are slower")
     parser.add_argument("--seconds", type=float, default=Load().seconds, help="of a window")
+    parser.add_argument("--streams", type=int, nargs="+", default=[Load().n_streams], help="each number in turn")
     parser.add_argument("--rounds", type=int, default=Load().n_rounds)
     parser.add_argument(
-        "--share", type=float, nargs="+", default=[ENCODER_SHARE],
-        help="of corosrv's encoder after each step, as a part of the step's time; each in turn",
+        "--share", type=float, nargs="+", default=[None],
+        help="of corosrv's encoder after each step, as a part of the step's time; each in turn; its own by default",
     )  # fmt: skip
     arguments = parser.parse_args()
-    load = Load(n_layers=arguments.layers, seconds=arguments.seconds, n_rounds=arguments.rounds)
-    with slow_projector(load) as mmproj:
-        for share in arguments.share:
-            command = corosrv_command(mmproj, replace(load, share=share))
-            show(measure(f"corosrv, encoder share {share:g}", command, load))
-        if arguments.llama_server:
-            show(measure("llama-server", llama_server_command(arguments.llama_server, mmproj, load), load))
+    plain = Load(n_layers=arguments.layers, seconds=arguments.seconds, n_rounds=arguments.rounds)
+    with slow_projector(plain) as mmproj:
+        for n_streams, share in itertools.product(arguments.streams, arguments.share):
+            load = replace(plain, n_streams=n_streams, share=share)
+            name = f"corosrv, {n_streams} streams" + ("" if share is None else f", encoder share {share:g}")
+            show(measure(name, corosrv_command(mmproj, load), load))
+            if arguments.llama_server and share == arguments.share[-1]:
+                command = llama_server_command(arguments.llama_server, mmproj, load)
+                show(measure(f"llama-server, {n_streams} streams", command, load))
 
 
 if __name__ == "__main__":

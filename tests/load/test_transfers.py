@@ -11,6 +11,7 @@ def files():
         yield files
 
 
+@pytest.mark.own_process
 def test_killed_encoders_change_no_row_and_no_text_and_leave_nothing(files):
     kill_encoders(files, 24, 2).check()
 

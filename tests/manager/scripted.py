@@ -42,6 +42,7 @@ class ScriptedWorker(FakeHost):
         self.rss = 0
         self.last_heartbeat: float | None = None
         self.served = self.failed = 0
+        self.keys_at_loss: tuple[str, ...] = ()
         self.stop_timeout: float | None = None
 
     @property
@@ -94,6 +95,7 @@ class ScriptedWorker(FakeHost):
 
     def crash(self, reason: str = "it crashed") -> None:
         self.state, self.reason = WorkerState.DEFUNCT, reason
+        self.keys_at_loss = tuple(self.handlers[running.call.handler].key for running in self.calls)
         self.die()
 
     def drain(self, reason: str = "") -> None:

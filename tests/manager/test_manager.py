@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent.event import AsyncResult
 
-from corosrv.errors import Conflict, NotFound, Refused, SettingsError, ShuttingDown, Starting, Unavailable
+from corosrv.errors import Conflict, NotFound, Refused, SettingsError, ShuttingDown, Starting, Unavailable, WorkerLost
 from corosrv.jobs import State
 from corosrv.jobs.worker_state import WorkerState
 from corosrv.manager.manager import Manager, ManagerSettings
@@ -99,6 +99,23 @@ def test_a_pool_that_crashes_and_crashes_says_so_to_its_callers():
             call(manager, "bad")
         assert pool.memory.crashes.is_looping
         assert "good/0" in script.ids(READY)
+
+
+def test_a_handler_that_kills_its_process_costs_its_pool_no_pause():
+    with managed(pool_card("default", "killer", "other")) as (manager, script):
+        for _ in range(2):
+            ready(script, "default/0")
+            killed = call(manager, "killer")
+            script.worker("default/0").crash()
+            assert isinstance(end_of(killed).error, WorkerLost)
+        ready(script, "default/0")
+
+        assert not manager.pool("default").memory.crashes.has_crashed
+        with pytest.raises(Unavailable, match="quarantine"):
+            call(manager, "killer")
+        other = call(manager, "other")
+        script.worker("default/0").finish()
+        assert end_of(other).error is None
 
 
 def test_an_empty_pool_is_ready_and_its_first_call_starts_a_worker():

@@ -18,6 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 import openai
 
 from tests.serve.wire import Connection
+from tests.support import hub_watch
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 BIN = Path(sys.executable).parent
@@ -40,11 +41,12 @@ class Server:
         """Starts it; the system chooses the port, which the server's log tells."""
         self.log_file = log
         program = [str(BIN / command[0]), *command[1:]]
+        self._held = log.with_suffix(".held")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("COROSRV_")}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 program,
-                env=inherited | {"PYTHONUNBUFFERED": "1"} | environ,
+                env=inherited | {"PYTHONUNBUFFERED": "1"} | hub_watch.of_server(self._held) | environ,
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -167,6 +169,7 @@ class Server:
         if self.is_running:
             os.killpg(self.pid, signal.SIGKILL)  # a session of its own: this process and its workers
             self.wait()
+        hub_watch.server_ended(self._held)
 
 
 class Process:
@@ -219,6 +222,10 @@ class Process:
 
     def n_threads(self) -> int:
         return len(list((self._proc / "task").iterdir()))
+
+    def resident_bytes(self) -> int:
+        """The memory that it holds now."""
+        return self._status("VmRSS")
 
     def peak_bytes(self) -> int:
         """The most memory that it ever held."""

@@ -176,6 +176,7 @@ def test_little_is_kept_for_a_client_that_stops_reading(start: Servers) -> None:
         assert server.metric("generated_tokens_total") < 10_000  # the system would keep 40,000 by itself
 
 
+@pytest.mark.holds_the_hub("a model without a rate gives more than a greenlet can send on")
 def test_a_client_that_reads_slowly_gets_it_all(start: Servers) -> None:
     server = start.start(write_timeout_s=1, reader_bytes=1024, ctx=1_000_000, model="synthetic:?tokens_per_s=0")
     with server.connect(receive_buffer=4096) as connection:
@@ -202,7 +203,7 @@ def test_a_client_that_leaves_is_a_line_of_log_and_no_warning(start: Servers, is
 
     eventually(lambda: "job_ended" in server.log, what="a line about the job")
     (line,) = [line for line in server.log.splitlines() if "job_ended" in line]
-    assert "[INFO]" in line
+    assert '"level": "info"' in line
     members = json.loads(line[line.index("{") :])
     assert (members["id"], members["model"], members["outcome"]) == ("who-left", "synthetic", "cancelled")
     assert "ended in an error" not in server.log

@@ -33,6 +33,7 @@ def encoder(tmp_path, monkeypatch):
     encoder.close()
 
 
+@pytest.mark.own_process
 def test_all_are_answered_and_nothing_is_left_when_the_encoder_is_killed_at_random(encoder):
     n_before = n_descriptors()
     chance = random.Random(13)
@@ -56,6 +57,7 @@ def test_all_are_answered_and_nothing_is_left_when_the_encoder_is_killed_at_rand
     wait_until(lambda: n_descriptors() <= n_before, "as many descriptors as before")
 
 
+@pytest.mark.own_process
 def test_a_thousand_requests_wait_without_a_thread_or_descriptor_each(encoder):
     n_before = n_descriptors()
     os.kill(encoder.pid, signal.SIGSTOP)

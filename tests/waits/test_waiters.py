@@ -198,6 +198,7 @@ def test_a_wait_is_as_long_as_asked_for_whatever_the_one_before_left_of_its_time
     assert time.monotonic() - began >= 0.1
 
 
+@pytest.mark.own_process
 def test_closing_the_last_waiter_of_a_hub_gives_its_descriptor_back(descriptor):
     def descriptors() -> list[str]:
         return sorted(os.listdir("/proc/self/fd"))

@@ -85,6 +85,7 @@ def test_sending_never_waits_keeps_the_order_and_all_of_it_arrives() -> None:
     run(scenario)
 
 
+@pytest.mark.own_process
 def test_descriptors_come_with_their_messages() -> None:
     async def scenario(ends: Ends) -> None:
         fd = attached.make([b"content"])
@@ -105,6 +106,7 @@ def test_descriptors_come_with_their_messages() -> None:
     assert n_descriptors("memfd:") == before
 
 
+@pytest.mark.own_process
 def test_descriptors_of_unsent_messages_go_later_or_are_closed() -> None:
     async def scenario(ends: Ends) -> None:
         fd = attached.make([b"content"])
@@ -182,6 +184,7 @@ def test_a_message_over_the_limit_is_not_sent_and_the_next_one_is() -> None:
     run(scenario)
 
 
+@pytest.mark.own_process
 def test_an_unknown_message_is_skipped_and_its_descriptors_closed() -> None:
     async def scenario(ends: Ends) -> None:
         fd = attached.make([b"x"])

@@ -25,6 +25,7 @@ def test_a_value_is_mapped_as_it_was_made(fd: int) -> None:
     assert bytes(attached.map_value(fd, 12)) == b"some content"
 
 
+@pytest.mark.own_process
 def test_a_mapping_outlives_its_descriptor_and_keeps_none_open() -> None:
     before = n_descriptors()
     fd = attached.make([b"x" * attached.MIN_ATTACHED])

@@ -324,6 +324,7 @@ def test_an_inherited_channel_is_not_passed_on() -> None:
     theirs.close()
 
 
+@pytest.mark.own_process
 def test_a_closed_channel_leaves_no_descriptor() -> None:
     before = n_descriptors()
     ours, theirs = _socket.socketpair()

@@ -22,6 +22,8 @@ from tests.support.descriptors import n_descriptors
 
 TIMEOUT = 20.0  # seconds
 
+pytestmark = pytest.mark.own_process
+
 Server = GeventChannel[Any, Any]
 Worker = ThreadChannel[Any, Any]
 

@@ -35,6 +35,7 @@ def test_descriptors_belong_to_the_message_that_they_came_with() -> None:
     assert [queue.take(), queue.take()] == [(b"first", ()), (b"second", (7,))]
 
 
+@pytest.mark.own_process
 def test_a_bad_frame_leaves_no_descriptor_of_its_read_open() -> None:
     queue, before = ReceiveQueue(limit=10), n_descriptors()
 
@@ -54,6 +55,7 @@ def test_a_stream_may_end_between_frames_and_not_within_one() -> None:
         queue.end()
 
 
+@pytest.mark.own_process
 def test_nothing_is_left_of_a_queue_that_is_closed() -> None:
     queue, before = ReceiveQueue(), n_descriptors()
     queue.feed(encode(b"first"), [open_fd()])

@@ -55,6 +55,7 @@ def test_descriptors_are_duplicates_so_the_caller_may_close_its_own(queue: SendQ
     assert os.path.sameopenfile(duplicate, fd)
 
 
+@pytest.mark.own_process
 def test_descriptors_go_with_the_first_byte_and_not_before(queue: SendQueue, fd: int) -> None:
     before = n_descriptors()
     queue.add(memoryview(b"first"), [fd])
@@ -67,6 +68,7 @@ def test_descriptors_go_with_the_first_byte_and_not_before(queue: SendQueue, fd:
     assert n_descriptors() <= before
 
 
+@pytest.mark.own_process
 def test_nothing_is_left_open_when_a_queue_is_closed(queue: SendQueue, fd: int) -> None:
     before = n_descriptors()
     queue.add(memoryview(b"first"), [fd, fd])

@@ -72,6 +72,7 @@ def test_many_small_tensors_never_exceed_a_frame_or_one_descriptor() -> None:
         assert packing.n_attached > 300 * 60_000 - MAX_WITHIN - 1
 
 
+@pytest.mark.own_process
 def test_nothing_stays_open() -> None:
     before = n_descriptors()
     ((tensor,),) = sent_across([of_bytes("a", MIN_ATTACHED)])
@@ -81,6 +82,7 @@ def test_nothing_stays_open() -> None:
     assert n_descriptors() <= before
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("size", [MIN_ATTACHED - 1, MIN_ATTACHED + 1, 1 << 50])
 def test_a_file_of_another_size_than_announced_is_refused_and_closed(size: int) -> None:
     before = n_descriptors()
@@ -109,6 +111,7 @@ def test_a_content_that_does_not_fit_its_shape_is_refused() -> None:
         unpack([[WireTensor("a", "INT32", [2], b"abc")]], ())
 
 
+@pytest.mark.own_process
 def test_a_file_that_is_made_after_its_packing_was_closed_is_closed_too() -> None:
     before = n_descriptors()
     packing = TensorPacking()

@@ -30,7 +30,7 @@ from tests.support.function_worker import FunctionCall, FunctionWorker
 from tests.support.waiting import wait_until
 from tests.worker.app_handling import Recorder, call, counters, hand, item, ready
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,7 @@ def live(chance: random.Random) -> AppProcess:
     return worker
 
 
+@pytest.mark.own_process
 def test_many_lives_leave_no_process_descriptor_or_greenlet() -> None:
     chance = random.Random(5)
     live(chance)  # whatever the first one opens for all
@@ -124,6 +125,7 @@ def work(chance: random.Random) -> int:
     return len(load.recorders)
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("seed", range(3))
 def test_each_of_many_calls_ends_once_and_the_counts_return_to_zero(seed: int) -> None:
     chance = random.Random(seed)

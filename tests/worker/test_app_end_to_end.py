@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 from tests.worker.app_handling import TIMEOUT, Recorder, counters, hand, item, ready, started, wait_for
 from tests.worker.predicting import is_alive, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 REAL = AppWorkerConfig(app_ref="").command
 
@@ -239,6 +239,7 @@ def test_a_handler_that_ends_the_process_loses_its_calls(app_dir: Path) -> None:
         assert isinstance(error, WorkerLost)
         assert isinstance(sleeping.wait_until_over()[0], WorkerLost)
         assert "exit code 7" in worker.reason
+        assert len(worker.keys_at_loss) == 2
 
 
 def test_a_kill_9_is_told_within_a_second(app_dir: Path) -> None:
@@ -260,6 +261,7 @@ def test_a_function_that_ignores_its_cancel_ends_its_worker(app_dir: Path) -> No
         assert isinstance(ignoring.wait_until_over()[0], DeadlinePassed)
 
         wait_for(worker, WorkerState.DEFUNCT)
+        assert worker.keys_at_loss == ("model:ignores:",)
         assert "handler 'ignores' went on" in worker.reason
         assert worker.pid is not None
         wait_for_death(worker.pid)

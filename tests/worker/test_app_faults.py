@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 from tests.worker.app_handling import TIMEOUT, Recorder, call, counters, hand, item, ready, started, wait_for
 from tests.worker.predicting import is_alive, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 def is_gone(worker: AppProcess) -> bool:

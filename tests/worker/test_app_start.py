@@ -22,7 +22,7 @@ from tests.worker.app_children.scripted import COMMAND, POOLS
 from tests.worker.app_handling import TIMEOUT, call, counters, ready, started, wait_for
 from tests.worker.predicting import is_alive, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 def failed_start(app_ref: str, pool: str | None = "default", **config: object) -> AppProcess:

@@ -111,6 +111,7 @@ def test_an_ask_is_run_and_answered_with_the_name_of_what_answers(asks: Asks, la
     assert asks.n_running == 0
 
 
+@pytest.mark.own_process
 def test_large_tensors_travel_beside_the_messages_and_leave_nothing_open(asks: Asks, lane: Lane) -> None:
     before = n_descriptors()
     with TensorPacking() as packing:

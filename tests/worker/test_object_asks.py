@@ -103,6 +103,7 @@ def test_an_object_of_another_caller_is_not_there(store: ObjectStore):
     assert (answers[0].ref, answers[1].status) == (None, 404)
 
 
+@pytest.mark.own_process
 def test_a_refused_object_says_why_and_leaves_no_descriptor(store: ObjectStore):
     before = n_descriptors("memfd:")
 
@@ -113,6 +114,7 @@ def test_a_refused_object_says_why_and_leaves_no_descriptor(store: ObjectStore):
     assert n_descriptors("memfd:") == before
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("case", ["no file", "wrong size", "not sealed", "a file too many"])
 def test_a_content_that_is_not_as_announced_is_a_protocol_error_and_leaves_no_descriptor(store: ObjectStore, case: str):
     before = n_descriptors("memfd:")

@@ -168,6 +168,7 @@ def test_a_listener_is_called_once(pair: Pair) -> None:
     assert called.wait(10)
 
 
+@pytest.mark.own_process
 def test_descriptors_wait_with_their_message_and_are_closed(pair: Pair) -> None:
     outbox, theirs = pair
     before = n_descriptors()
@@ -192,6 +193,7 @@ def test_descriptors_wait_with_their_message_and_are_closed(pair: Pair) -> None:
     assert n_descriptors() <= before + 1  # the ferry's epoll
 
 
+@pytest.mark.own_process
 def test_descriptors_of_messages_that_are_dropped_are_closed(pair: Pair) -> None:
     outbox, _ = pair
     before = n_descriptors()

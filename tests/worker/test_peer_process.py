@@ -10,7 +10,7 @@ import pytest
 from corosrv.worker.parent.peer_process import PeerProcess
 from tests.worker.predicting import TIMEOUT
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 @pytest.fixture

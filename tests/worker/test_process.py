@@ -17,7 +17,7 @@ from corosrv.worker.parent.process import Exit, Process
 from tests.support.children import output
 from tests.worker.predicting import TIMEOUT, is_alive, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 PAUSE = "import signal; print('up', flush=True); signal.pause()"
 

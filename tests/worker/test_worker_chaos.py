@@ -17,7 +17,7 @@ from corosrv.worker.parent.predict_reader import TERMINAL
 from corosrv.worker.parent.predictor_process import PredictorProcess
 from tests.worker.predicting import TIMEOUT, counters, is_alive, ready, submit
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 N_PREDICTIONS = 400
 N_SLOTS = 6

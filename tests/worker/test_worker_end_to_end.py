@@ -20,7 +20,7 @@ from corosrv.worker.parent.predict_reader import PredictReader
 from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.worker.predicting import TIMEOUT, counters, read, started, wait_for, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 REAL = WorkerConfig(predictor="").command
 

@@ -16,7 +16,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.worker.parent.predict_reader import MAX_UNREAD
 from tests.worker.predicting import TIMEOUT, counters, is_alive, read, ready, submit, wait_for, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 @pytest.mark.parametrize(

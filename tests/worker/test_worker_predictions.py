@@ -16,7 +16,7 @@ from corosrv.wire.messages import MAX_VALUE
 from corosrv.worker.parent.predictor_process import PredictorProcess
 from tests.worker.predicting import TIMEOUT, counters, read, ready, submit, wait_for
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from corosrv.wire.descriptors import MAX_FDS
 from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from tests.worker.predicting import TIMEOUT, counters, read, ready, started, submit, wait_for, wait_for_death
 
-pytestmark = pytest.mark.usefixtures("leaves_nothing")
+pytestmark = [pytest.mark.own_process, pytest.mark.usefixtures("leaves_nothing")]
 
 
 def test_start_returns_at_once_and_a_greenlet_does_the_rest() -> None:

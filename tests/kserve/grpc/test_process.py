@@ -87,6 +87,7 @@ def test_a_process_that_is_killed_has_its_calls_cancelled_and_is_replaced_on_the
     assert infer(own_front, infer_request("echo", SEVEN)).model_name == "echo"
 
 
+@pytest.mark.own_process
 def test_nothing_is_left_when_a_front_has_stopped(own_worker: FunctionWorker) -> None:
     gevent.get_hub().threadpool.apply(int)
     before = n_descriptors()
