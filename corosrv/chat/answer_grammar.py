@@ -27,7 +27,9 @@ def format_rules(answer_format: JsonFormat | PlainFormat | TaggedFormat, limits:
         return _tag_rules(answer_format, limits)
     if isinstance(answer_format, PlainFormat):
         if answer_format.pattern is not None:
-            return structured.pattern_rules(answer_format.pattern, answer_format.param, "answer", limits)
+            return structured.pattern_rules(
+                answer_format.pattern, answer_format.param, "answer", limits, effort(limits)
+            )
         return structured.choice_rules(answer_format.texts, answer_format.param, "answer", limits)
     if answer_format.schema is None:
         return structured.any_object_rules(limits)
@@ -40,7 +42,7 @@ def _tag_rules(answer_format: TaggedFormat, limits: SchemaLimits) -> Rules:
     def of_schema(schema: dict[str, Any] | bool, param: str, prefix: str) -> Rules:
         return structured.fragment(schema, param, prefix, limits, one_effort)
 
-    return structured.tag_rules(answer_format.tag, answer_format.param, "answer", limits, of_schema)
+    return structured.tag_rules(answer_format.tag, answer_format.param, "answer", limits, one_effort, of_schema)
 
 
 def call_rules(

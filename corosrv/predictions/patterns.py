@@ -13,6 +13,7 @@ from gevent.lock import BoundedSemaphore
 from gevent.subprocess import PIPE, Popen, TimeoutExpired
 
 from corosrv.errors import TooBusy
+from corosrv.settings import child_environment
 
 TIME_LIMIT = 1.0  # seconds of the processor for all slow patterns of one input
 PATIENCE = 20.0  # seconds to wait for the process, which may be paused or share the processor
@@ -51,7 +52,8 @@ class Patterns:
         """
         if not pairs:
             return []
-        with self._processes, Popen([sys.executable, "-I", "-S", "-c", _PROGRAM], stdin=PIPE, stdout=PIPE) as process:
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+        with self._processes, Popen(command, stdin=PIPE, stdout=PIPE, env=child_environment()) as process:
             try:
                 output, _ = process.communicate(json.dumps((TIME_LIMIT, pairs)).encode(), timeout=PATIENCE)
             except TimeoutExpired:

@@ -20,6 +20,7 @@ class SchemaLimits:
     repetitions: int = 2_000  # a least number of characters, items or properties
     pattern_chars: int = 2_000
     pattern_size: int = 10_000  # character sets, with all repetitions written out
+    watched_chars: int = 16_384  # of all words that end free text, or begin something in it
     seconds: float = 0.25  # of computing, for all schemas of a request
 
     # Ends of generated values, where the schema sets none or a later one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Texts
 
 from corosrv.errors import Refused
+from corosrv.structured.effort import Effort
 from corosrv.structured.grammar.gbnf import NOTHING, Rules, char_set, either, literal, sequence
 from corosrv.structured.grammar.rule_book import RuleBook
 from corosrv.structured.limits import SchemaLimits
@@ -12,8 +13,12 @@ from corosrv.structured.patterns.parse import parse_whole
 from corosrv.structured.patterns.tree import Alternatives, Character, Node, PatternError, Repeat, Sequence
 
 
-def pattern_rules(pattern: str, param: str, prefix: str, limits: SchemaLimits) -> Rules:
-    """Returns rules for the texts that a regular expression matches as a whole. Raises Refused, which names `param`."""
+def pattern_rules(pattern: str, param: str, prefix: str, limits: SchemaLimits, effort: Effort | None = None) -> Rules:
+    """Returns rules for the texts that a regular expression matches as a whole. Raises Refused, which names `param`.
+
+    Waits where `effort` does.
+    """
+    (effort or Effort(limits)).check(param)
     book = RuleBook(prefix, param, limits)
     try:
         return book.rules_from(book.rule(_content(parse_whole(pattern, limits), book) or NOTHING))
@@ -25,6 +30,8 @@ def choice_rules(texts: Texts[str], param: str, prefix: str, limits: SchemaLimit
     """Returns rules for exactly these texts. Raises Refused, which names `param`."""
     if not 1 <= len(texts) <= limits.enum:
         raise Refused(f"{param} must have 1 to {limits.enum} texts, not {len(texts)}", param)
+    if sum(map(len, texts)) > limits.grammar_bytes:
+        raise Refused(f"{param}: its texts have over {limits.grammar_bytes} characters together", param)
     book = RuleBook(prefix, param, limits)
     return book.rules_from(book.rule(either(literal(text) for text in texts)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 from corosrv import structured
 from corosrv.callformats.known import HERMES
 from corosrv.chat import answer_grammar
-from corosrv.errors import InvalidSchema
-from corosrv.processor import Turns
+from corosrv.errors import InvalidSchema, Refused
+from corosrv.processor import Turns, garbage_times, thread_seconds
 from corosrv.structured import Effort, SchemaLimits
 from corosrv.structured.limits import DEFAULT_LIMITS
 from corosrv.structured.schema.check import check
 
 LIMITS = SchemaLimits(seconds=0.02)
+# Seconds of the processor that a conversion may take between two looks at the effort, at which others may run. Most
+# take less than a tenth of it; tests on all processors lengthen them.
+HELD = 0.05
 
 
 def chain(link: Callable[[dict[str, str]], dict[str, Any]]) -> dict[str, Any]:
@@ -131,3 +135,122 @@ def test_a_schema_that_is_as_large_as_it_may_be_gives_way_while_it_is_checked() 
     check({"prefixItems": [{} for _ in range(19_000)]}, "schema", DEFAULT_LIMITS, look)
 
     assert n_looks > 500
+
+
+class Holds(Effort):
+    """An effort that measures the longest time between two looks at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        garbage_times.watch()  # what is collected here, and how much, depends on the tests before
+        self.longest = 0.0
+        self._last = thread_seconds()
+
+    def check(self, param: str) -> None:
+        self.note()
+        super().check(param)
+
+    def note(self) -> None:
+        now = thread_seconds()
+        self.longest, self._last = max(self.longest, now - self._last), now
+
+
+def words(n: int, length: int, letters: str = "abcdefghij") -> list[str]:
+    """Words that have no beginning in common."""
+    chosen = random.Random(n)
+    return [f"{number:03}" + "".join(chosen.choices(letters, k=length - 3)) for number in range(n)]
+
+
+FAR_APART = "".join(chr(0x4E00 + 2 * n) for n in range(1990))  # as many ranges of characters
+CONST: dict[str, Any] = {"type": "const_string", "value": "a"}
+
+
+def ended(content: dict[str, Any], ends: list[str]) -> dict[str, Any]:
+    return {"format": {"type": "tag", "begin": "<", "content": content, "end": ends}}
+
+
+def triggered(triggers: list[str]) -> dict[str, Any]:
+    return {"structures": [{"begin": word, "schema": True, "end": "."} for word in triggers], "triggers": triggers}
+
+
+def nested_triggers() -> dict[str, Any]:
+    form = CONST
+    for n in range(30):
+        tag = {"type": "tag", "begin": "q", "content": form, "end": ">"}
+        form = {"type": "triggered_tags", "triggers": [f"{n}-{i}" for i in range(255)] + ["q"], "tags": [tag]}
+    return {"format": form}
+
+
+LABORIOUS_TAGS: dict[str, dict[str, Any]] = {
+    "48 kB of triggers": triggered(words(24, 1000)),
+    "16 kB of triggers": triggered(words(8, 1000)),
+    "excluded words of many letters": {"format": {"type": "any_text", "excludes": words(15, 1000, FAR_APART)}},
+    "excluded words with one beginning": {"format": {"type": "any_text", "excludes": [
+        "a" * 1020 + end for end in "bcdefghijklmno"]}},
+    "excluded words within each other": {"format": {"type": "any_text", "excludes": ["a" * n for n in range(1, 180)]}},
+    "ends behind each part": ended({"type": "or", "elements": [
+        {"type": "or", "elements": [CONST] * 60}] * 60}, words(100, 500)),
+    "free text up to the same ends": ended({"type": "or", "elements": [{"type": "any_text"}] * 256}, words(256, 60)),
+    "long texts": {"format": {"type": "sequence", "elements": [{"type": "const_string", "value": "\n" * 10**6}] * 9}},
+    "long texts in one another": {"format": {"type": "sequence", "elements": [
+        {"type": "tag", "begin": "b" * 1024, "content": CONST, "end": "e" * 1024}] * 256}},
+    "triggers within triggers": nested_triggers(),
+    "large sets": {"format": {"type": "or", "elements": [
+        {"type": "regex", "pattern": f"[{FAR_APART[: 1500 + n]}]"} for n in range(200)]}},
+    "schemas": {"format": {"type": "or", "elements": [
+        {"type": "json_schema", "json_schema": {"enum": [f"{n} {i}" for i in range(999)]}} for n in range(200)]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", LABORIOUS_TAGS.values(), ids=LABORIOUS_TAGS)
+def test_work_on_a_structural_tag_is_bounded_and_gives_way(tag: dict[str, Any]) -> None:
+    effort = Holds()
+
+    def of_schema(schema: dict[str, Any] | bool, param: str, prefix: str) -> structured.Rules:
+        return structured.fragment(schema, param, prefix, DEFAULT_LIMITS, effort)
+
+    began = time.thread_time()
+    try:
+        rules = structured.tag_rules(
+            structured.read_tag(tag, "tag"), "tag", "answer", DEFAULT_LIMITS, effort, of_schema
+        )
+        assert len(structured.grammar(rules.start, rules)) < 2 * DEFAULT_LIMITS.grammar_bytes
+        problem = ""
+    except (Refused, InvalidSchema) as refusal:
+        problem = str(refusal)
+    effort.note()
+
+    assert problem == "" or problem.startswith("tag")
+    assert effort.longest < HELD
+    assert time.thread_time() - began < 0.5
+
+
+def test_the_words_of_a_structural_tag_are_bounded_together() -> None:
+    free = {"type": "any_text", "excludes": ["excluded"]}
+    tag = ended({"type": "or", "elements": [free, free]}, ["the end"])
+
+    def convert(n_chars: int) -> structured.Rules:
+        limits = SchemaLimits(watched_chars=n_chars)
+        read = structured.read_tag(tag, "tag")
+        return structured.tag_rules(read, "tag", "answer", limits, Effort(limits), lambda *_: structured.Rules(""))
+
+    assert convert(30).bodies
+    with pytest.raises(Refused, match=r"elements\[1\]: triggers, ends .* over 29 characters together"):
+        convert(29)
+
+
+@pytest.mark.parametrize("negated", ["", "^"])
+def test_a_set_of_many_characters_is_read_in_proportion_to_them(negated: str) -> None:
+    began = time.thread_time()
+    structured.pattern_rules(f"[{negated}{FAR_APART}]", "pattern", "a", DEFAULT_LIMITS)
+
+    assert time.thread_time() - began < 0.2  # a hundredth of a second; it was one
+
+
+def test_long_texts_to_choose_among_are_refused_before_they_are_written() -> None:
+    texts = [f"{n}" + "\n" * 20_000 for n in range(1000)]
+
+    began = time.thread_time()
+    with pytest.raises(Refused, match="choice: its texts have over 65536 characters together"):
+        structured.choice_rules(texts, "choice", "a", DEFAULT_LIMITS)
+    assert time.thread_time() - began < 0.1

@@ -10,6 +10,7 @@ import pytest
 
 from corosrv import structured
 from corosrv.errors import Refused
+from corosrv.structured.grammar.gbnf import Rules
 from corosrv.structured.grammar.watched import WordOverlap, watched_text
 from corosrv.structured.limits import DEFAULT_LIMITS, SchemaLimits
 from tests.support.oracle import Oracle, oracle
@@ -33,10 +34,16 @@ def judge() -> Iterator[Oracle]:
 def grammar_of(tag: dict[str, Any], limits: SchemaLimits = DEFAULT_LIMITS) -> str:
     effort = structured.Effort(limits)
     rules = structured.tag_rules(
-        structured.read_tag(tag, "tag"), "tag", "answer", limits,
+        structured.read_tag(tag, "tag"), "tag", "answer", limits, effort,
         lambda schema, param, prefix: structured.fragment(schema, param, prefix, limits, effort),
     )  # fmt: skip
     return structured.grammar(rules.start, rules)
+
+
+def watched(words: dict[str, str | None], may_end: bool) -> str:
+    bodies = dict(watched_text(words, "free", may_end))
+    start = next(iter(bodies))
+    return structured.grammar(start, Rules(start, bodies))
 
 
 CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
@@ -91,22 +98,22 @@ def test_a_trigger_that_begins_with_another_gives_its_tags_to_it() -> None:
     assert grammar_of(both) == grammar_of({"format": {**TWO, "triggers": ["<s"]}})
 
 
-@pytest.mark.parametrize("words", [("ab",), ("aab", "ba"), ("abab", "bb"), ("aa", "bab"), ("abb", "aba")])
+@pytest.mark.parametrize(
+    "words", [("ab",), ("aab", "ba"), ("abab", "bb"), ("aa", "bab"), ("abb", "aba"), ("abab", "aabba", "bbb", "babaa")]
+)
 def test_watched_text_is_all_text_without_the_words(judge: Oracle, words: tuple[str, ...]) -> None:
-    rules = watched_text(dict.fromkeys(words), "free", may_end=True)
     texts = ["".join(letters) for n in range(7) for letters in itertools.product("ab", repeat=n)]
 
-    verdicts = judge.verdicts(structured.grammar(rules.start, rules), texts)
+    verdicts = judge.verdicts(watched(dict.fromkeys(words), may_end=True), texts)
 
     assert [verdict == "y" for verdict in verdicts] == [not any(word in text for word in words) for text in texts]
 
 
 @pytest.mark.parametrize("words", [("ab",), ("aab", "ba"), ("abab", "bb")])
 def test_watched_text_ends_with_the_first_word(judge: Oracle, words: tuple[str, ...]) -> None:
-    rules = watched_text(dict.fromkeys(words, '"!"'), "free", may_end=False)
     texts = ["".join(letters) + "!" for n in range(7) for letters in itertools.product("ab", repeat=n)]
 
-    verdicts = judge.verdicts(structured.grammar(rules.start, rules), texts)
+    verdicts = judge.verdicts(watched(dict.fromkeys(words, '"!"'), may_end=False), texts)
 
     ends = [[n for n in range(len(text)) if text[:n].endswith(words)] for text in texts]
     assert [verdict == "y" for verdict in verdicts] == [
@@ -114,9 +121,21 @@ def test_watched_text_ends_with_the_first_word(judge: Oracle, words: tuple[str, 
     ]
 
 
-def test_a_word_within_another_is_refused() -> None:
-    with pytest.raises(WordOverlap):
-        watched_text({"<a>": None, "a": None}, "free", may_end=True)
+@pytest.mark.parametrize(
+    "words", [("<a>", "a"), ("abc", "ab"), ("ab", "abc"), ("cab", "ab"), ("caab", "xab", "aa"), ("xaby", "zabc", "ab")]
+)
+def test_a_word_within_another_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(WordOverlap) as raised:
+        watched(dict.fromkeys(words), may_end=True)
+
+    inner, outer = raised.value.args
+    assert inner in outer
+    assert inner != outer
+    assert {inner, outer} <= set(words)
+
+
+def test_words_that_only_share_parts_are_no_overlap() -> None:
+    assert watched(dict.fromkeys(("abcd", "bce", "cab", "dd")), may_end=True)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,15 @@ QUOTE = '"\\""'
 # Code points, both ends included.
 Range = tuple[int, int]
 
-_LITERAL = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\x00"})
+# The backslash first: the others bring new ones.
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\x00"}
 
 
 def literal(text: str) -> str:
     """Writes a text as GBNF that matches it alone."""
-    return f'"{text.translate(_LITERAL)}"'
+    for letter, escape in _ESCAPES.items():
+        text = text.replace(letter, escape)  # many times faster for long texts than translate()
+    return f'"{text}"'
 
 
 def json_literal(value: Any, suffix: str = "") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corosrv.structured.grammar.chars import ANY, Chars
+from corosrv.structured.grammar.gbnf import Range
 from corosrv.structured.limits import SchemaLimits
 from corosrv.structured.patterns.tree import (
     NOTHING,
@@ -31,6 +32,7 @@ _SPACE_IN_ANY_DIALECT = _SPACE | Chars.from_ranges(
      (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
 )  # fmt: skip
 _LINE_ENDS = Chars.from_ranges([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
+_IN_A_LINE = ANY & ~_LINE_ENDS
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 # What a class holds for certain, and what it may hold in some dialect.
 _CLASSES = {
@@ -117,7 +119,7 @@ class _Parser:
             self.n_edges += 1
             return Edge(char == "^")
         if char == ".":
-            return Character(ANY & ~_LINE_ENDS)
+            return Character(_IN_A_LINE)
         if char == "\\":
             return Character(self.escaped(start)[0])
         return Character(self.literal_char(char, start))
@@ -188,7 +190,8 @@ class _Parser:
         start = self.position
         self.position += 1
         is_negated = self.skip("^")
-        certain, possible = Chars(()), Chars(())
+        certain: list[Range] = []
+        possible: list[Range] = []
         is_first = True
         while is_first or self.peek() != "]":
             is_first = False
@@ -197,9 +200,10 @@ class _Parser:
             if self.peek() == "]":
                 raise self.error("an empty set; a ']' that stands for itself is written \\]", start)
             more = self.bracket_range()
-            certain, possible = certain | more[0], possible | more[1]
+            certain += more[0].ranges
+            possible += more[1].ranges
         self.position += 1
-        chars = ANY & (~possible if is_negated else certain)
+        chars = ANY & (~Chars.from_ranges(possible) if is_negated else Chars.from_ranges(certain))
         if not chars.ranges:
             raise self.error("a set without characters", start)
         return chars
