@@ -40,21 +40,23 @@ class Finding:
         return self.grade is Grade.FAIL
 
 
-def examine(load: Load, host: str, port: int) -> list[Finding]:
-    """Makes all findings, in the order in which a server needs things.
+def examine(load: Load, host: str, port: int) -> Iterator[Finding]:
+    """Makes the findings one after the other, in the order in which a server needs things.
 
     Takes seconds: each model is tried in a child process and loaded.
     """
-    findings = [_compiler(), _libllama(), _devices(), _cpu()]
+    for check in (_compiler, _libllama, _devices, _cpu):
+        yield check()
     try:
         settings = load()
     except CorosrvError as error:
-        findings.append(Finding(Grade.FAIL, "settings", str(error)))
+        yield Finding(Grade.FAIL, "settings", str(error))
     else:
-        findings.append(_settings())
+        yield _settings()
         for model in settings.models:
-            findings += _model(model)
-    return [*findings, _descriptors(), _port(host, port)]
+            yield from _model(model)
+    yield _descriptors()
+    yield _port(host, port)
 
 
 def _compiler() -> Finding:
@@ -182,15 +184,14 @@ def _engine(settings: ModelSettings) -> Finding:
         with engine.submit(Job((Text("One, two,"),), max_tokens=4)) as reader:
             text = "".join(chunk.text for chunk in reader)
         kernels = engine.info.kernels
-        verdict = probe.verdict(settings.model, settings.kernels)
-        if verdict is probe.Verdict.GGML:
+        if engine.verdict is probe.Verdict.GGML:
             return Finding(
                 Grade.WARN,
                 "engine",
                 "corosrv's own kernels fail on this machine, so libllama computes everything; the log has the reason",
                 "report this, with the output of corosrv doctor",
             )
-        if verdict is probe.Verdict.SAFE:
+        if engine.verdict is probe.Verdict.SAFE:
             return Finding(
                 Grade.WARN,
                 "engine",

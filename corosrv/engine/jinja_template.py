@@ -8,6 +8,8 @@ from typing import Any
 from corosrv.engine.sandbox import Sandbox, TemplateLimitReached, TemplateLimits
 from corosrv.errors import Refused, TemplateTooCostly
 
+_ERROR_LENGTH = 1000  # characters
+
 
 class JinjaTemplate:
     """One template, in a sandbox."""
@@ -20,7 +22,9 @@ class JinjaTemplate:
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # anything: the template's text comes from the model's file
-            raise Refused(f"the model's chat template cannot be used: {error}", None, "invalid_template") from error
+            raise Refused(
+                f"the model's chat template cannot be used: {_short(error)}", None, "invalid_template"
+            ) from error
         # For each rendering Jinja copies the names that all templates have, and reads them from a plain dict faster.
         self._template.globals = dict(self._template.globals)
 
@@ -41,8 +45,14 @@ class JinjaTemplate:
         except Exception as error:  # anything: it is the template's code that raised it
             kind = TemplateTooCostly if isinstance(error, TemplateLimitReached) else Refused
             raise kind(
-                f"the model's chat template refuses this conversation: {error}", "messages", "invalid_template"
+                f"the model's chat template refuses this conversation: {_short(error)}", "messages", "invalid_template"
             ) from error
+
+
+def _short(error: Exception) -> str:
+    """Returns the words of an error, which a template chooses, cut to a length for logs and answers."""
+    text = str(error)
+    return text if len(text) <= _ERROR_LENGTH else f"{text[:_ERROR_LENGTH]}..."
 
 
 def _dates() -> dict[str, str]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
+from msgspec.structs import replace
 
-from corosrv.engine import libllama, probe
+from corosrv.engine import libllama
 from corosrv.engine.binding import GrammarLimits, Options, Placement, Synthetic
 from corosrv.engine.cpu import physical_cores
 from corosrv.engine.placement import placement
+from corosrv.engine.probe import Verdict
 from corosrv.settings import ModelSettings
 
 
 def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
-    """Returns the options that open the native engine; `copy_bytes`: of weights in another order, at most.
+    """Returns the options that open the native engine, if its trial goes well; see with_verdict.
 
-    May wait while libllama is tried; raises ModelFailed.
+    `copy_bytes`: of weights in another order, at most. Raises ModelFailed for devices that are not there.
     """
     synthetic = Synthetic(**settings.synthetic_options) if settings.is_synthetic else None  # type: ignore[arg-type]
-    is_tried = synthetic is None and os.path.isfile(settings.model)
-    n_threads = settings.threads or physical_cores()
-    verdict = probe.verdict(settings.model, settings.kernels, n_threads) if is_tried else probe.Verdict.FAST
     return Options(
         model=settings.model,
         synthetic=synthetic,
@@ -27,7 +25,7 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         slots=settings.slots,
         queue=settings.queue,
         tasks_of_owner=settings.queue_per_key,
-        threads=n_threads,
+        threads=settings.threads or physical_cores(),
         batch=settings.batch if synthetic is not None else max(settings.batch, settings.slots),
         step_ms=settings.step_ms,
         reader_bytes=settings.reader_bytes,
@@ -36,10 +34,9 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
         kv_unified=settings.kv_unified,
         deterministic=settings.deterministic,
         context_shift=settings.context_shift,
-        safe_load=verdict is probe.Verdict.SAFE,
         pooling=settings.pooling,
         adapters=tuple(path for path, _ in settings.adapters),
-        kernels="ggml" if verdict is probe.Verdict.GGML else settings.kernels,
+        kernels=settings.kernels,
         copy_bytes=copy_bytes,
         queue_s=settings.queue_timeout_s,
         stall_s=settings.stall_timeout_s,
@@ -49,3 +46,9 @@ def native_options(settings: ModelSettings, copy_bytes: int) -> Options:
             settings.grammar_repetitions, settings.grammar_elements, settings.grammar_token_ms,
         ),
     )  # fmt: skip
+
+
+def with_verdict(options: Options, verdict: Verdict) -> Options:
+    """Returns the options with which the model loads as the verdict allows."""
+    kernels = "ggml" if verdict is Verdict.GGML else options.kernels
+    return replace(options, safe_load=verdict is Verdict.SAFE, kernels=kernels)

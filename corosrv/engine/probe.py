@@ -7,7 +7,6 @@ before 12.4 and 13.3 on processors with AMX does that). A child's death is a fin
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import signal
@@ -18,10 +17,17 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
 
-from corosrv.engine import libllama
+import msgspec
+from msgspec.structs import replace
+
+from corosrv.engine import libllama, model_files
+from corosrv.engine.binding import GrammarLimits, Options
 from corosrv.engine.cpu import cpu_identity
+from corosrv.engine.verdicts import StoredVerdicts
 from corosrv.errors import ModelFailed
-from corosrv.waits import run_process
+from corosrv.fitting import gguf
+from corosrv.settings import child_environment
+from corosrv.waits import call_in_thread, run_process
 
 log = logging.getLogger("corosrv.engine")
 
@@ -29,12 +35,12 @@ TIMEOUT = 120.0  # seconds, and more for a large file
 BYTES_PER_SECOND = 50_000_000  # of a slow disk
 BYTES_PER_THREAD = 500_000_000  # of a model file: a small one is read by one thread, which waits for no other
 N_TRIES = 2  # of a child that ends by its time-out: the machine was busy, or its disk slow
-MAX_VERDICTS = 256  # that are remembered
-HEAD_BYTES = 65_536  # of a model file, which tell its architecture and shape
 REBUILD = (
     'CXXFLAGS="-fno-strict-aliasing -fno-tree-dse -fno-dse" '
     "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==VERSION"
 )
+# Where ggml aborts, it would have a debugger write down why, for a minute.
+_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
 
 
 class Verdict(str, Enum):
@@ -55,28 +61,33 @@ class TrialStatus(IntEnum):
     HEALTHY = 0
     FAULT = 1  # of its own, such as an extension that does not fit libllama; its last line says which
     DIFFERS = 3
+    REFUSED = 4  # libllama cannot load the model; its last line says why
 
 
-def verdict(model: str, kernels: str = "auto", n_threads: int = 1) -> Verdict:
+def verdict(options: Options) -> Verdict:
     """Returns the stored verdict for this model, libllama and processor, or a new one. Waits for child processes.
 
-    Raises ModelFailed when the child dies however the model is loaded, and when it cannot try at all.
+    `options`: those that the engine will open with, if the trial goes well. Raises ModelFailed when the child dies
+    however the model is loaded, when libllama refuses it there, and when the child cannot try at all.
     """
-    remembered = _Memory(model, kernels)
-    if (known := remembered.get()) is not None:
+    if options.synthetic is not None or not os.path.isfile(options.model):
+        return Verdict.FAST  # a file that is missing has no dangers, and loading it tells so
+    stored = StoredVerdicts("probe.json")
+    key = call_in_thread(_key, options)
+    if (known := stored.get(key, Verdict)) is not None:
         return known
-    log.info("a child process tries %s before it is loaded for the first time", model)
+    log.info("a child process tries %s before it is loaded for the first time", options.model)
     try:
-        verdict = _probe(model, kernels, n_threads)
+        verdict = _probe(options)
     except InconclusiveTrialError as reason:
         log.warning("%s; loading without that trial, which is made at the next start", reason)
         return Verdict.FAST
-    remembered.store(verdict)
+    stored.store(key, verdict)
     return verdict
 
 
-def _probe(model: str, kernels: str, n_threads: int) -> Verdict:
-    first = _try(model, kernels, n_threads)
+def _probe(options: Options) -> Verdict:
+    first = _try(options)
     if first.is_healthy:
         return Verdict.FAST
     if first.difference:
@@ -86,23 +97,24 @@ def _probe(model: str, kernels: str, n_threads: int) -> Verdict:
             first.difference,
         )
         return Verdict.GGML
-    if kernels != "ggml" and _try(model, "ggml", n_threads).is_healthy:
+    if options.kernels != "ggml" and _try(replace(options, kernels="ggml")).is_healthy:
         log.warning(
             "corosrv's own kernels died with %s while they decoded a few tokens in a child process: they are turned "
             "off for this model. Please report this; COROSRV_KERNELS=ggml turns them off without a trial",
             first.death,
         )
         return Verdict.GGML
+    if death := _try(replace(options, safe_load=True)).death:
+        raise ModelFailed(
+            f"libllama dies with {death} of this model file, even without repacked weights: the file is damaged. "
+            f"Where it dies of every file, it was compiled badly for this processor; rebuild it: {REBUILD}"
+        )
     log.warning(
         "libllama died with %s while it decoded a few tokens in a child process: it was compiled badly for this "
         "processor. Loading without repacked weights, which is slower. To mend it, rebuild: %s",
         first.death,
         REBUILD,
     )
-    if death := _try(model, kernels, n_threads, is_safe=True).death:
-        raise ModelFailed(
-            f"libllama dies with {death} on this processor, even without repacked weights; rebuild it: {REBUILD}"
-        )
     return Verdict.SAFE
 
 
@@ -118,19 +130,20 @@ class _Trial:
         return not self.death and not self.difference
 
 
-def _try(model: str, kernels: str, n_threads: int, is_safe: bool = False) -> _Trial:
-    """Runs a child. One that cannot load the model is healthy: the real load reports that in words.
+def _try(options: Options) -> _Trial:
+    """Runs a child. One that takes too long is tried again.
 
-    A child that takes too long is tried again. Raises InconclusiveTrialError when all of them do, or where one was
-    killed, and ModelFailed with the child's own words when it could not try.
+    Raises InconclusiveTrialError when all of them do, or where one was killed, and ModelFailed with the child's own
+    words when it could not try.
     """
-    size = _size(model)
-    n_threads = min(n_threads, 1 + size // BYTES_PER_THREAD)
-    arguments = [model, "safe" if is_safe else "fast", kernels, str(n_threads)]
+    size = _size(options.model)
+    tried = replace(options, threads=min(options.threads, 1 + size // BYTES_PER_THREAD))
     time_limit = TIMEOUT + size / BYTES_PER_SECOND
     for _ in range(N_TRIES):
         with suppress(subprocess.TimeoutExpired):
-            return _read_end(run_process([sys.executable, "-m", "corosrv.engine.trial", *arguments], time_limit))
+            command = [sys.executable, "-m", "corosrv.engine.trial"]
+            environment = child_environment() | _ENVIRONMENT
+            return _read_end(run_process(command, time_limit, msgspec.json.encode(tried), environment))
     raise InconclusiveTrialError(f"a child process did not decode a few tokens in {time_limit:g} s, {N_TRIES} times")
 
 
@@ -143,6 +156,8 @@ def _read_end(child: subprocess.CompletedProcess[bytes]) -> _Trial:
         return _Trial()
     if child.returncode == TrialStatus.DIFFERS:
         return _Trial(difference=_last_line(child.stdout))
+    if child.returncode == TrialStatus.REFUSED:
+        raise ModelFailed(_last_line(child.stdout))
     words = _last_line(child.stderr) or "it says nothing"
     raise ModelFailed(f"the child process that tries libllama ended with status {child.returncode}: {words}")
 
@@ -154,56 +169,32 @@ def _last_line(output: bytes) -> str:
 
 def _size(model: str) -> int:
     try:
-        return os.stat(model).st_size
+        return gguf.size(model)
     except OSError:
         return 0
 
 
-class _Memory:
-    """A small JSON file: verdicts by a hash of what they depend on. Losing it costs one more probe."""
+def _key(options: Options) -> str | None:
+    """Returns a hash of all that a verdict depends on; None for files that are no GGUF, or cannot be read.
 
-    def __init__(self, model: str, kernels: str) -> None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self._file = cache / "corosrv" / "probe.json"
-        self._key = self._identity(model, kernels)
+    That is the processor, libllama, the extension, the files, and those options that shape what libllama computes.
+    """
+    try:
+        files = [model_files.identity(path) for path in (options.model, *options.adapters)]
+    except (OSError, gguf.BrokenFile):
+        return None
+    parts = [cpu_identity(), msgspec.json.encode(_shaping(options)).decode(), *files]
+    extensions = Path(__file__).parents[1].glob("_native*.so")
+    for path in (*sorted(libllama.folder().glob("lib*.so")), *sorted(extensions)):
+        stat = path.stat()
+        parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    @staticmethod
-    def _identity(model: str, kernels: str) -> str:
-        """Returns a hash of the processor, the model file's size and beginning, kernels, libllama and extension.
 
-        So a copy of a model file is not tried again. Raises OSError where the file cannot be read.
-        """
-        with open(model, "rb") as file:
-            head = file.read(HEAD_BYTES)
-        parts = [cpu_identity(), kernels, f"{_size(model)} {hashlib.sha256(head).hexdigest()}"]
-        extensions = Path(__file__).parents[1].glob("_native*.so")
-        for path in (*sorted(libllama.folder().glob("lib*.so")), *sorted(extensions)):
-            stat = path.stat()
-            parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    def _read(self) -> dict[str, str]:
-        try:
-            read = json.loads(self._file.read_text())
-        except (OSError, ValueError):
-            return {}
-        return read if isinstance(read, dict) else {}
-
-    def get(self) -> Verdict | None:
-        try:
-            return Verdict(self._read().get(self._key))
-        except ValueError:
-            return None
-
-    def store(self, verdict: Verdict) -> None:
-        verdicts = self._read()
-        for oldest in [*verdicts][: max(0, len(verdicts) - MAX_VERDICTS + 1)]:
-            del verdicts[oldest]
-        verdicts[self._key] = verdict.value
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._file.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(verdicts))
-            partial.replace(self._file)
-        except OSError as error:
-            log.info("the probe's verdict is not remembered: %s", error)
+def _shaping(options: Options) -> Options:
+    """Returns the options with one value for each of those that no computation depends on."""
+    return replace(
+        options,
+        model="", adapters=("",) * len(options.adapters), queue=0, tasks_of_owner=0, threads=0, step_ms=0.0,
+        reader_bytes=0, cache_bytes=0, row_bytes=0, copy_bytes=0, queue_s=0.0, stall_s=0.0, grammars=GrammarLimits(),
+    )  # fmt: skip

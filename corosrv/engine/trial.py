@@ -6,14 +6,22 @@ Whatever dies here dies in a process that nobody waits for but the probe. What d
 from __future__ import annotations
 
 import array
+import ctypes
 import math
+import resource
+import select
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from corosrv.engine.binding import NativeEngine, Options, Task, TaskKind
 from corosrv.engine.probe import TrialStatus
-from corosrv.errors import CorosrvError
+from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.jobs import Sampling, TokenInfo
 from corosrv.waits import wait_readable
 
@@ -21,6 +29,7 @@ N_TOKENS = 8  # of each text that is drawn
 N_LIKELIEST = 20  # tokens that are compared where two texts part
 TIE = 1.0  # nats between two tokens that rounding may put in either order
 MAX_DISTANCE = 0.1  # of two vectors, as part of their length: rounding moves them by a hundredth
+_PR_SET_PDEATHSIG = 1
 _PROMPT = b"The quick brown fox jumps over the lazy dog. " * 2
 
 
@@ -54,32 +63,31 @@ def _words(token: TokenInfo) -> str:
     return repr(token.piece.decode(errors="replace"))
 
 
-def draw(model: str, safe: bool, kernels: str, n_threads: int) -> tuple[TrialAnswer, bool] | None:
+def draw(options: Options) -> tuple[TrialAnswer, bool]:
     """Opens a model and lets it answer; returns that and whether corosrv's own kernels computed it.
 
-    Returns None where the model cannot be loaded, which the real load says in words.
+    Raises ModelFailed where the model cannot be loaded.
     """
-    options = Options(
-        model=model, synthetic=None, context=128, slots=2, queue=8, tasks_of_owner=0, threads=n_threads, step_ms=60.0,
-        reader_bytes=65_536, safe_load=safe, kernels=kernels,
-    )  # fmt: skip
     engine = NativeEngine(options)
     try:
         wait_readable(engine.fd)
-        if engine.state()[0] != "ready":
-            return None
+        state, words = engine.state()
+        if state != "ready":
+            raise ModelFailed(words)
         info = engine.info()
         kind = TaskKind.GENERATE if info.generates else TaskKind.RANK if info.pooling == "rank" else TaskKind.EMBED
-        return _answer(engine, kind), bool(info.own_kernels)
+        pools = info.pooling != "none"
+        return _answer(engine, kind, pools, len(options.adapters)), bool(info.own_kernels)
     finally:
         engine.close()
 
 
-def _answer(engine: NativeEngine, kind: TaskKind) -> TrialAnswer:
+def _answer(engine: NativeEngine, kind: TaskKind, pools: bool, n_adapters: int) -> TrialAnswer:
     """Runs the prompt twice in one batch, and returns the first answer."""
     prompt = engine.tokenize(_PROMPT, True, False)[:64]
     n_probs = N_LIKELIEST if kind is TaskKind.GENERATE else -1
-    task = Task(prompt, N_TOKENS, Sampling(temperature=0, ignore_eos=True, n_probs=n_probs), kind=kind)
+    sampling = Sampling(temperature=0, ignore_eos=True, n_probs=n_probs)
+    task = Task(prompt, N_TOKENS, sampling, kind=kind, pools=pools, adapter_scales=[1.0] * n_adapters)
     reader = engine.submit([task] * 2)
     tokens: list[TokenInfo] = []
     n_finished, vector = 0, b""
@@ -94,21 +102,35 @@ def _answer(engine: NativeEngine, kind: TaskKind) -> TrialAnswer:
     return TrialAnswer(tokens, array.array("f", vector).tolist())
 
 
-def main(model: str, load: str, kernels: str, threads: str) -> TrialStatus:
-    """Tries one way of loading; where that uses own kernels, compares them with libllama's."""
+def _end_with_server() -> None:
+    """Asks the system to kill this process when its server ends, which does not wait for loads then."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    if output.poll(0):  # nobody reads it: the server has ended already
+        sys.exit(TrialStatus.FAULT)
+
+
+def main() -> TrialStatus:
+    """Tries the options on standard input; where they use own kernels, compares these with libllama's."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _end_with_server()
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=Options)
     try:
-        first = draw(model, load == "safe", kernels, int(threads))
-        if first is None or not first[1]:
-            return TrialStatus.HEALTHY
-        reference = draw(model, load == "safe", "ggml", int(threads))
+        first, has_own_kernels = draw(options)
+    except ModelFailed as error:
+        print(" ".join(str(error).split()))
+        return TrialStatus.REFUSED
     except CorosrvError as error:
         print(error, file=sys.stderr)
         return TrialStatus.FAULT
-    if reference is None or not (words := difference(first[0], reference[0])):
-        return TrialStatus.HEALTHY
+    words = ""
+    if has_own_kernels:
+        with suppress(ModelFailed):  # as where too little memory is left for a second load
+            words = difference(first, draw(replace(options, kernels="ggml"))[0])
     print(words)
-    return TrialStatus.DIFFERS
+    return TrialStatus.DIFFERS if words else TrialStatus.HEALTHY
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -48,7 +48,7 @@ def read(path: str) -> Facts | None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         with open(path, "rb") as file:
-            return _facts(_pairs(file), _size(path))
+            return _facts(_pairs(file), size(path))
     except (OSError, ValueError, OverflowError, MemoryError):
         return None
 
@@ -108,13 +108,19 @@ def _bytes(file: BinaryIO, size: int) -> bytes:
     return read
 
 
-def _size(path: str) -> int:
-    """Returns the bytes of all files that a model is split into: name-00001-of-00003.gguf and so on, or of one."""
+def parts(path: str) -> list[str]:
+    """Returns all files that a model is split into: name-00001-of-00003.gguf and so on, those that exist; or the one
+    file that it is."""
     match = _PART.fullmatch(path)
     if match is None:
-        return os.stat(path).st_size
-    parts = [f"{match[1]}-{number:05d}-of-{match[2]}.gguf" for number in range(1, int(match[2]) + 1)]
-    return sum(os.stat(part).st_size for part in parts if os.path.isfile(part))
+        return [path]
+    names = (f"{match[1]}-{number:05d}-of-{match[2]}.gguf" for number in range(1, int(match[2]) + 1))
+    return [name for name in names if os.path.isfile(name)]
+
+
+def size(path: str) -> int:
+    """Returns the bytes of all files of a model."""
+    return sum(os.stat(part).st_size for part in parts(path))
 
 
 def _facts(pairs: Mapping[str, Any], size: int) -> Facts:

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 _HEAD = 512  # bytes, of which a file is known
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_REPOSITORY = re.compile(rf"{_PART}/{_PART}(?::{_PART})?")
+_OLLAMA_NAME = re.compile(rf"{_PART}(?::{_PART})?")
 _CONVERT = "convert it with llama.cpp's convert_hf_to_gguf.py, or download the model's GGUF"
 _AGAIN = "download the model file itself"
 
@@ -29,7 +32,7 @@ def flaw_of(path: Path) -> str:
     if path.is_dir():
         return "is a folder: name the .gguf file in it, of a model in parts the first"
     if not path.is_file():
-        return "does not exist: give the path of a GGUF file with --model or COROSRV_MODEL"
+        return f"does not exist: {_hub_hint(str(path))}give the path of a GGUF file with --model or COROSRV_MODEL"
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
@@ -41,3 +44,16 @@ def flaw_of(path: Path) -> str:
         return f"is empty or holds zeros, as a download that broke off leaves it: {_AGAIN}"
     words = next((words for beginning, words in _KINDS if beginning.match(head)), "")
     return words or f"is not a GGUF file (it does not begin with 'GGUF'): {_AGAIN}, whose name ends in .gguf"
+
+
+def _hub_hint(path: str) -> str:
+    """Returns a hint for a path that looks like a name on a hub, or like one of Ollama's; empty for others."""
+    if path.lower().endswith(".gguf"):
+        return ""
+    if _REPOSITORY.fullmatch(path):
+        return f"a model of a Hugging Face hub is --model hf:{path}, otherwise "
+    if _OLLAMA_NAME.fullmatch(path):
+        return (
+            "names of Ollama's are not known here; a model of a Hugging Face hub is --model hf:OWNER/REPO, otherwise "
+        )
+    return ""

@@ -193,7 +193,7 @@ class Rooms:
         )
 
     def _reason(self, pair: ContextPair, best: ContextPair, comfort: Comfort) -> str:
-        words = f"{pair} take {self._words(pair, comfort)}; {_bytes(self.host.free)} are {self.host.source}"
+        words = f"{pair} take at most {self._words(pair, comfort)}; {_bytes(self.host.free)} are {self.host.source}"
         if self.gpu is not None:
             words += f", {_bytes(self.gpu.free)} {self.gpu.source}"
         if pair != best:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import gevent.subprocess
@@ -14,11 +14,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def run_process(command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command to its end; other greenlets run meanwhile. Raises subprocess.TimeoutExpired."""
+def run_process(
+    command: Sequence[str], timeout: float, read: bytes = b"", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command to its end, which reads these bytes; other greenlets run meanwhile.
+
+    `environment`: all of its variables; None: those of this process.
+    Raises subprocess.TimeoutExpired.
+    """
     cooperative = own_hub() is not None
     run = gevent.subprocess.run if cooperative else subprocess.run
-    return run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=timeout, check=False)
+    return run(command, input=read, capture_output=True, timeout=timeout, check=False, env=environment)
 
 
 def call_in_thread(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:

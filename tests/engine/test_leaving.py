@@ -119,6 +119,7 @@ def leave_asyncio_cancelled(engine: Engine) -> None:
     asyncio.run(cancel())
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize(
     "leave",
     [
@@ -217,6 +218,7 @@ def test_an_asyncio_reader_hears_nothing_of_one_that_had_its_descriptor_before(e
     assert first == second
 
 
+@pytest.mark.own_process
 def test_a_finished_reader_leaves_no_descriptor_behind(engine):
     read_all(engine.submit(job()))
     before = n_descriptors()

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.engine import libllama, probe, trial
+from corosrv.engine import libllama, model_files, probe, trial, verdicts
+from corosrv.engine.binding import Options
 from corosrv.engine.probe import Verdict
 from corosrv.errors import ModelFailed
 from corosrv.jobs import Candidate, TokenInfo
 from tests.support.engines import packaged_model
+from tests.support.gguf import write_llama
 
 pytestmark = pytest.mark.model
 
@@ -41,7 +43,8 @@ extern "C" llama_model* llama_model_load_from_file(const char* path, llama_model
 }
 
 extern "C" llama_context* llama_init_from_model(llama_model* model, llama_context_params params) {
-  is_own = params.cb_eval != nullptr;
+  // The kernels are the first member of what watches the nodes (SlotPages).
+  is_own = params.cb_eval_user_data != nullptr && *static_cast<void**>(params.cb_eval_user_data) != nullptr;
   return real<decltype(&llama_init_from_model)>("llama_init_from_model")(model, params);
 }
 
@@ -106,12 +109,16 @@ def n_children(log: Path) -> int:
     return len(set(log.read_text().splitlines()))
 
 
-def needs_own_kernels() -> None:
-    options = trial.Options(
-        model=packaged_model(), synthetic=None, context=64, slots=1, queue=1, tasks_of_owner=0, threads=1, step_ms=60.0,
-        reader_bytes=65_536,
+def options(model: Path | str = "", **more) -> Options:
+    """Small options of a model, the packaged one where none is named."""
+    return Options(
+        model=str(model or packaged_model()), synthetic=None, queue=4, tasks_of_owner=0, step_ms=60.0,
+        reader_bytes=65_536, **{"context": 128, "slots": 2, "threads": 1, **more},
     )  # fmt: skip
-    engine = trial.NativeEngine(options)
+
+
+def needs_own_kernels() -> None:
+    engine = trial.NativeEngine(options())
     trial.wait_readable(engine.fd)
     has_own = engine.info().own_kernels
     engine.close()
@@ -122,7 +129,7 @@ def needs_own_kernels() -> None:
 def test_one_that_lives_is_loaded_as_it_wants(libllama_that):
     log = libllama_that("never")
 
-    assert probe.verdict(packaged_model()) is Verdict.FAST
+    assert probe.verdict(options()) is Verdict.FAST
     assert n_children(log) == 1
 
 
@@ -130,7 +137,7 @@ def test_one_that_dies_is_loaded_safely_and_said_to_need_a_rebuild(libllama_that
     log = libllama_that("fast")
 
     with caplog.at_level(logging.WARNING):
-        found = probe.verdict(packaged_model())
+        found = probe.verdict(options())
 
     assert found is Verdict.SAFE
     assert n_children(log) == 3, "with own kernels, without them, and without repacked weights"
@@ -142,10 +149,10 @@ def test_one_that_dies_is_loaded_safely_and_said_to_need_a_rebuild(libllama_that
 @pytest.mark.parametrize("mood", ["never", "fast"])
 def test_a_verdict_is_remembered(libllama_that, mood):
     log = libllama_that(mood)
-    first = probe.verdict(packaged_model())
+    first = probe.verdict(options())
     before = n_children(log)
 
-    assert probe.verdict(packaged_model()) is first
+    assert probe.verdict(options()) is first
     assert n_children(log) == before
 
 
@@ -153,17 +160,17 @@ def test_one_that_dies_either_way_fails_the_model(libllama_that):
     libllama_that("always")
 
     with pytest.raises(ModelFailed, match=r"SIGILL.*rebuild it: "):
-        probe.verdict(packaged_model())
+        probe.verdict(options())
 
 
 def test_a_failure_is_not_remembered(libllama_that):
     log = libllama_that("always")
     with pytest.raises(ModelFailed):
-        probe.verdict(packaged_model())
+        probe.verdict(options())
 
     libllama_that("never")
 
-    assert probe.verdict(packaged_model()) is Verdict.FAST
+    assert probe.verdict(options()) is Verdict.FAST
     assert n_children(log) == 4
 
 
@@ -174,7 +181,7 @@ def test_a_spoilt_memory_costs_one_more_probe(libllama_that, tmp_path, content):
     memory.parent.mkdir()
     memory.write_text(content)
 
-    assert probe.verdict(packaged_model()) is Verdict.FAST
+    assert probe.verdict(options()) is Verdict.FAST
     assert n_children(log) == 1
 
 
@@ -182,30 +189,31 @@ def test_a_memory_that_cannot_be_written_is_no_failure(libllama_that, tmp_path):
     libllama_that("never")
     (tmp_path / "corosrv").write_text("a file where the folder should be")
 
-    assert probe.verdict(packaged_model()) is Verdict.FAST
+    assert probe.verdict(options()) is Verdict.FAST
 
 
-def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(libllama_that, tmp_path):
+def test_a_model_that_libllama_refuses_in_the_child_is_not_loaded_by_the_server(libllama_that, tmp_path):
     libllama_that("never")
     model = tmp_path / "bad.gguf"
     model.write_bytes(b"GGUF")
 
-    assert probe.verdict(str(model)) is Verdict.FAST
+    with pytest.raises(ModelFailed, match=r"^libllama cannot load 'bad\.gguf'"):
+        probe.verdict(options(model))
 
 
 def test_the_shim_dies_as_a_processor_would(libllama_that, monkeypatch):
     libllama_that("always")
 
-    assert probe._try(packaged_model(), "ggml", 1, is_safe=True).death == signal.Signals.SIGILL.name
+    assert probe._try(options(kernels="ggml", safe_load=True)).death == signal.Signals.SIGILL.name
     assert os.environ["SHIM_MOOD"] == "always"
 
 
 def test_a_child_that_takes_too_long_is_tried_again(libllama_that, monkeypatch):
     log = libllama_that("never")
     run, waits = probe.run_process, iter([0.001, 100.0])
-    monkeypatch.setattr(probe, "run_process", lambda command, timeout: run(command, next(waits)))
+    monkeypatch.setattr(probe, "run_process", lambda command, timeout, *rest: run(command, next(waits), *rest))
 
-    assert probe.verdict(packaged_model()) is Verdict.FAST
+    assert probe.verdict(options()) is Verdict.FAST
     assert next(waits, None) is None, "both were asked for"
     assert n_children(log) == 1
 
@@ -216,7 +224,7 @@ def test_a_time_out_is_no_crash_and_is_not_remembered(libllama_that, monkeypatch
     monkeypatch.setattr(probe, "BYTES_PER_SECOND", 10**12)
 
     with caplog.at_level(logging.WARNING):
-        assert probe.verdict(packaged_model()) is Verdict.FAST
+        assert probe.verdict(options()) is Verdict.FAST
 
     assert "did not decode" in caplog.text
     assert not (tmp_path / "corosrv" / "probe.json").exists()
@@ -227,11 +235,11 @@ def test_own_kernels_that_compute_something_else_are_turned_off_by_name(libllama
     log = libllama_that("wrong")
 
     with caplog.at_level(logging.WARNING):
-        assert probe.verdict(packaged_model()) is Verdict.GGML
+        assert probe.verdict(options()) is Verdict.GGML
 
     assert "corosrv's own kernels compute something else than libllama's (token 1 is " in caplog.text
     assert n_children(log) == 1
-    assert probe.verdict(packaged_model(), kernels="ggml") is Verdict.FAST
+    assert probe.verdict(options(kernels="ggml")) is Verdict.FAST
 
 
 def test_own_kernels_that_die_are_turned_off_by_name(libllama_that, caplog):
@@ -239,7 +247,7 @@ def test_own_kernels_that_die_are_turned_off_by_name(libllama_that, caplog):
     libllama_that("own")
 
     with caplog.at_level(logging.WARNING):
-        assert probe.verdict(packaged_model()) is Verdict.GGML
+        assert probe.verdict(options()) is Verdict.GGML
 
     assert "corosrv's own kernels died with SIGILL" in caplog.text
 
@@ -251,7 +259,7 @@ def test_a_child_that_cannot_try_ends_the_start_with_its_words(monkeypatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     with pytest.raises(ModelFailed, match="ended with status 1: ImportError: no msgspec for this machine"):
-        probe.verdict(packaged_model())
+        probe.verdict(options())
 
     assert not (tmp_path / "corosrv").exists()
 
@@ -260,22 +268,94 @@ def test_a_copy_of_a_model_is_not_tried_again(libllama_that, tmp_path):
     log = libllama_that("never")
     copy = tmp_path / "copy.gguf"
     copy.symlink_to(packaged_model())
-    probe.verdict(packaged_model())
+    probe.verdict(options())
 
-    probe.verdict(str(copy))
+    probe.verdict(options(copy))
 
     assert n_children(log) == 1
 
 
-def test_models_of_one_size_with_other_heads_have_verdicts_of_their_own(monkeypatch, tmp_path):
+def key(path: Path, **more) -> str | None:
+    return probe._key(options(path, **more))
+
+
+def change(path: Path, at: int) -> None:
+    """Writes another byte at this place, and sets the times back."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_the_head_is_hashed_up_to_the_last_tensor_and_no_further(tmp_path):
+    """However far behind a long vocabulary a key stands: libllama aborts over a wrong count of layers there."""
+    model = write_llama(tmp_path / "model.gguf", special=["x" * 3_000_000])
+    content = model.read_bytes()
+    end = content.rindex(b".weight") + len(".weight") + 4 + 8 + 4 + 8  # of a norm: its extent, kind and offset
+    hashes = [model_files.identity(str(model)).split()[-1]]
+
+    for place in (end - 1, end):
+        change(model, place)
+        hashes.append(model_files.identity(str(model)).split()[-1])
+
+    assert hashes[0] != hashes[1] == hashes[2]
+
+
+def test_weights_that_were_written_in_place_make_another_model(tmp_path):
+    model = write_llama(tmp_path / "model.gguf")
+    before = key(model)
+
+    change(model, model.stat().st_size - 1)
+
+    assert None is not before != key(model)
+
+
+def test_a_change_of_any_part_of_a_split_model_makes_another_model(tmp_path):
+    parts = [write_llama(tmp_path / f"model-{number:05d}-of-00002.gguf") for number in (1, 2)]
+    before = key(parts[0])
+
+    change(parts[1], 100)
+
+    assert None is not before != key(parts[0])
+
+
+def test_a_change_of_an_adapter_makes_another_model(tmp_path):
+    model, adapter = write_llama(tmp_path / "model.gguf"), write_llama(tmp_path / "adapter.gguf")
+    before = key(model, adapters=(str(adapter),))
+
+    change(adapter, 100)
+
+    assert None is not before != key(model, adapters=(str(adapter),))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [({"context": 512}, False), ({"slots": 3}, False), ({"batch": 64}, False), ({"pooling": "mean"}, False),
+     ({"threads": 7}, True), ({"copy_bytes": 12}, True), ({"cache_bytes": 1}, True)],
+)  # fmt: skip
+def test_a_verdict_is_for_the_sizes_that_the_engine_has(tmp_path, other, is_same):
+    model = write_llama(tmp_path / "model.gguf")
+
+    assert (key(model) == key(model, **other)) is is_same
+
+
+def test_a_file_that_ends_within_its_head_has_no_verdict(tmp_path):
+    model = write_llama(tmp_path / "model.gguf")
+    content = model.read_bytes()
+    model.write_bytes(content[: content.index(b"tokenizer.ggml.scores")])
+
+    assert key(model) is None
+
+
+def test_a_file_that_aborts_the_child_is_not_loaded(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    models = [tmp_path / name for name in "abc"]
-    for model, content in zip(models, [b"GGUF1", b"GGUF2", b"GGUF2+"], strict=True):
-        model.write_bytes(content)
+    model = write_llama(tmp_path / "model.gguf", **{"llama.block_count": 600})
 
-    probe._Memory(str(models[0]), "auto").store(Verdict.SAFE)
-
-    assert [probe._Memory(str(model), "auto").get() for model in models] == [Verdict.SAFE, None, None]
+    with pytest.raises(ModelFailed, match=r"SIGABRT of this model file, .* the file is damaged"):
+        probe.verdict(options(model))
 
 
 def test_a_child_that_was_killed_tells_nothing_of_libllama(libllama_that, tmp_path, caplog):
@@ -283,7 +363,7 @@ def test_a_child_that_was_killed_tells_nothing_of_libllama(libllama_that, tmp_pa
     libllama_that("killed")
 
     with caplog.at_level(logging.WARNING):
-        assert probe.verdict(packaged_model()) is Verdict.FAST
+        assert probe.verdict(options()) is Verdict.FAST
 
     assert "was killed, perhaps for want of memory; loading without that trial" in caplog.text
     assert not (tmp_path / "corosrv" / "probe.json").exists()
@@ -291,13 +371,12 @@ def test_a_child_that_was_killed_tells_nothing_of_libllama(libllama_that, tmp_pa
 
 def test_no_more_verdicts_are_remembered_than_a_few(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(probe, "MAX_VERDICTS", 2)
-    models = [tmp_path / name for name in "abc"]
-    for model in models:
-        model.write_text(model.name)
-        probe._Memory(str(model), "auto").store(Verdict.SAFE)
+    monkeypatch.setattr(verdicts, "MAX_VERDICTS", 2)
+    stored = verdicts.StoredVerdicts("probe.json")
+    for name in "abc":
+        stored.store(name, Verdict.SAFE)
 
-    kept = [probe._Memory(str(model), "auto").get() for model in models]
+    kept = [stored.get(name, Verdict) for name in "abc"]
 
     assert kept == [None, Verdict.SAFE, Verdict.SAFE]
 

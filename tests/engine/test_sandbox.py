@@ -1,5 +1,7 @@
 """A hostile template ends itself only, and soon."""
 
+import subprocess
+import sys
 import time
 from datetime import datetime
 
@@ -53,6 +55,41 @@ HOSTILE = {
     "tojson(indent)": f"{{{{ [1]|tojson(indent={NINES}) }}}}",
     "batch": f"{{{{ [1]|batch({NINES}, 'x')|list }}}}",
     "slice": f"{{{{ [1]|slice({NINES})|list }}}}",
+    "round to many digits": f"{{{{ 1.5|round({NINES}, 'ceil') }}}}",
+    "round to many digits by name": f"{{{{ 1.5|round(method='ceil', precision={NINES}) }}}}",
+    "round before the point": f"{{{{ 15|round(-{NINES}) }}}}",
+    "to_bytes()": "{{ (1).to_bytes(3000000000, 'big') }}",
+    "encode()": "{{ 'x'.encode('utf-32') }}",
+    "format_map()": "{{ '{a}'.format_map(dict(a=1)) }}",
+    "a long path": "{{ [1]|map(attribute='a" + ".a" * 100_000 + "')|list }}",
+    "a path that grows": grow("n.s ~ n.s", first="'a.a'").replace("range(99)", "range(20)").replace(
+        "{{ n.s }}", "{{ messages|map(attribute=n.s)|list }}"),
+    "a path that grows to select": grow("n.s ~ n.s", first="'a.a'").replace("range(99)", "range(20)").replace(
+        "{{ n.s }}", "{{ messages|selectattr(n.s)|list }}"),
+    "a long template": "{{ 1 }}" * 300_000,
+    "many tokens": "{{1}}" * 50_000,
+    "many widths": grow("n.s ~ n.s", first="'{0:9999}'").replace("range(99)", "range(15)").replace(
+        "{{ n.s }}", "{{ n.s.format(1) }}"),
+    "many widths by %": grow("n.s ~ n.s", first="'%9999d'").replace("range(99)", "range(9)").replace(
+        "{{ n.s }}", "{{ n.s % 1 }}") + "{{ ('%9999d' * 2) }}",
+    "long numbers by format": grow("n.s ~ n.s", first="'{0:f}'").replace("range(99)", "range(20)").replace(
+        "{{ n.s }}", "{{ n.s.format(1e308) }}"),
+    "indenting other lines": grow("n.s ~ n.s", first="'\\r'").replace("range(99)", "range(20)").replace(
+        "{{ n.s }}", "{{ n.s|indent(999999) }}"),
+    "tojson(indent) deep": grow("[n.s]", first="range(9999)|list").replace("{{ n.s }}", "{{ n.s|tojson(indent=16) }}"),
+    "many pieces": grow("n.s ~ n.s", first="'ab '").replace("range(99)", "range(21)").replace(
+        "{{ n.s }}", "{{ n.s.split() }}"),
+    "many copies": "{% set s %}" + "x" * 90_000 + "{% endset %}{% set n = namespace(l=[]) %}"
+    "{% set s = s ~ s ~ s ~ s ~ s ~ s ~ s ~ s ~ s %}" + "".join(f"{{% set s{i} = s[1:] %}}" for i in range(900)),
+    "join() of an iterator": "{% set s %}" + "x" * 90_000 + "{% endset %}{{ ''.join(range(99999)|map(attribute='x', "
+    "default=s)) }}",
+    "sorting what repeats": "{% set s %}" + "x" * 90_000 + "{% endset %}{{ range(99999)|map(attribute='x', default=s)"
+    "|sort|length }}",
+    "a large number": "{% set n = namespace(s=0x" + "f" * 99_999 + ") %}{{ n.s // 3 }}",
+    "doubling a number": grow("n.s + n.s", first="1").replace("range(99)", "range(9999)"),
+    "a long date": "{{ strftime_now('%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c%c"
+    "%c%c%c%c%c%c%c%c%c%c%c%c%c%c') }}",
+    "chains of filters": ("{{'x'" + "|replace('x','xx')" * 22 + "}}") * 100,
     "lipsum": "{{ lipsum(90000) }}",
     "a sum of lists": "{{ [[1], [2]]|sum(start=[]) }}",
     "nested lists": grow("[n.s, n.s]", first="[1]"),
@@ -103,6 +140,31 @@ def test_what_is_private_or_changes_things_is_nothing(source):
 def test_a_template_that_is_none_is_refused_when_it_is_read(source):
     with pytest.raises(Refused, match="cannot be used"):
         template(source)
+
+
+def test_the_words_of_an_error_are_cut():
+    with pytest.raises(Refused) as refused:
+        render("{{ raise_exception('x' ~ '" + "x" * 100_000 + "') }}")
+
+    assert len(str(refused.value)) < 1200
+
+
+def test_a_hostile_template_uses_little_memory():
+    """All of them, in a process whose address space ends soon after what it has at its start."""
+    program = (
+        "import resource\nfrom tests.engine.test_sandbox import HOSTILE\nfrom tests.support.templates import render\n"
+        "from corosrv.errors import Refused\nrender('{{ 1 }}')\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "limit = pages * resource.getpagesize() + 768 * 1024 * 1024\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "for name, source in HOSTILE.items():\n"
+        "    try:\n        render(source)\n        print(name, 'renders')\n"
+        "    except Refused as error:\n"
+        "        print(name, 'runs out') if isinstance(error.__cause__, MemoryError) else None\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+    assert (ran.returncode, ran.stdout) == (0, "")
 
 
 def test_a_pause_of_the_machine_is_not_the_template_s_doing(monkeypatch):

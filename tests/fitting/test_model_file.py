@@ -41,6 +41,24 @@ def test_a_folder_a_missing_file_and_one_that_cannot_be_read_are_told_apart(tmp_
     assert flaw_of(Path("/proc/self/mem")).startswith("cannot be read (")  # nobody may read its first bytes
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("ggml-org/gemma-3-4b-it-GGUF", "--model hf:ggml-org/gemma-3-4b-it-GGUF,"),
+        ("ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", "--model hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M,"),
+        ("llama3.2:1b", "--model hf:OWNER/REPO,"),
+        ("llama3", "--model hf:OWNER/REPO,"),
+    ],
+)
+def test_a_missing_file_with_the_name_of_a_hubs_model_says_how_to_ask_for_that(path: str, words: str) -> None:
+    assert words in flaw_of(Path(path))
+
+
+def test_the_path_of_a_file_that_is_missing_is_taken_for_no_hubs_name() -> None:
+    assert "hf:" not in flaw_of(Path("models/none.gguf"))
+    assert "hf:" not in flaw_of(Path("/models/none"))
+
+
 def test_what_begins_as_a_gguf_is_left_to_libllama(tmp_path: Path) -> None:
     file = tmp_path / "model.bin"
     file.write_bytes(b"GGUF\x03\x00\x00\x00")

@@ -168,7 +168,7 @@ def test_the_reason_tells_what_was_chosen_what_is_free_and_what_was_wanted():
     words = fit(NEEDS, OPEN, Room(4 * GIB, "left by the cgroup's limit")).reason
 
     assert re.fullmatch(
-        r"\d+ slots of 4096 tokens take [\d.]+ GB \(weights 734 MB, KV cache [\d.]+ GB\); "
+        r"\d+ slots of 4096 tokens take at most [\d.]+ GB \(weights 734 MB, KV cache [\d.]+ GB\); "
         r"4.3 GB are left by the cgroup's limit, where 32 slots of 4096 tokens would need [\d.]+ GB",
         words,
     )
