@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ import libllama
 from setuptools import build_meta
 
 UNPACKED = Path("build", "libllama")
+OLDEST_PYTHON = (3, 10)  # as setup.cfg has it
+
+
+def check_python() -> None:
+    """Refuses a Python that is too old. pip itself looks at python_requires after libllama was compiled."""
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        needed, found = (".".join(map(str, version[:2])) for version in (OLDEST_PYTHON, sys.version_info))
+        raise SystemExit(
+            f"corosrv needs Python {needed} or newer, and this is Python {found}: install with a newer one"
+        )
 
 
 def provide_libllama() -> None:
@@ -35,6 +46,7 @@ def with_libllama(hook: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(hook)
     def call(*arguments: Any, **keywords: Any) -> Any:
+        check_python()
         provide_libllama()
         return hook(*arguments, **keywords)
 

@@ -24,7 +24,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--mmproj", default="")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--nice", type=int, default=0, help="by how much decoding goes before encoding")
-    parser.add_argument("--idle", action="store_true", help="encode only where nothing else wants to compute")
     parser.add_argument("--image-max-tokens", type=int, default=0, help="rows of an image; 0: as the projector says")
     parser.add_argument("--supports", action="append", default=[], choices=[MROPE, NON_CAUSAL])
     parser.add_argument("--control", type=int, required=True)
@@ -40,7 +39,7 @@ def main(arguments: list[str]) -> None:
         image_max_tokens=options.image_max_tokens,
         supports=options.supports,
     )
-    EncoderProcess(options.control, files, options.nice, is_idle=options.idle).run()
+    EncoderProcess(options.control, files, options.nice).run()
     os._exit(1)  # libmtmd may have threads of its own, and destructors that wait for them
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from corosrv.encoder.reports import describe_end
 from corosrv.errors import LoadError
+from corosrv.settings import child_environment
 from corosrv.worker.parent.process import Exit
 
 _TIMEOUT = 300.0  # seconds
@@ -35,7 +36,7 @@ def check_projector(model: str, mmproj: str, n_threads: int, supports: Sequence[
     """
     command = [sys.executable, "-m", "corosrv.encoder.check", model, mmproj, str(n_threads), *supports]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False, env=child_environment())
     except subprocess.TimeoutExpired:
         raise LoadError(f"the projector {mmproj} did not encode a small image within {_TIMEOUT:g} s") from None
     if done.returncode:

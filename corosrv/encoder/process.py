@@ -5,7 +5,6 @@ An encode cannot be interrupted, so that cancels, grants and the end of the serv
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from queue import SimpleQueue
 import msgspec.msgpack
 
 from corosrv.encoder.encoding import Encoding, EncodingFailed
-from corosrv.encoder.idle_policy import IdlePolicy
 from corosrv.encoder.side import Action, Encode, EncoderSide, Reply, Write
 from corosrv.encoder.sources import SourceOptions, Sources
 from corosrv.encoder.writer import PoolWriter
@@ -41,16 +39,12 @@ class PendingItem:
 class EncoderProcess:
     """Owns the control channel and, from the first Hello on, the pool and the transfers."""
 
-    def __init__(self, control_fd: int, options: SourceOptions, nice: int = 0, *, is_idle: bool = False) -> None:
-        """Takes the channel. Encoding gives way to processes of a nice value lower than this one's plus `nice`.
-
-        `is_idle`: to all others, as far as IdlePolicy has it.
-        """
+    def __init__(self, control_fd: int, options: SourceOptions, nice: int = 0) -> None:
+        """Takes the channel. Encoding gives way to processes of a nice value lower than this one's plus `nice`."""
         codec: StructCodec[ToLanguage | ProcessMessage, ToEncoder] = StructCodec(ToEncoder, msgspec.msgpack)
         self._control: Control[ToLanguage, ToEncoder] = Control(control_fd, codec, Ferry())
         self._options = options
         self._nice = nice
-        self._is_idle = is_idle
         self._hellos: SimpleQueue[tuple[Hello, tuple[int, ...]]] = SimpleQueue()
         self._is_greeted = False
         self._tasks: SimpleQueue[PendingItem] = SimpleQueue()  # no longer than what the server has opened
@@ -63,7 +57,6 @@ class EncoderProcess:
         """Loads the files and encodes for as long as the process lives. Returns where it cannot, and has said why."""
         self._control.start(self._on_message)  # before this thread is nice: that one has milliseconds of work
         lower_priority(self._nice)
-        policy = IdlePolicy() if self._is_idle else None
         try:
             sources = Sources(self._options)
             self._begin(sources.n_embd)
@@ -72,9 +65,7 @@ class EncoderProcess:
             self._control.outbox.flush(LAST_WORDS)
             return
         while True:
-            task = self._tasks.get()
-            with policy.encoding() if policy is not None else contextlib.nullcontext():
-                self._encode(sources, task)
+            self._encode(sources, self._tasks.get())
 
     def _begin(self, n_embd: int) -> None:
         """Maps the pool that comes with the first Hello, and answers it. Waits for it. Raises ProtocolError."""

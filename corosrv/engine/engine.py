@@ -13,7 +13,8 @@ from corosrv.engine.adapters import Adapters
 from corosrv.engine.binding import ModelInfo, NativeEngine
 from corosrv.engine.card import model_card
 from corosrv.engine.memory import fit_model
-from corosrv.engine.options import native_options
+from corosrv.engine.options import native_options, with_verdict
+from corosrv.engine.probe import Verdict, verdict
 from corosrv.engine.reader import Reader
 from corosrv.engine.shortage import DescriptorShortage
 from corosrv.engine.slot_keeper import SlotKeeper
@@ -56,6 +57,7 @@ class Engine:
         self._notes = TaskNotes(settings.queue)
         self._shortage = DescriptorShortage()
         self._failure: str | None = None
+        self.verdict = Verdict.FAST  # of the trial that `open` has made
         self._is_closed = False
         self._is_draining = False
 
@@ -82,8 +84,9 @@ class Engine:
         if fitted.words:
             log.info("memory for %s: %s", settings.names[0], fitted.words)
         options = native_options(settings, fitted.copy_bytes)
+        self.verdict = verdict(options)
         self._check_alive()  # closed while libllama was tried
-        native = self._native = NativeEngine(options)
+        native = self._native = NativeEngine(with_verdict(options, self.verdict))
         # A copy of its own: close() takes the engine's away, and this wait has to hear of it.
         loaded = os.dup(native.fd)
         try:
@@ -219,9 +222,13 @@ class Engine:
         """
         self._adapters.set(scales)
 
-    def set_side_process(self, pidfd: int, share: float) -> None:
+    def set_side_process(self, pidfd: int, share: float, itl_s: float, usual_s: float) -> None:
         """Stops a process while a step is computed; see NativeEngine.set_side_process. Raises as `check` does."""
-        self._model().native.set_side_process(pidfd, share)
+        self._model().native.set_side_process(pidfd, share, itl_s, usual_s)
+
+    def side_process_held(self) -> float:
+        """Returns the seconds for which such processes were stopped. Raises as `check` does."""
+        return self._model().native.side_process_held()
 
     def stop_accepting(self) -> None:
         """Refuses new jobs; those that were accepted go on."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import gevent
 
-from corosrv.errors import CorosrvError, EncoderUnavailable, Refused, ShuttingDown
+from corosrv.errors import CorosrvError, EncoderUnavailable, EncodeTimedOut, Refused, ShuttingDown
 from corosrv.jobs import Image
 from corosrv.transfer.core import TransferCore, TransferOutcome
 from corosrv.transfer.layout import pool_geometry
@@ -26,12 +25,17 @@ from corosrv.vision.stability import RECOVERY
 from corosrv.vision.supervisor import EncoderSupervisor
 from corosrv.vision.suspects import CrashSuspects
 from corosrv.vision.task import ImageTask, Wake, read_pieces
+from corosrv.vision.turns import EncoderTurns
 from corosrv.waits import call_in_thread
 
 log = logging.getLogger("corosrv.vision")
 
 BLOCK_ROWS = 16
 _LARGE = 1 << 20  # bytes of rows that are copied and hashed in a thread
+MOST_STANDSTILLS = 2  # of the encoder, at one image
+_SMALLER = (
+    "send a smaller one, or one with detail low; the operator can allow an encode more time (COROSRV_ENCODE_TIMEOUT_S)"
+)
 _UNSTABLE = "the encoder of images was restarted too often; try again in a minute"
 
 
@@ -64,19 +68,17 @@ class ImageEncoder:
     Belongs to the thread of one hub, but for `close`.
     """
 
-    def __init__(
-        self, options: EncoderOptions, n_embd: int, on_encoding: Callable[[int | None], None] = lambda pid: None
-    ) -> None:
+    def __init__(self, options: EncoderOptions, n_embd: int, turns: EncoderTurns | None = None) -> None:
         """Makes the pool; `n_embd` is the width of a row. Raises OSError if there is no memory for it.
 
-        `on_encoding` is told the process that encodes from now on, None if no process does; it may not wait.
+        `turns`: that the process takes with a decode loop; None for none.
         """
         self._options = options
         self._width = n_embd
         geometry = pool_geometry(options.n_blocks, BLOCK_ROWS, n_embd)
         self._pool = SharedPool(geometry)
         self._core = TransferCore(geometry, options.limits, self._pool)
-        self._pump = TransferPump(self._core, self._find_image, self._look, options.encode_limit, on_encoding)
+        self._pump = TransferPump(self._core, self._find_image, self._look, options.encode_limit, self._on_late, turns)
         self._supervisor = EncoderSupervisor(options.command, self._pool, self._pump, self._on_crash)
         self._suspects = CrashSuspects()
         self._cache = ImageCache(options.cache_bytes)
@@ -176,6 +178,18 @@ class ImageEncoder:
         if sha256 is not None:
             log.warning("the encoder ended while it encoded the image %s", sha256)
             self._suspects.add(sha256, time.monotonic())
+
+    def _on_late(self, rid: int, is_still: bool) -> None:
+        """Ends an image that takes too long. One whose encode stands still is tried once more."""
+        task = self._running.get(rid)
+        if task is None:
+            return
+        task.n_standstills += is_still
+        if is_still and task.n_standstills < MOST_STANDSTILLS:
+            return  # with its process, it is lost, and submitted again
+        limit = self._options.encode_limit
+        words = "the encoder stood still twice" if is_still else f"it took longer than {limit:g} s"
+        self._fail(task, EncodeTimedOut(f"the image was not encoded: {words}; {_SMALLER}"))
 
     def _look(self) -> None:
         """Takes what transfers have ended in."""

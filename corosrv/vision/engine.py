@@ -21,7 +21,7 @@ from corosrv.models.loadable import Footprint
 from corosrv.settings import ModelSettings
 from corosrv.vision.encoder import EncoderStats, ImageEncoder
 from corosrv.vision.options import encoder_options, encoder_share
-from corosrv.vision.prompts import ImagePrompts, has_images
+from corosrv.vision.prompts import ImagePrompts, count_rows, has_images
 from corosrv.vision.turns import EncoderTurns
 from corosrv.vision.vocabulary import VisionVocabulary
 from corosrv.vision.waiting import MakeWatch
@@ -53,8 +53,8 @@ class VisionEngine:
             raise errors.ModelFailed("the projector cannot be used: embedding rows are not read by this model")
         self._hub = get_hub()
         try:
-            turns = EncoderTurns(self._engine, encoder_share(self._settings))
-            self._encoder = ImageEncoder(encoder_options(self._settings, width), width, turns.set_encoding)
+            turns = EncoderTurns(self._engine, encoder_share(self._settings), self._settings.itl_ms / 1000)
+            self._encoder = ImageEncoder(encoder_options(self._settings, width), width, turns)
             self._encoder.start()
         except (errors.CorosrvError, OSError) as error:
             log.error("images cannot be served: %s", error)
@@ -85,6 +85,9 @@ class VisionEngine:
         if isinstance(job, Job) and any(map(has_images, job.prompts)):
             self._engine.check()
             job = replace(job, prompts=self._prompts().read(job.prompts, job.terms))
+            reader = self._engine.submit(job)
+            reader.image_tokens = [count_rows(prompt) for prompt in job.prompts for _ in range(job.n)]
+            return reader
         return self._engine.submit(job)
 
     def _prompts(self) -> ImagePrompts:

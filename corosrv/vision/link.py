@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import msgspec
 from corosrv.encoder.reports import describe_end
 from corosrv.errors import ChannelClosed, ProtocolError
 from corosrv.jobs.worker_state import WorkerState, check_move
+from corosrv.settings import child_environment
 from corosrv.transfer.messages import PROTOCOL_VERSION, Hello, ToEncoder, ToLanguage
 from corosrv.transfer.pool import SharedPool
 from corosrv.wire.codec import StructCodec
@@ -36,7 +36,6 @@ class EncoderCommand:
     mmproj: str
     n_threads: int
     nice: int = 0  # above this process's own
-    is_idle: bool = False  # it runs where nothing else wants to
     image_max_tokens: int = 0  # rows of an image; 0: as many as the projector says
     supports: tuple[str, ...] = ()  # what the decode loop does for rows; see corosrv.transfer.messages
 
@@ -45,7 +44,6 @@ class EncoderCommand:
         """The command line, without the descriptors."""
         options = ["--model", self.model, "--mmproj", self.mmproj, "--threads", str(self.n_threads)]
         options += ["--nice", str(self.nice), "--image-max-tokens", str(self.image_max_tokens)]
-        options += ["--idle"] * self.is_idle
         for need in self.supports:
             options += ["--supports", need]
         return [sys.executable, "-m", "corosrv.encoder", *options]
@@ -56,7 +54,7 @@ class EncoderCommand:
 
         Beside streams they seldom run at the same time: spinning, they would use up the little time that they get.
         """
-        return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
+        return {"OMP_WAIT_POLICY": "PASSIVE"} | child_environment()
 
 
 class EncoderLink:

@@ -15,6 +15,7 @@ MAX_ROWS = 1 << 24  # of an image, by an encoder that keeps to the protocol
 MAX_ACTIVE = 2  # transfers: one is encoded, and the encoder finds the next when it is done
 SUPPORTS = (MROPE, NON_CAUSAL)  # what the decode loop does for rows
 DEADLINE_ENCODES = 4  # an image waits for as many encodes of the longest time before it is given up
+LEAST_SHARE = 0.1  # of a step's time, where no share is set; see native/src/loop/side_share.h
 
 
 def encoder_command(settings: ModelSettings) -> EncoderCommand:
@@ -23,14 +24,13 @@ def encoder_command(settings: ModelSettings) -> EncoderCommand:
         mmproj=settings.mmproj,
         n_threads=settings.encoder_threads or physical_cores(),
         nice=settings.encoder_nice,
-        is_idle=encoder_share(settings) > 0,
         image_max_tokens=settings.image_max_tokens,
         supports=SUPPORTS,
     )
 
 
-def encoder_share(settings: ModelSettings) -> float:
-    """Returns the encoder's time after each step, as a part of the step's.
+def encoder_share(settings: ModelSettings) -> float | None:
+    """Returns the encoder's time after each step, as a part of the step's; None: as the streams have it.
 
     0, for all the time: where the processors suffice for both, and where a GPU computes the steps.
     """
@@ -48,7 +48,8 @@ def _uses_gpu(settings: ModelSettings) -> bool:
 
 def encoder_options(settings: ModelSettings, n_embd: int) -> EncoderOptions:
     """`n_embd`: the width of a row."""
-    deadline = DEADLINE_ENCODES * settings.encode_timeout_s
+    # A limit of an encode counts the time in which it could run; this one counts all, also beside streams.
+    deadline = DEADLINE_ENCODES * settings.encode_timeout_s * (1 + 1 / (settings.encoder_share or LEAST_SHARE))
     return EncoderOptions(
         command=encoder_command(settings),
         n_blocks=settings.encoder_blocks,

@@ -13,7 +13,8 @@ class _Opened:
 
 
 class EncodeOrder:
-    """Holds the images that an encoder process was sent and has not reported on. The caller passes the time in.
+    """Holds the images that an encoder process was sent and has not reported on. The caller passes the time in: that
+    in which the process could run, see EncodeClock.
 
     The process encodes them one at a time, in the order in which they were opened. It cannot interrupt an encode: one
     that was cancelled goes on, and nobody hears of its end until another is encoded.
@@ -32,13 +33,18 @@ class EncodeOrder:
         if was_idle:
             self._since = now
 
-    def report(self, tid: int, now: float) -> None:
-        """Removes an image that was encoded, or could not be, and all that were sent before it."""
+    def report(self, tid: int, now: float) -> float:
+        """Removes an image that was encoded, or could not be, and all that were sent before it.
+
+        Returns how long it took; 0 where that is not known.
+        """
         if tid not in self._opened:
-            return
+            return 0.0
+        took = now - self._since if tid == next(iter(self._opened)) == self._first_live else 0.0
         for earlier in [other for other in self._opened if other <= tid]:
             del self._opened[earlier]
         self._since = math.inf if self._first_live is None else now
+        return took
 
     def cancel(self, tid: int, now: float) -> None:
         """Notes that an image is of no more use: the first may be encoded at this moment, later ones never are."""
@@ -61,6 +67,16 @@ class EncodeOrder:
     def current(self) -> str | None:
         """The SHA-256 of the image that is being encoded, as far as can be told; None while there is none."""
         return next((image.sha256 for image in self._opened.values()), None)
+
+    @property
+    def tid(self) -> int:
+        """The transfer of that image; 0 while there is none."""
+        return next(iter(self._opened), 0)
+
+    @property
+    def overdue(self) -> int | None:
+        """The transfer whose encode has taken too long, at its `due_at`; None where an image before it may have."""
+        return self.tid if self.tid == self._first_live else None
 
     @property
     def due_at(self) -> float:

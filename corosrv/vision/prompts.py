@@ -21,6 +21,11 @@ def has_images(prompt: Prompt) -> TypeGuard[ImagePrompt]:
     return isinstance(prompt, MultimodalText)
 
 
+def count_rows(prompt: Prompt) -> int:
+    """Returns how many rows stand in a prompt in place of its images."""
+    return sum(piece.n for piece in prompt.pieces if isinstance(piece, Rows)) if isinstance(prompt, Pieces) else 0
+
+
 class ImagePrompts:
     """Reads prompts with images for one model. Belongs to the thread of its encoder."""
 

@@ -46,6 +46,7 @@ class EncoderSupervisor:
         self._restarts = Restarts(self._start_next, backoff, log, "the encoder process")
         self._is_settled = Event()  # the first process serves, or never will
         self._is_stopped = False
+        self._was_late = False  # the last process that ended was killed for an image that took too long
         self._link = self._make_link(1)
 
     def _make_link(self, epoch: int) -> EncoderLink:
@@ -86,13 +87,15 @@ class EncoderSupervisor:
     def _on_end(self, link: EncoderLink) -> None:
         self._stability.note_death()
         self._on_crash(self._pump.current_image)
+        self._was_late = self._pump.is_late
         self._pump.encoder_down(link)
         has_served = self._is_settled.is_set()
         if has_served and not self._is_stopped:
-            self._restarts.note_death()
+            self._restarts.note_death(is_own_fault=not self._was_late)
 
     def _start_next(self) -> None:
-        self._stability.note_restart(time.monotonic())
+        if not self._was_late:
+            self._stability.note_restart(time.monotonic())
         self._link = self._make_link(self._link.epoch + 1)
         self._pump.wake()  # who waits may have to be refused now
         self._link.start()

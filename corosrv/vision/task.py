@@ -24,6 +24,7 @@ class ImageTask:
         self.image = image
         self.ends_at = ends_at
         self.rid = 0  # of its transfer; 0 while there is none
+        self.n_standstills = 0  # of the encoder, while it was at this image
         self.encoded: EncodedImage | None = None
         self.error: CorosrvError | None = None
         self._waiters: list[Wake] = []

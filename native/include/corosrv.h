@@ -105,10 +105,15 @@ int corosrv_chat_template_apply(const char* name, const corosrv_chat_message* me
 int corosrv_submit(corosrv_engine* engine, const corosrv_task* tasks, size_t n_tasks, corosrv_reader** reader,
                    char* message, size_t message_size);
 
-/* Stops the process of this `pidfd`, which is copied, while a step is computed, and continues it after each for `share`
- * of the step's time, in which nothing is computed here; while there are no steps it runs all the time. Replaces the
- * process before; negative for none. A process that has ended is forgotten. */
-int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share);
+/* Stops the process of this `pidfd`, which is copied, while a step is computed, and continues it after each, for a time
+ * in which nothing is computed here: for `share` of the step's time. With a share of 0 it counts as one more sequence,
+ * gets more the longer it waits beyond its `usual_s` (0: unknown), and keeps no token back beyond `itl_s`. While there
+ * are no steps it runs all the time. Replaces the process before; negative for none. A process that has ended is
+ * forgotten. */
+int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share, double itl_s, double usual_s);
+
+/* Gives the seconds for which such processes were stopped since the model was loaded. */
+int corosrv_engine_side_process_held(corosrv_engine* engine, double* held_s);
 
 /* Ends every task, waiting or running, with an error chunk of this message, and refuses new ones. */
 int corosrv_engine_drain(corosrv_engine* engine, const char* message);

@@ -130,6 +130,7 @@ typedef struct corosrv_options {
   corosrv_grammar_limits grammars;
   double queue_s; /* that a task may wait for its first slot: then its error has the code queue_timeout; 0: any */
   double stall_s; /* that a reader may be full: then its tasks' errors have the code client_too_slow; 0: any */
+  double idle_s;  /* for which a slot keeps its memory after its last use */
   const corosrv_placement* placement; /* NULL: as libllama does by default */
 } corosrv_options;
 

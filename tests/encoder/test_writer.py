@@ -58,6 +58,30 @@ def test_a_block_that_no_row_is_left_for_says_so(pool, writer):
     assert pool.rows(0) == [row(0)]
 
 
+def test_all_rows_are_written_before_the_first_header_says_so(pool, writer):
+    writer._map = Watched(writer._map)
+
+    writer.write(GrantBlocks(EPOCH, 7, 1, 0, (3, 0), 2 * BLOCK_ROWS), encoding(4), 4)
+
+    first_block = 2 * 4096
+    assert [at >= first_block for at in writer._map.written] == [True, True, False, False]
+
+
+class Watched:
+    """The memory of a pool, which notes where it is written to, in order."""
+
+    def __init__(self, memory) -> None:
+        self._memory = memory
+        self.written: list[int] = []
+
+    def __setitem__(self, place: slice, content) -> None:
+        self.written.append(place.start)
+        self._memory[place] = content
+
+    def close(self) -> None:
+        self._memory.close()
+
+
 def test_nothing_of_the_pool_changes_beside_the_rows_and_their_headers(pool, writer):
     before = pool.content()
 

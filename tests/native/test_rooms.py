@@ -8,8 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "native" / "src"
 FLOORS = (
-    ("base", "kernels"),
-    ("model",),
+    ("base",),
+    ("kernels", "model"),
     ("grammar", "handover", "llama", "text"),
     ("sampling",),
     ("loop",),

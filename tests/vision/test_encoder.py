@@ -7,7 +7,16 @@ import time
 import gevent
 import pytest
 
-from corosrv.errors import ClientGone, DeadlinePassed, EncoderBusy, EncoderUnavailable, LoadError, Refused, ShuttingDown
+from corosrv.errors import (
+    ClientGone,
+    DeadlinePassed,
+    EncoderBusy,
+    EncoderUnavailable,
+    EncodeTimedOut,
+    LoadError,
+    Refused,
+    ShuttingDown,
+)
 from corosrv.jobs import Rows, Terms
 from corosrv.settings import ModelSettings
 from corosrv.vision import encoder as module
@@ -15,7 +24,7 @@ from corosrv.vision.encoder import ImageEncoder
 from corosrv.vision.options import encoder_options
 from corosrv.vision.waiting import encode_images
 from tests.support import faulty_images, gguf, projector
-from tests.support.faulty_images import FATAL
+from tests.support.faulty_images import BUSY, FATAL, SLOW
 from tests.support.waiting import wait_until
 from tests.vision.encoders import N_EMBD, NobodyLeaves, encode, image, options
 
@@ -51,13 +60,28 @@ def encoder(make):
 
 
 @pytest.fixture
-def faulty(make, tmp_path, monkeypatch):
-    """An encoder that dies of images of FATAL pixels' width."""
-    for name, value in faulty_images.environ(tmp_path / "gate").items():
+def gate(tmp_path):
+    """The file that images of SLOW pixels' width wait for."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def faulty_of(make, gate, monkeypatch):
+    """Starts an encoder that has faults; see tests.support.faulty_images."""
+    for name, value in faulty_images.environ(gate).items():
         monkeypatch.setenv(name, value)
-    encoder = make()
-    encoder.start()
-    return encoder
+
+    def start(**changes):
+        encoder = make(**changes)
+        encoder.start()
+        return encoder
+
+    return start
+
+
+@pytest.fixture
+def faulty(faulty_of):
+    return faulty_of()
 
 
 def is_idle(encoder) -> bool:
@@ -215,6 +239,33 @@ def test_an_encode_that_does_not_end_is_killed_and_tried_once_more(make):
 
     assert encoder.stats().n_kills >= 1
     assert encoder.stats().n_restarts >= 1
+
+
+def test_an_encode_that_stands_still_again_is_given_up_and_the_image_is_no_suspect(faulty_of, gate):
+    encoder = faulty_of(encode_limit=0.5)
+
+    for _ in range(3):
+        with pytest.raises(EncodeTimedOut, match="COROSRV_ENCODE_TIMEOUT_S") as caught:
+            encode(encoder, image(width=SLOW))
+
+    assert (caught.value.status, caught.value.code) == (504, "image_timeout")
+    assert encoder.stats().n_kills == 6
+    assert not encoder.is_degraded
+    gate.touch()
+    assert encode(encoder, image(width=SLOW))
+
+
+def test_an_encode_that_goes_on_for_too_long_is_given_up_and_images_beside_it_are_encoded(faulty_of):
+    encoder = faulty_of(encode_limit=1.0)
+    waiting = [gevent.spawn(encode, encoder, image(width=width)) for width in (BUSY, 56, 60)]
+
+    gevent.joinall(waiting, timeout=60)
+
+    assert isinstance(waiting[0].exception, EncodeTimedOut)
+    assert "longer than 1 s" in str(waiting[0].exception)
+    assert waiting[1].value
+    assert waiting[2].value
+    assert encoder.stats().n_kills == 1
 
 
 def test_an_encoder_that_dies_again_and_again_is_not_waited_for(encoder):

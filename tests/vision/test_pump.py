@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 
 import gevent
 import pytest
@@ -22,6 +23,8 @@ from corosrv.transfer.messages import (
 )
 from corosrv.transfer.pool import SharedPool
 from corosrv.transfer.states import TransferResult
+from corosrv.vision import pump
+from corosrv.vision.encode_clock import ThreadTimes
 from corosrv.vision.pump import MOST_MESSAGES, TransferPump
 from tests.support.waiting import wait_until
 from tests.vision.encoders import image
@@ -48,6 +51,20 @@ class HandLink:
         self.faults.append(fault)
 
 
+class HandTurns:
+    """Takes no turns: it records what is encoded after each step, and says for how long the encoder was held."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int | None, int, float]] = []
+        self.is_holding = False
+
+    def set_encoding(self, *told) -> None:
+        self.told.append(told)
+
+    def held_seconds(self) -> float:
+        return time.monotonic() if self.is_holding else 0.0
+
+
 class Bench:
     """A pump with its core, its pool and the images of its transfers."""
 
@@ -56,8 +73,11 @@ class Bench:
         self.core = TransferCore(GEOMETRY, TransferLimits(**limits), self.pool)
         self.images: dict[int, object] = {}
         self.n_steps = 0
-        self.encoding: list[int | None] = []  # the process that encodes, after each step
-        self.pump = TransferPump(self.core, self.images.get, self._on_step, encode_limit, self.encoding.append)
+        self.late: list[tuple[int, bool]] = []
+        self.turns = HandTurns()
+        self.pump = TransferPump(
+            self.core, self.images.get, self._on_step, encode_limit, lambda *late: self.late.append(late), self.turns
+        )
         self.link = HandLink()
         self.pump.start()
         self.pump.encoder_up(self.link)
@@ -135,14 +155,14 @@ def test_nothing_is_being_encoded_when_all_was_described(bench):
 
 def test_the_process_that_encodes_is_told_until_all_was_described_or_it_ends(bench):
     bench.open(1)
-    wait_until(lambda: bench.encoding[-1] == 1001)
+    wait_until(lambda: bench.turns.told[-1][0] == 1001)
 
     bench.describe(1)
-    wait_until(lambda: bench.encoding[-1] is None)
+    wait_until(lambda: bench.turns.told[-1][0] is None)
     bench.open(2)
-    wait_until(lambda: bench.encoding[-1] == 1001)
+    wait_until(lambda: bench.turns.told[-1][0] == 1001)
     bench.pump.encoder_down(bench.link)
-    wait_until(lambda: bench.encoding[-1] is None)
+    wait_until(lambda: bench.turns.told[-1][0] is None)
 
 
 def test_a_cancelled_image_is_told_to_the_encoder_and_not_waited_for(bench):
@@ -222,6 +242,51 @@ def test_an_encoder_that_does_not_end_an_encode_is_killed_once(hasty_bench):
 
     assert hasty_bench.link.faults == ["it did not end an encode in time"]
     assert hasty_bench.pump.n_kills == 1
+    assert hasty_bench.late == [(1, False)]
+
+
+def test_an_encoder_that_was_killed_for_its_time_was_at_no_image(hasty_bench):
+    hasty_bench.open()
+
+    wait_until(lambda: hasty_bench.link.faults)
+
+    assert hasty_bench.pump.is_late
+    assert hasty_bench.pump.current_image is None
+    hasty_bench.pump.encoder_down(hasty_bench.link)
+    assert not hasty_bench.pump.is_late
+
+
+def test_the_time_in_which_an_encoder_is_held_does_not_count(hasty_bench):
+    hasty_bench.turns.is_holding = True
+    hasty_bench.pump.encoder_down(hasty_bench.link)
+    hasty_bench.link = HandLink(epoch=2)
+    hasty_bench.pump.encoder_up(hasty_bench.link)
+    hasty_bench.open()
+    began = time.monotonic()
+
+    wait_until(lambda: time.monotonic() - began > 0.2)  # four times the limit
+
+    assert hasty_bench.link.faults == []
+
+
+def test_an_encoder_that_does_not_work_is_killed_before_its_time_is_over(monkeypatch):
+    monkeypatch.setattr(pump, "read_threads", lambda pid: {pid: ThreadTimes(0.0, 0.0)})
+    bench = Bench(encode_limit=0.2)
+    bench.open()
+
+    wait_until(lambda: bench.link.faults)
+
+    assert bench.link.faults == ["its encode stands still"]
+    assert bench.late == [(1, True)]
+    bench.close()
+
+
+def test_turns_are_told_each_image_and_how_long_images_usually_take(bench):
+    for number in (1, 2):
+        bench.open(number)
+        wait_until(lambda number=number: bench.turns.told[-1][:2] == (1001, number))
+        assert (bench.turns.told[-1][2] > 0) == (number > 1)
+        bench.describe(number)
 
 
 def test_the_encoder_that_follows_a_killed_one_has_its_own_time(hasty_bench):

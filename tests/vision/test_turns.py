@@ -7,23 +7,29 @@ import pytest
 from corosrv import errors
 from corosrv.engine.cpu import physical_cores
 from corosrv.settings import ModelSettings
-from corosrv.vision.options import encoder_command, encoder_share
+from corosrv.vision.options import encoder_share
 from corosrv.vision.turns import EncoderTurns
+from tests.support.descriptors import n_descriptors
 
 CORES = physical_cores()
 
 
 class HandEngine:
-    """Keeps what an engine is told: the process behind each descriptor, None for none, and its share."""
+    """Keeps what an engine is told: the process behind each descriptor, None for none, its share and its times."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.told: list[tuple[int | None, float]] = []
+        self.told: list[tuple[int | None, float, float, float]] = []
         self._error = error
 
-    def set_side_process(self, pidfd: int, share: float) -> None:
+    def set_side_process(self, pidfd: int, share: float, itl_s: float, usual_s: float) -> None:
         if self._error is not None:
             raise self._error
-        self.told.append((None if pidfd < 0 else pid_of(pidfd), share))
+        self.told.append((None if pidfd < 0 else pid_of(pidfd), share, itl_s, usual_s))
+
+    def side_process_held(self) -> float:
+        if self._error is not None:
+            raise self._error
+        return 1.5
 
 
 def pid_of(pidfd: int) -> int:
@@ -33,29 +39,45 @@ def pid_of(pidfd: int) -> int:
 
 def test_the_loop_is_told_of_each_change_once():
     engine = HandEngine()
-    turns = EncoderTurns(engine, 0.1)
+    turns = EncoderTurns(engine, 0.1, 0.05)
+    first, second = os.getpid(), os.getppid()
 
-    for pid in (None, os.getpid(), os.getpid(), os.getppid(), None, None):
-        turns.set_encoding(pid)
+    for pid, number in ((None, 0), (first, 1), (first, 1), (first, 2), (second, 1), (None, 0), (None, 0)):
+        turns.set_encoding(pid, number, usual_s=3.0)
 
-    assert engine.told == [(os.getpid(), 0.1), (os.getppid(), 0.1), (None, 0.1)]
+    assert [told[0] for told in engine.told] == [first, first, second, None]
+    assert {told[1:] for told in engine.told} == {(0.1, 0.05, 3.0)}
+
+
+def test_a_share_that_is_not_set_is_left_to_the_loop():
+    engine = HandEngine()
+
+    EncoderTurns(engine, None, 0.05).set_encoding(os.getpid(), 1, 3.0)
+
+    assert engine.told == [(os.getpid(), 0.0, 0.05, 3.0)]
+
+
+def test_the_time_of_turns_is_the_loops_and_none_of_an_engine_that_is_closed():
+    assert EncoderTurns(HandEngine(), None, 0.05).held_seconds() == 1.5
+    assert EncoderTurns(HandEngine(errors.UsedAfterClose("the engine is closed")), None, 0.05).held_seconds() == 0.0
 
 
 def test_without_a_share_the_loop_is_told_nothing():
     engine = HandEngine()
 
-    EncoderTurns(engine, 0.0).set_encoding(os.getpid())
+    EncoderTurns(engine, 0.0, 0.05).set_encoding(os.getpid())
 
     assert engine.told == []
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("error", [None, errors.UsedAfterClose("the engine is closed"), OSError("no descriptor")])
 def test_no_descriptor_is_left_open(error):
-    n_open = len(os.listdir("/proc/self/fd"))
+    n_open = n_descriptors()
 
-    EncoderTurns(HandEngine(error), 0.1).set_encoding(os.getpid())
+    EncoderTurns(HandEngine(error), 0.1, 0.05).set_encoding(os.getpid())
 
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert n_descriptors() == n_open
 
 
 def test_a_process_that_has_ended_needs_no_turns():
@@ -63,7 +85,7 @@ def test_a_process_that_has_ended_needs_no_turns():
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
 
-    EncoderTurns(engine, 0.1).set_encoding(pid)
+    EncoderTurns(engine, 0.1, 0.05).set_encoding(pid)
 
     assert engine.told == []
 
@@ -79,5 +101,3 @@ def test_turns_are_taken_where_the_cores_do_not_suffice(threads, encoder_threads
     settings = ModelSettings(threads=threads, encoder_threads=encoder_threads, encoder_share=0.3)
 
     assert encoder_share(settings) == share
-    assert encoder_command(settings).is_idle == (share > 0)
-    assert ("--idle" in encoder_command(settings).words) == (share > 0)

@@ -132,12 +132,20 @@ class NativeEngine:
         check(code, message)
         return NativeSlotRequest(request[0])
 
-    def set_side_process(self, pidfd: int, share: float) -> None:
+    def set_side_process(self, pidfd: int, share: float, itl_s: float, usual_s: float) -> None:
         """Stops a process while a step is computed, and continues it after each for `share` of the step's time.
 
-        While there are no steps it runs all the time. Replaces the process before; -1 for none.
+        With a share of 0 it counts as one more sequence, gets more the longer it waits beyond its `usual_s` (0:
+        unknown), and keeps no token back beyond `itl_s`. While there are no steps it runs all the time. Replaces the
+        process before; -1 for none.
         """
-        check(lib.corosrv_engine_set_side_process(self._open_handle(), pidfd, share))
+        check(lib.corosrv_engine_set_side_process(self._open_handle(), pidfd, share, itl_s, usual_s))
+
+    def side_process_held(self) -> float:
+        """Returns the seconds for which such processes were stopped since the model was loaded."""
+        held = ffi.new("double *")
+        check(lib.corosrv_engine_side_process_held(self._open_handle(), held))
+        return float(held[0])
 
     def drain(self, message: str) -> None:
         """Ends every task with an error chunk of this message, and refuses new ones."""

@@ -79,6 +79,7 @@ class Options(msgspec.Struct, frozen=True):
     grammars: GrammarLimits = GrammarLimits()
     queue_s: float = 0.0
     stall_s: float = 0.0
+    idle_s: float = 60.0
     placement: Placement = Placement()
 
 

@@ -134,15 +134,26 @@ int corosrv_engine_show_tokens(corosrv_engine* engine, const int32_t* tokens, si
   });
 }
 
-int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share) {
+int corosrv_engine_set_side_process(corosrv_engine* engine, int pidfd, double share, double itl_s, double usual_s) {
   return guarded(nullptr, 0, [&] {
     Status status = Status::ok();
     if (ready_backend(engine, status) == nullptr) return status;
-    if (!(share > 0)) return invalid("a side process needs a share of the time");
+    if (!(share >= 0 && itl_s >= 0 && usual_s >= 0)) return invalid("the times of a side process are not negative");
     const int copy = pidfd < 0 ? -1 : ::fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     if (pidfd >= 0 && copy < 0) return Status(StatusCode::kNoDescriptor, "no file descriptor is left");
-    engine->engine->set_side_process(copy, share);
+    engine->engine->set_side_process(copy, {share, itl_s, usual_s});
     return Status::ok();
+  });
+}
+
+int corosrv_engine_side_process_held(corosrv_engine* engine, double* held_s) {
+  return guarded(nullptr, 0, [&] {
+    Status status = Status::ok();
+    if (ready_backend(engine, status) == nullptr) return status;
+    Clock::duration held = Clock::duration::zero();
+    status = engine->engine->side_process_held(held);
+    *held_s = seconds(held);
+    return status;
   });
 }
 

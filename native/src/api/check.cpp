@@ -227,6 +227,7 @@ Status check_options(const corosrv_options& options) {
   if (options.reader_bytes < 1) return invalid("reader_bytes must be at least 1");
   if (!(options.queue_s >= 0)) return invalid("queue_s must not be negative");
   if (!(options.stall_s >= 0)) return invalid("stall_s must not be negative");
+  if (!(options.idle_s >= 0 && options.idle_s <= 1e9)) return invalid("idle_s must be from 0 to 1e9");
   return Status::ok();
 }
 

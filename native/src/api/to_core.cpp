@@ -177,6 +177,7 @@ Engine::Limits to_engine_limits(const corosrv_options& from) {
   limits.loop.threads = sampling_threads(from);
   limits.loop.queue_s = from.queue_s;
   limits.loop.stall_s = from.stall_s;
+  limits.loop.idle_s = from.idle_s;
   limits.queue = static_cast<size_t>(from.queue);
   if (from.tasks_of_owner > 0) limits.tasks_of_owner = static_cast<size_t>(from.tasks_of_owner);
   limits.reader_bytes = static_cast<size_t>(from.reader_bytes);

@@ -8,6 +8,7 @@
 #include <new>
 #include <optional>
 
+#include "base/pages.h"
 #include "kernels/attention.h"
 #include "kernels/row_independence.h"
 #include "kernels/row_products.h"
@@ -33,6 +34,11 @@ bool is_untouched_weight(const ggml_tensor& tensor) {
   return tensor.op == GGML_OP_NONE && tensor.buffer != nullptr &&
          ggml_backend_buffer_get_usage(tensor.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
          ggml_backend_buffer_is_host(tensor.buffer);
+}
+
+// Returns whether a buffer is a part of a file that libllama has mapped.
+bool is_mapped(ggml_backend_buffer_t buffer) {
+  return std::strcmp(ggml_backend_buffer_name(buffer), "CPU_Mapped") == 0;
 }
 
 // Returns where the `part`-th of `n_parts` nearly equal parts of `total` items begins.
@@ -243,6 +249,9 @@ std::unique_ptr<GraphKernels::Weight> GraphKernels::pack(const ggml_tensor* tens
   }
   auto weight = std::make_unique<Weight>(*this, *format, *tensor);
   bytes_ += weight->matrix.bytes();
+  // Whoever still reads a part of the original, as of the table of tokens, gets it from the file.
+  const auto* const original = static_cast<const char*>(tensor->data);
+  if (is_mapped(tensor->buffer)) give_back_pages(original, original + ggml_nbytes(tensor));
   return weight;
 }
 

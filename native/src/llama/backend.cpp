@@ -24,7 +24,7 @@ namespace corosrv {
 
 namespace {
 
-// Makes the full-sized context. Takes seconds where the KV cache has gigabytes.
+// Makes the full-sized context.
 using MakeContext = std::function<Context()>;
 
 int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
@@ -97,6 +97,10 @@ class LlamaBackend final : public Backend {
     if (!llama_memory_seq_rm(memory_, slot, kept.last_position + 1, -1)) llama_memory_seq_rm(memory_, slot, -1, -1);
   }
 
+  void give_back(int32_t slot) override {
+    if (context_.pages) context_.pages->give_back(slot);
+  }
+
   // libllama rotates the keys that have moved when it decodes next. Each cell belongs to one slot, also of a cache that
   // all slots share: nothing is copied by llama_memory_seq_cp(), whose cells would move for all of their sequences.
   void shift(int32_t slot, Cut cut) override {
@@ -116,6 +120,7 @@ class LlamaBackend final : public Backend {
       if (is_kept) held[static_cast<size_t>(other)] = save(other, std::numeric_limits<size_t>::max());
     }
     llama_memory_clear(memory_, true);
+    if (context_.pages) context_.pages->give_back_all();
     for (int32_t other = 0; other < slots_; ++other) {
       const Snapshot& snapshot = held[static_cast<size_t>(other)];
       if (snapshot.bytes && !read(context_.get(), other, snapshot)) {
@@ -157,6 +162,7 @@ class LlamaBackend final : public Backend {
     if (status.is_ok() && is_deterministic_ && info_.can_generate) status = decode(mixed_batch(token));
     if (status.is_ok() && shifts_context_ && info_.can_generate) status = try_shift();
     for (int32_t slot = 0; slot < slots_; ++slot) forget(slot, {});
+    if (context_.pages) context_.pages->give_back_all();
     if (kernels_) {
       if (!kernels_->violation().empty()) return broken_promise(StatusCode::kInvalid, kernels_->violation());
       info_.own_kernels = kernels_->is_used();
@@ -339,21 +345,21 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
 
   std::unique_ptr<GraphKernels> kernels = make_kernels(options, model.get(), options.is_deterministic);
   purpose.kernels = kernels.get();
-  const auto make_context = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
+  const auto make_sized = [options, raw_model = model.get()](ContextPurpose sized, int32_t tokens) {
     sized.tokens = tokens;  // fewer at first than the context is to have
-    return Context(llama_init_from_model(raw_model, context_params(options, sized)));
+    return make_context(raw_model, options, sized);
   };
   // Whether the memory of a sliding window can be shifted depends on its size.
   const bool may_grow = can_copy_memory(model.get()) && !(options.shifts_context && llama_model_n_swa(model.get()) > 0);
-  Context first = make_context(purpose, may_grow ? std::min(context, kFirstTokens) : context);
+  Context first = make_sized(purpose, may_grow ? std::min(context, kFirstTokens) : context);
   // libllama reports this of a context, not of a model.
   if (first && !llama_get_causal_attn(first.get())) {
     purpose.reads_whole = true;
     // Such sequences come alone where neighbours must not matter, and then any kernel will do.
-    first.reset();
+    first = {};
     kernels = make_kernels(options, model.get(), false);
     purpose.kernels = kernels.get();
-    first = make_context(purpose, context);
+    first = make_sized(purpose, context);
   }
   if (!first) {
     status = failure("libllama cannot make a context for", options.path);
@@ -375,7 +381,7 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
                                                 std::move(loaded), options, rows_of_step(options, purpose));
   status = backend->warm_up();
   if (!status.is_ok()) return nullptr;
-  backend->start_to_grow([=] { return make_context(purpose, context); });
+  backend->start_to_grow([=] { return make_sized(purpose, context); });
   return backend;
 }
 

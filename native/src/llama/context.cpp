@@ -14,10 +14,8 @@ ggml_type cache_type(const ModelOptions& options, int32_t chosen) {
   return options.is_deterministic ? GGML_TYPE_BF16 : static_cast<ggml_type>(chosen);
 }
 
-}  // namespace
-
-int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose) {
-  return purpose.reads_whole ? std::max(options.rows, purpose.tokens) : options.rows;
+bool computes_layers(const ModelOptions& options, const llama_model* model) {
+  return !llama_supports_gpu_offload() || options.placement.leaves_layers_of(llama_model_n_layer(model));
 }
 
 llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose) {
@@ -47,20 +45,33 @@ llama_context_params context_params(const ModelOptions& options, const ContextPu
   params.yarn_beta_slow = placement.yarn_beta_slow;
   params.yarn_orig_ctx = static_cast<uint32_t>(placement.yarn_orig_ctx);
   params.no_perf = true;
-  if (purpose.kernels != nullptr) {
-    params.cb_eval = &GraphKernels::on_node;
-    params.cb_eval_user_data = purpose.kernels;
-  }
   return params;
+}
+
+}  // namespace
+
+int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose) {
+  return purpose.reads_whole ? std::max(options.rows, purpose.tokens) : options.rows;
+}
+
+Context make_context(llama_model* model, const ModelOptions& options, const ContextPurpose& purpose) {
+  llama_context_params params = context_params(options, purpose);
+  Context context;
+  // Watching each node costs the devices time: where they have every layer, there is nothing to win.
+  if (purpose.kernels != nullptr || computes_layers(options, model)) {
+    context.pages = std::make_unique<SlotPages>(purpose.kernels);
+    params.cb_eval = &SlotPages::on_node;
+    params.cb_eval_user_data = context.pages.get();
+  }
+  context.handle.reset(llama_init_from_model(model, params));
+  if (context && context.pages) context.pages->find(context.get());
+  return context;
 }
 
 std::unique_ptr<GraphKernels> make_kernels(const ModelOptions& options, const llama_model* model,
                                            bool is_deterministic) {
   KernelChoice choice;
-  // Watching each node costs the devices time: where they have every layer, there is nothing to win.
-  const bool has_layers =
-      !llama_supports_gpu_offload() || options.placement.leaves_layers_of(llama_model_n_layer(model));
-  choice.is_faster_allowed = options.has_own_kernels && has_layers;
+  choice.is_faster_allowed = options.has_own_kernels && computes_layers(options, model);
   choice.max_bytes = static_cast<size_t>(options.copy_bytes);
   choice.is_deterministic = is_deterministic;
   return GraphKernels::make(choice);

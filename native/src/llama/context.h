@@ -1,10 +1,11 @@
-// Chooses the parameters of a model's context. Whether it fits into memory was planned before.
+// Makes a model's context. Whether it fits into memory was planned before.
 #pragma once
 
 #include <memory>
 
 #include "kernels/graph_kernels.h"
 #include "llama/handles.h"
+#include "llama/slot_pages.h"
 #include "model/options.h"
 
 namespace corosrv {
@@ -25,7 +26,17 @@ inline bool shares_context(const ModelOptions& options, const ContextPurpose& pu
   return options.shares_context && !purpose.reads_whole;
 }
 
-llama_context_params context_params(const ModelOptions& options, const ContextPurpose& purpose);
+// A context of libllama, which has taken no memory yet for what its slots are to hold.
+struct Context {
+  std::unique_ptr<SlotPages> pages;  // null where the processor computes no layer
+  ContextHandle handle;              // null if it could not be made
+
+  llama_context* get() const { return handle.get(); }
+  explicit operator bool() const { return handle != nullptr; }
+};
+
+// Any thread. Takes seconds where the KV cache has gigabytes.
+Context make_context(llama_model* model, const ModelOptions& options, const ContextPurpose& purpose);
 
 // Returns the largest number of rows of one step.
 int32_t rows_of_step(const ModelOptions& options, const ContextPurpose& purpose);

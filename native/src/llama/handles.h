@@ -19,7 +19,7 @@ struct FreeContext {
   void operator()(llama_context* context) const { llama_free(context); }
 };
 using Model = std::unique_ptr<llama_model, FreeModel>;
-using Context = std::unique_ptr<llama_context, FreeContext>;
+using ContextHandle = std::unique_ptr<llama_context, FreeContext>;
 
 // Owner of a llama_batch of a fixed capacity, of tokens or, where `width` is not 0, of embedding rows: libllama takes
 // no batch of both. `is_mrope`: rows have four positions each; tokens have one in any case.

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/pages.h"
 #include "loop/batches.h"
 
 namespace corosrv {
@@ -46,6 +47,12 @@ void side_by_side(std::vector<Item>& items, [[maybe_unused]] int32_t threads, Wo
 }
 
 // Minus infinity is what a model says of tokens that it never wants.
+// Negative is for ever.
+Clock::duration shorter(Clock::duration a, Clock::duration b) {
+  if (a < Clock::duration::zero() || b < Clock::duration::zero()) return std::max(a, b);
+  return std::min(a, b);
+}
+
 bool are_numbers(const float* logits, size_t n_logits) {
   return std::all_of(logits, logits + n_logits,
                      [](float logit) { return logit < std::numeric_limits<float>::infinity(); });
@@ -62,14 +69,16 @@ DecodeLoop::DecodeLoop(const Limits& limits, Inbox& inbox, Backend& backend)
       memory_(backend, sharing_.cache(), limits.slots),
       board_(limits.slots),
       budget_(limits.step_ms / 1000, limits.rows),
-      time_limits_(limits.queue_s, limits.stall_s) {
+      time_limits_(limits.queue_s, limits.stall_s),
+      idle_slots_(limits.slots, limits.idle_s) {
   stats_.slots = limits.slots;
   publish();
 }
 
 void DecodeLoop::run() {
   for (;;) {
-    const Clock::duration patience = time_limits_.patience(scheduler_, Clock::now());
+    const auto looked = Clock::now();
+    const Clock::duration patience = shorter(time_limits_.patience(scheduler_, looked), idle_slots_.patience(looked));
     const bool has_work = scheduler_.has_work();
     if (!has_work) side_process_.release();
     Inbox::Mail mail = inbox_.take(has_work, patience);
@@ -81,9 +90,13 @@ void DecodeLoop::run() {
     step();
     settle();
     answer_slot_requests();
+    if (is_closing) return publish();
+    give_back_idle();
     publish();
-    if (is_closing) return;
-    if (scheduler_.has_work()) side_process_.run_after(Clock::now() - begin, limits_.threads);
+    if (scheduler_.has_work()) {
+      side_process_.run_after(Clock::now() - begin, static_cast<int32_t>(scheduler_.n_running()),
+                              scheduler_.n_decoding() > 0, limits_.threads);
+    }
   }
 }
 
@@ -168,6 +181,7 @@ void DecodeLoop::answer_slot_requests() {
       return false;
     }
     memory_.run(*request);
+    idle_slots_.use(request->slot(), Clock::now());
     return true;
   };
   slot_requests_.erase(std::remove_if(slot_requests_.begin(), slot_requests_.end(), is_over), slot_requests_.end());
@@ -183,6 +197,7 @@ void DecodeLoop::step() {
   if (!waits_to_restore_) scheduler_.admit(begin);
   if (limits_.shared_cells == 0) sharing_.close_gaps(scheduler_);
   sharing_.begin(scheduler_);
+  idle_slots_.look(scheduler_, begin);
   signal();  // whoever wants to hear of it hears that its prompt is about to be read
 
   const Plan plan = scheduler_.plan(budget_.prompt_tokens(scheduler_.n_decoding(), scheduler_.n_prefilling()));
@@ -211,6 +226,7 @@ void DecodeLoop::shift_full(const Plan& plan) {
     sharing_.keep(sequence);
     backend_.shift(sequence.slot(), sequence.cut_of_full());
     sequence.shift();
+    idle_slots_.use_all(Clock::now());  // for their keys are rotated as well, by nothing
   }
 }
 
@@ -367,6 +383,20 @@ void DecodeLoop::make_room() {
   if (scheduler_.n_running() < 2) return;
   preempt(*scheduler_.first_to_give_way());
   scheduler_.hold_admission();
+}
+
+// A slot in each pass, so that nobody who comes meanwhile waits for long. With the last one the prefix cache is cut
+// down to what the weights take: a small model then rests small, and a large one hardly ever loses a prefix. What
+// malloc has kept of all of it goes, too.
+void DecodeLoop::give_back_idle() {
+  const auto now = Clock::now();
+  idle_slots_.look(scheduler_, now);
+  const int32_t slot = idle_slots_.take_due(now);
+  if (slot < 0) return;
+  backend_.give_back(slot);
+  if (!idle_slots_.is_at_rest()) return;
+  sharing_.cache().shrink(backend_.info().size);
+  give_back_freed();
 }
 
 void DecodeLoop::publish() {

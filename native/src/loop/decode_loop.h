@@ -9,6 +9,7 @@
 #include "handover/inbox.h"
 #include "handover/signals.h"
 #include "handover/slot_request.h"
+#include "loop/idle_slots.h"
 #include "loop/prefix_sharing.h"
 #include "loop/scheduler.h"
 #include "loop/side_process.h"
@@ -33,6 +34,7 @@ class DecodeLoop {
     double queue_s = 0;        // that a task may wait for its first slot; 0: as long as it takes
     double stall_s = 0;        // that a reader may be full; 0: as long as it is
     int32_t shared_cells = 0;  // tokens that all slots hold together, at most; 0: each has room for a whole context
+    double idle_s = 60;        // that a slot keeps its memory after its last use
   };
 
   // `inbox` and `backend` outlive the loop.
@@ -49,8 +51,9 @@ class DecodeLoop {
   LoopStats snapshot();
   std::vector<SlotStatus> slots() { return board_.read(); }
 
-  // Any thread: see SideProcess::set.
-  void set_side_process(int pidfd, double share) { side_process_.set(pidfd, share); }
+  // Any thread: see SideProcess::set and held.
+  void set_side_process(int pidfd, SideShare share) { side_process_.set(pidfd, share); }
+  Clock::duration side_process_held() { return side_process_.held(); }
 
  private:
   void take(Inbox::Mail mail);
@@ -76,6 +79,7 @@ class DecodeLoop {
   void preempt(Sequence& sequence);
   void settle();
   void signal();
+  void give_back_idle();
   void publish();
 
   const Limits limits_;
@@ -92,6 +96,7 @@ class DecodeLoop {
   SideProcess side_process_;
   StepBudget budget_;
   TimeLimits time_limits_;
+  IdleSlots idle_slots_;
   std::vector<Row> rows_;
   bool is_out_of_room_ = false;  // the step that runs found no room in the KV cache
 

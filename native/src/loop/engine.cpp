@@ -151,9 +151,15 @@ Status Engine::check_slot(int32_t slot) const {
                                           std::to_string(limits_.loop.slots - 1));
 }
 
-Status Engine::set_side_process(int pidfd, double share) {
+Status Engine::set_side_process(int pidfd, SideShare share) {
   if (backend() == nullptr) return Status(StatusCode::kNotReady, "the model is not loaded yet");
   loop_->set_side_process(pidfd, share);
+  return Status::ok();
+}
+
+Status Engine::side_process_held(Clock::duration& held) {
+  if (backend() == nullptr) return Status(StatusCode::kNotReady, "the model is not loaded yet");
+  held = loop_->side_process_held();
   return Status::ok();
 }
 

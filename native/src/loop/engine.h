@@ -63,8 +63,9 @@ class Engine {
   // Checks and queues; the request is answered in the end, whatever happens to the engine.
   Status request_slot(const std::shared_ptr<SlotRequest>& request);
   void drain(const std::string& reason) { inbox_->drain(reason); }
-  // See SideProcess::set; takes over `pidfd`.
-  Status set_side_process(int pidfd, double share);
+  // See SideProcess::set and held; takes over `pidfd`.
+  Status set_side_process(int pidfd, SideShare share);
+  Status side_process_held(Clock::duration& held);
   LoopStats stats();
   // Every slot; none before the model is loaded.
   std::vector<SlotStatus> slots();

@@ -83,6 +83,10 @@ void PrefixCache::keep(std::vector<Token> tokens, std::shared_ptr<const Snapshot
   entries_.push_front(std::move(entry));
 }
 
+void PrefixCache::shrink(size_t bytes) {
+  while (bytes_ > bytes && entries_.size() > 1) drop(std::prev(entries_.end()));
+}
+
 void PrefixCache::drop(Entries::iterator entry) {
   bytes_ -= entry->bytes();
   entries_.erase(entry);

@@ -50,6 +50,9 @@ class PrefixCache {
   // Drops the scope's entries that begin with all of `tokens`; false where there were none.
   bool forget(const std::vector<Token>& tokens, const SharingScope& scope);
 
+  // Lets go of the oldest until the others take no more than `bytes`; the one that was used last stays in any case.
+  void shrink(size_t bytes);
+
   size_t limit_bytes() const { return limit_bytes_; }
   size_t bytes() const { return bytes_; }
   size_t size() const { return entries_.size(); }

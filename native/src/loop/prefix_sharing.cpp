@@ -67,12 +67,16 @@ void PrefixSharing::keep(const Sequence& sequence) {
   if (snapshot.bytes) cache_.keep(std::move(tokens), std::move(snapshot), sequence.sharing_scope());
 }
 
+bool PrefixSharing::copy(const Sequence& sequence, int32_t slot) {
+  const Snapshot snapshot = backend_.save(sequence.slot(), kAnySize);
+  return snapshot.bytes && backend_.load(slot, snapshot, sequence.extent(sequence.n_computed()));
+}
+
 void PrefixSharing::close_gaps(Scheduler& scheduler) {
   if (!backend_.has_snapshots()) return;
   while (Sequence* sequence = scheduler.above_gap()) {
-    const Snapshot snapshot = backend_.save(sequence->slot(), kAnySize);
     const int32_t slot = scheduler.lowest_free_slot();
-    if (!snapshot.bytes || !backend_.load(slot, snapshot, sequence->extent(sequence->n_computed()))) return;
+    if (sequence->n_computed() > 0 && !copy(*sequence, slot)) return;
     backend_.forget(sequence->slot(), {});
     scheduler.move(*sequence, slot);
   }

@@ -36,6 +36,7 @@ class PrefixSharing {
  private:
   void find_leader(const Scheduler& scheduler, Sequence& sequence);
   void begin(Sequence& sequence);
+  bool copy(const Sequence& sequence, int32_t slot);
   bool may_share(const Sequence& sequence) const;
 
   Backend& backend_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/thread_annotations.h"
+#include "loop/side_share.h"
 #include "model/types.h"
 
 namespace corosrv {
@@ -18,18 +19,23 @@ class SideProcess {
   SideProcess(const SideProcess&) = delete;
   SideProcess& operator=(const SideProcess&) = delete;
 
-  // Any thread: from the next step on it is this process, whose `share` is its time as a part of a step's. Takes over
-  // `pidfd`; -1 for no process any more.
-  void set(int pidfd, double share);
+  // Any thread: from the next step on it is this process, which begins to wait now. Takes over `pidfd`; -1 for no
+  // process any more.
+  void set(int pidfd, SideShare share);
+  // Any thread: how long such processes were stopped, all told.
+  Clock::duration held();
 
   // Decode thread, and all that follows. Stops the process, before a step.
   void suspend();
-  // Lets the process run after a step that took `step`; the `threads` that compute steps sleep meanwhile.
-  void run_after(Clock::duration step, int32_t threads);
+  // Lets the process run after a step that took `step` of so many sequences; see side_time(). The `threads` that
+  // compute steps sleep meanwhile.
+  void run_after(Clock::duration step, int32_t n_running, bool delays_tokens, int32_t threads);
   // Lets the process run for as long as there are no steps.
   void release();
 
  private:
+  static constexpr Clock::time_point kRuns = Clock::time_point::max();
+
   class Descriptor {
    public:
     Descriptor() = default;
@@ -43,17 +49,24 @@ class SideProcess {
     int fd_ = -1;
   };
 
+  struct Change {
+    Descriptor pidfd;
+    SideShare share;
+    Clock::time_point since;  // it waits
+  };
+
   void take_change();
   void send(int signal);
+  void set_stopped(bool is_stopped);
 
-  Descriptor pidfd_;  // the decode thread's, as are the next two
-  double share_ = 0;
+  Change now_;  // the decode thread's, as is the next
   bool is_stopped_ = false;
 
   Mutex mutex_;
   bool is_changed_ GUARDED_BY(mutex_) = false;
-  Descriptor next_pidfd_ GUARDED_BY(mutex_);
-  double next_share_ GUARDED_BY(mutex_) = 0;
+  Change next_ GUARDED_BY(mutex_);
+  Clock::duration held_ GUARDED_BY(mutex_) = Clock::duration::zero();  // until the last time that it went on
+  Clock::time_point stopped_at_ GUARDED_BY(mutex_) = kRuns;
 };
 
 }  // namespace corosrv

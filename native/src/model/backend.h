@@ -119,6 +119,8 @@ class Backend {
   virtual void shift(int32_t, Cut) {}
   // Drops what `slot` holds behind `kept`.
   virtual void forget(int32_t slot, Extent kept) = 0;
+  // Gives the memory of `slot`, which holds nothing, back to the system; whatever it holds next takes it again.
+  virtual void give_back(int32_t) {}
   // Drops all that `slot` holds, and overwrites it: numbers that are none would spoil what the slot holds next.
   virtual void wipe(int32_t slot) { forget(slot, {}); }
 

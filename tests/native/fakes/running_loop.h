@@ -44,7 +44,7 @@ class RunningLoop {
 
   LoopStats stats() { return loop_->snapshot(); }
   std::vector<SlotStatus> slots() { return loop_->slots(); }
-  void set_side_process(int pidfd, double share) { loop_->set_side_process(pidfd, share); }
+  void set_side_process(int pidfd, SideShare share) { loop_->set_side_process(pidfd, share); }
 
   void close(const std::string& reason) {
     inbox->close(reason);  // before another step is taken

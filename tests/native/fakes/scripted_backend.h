@@ -62,6 +62,11 @@ class ScriptedBackend final : public Backend {
     std::lock_guard<std::mutex> lock(mutex_);
     return faults_;
   }
+  // Slots whose memory was given back, in order.
+  std::vector<int32_t> given_back() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return given_back_;
+  }
   // What was loaded of snapshots.
   std::vector<Extent> loads() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -149,6 +154,12 @@ class ScriptedBackend final : public Backend {
     ++n_shifts;
   }
 
+  void give_back(int32_t slot) override {
+    if (!held_[slot].empty()) fault("slot " + std::to_string(slot) + " was given back while it held something");
+    std::lock_guard<std::mutex> lock(mutex_);
+    given_back_.push_back(slot);
+  }
+
   void wipe(int32_t slot) override {
     ++n_wiped;
     forget(slot, {});
@@ -171,6 +182,7 @@ class ScriptedBackend final : public Backend {
   bool load(int32_t slot, const Snapshot& snapshot, Extent wanted) override {
     std::vector<Token>& held = held_[slot];
     if (!held.empty()) fault("slot " + std::to_string(slot) + " got a snapshot while it held something");
+    if (wanted.n_tokens == 0) fault("nothing of a snapshot was wanted");
     if (fails_to_load) return false;
     held.resize(snapshot.size / sizeof(Token));
     std::memcpy(held.data(), snapshot.bytes.get(), snapshot.size);
@@ -288,6 +300,7 @@ class ScriptedBackend final : public Backend {
   std::vector<Rows> batches_;
   std::vector<Adapters> adapters_;
   std::vector<Extent> loads_;
+  std::vector<int32_t> given_back_;
   std::vector<std::vector<Token>> names_;  // of each batch's rows
   std::vector<std::string> faults_;
 };

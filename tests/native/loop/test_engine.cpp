@@ -224,7 +224,7 @@ TEST("an engine that dies lets a side process go on") {
     backend.gate.shut();
     backend.on_forget = [](int32_t) { throw std::runtime_error("the device fell off the bus"); };
   });
-  CHECK(engine->set_side_process(child.open(), 0.1).is_ok());
+  CHECK(engine->set_side_process(child.open(), {0.1}).is_ok());
   const auto client = engine.submit(make_task('e', 1, 1));
   REQUIRE(engine.model.load()->gate.wait_until_held());
   CHECK(child.becomes_stopped());

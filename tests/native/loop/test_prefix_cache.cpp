@@ -154,6 +154,21 @@ TEST("bytes are those of tokens and snapshots, and never more than the limit") {
 }
 
 // What a scan instead of a tree costs where it is worst: every entry shares the searched prefix.
+TEST("a cache that shrinks keeps what was used last, and of the rest what fits") {
+  PrefixCache cache(kLots);
+  for (Token kind = 0; kind < 4; ++kind) cache.keep(tokens(20, kind), snapshot(1000));
+  CHECK(cache.covers(tokens(20, 0)));
+
+  cache.shrink(2 * (1000 + 20 * sizeof(Token)));
+  CHECK_EQ(cache.size(), size_t{2});
+  CHECK(cache.covers(tokens(20, 3)));
+  CHECK(cache.covers(tokens(20, 0)));
+
+  cache.shrink(0);
+  CHECK_EQ(cache.size(), size_t{1});
+  CHECK(cache.covers(tokens(20, 0)));
+}
+
 TEST("a thousand entries with 400 tokens in common are searched in less than a step's time") {
   PrefixCache cache(1 << 30);
   for (Token kind = 0; kind < 1000; ++kind) cache.keep(tokens(400) + tokens(30, 1 + 1000 * kind), snapshot(1));

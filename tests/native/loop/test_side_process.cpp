@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 TEST("a side process stands still from a step's beginning on, and goes on when there are no steps") {
   const Child child;
   SideProcess side;
-  side.set(child.open(), 0.5);
+  side.set(child.open(), {0.5});
   CHECK(child.goes_on());
 
   side.suspend();
@@ -29,36 +29,72 @@ TEST("a side process stands still from a step's beginning on, and goes on when t
 TEST("a side process runs for its share of the step's time") {
   const Child child;
   SideProcess side;
-  side.set(child.open(), 0.5);
+  side.set(child.open(), {0.05});
   side.suspend();
   REQUIRE(child.becomes_stopped());
 
   const auto begin = Clock::now();
-  std::thread step([&] { side.run_after(milliseconds(400), 1); });
+  std::thread step([&] { side.run_after(milliseconds(kPatience), 1, true, 1); });
   const bool has_run = child.goes_on();
   step.join();
   const auto took = Clock::now() - begin;
 
   CHECK(has_run);
-  CHECK(took >= milliseconds(200));
-  CHECK(took < milliseconds(400));
+  CHECK(took >= milliseconds(kPatience / 20));
+  CHECK(took < milliseconds(kPatience));
   CHECK(child.becomes_stopped());
+}
+
+TEST("the time for which a side process is stopped is counted, and no other") {
+  const Child child;
+  SideProcess side;
+  side.set(child.open(), {0.5});
+  CHECK(side.held() == Clock::duration::zero());
+
+  const auto begin = Clock::now();
+  side.suspend();
+  REQUIRE(eventually([&] { return Clock::now() - begin > milliseconds(50); }));
+  const auto held = side.held();
+  CHECK(held >= milliseconds(50));
+
+  side.run_after(milliseconds(1000), 1, true, 1);
+  side.release();
+  const auto took = Clock::now() - begin;
+  CHECK(side.held() >= held);
+  CHECK(side.held() <= took - milliseconds(450));
+}
+
+TEST("a side process without a share of its own counts as one more sequence, and gets more while it waits") {
+  const Child child;
+  SideProcess side;
+  side.set(child.open(), {0, 10.0, 0.02});
+  side.suspend();
+
+  const auto begin = Clock::now();
+  side.run_after(milliseconds(100), 4, true, 1);
+  const auto first = Clock::now() - begin;
+  CHECK(first >= milliseconds(25));
+  REQUIRE(eventually([&] { return Clock::now() - begin > milliseconds(100); }));  // more than four times the usual
+
+  const auto later = Clock::now();
+  side.run_after(milliseconds(100), 4, true, 1);
+  CHECK(Clock::now() - later >= milliseconds(100));
 }
 
 TEST("a side process that is replaced goes on") {
   const Child first;
   const Child second;
   SideProcess side;
-  side.set(first.open(), 0.5);
+  side.set(first.open(), {0.5});
   side.suspend();
   REQUIRE(first.becomes_stopped());
 
-  side.set(second.open(), 0.5);
+  side.set(second.open(), {0.5});
   side.suspend();
   CHECK(first.goes_on());
   CHECK(second.becomes_stopped());
 
-  side.set(-1, 0.5);
+  side.set(-1, {0.5});
   side.suspend();
   CHECK(second.goes_on());
 }
@@ -66,12 +102,12 @@ TEST("a side process that is replaced goes on") {
 TEST("a side process that has ended takes no time") {
   Child child;
   SideProcess side;
-  side.set(child.open(), 1.0);
+  side.set(child.open(), {1.0});
   side.suspend();
   child.end();
 
   const auto begin = Clock::now();
-  side.run_after(milliseconds(kPatience), 1);
+  side.run_after(milliseconds(kPatience), 1, true, 1);
   CHECK(Clock::now() - begin < milliseconds(kPatience));
 }
 
@@ -80,7 +116,7 @@ TEST("the loop stops a side process while it computes, and lets it go on when no
   RunningLoop loop;
   loop.backend.gate.shut();
   loop.start();
-  loop.set_side_process(child.open(), 0.1);
+  loop.set_side_process(child.open(), {0.1});
   const auto client = loop.submit(make_task('a', 4, 8));
   REQUIRE(loop.backend.gate.wait_until_held());
   CHECK(child.becomes_stopped());
@@ -95,7 +131,7 @@ TEST("a side process runs between two steps") {
   RunningLoop loop;
   loop.backend.gate.shut();
   loop.start();
-  loop.set_side_process(child.open(), 10.0);
+  loop.set_side_process(child.open(), {10.0});
   const auto client = loop.submit(make_task('a', 4, 3));
   REQUIRE(loop.backend.gate.wait_until_held());
   REQUIRE(child.becomes_stopped());
@@ -114,7 +150,7 @@ TEST("a loop that ends lets a side process go on") {
     RunningLoop loop;
     loop.backend.gate.shut();
     loop.start();
-    loop.set_side_process(child.open(), 0.1);
+    loop.set_side_process(child.open(), {0.1});
     const auto client = loop.submit(make_task('a', 4, 8));
     REQUIRE(loop.backend.gate.wait_until_held());
     REQUIRE(child.becomes_stopped());

@@ -68,6 +68,32 @@ TEST("a gap stays where memory cannot be copied, or the copy cannot be loaded, a
   check_gap_stays(true, true);
 }
 
+TEST("a sequence that has computed nothing closes a gap without a copy") {
+  RunningLoop loop(sharing(4, 8));
+  loop.backend.gate.shut_after(1);
+  loop.start();
+  const auto first = loop.submit(make_task('1', 3, 1000));
+  const auto second = loop.submit(make_task('2', 400, 5));
+  const auto third = loop.submit(make_task('3', 400, 5));
+  const auto fourth = loop.submit(make_task('4', 900, 5));  // gets no row before one of these has read its prompt
+  REQUIRE(loop.backend.gate.wait_until_held());
+  first->reader().cancel();
+  loop.backend.gate.open();
+
+  CHECK(second->finish());
+  CHECK(third->finish());
+  CHECK(fourth->finish());
+
+  int32_t slot = -1;
+  for (const Rows& rows : loop.backend.batches()) {
+    for (const Row& row : rows) {
+      if (row.token == '4' && row.position == 0) slot = row.slot;
+    }
+  }
+  CHECK(slot < 3);
+  CHECK_EQ(loop.backend.faults(), std::vector<std::string>{});
+}
+
 TEST("a slot that was left to close a gap holds nothing of who was there") {
   RunningLoop loop(sharing(4, 64, 0));
   loop.backend.gate.shut_after(1);
