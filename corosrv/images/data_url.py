@@ -1,4 +1,4 @@
-"""Reads base64 and data URLs, strictly: a character too much or too few is an error and no guess."""
+"""Reads base64, in which lines may break, and data URLs, strictly: any other character too much is an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ def read_data_url(url: str, param: str, max_bytes: int) -> bytes:
 
 
 def read_base64(text: str, param: str, max_bytes: int) -> bytes:
-    """Returns what base64 stands for, `max_bytes` at most. Gives way to others. Raises InvalidImage."""
+    """Returns what base64 stands for, `max_bytes` at most. Gives way to others. Raises InvalidImage.
+
+    Line breaks are skipped: `base64` and `encodebytes` of Python put some there.
+    """
+    if "\n" in text or "\r" in text:
+        text = text.replace("\n", "").replace("\r", "")
     if not text:
         raise InvalidImage(f"{param}: the image is empty", param)
     n_bytes = len(text) * 3 // 4 - text[-2:].count("=")
@@ -50,5 +55,5 @@ def read_base64(text: str, param: str, max_bytes: int) -> bytes:
 
 
 def _not_base64(param: str) -> InvalidImage:
-    words = "A-Z, a-z, 0-9, + and /, padded with =, without spaces and line breaks"
+    words = "A-Z, a-z, 0-9, + and /, padded with =, without spaces"
     return InvalidImage(f"{param}: the image is not base64: {words}", param)

@@ -70,7 +70,8 @@ def answer(message: DecodeImage, fds: tuple[int, ...]) -> ToServer:
     limit_resources(PIXEL_BYTES * message.n_pixels + 2 * message.n_bytes + SPARE_BYTES, CPU_SECONDS)
     try:
         data = bytes(attached.map_value(source, message.n_bytes))
-        width, height, pixels = decode(data, ImageFormat(message.image_format), message.n_pixels, message.param)
+        image_format = ImageFormat(message.image_format)
+        width, height, pixels = decode(data, image_format, message.n_pixels, message.param, message.max_side)
     except InvalidImage as error:
         return DecodingRefused(str(error))
     with mmap.mmap(room, 3 * message.n_pixels) as target:

@@ -21,6 +21,7 @@ class DecodeImage(_Message, frozen=True, tag="decode"):
     n_bytes: int  # of the file
     n_pixels: int  # of its header
     param: str  # where the image stood in the request, for the words of a refusal
+    max_side: int = 0  # pixels of the longer side, to which a larger image is made smaller; 0: it stays as it is
 
 
 class ImageDecoded(_Message, frozen=True, tag="decoded"):

@@ -42,14 +42,14 @@ class DecoderPool:
         except DecoderUnavailable as error:  # the first image tries again
             log.error("%s", error)
 
-    def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
-        """Decodes an image whose header has `n_pixels`. Waits, for its turn as well.
+    def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, max_side: int = 0) -> Image:
+        """Decodes an image whose header has `n_pixels`. Waits, for its turn as well. `max_side`: see DecodeImage.
 
         An image that nobody waits for any more is decoded to its end. Raises InvalidImage, DecoderUnavailable, TooBusy.
         """
         if not self._permits.acquire(timeout=WAIT):
             raise TooBusy("too many images are being decoded: try again")
-        message = DecodeImage(image_format.value, len(data), n_pixels, param)
+        message = DecodeImage(image_format.value, len(data), n_pixels, param, max_side)
         outcome: Image | CorosrvError = gevent.spawn(self._outcome, message, data).get()
         if isinstance(outcome, CorosrvError):
             raise outcome

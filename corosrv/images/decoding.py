@@ -51,11 +51,14 @@ def check_pillow() -> None:
         raise NotOffered("this server cannot decode images: it needs Pillow (pip install 'corosrv[images]')")
 
 
-def decode(data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> tuple[int, int, bytes]:
+def decode(
+    data: bytes, image_format: ImageFormat, n_pixels: int, param: str, max_side: int = 0
+) -> tuple[int, int, bytes]:
     """Returns width, height and pixels of an image whose dimensions are checked; of an animation, of the first frame.
 
-    `n_pixels`: of its header. Computes for up to a second. Raises InvalidImage for a file that is truncated or damaged,
-    or takes too much memory, and for a GIF whose frame has more pixels than its header says.
+    `n_pixels`: of its header. `max_side`: see DecodeImage. Computes for up to a second. Raises InvalidImage for a file
+    that is truncated or damaged, or takes too much memory, and for a GIF whose frame has more pixels than its header
+    says.
     """
     import PIL.Image
 
@@ -65,8 +68,10 @@ def decode(data: bytes, image_format: ImageFormat, n_pixels: int, param: str) ->
             if picture.width * picture.height > n_pixels:
                 raise InvalidImage(f"{param}: the {image_format.name} has a frame larger than its header says", param)
             picture.load()
-            upright = _upright(picture)
-        return *upright.size, _rgb(upright).tobytes()
+            upright = _rgb(_upright(picture))
+        if max_side and max(upright.size) > max_side:
+            upright.thumbnail((max_side, max_side))
+        return *upright.size, upright.tobytes()
     except InvalidImage:
         raise
     except MemoryError:

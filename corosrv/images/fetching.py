@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
@@ -26,9 +26,29 @@ from corosrv.outgoing.urls import is_http_url, origin
 from corosrv.waits.elsewhere import call_in_thread
 
 MAX_URL = 4096  # characters
-_AT_ONCE = 8  # of all requests, each of which may hold as many bytes as an image has
+_AT_ONCE = 16  # of all requests, each of which may hold as many bytes as an image has
+_AT_ONCE_OF_HOST = 4  # so that a host that does not answer leaves others their fetches
 _PIECE = 65_536  # bytes of one read
 _CODE = "image_not_fetched"
+
+
+class _HostPermits:
+    """Permits to fetch from one host, and how many fetches have or want one."""
+
+    def __init__(self) -> None:
+        self.semaphore = BoundedSemaphore(_AT_ONCE_OF_HOST)
+        self.n_users = 0
+
+
+@contextlib.contextmanager
+def _hold_permit(permits: BoundedSemaphore, ends_at: float, refusal: str) -> Iterator[None]:
+    """Holds a permit for the block. Waits for it; raises TooBusy where there is none in time."""
+    if not permits.acquire(timeout=max(0.0, ends_at - time.monotonic())):
+        raise TooBusy(refusal)
+    try:
+        yield
+    finally:
+        permits.release()
 
 
 class ImageFetcher:
@@ -40,6 +60,7 @@ class ImageFetcher:
         self._seconds = seconds
         self._http = urllib3.PoolManager(num_pools=16, retries=False)
         self._permits = BoundedSemaphore(_AT_ONCE)
+        self._hosts: dict[str, _HostPermits] = {}  # that images are fetched from, or waited for, now
 
     def fetch(self, url: str, param: str) -> bytes:
         """Returns the content of a URL. Waits, for `seconds` at most.
@@ -51,17 +72,34 @@ class ImageFetcher:
             raise NotSupported(f"{param}: this server fetches no images: send a data URL", param, "unsupported_content")
         if len(url) > MAX_URL or not is_http_url(url) or urlsplit(url).username is not None:
             raise InvalidImage(f"{param}: an image's URL is a data URL, or one of http or https without a user", param)
-        if not self._permits.acquire(timeout=self._seconds):
-            raise TooBusy("too many images are being fetched: try again")
         try:
-            return self._within_time(url, param)
+            with self._permit(str(origin(url)[1])):
+                return self._within_time(url, param)
         except (DestinationRefused, RedirectRefused) as error:
             raise InvalidImage(f"{param}: {error}", param, _CODE) from None
         except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError):
             # No more than that: it would tell clients about hosts and ports.
             raise InvalidImage(f"{param}: the image could not be fetched", param, _CODE) from None
+
+    @contextlib.contextmanager
+    def _permit(self, host: str) -> Iterator[None]:
+        """Waits for a permit of the host, and only then for one of all: who waits for a host holds nothing of others.
+
+        Raises TooBusy.
+        """
+        ends_at = time.monotonic() + self._seconds
+        permits = self._hosts.setdefault(host, _HostPermits())
+        permits.n_users += 1
+        try:
+            with (
+                _hold_permit(permits.semaphore, ends_at, f"too many images of {host} are being fetched: try again"),
+                _hold_permit(self._permits, ends_at, "too many images are being fetched: try again"),
+            ):
+                yield
         finally:
-            self._permits.release()
+            permits.n_users -= 1
+            if not permits.n_users:
+                del self._hosts[host]
 
     def _within_time(self, url: str, param: str) -> bytes:
         with gevent.Timeout(self._seconds, self._too_slow(param)):

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Protocol
 
+from corosrv.errors import Refused
 from corosrv.jobs import Image
+
+
+class ImageDetail(Enum):
+    """Says how much of an image is to be read, as `detail` of OpenAI's APIs does."""
+
+    AUTO = "auto"
+    LOW = "low"
+    HIGH = "high"
+    ORIGINAL = "original"
+
+
+def read_detail(value: object, param: str) -> ImageDetail:
+    """Returns the detail that a client names; none is AUTO. Raises Refused."""
+    if value is None:
+        return ImageDetail.AUTO
+    words = [detail.value for detail in ImageDetail]
+    if value not in words:
+        raise Refused(f"{param} must be one of {', '.join(words)}, not {str(value)[:40]!r}", param)
+    return ImageDetail(value)
 
 
 class ImageIntake(Protocol):
@@ -14,7 +35,7 @@ class ImageIntake(Protocol):
         """Raises Refused if the request must not have that many, before the first of them is read."""
         ...
 
-    def from_url(self, url: str, param: str) -> Image:
+    def from_url(self, url: str, param: str, detail: ImageDetail = ImageDetail.AUTO) -> Image:
         """Reads the image that a URL has or leads to; `param` is where it stood. May wait. Raises Refused."""
         ...
 

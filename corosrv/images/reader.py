@@ -12,7 +12,7 @@ from corosrv.images.decoders import DecoderPool
 from corosrv.images.decoding import check_dimensions, check_pillow
 from corosrv.images.dimensions import read_dimensions
 from corosrv.images.fetching import ImageFetcher
-from corosrv.images.intake import ImageIntake
+from corosrv.images.intake import ImageDetail, ImageIntake
 from corosrv.images.memory import ImageMemory, MemoryLease
 from corosrv.images.recent import RecentImages, file_key
 from corosrv.images.recognition import ImageFormat, recognise
@@ -22,6 +22,7 @@ from corosrv.settings.images import PIXEL_BYTES
 from corosrv.waits import call_in_thread
 
 CAPABILITY = "images"
+LOW_SIDE = 512  # pixels of the longer side of an image of low detail, as OpenAI has it
 _RECENT_SHARE = 8  # part of the memory of images that those decoded last may take
 _LARGE = 1 << 18  # bytes of a file that is hashed in a thread
 
@@ -75,35 +76,42 @@ class ImageReader:
             self._recent.clear()
         return self.memory.lend(n_bytes)
 
-    def decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, keeps_file: bool) -> Image:
+    def decode(
+        self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, keeps_file: bool, max_side: int = 0
+    ) -> Image:
         """Decodes an image, unless its file was decoded lately. Waits. Its memory is counted until nobody has it.
+
+        `max_side`: pixels of the longer side, to which a larger image is made smaller; 0: it stays as it is.
 
         A file that is larger than its pixels is not kept. Raises InvalidImage, TooManyImages, DecoderUnavailable and
         TooBusy.
         """
         caller = self._find_caller()
         if caller is None:
-            image = self._decode(data, image_format, n_pixels, param)
+            image = self._decode(data, image_format, n_pixels, param, max_side)
         else:
-            image = self._decode_once(caller, data, image_format, n_pixels, param)
+            image = self._decode_once(caller, data, image_format, n_pixels, param, max_side)
         if not keeps_file or len(data) >= PIXEL_BYTES * n_pixels:
             return image
         return replace(image, file=data, lease=(image.lease, self.lend(len(data))))
 
-    def _decode_once(self, caller: str, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
+    def _decode_once(
+        self, caller: str, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, max_side: int
+    ) -> Image:
         """Decodes an image, unless the caller has sent its file before and its pixels are still here."""
-        key = call_in_thread(file_key, caller, data) if len(data) > _LARGE else file_key(caller, data)
+        arguments = caller, data, max_side
+        key = call_in_thread(file_key, *arguments) if len(data) > _LARGE else file_key(*arguments)
         image = self._recent.find(key)
         if image is None:
-            image = self._decode(data, image_format, n_pixels, param)
+            image = self._decode(data, image_format, n_pixels, param, max_side)
             self._recent.keep(key, image)
         return image
 
-    def _decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str) -> Image:
+    def _decode(self, data: bytes, image_format: ImageFormat, n_pixels: int, param: str, max_side: int) -> Image:
         """Decodes an image in another process. Waits for its turn."""
         lease = self.lend(PIXEL_BYTES * n_pixels)
         try:
-            return replace(self._decoders.decode(data, image_format, n_pixels, param), lease=lease)
+            return replace(self._decoders.decode(data, image_format, n_pixels, param, max_side), lease=lease)
         except BaseException:
             lease.close()
             raise
@@ -125,12 +133,12 @@ class RequestImages(ImageIntake):
         if self._n_images + n_images > most:
             raise InvalidImage(f"{param}: {self._n_images + n_images} images, and a request has {most} at most", param)
 
-    def from_url(self, url: str, param: str) -> Image:
+    def from_url(self, url: str, param: str, detail: ImageDetail = ImageDetail.AUTO) -> Image:
         """Reads an image from a data URL, or fetches it. Waits; raises as `from_base64` and ImageFetcher.fetch do."""
         self._count(param)
         if is_data_url(url):
-            return self._image(read_data_url(url, param, self._settings.image_bytes), param)
-        return self._image(self._reader.fetcher.fetch(url, param), param)
+            return self._image(read_data_url(url, param, self._settings.image_bytes), param, detail)
+        return self._image(self._reader.fetcher.fetch(url, param), param, detail)
 
     def from_base64(self, text: str, param: str) -> Image:
         """Reads an image. Waits while it is decoded.
@@ -148,14 +156,15 @@ class RequestImages(ImageIntake):
         self._n_images += 1
         self.expect(0, param)
 
-    def _image(self, data: bytes, param: str) -> Image:
+    def _image(self, data: bytes, param: str, detail: ImageDetail = ImageDetail.AUTO) -> Image:
         image_format = recognise(data, param)
         width, height = read_dimensions(data, image_format, param)
         check_dimensions(width, height, self._settings.image_pixels, param)
         self._count_pixels(width * height, param)
         check_pillow()
         with self._reader.lend(len(data)):
-            return self._reader.decode(data, image_format, width * height, param, self._keeps_files)
+            max_side = LOW_SIDE if detail is ImageDetail.LOW else 0
+            return self._reader.decode(data, image_format, width * height, param, self._keeps_files, max_side)
 
     def _count_pixels(self, n_pixels: int, param: str) -> None:
         self._n_pixels += n_pixels

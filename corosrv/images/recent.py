@@ -11,9 +11,9 @@ from corosrv.waits import ThreadLock
 FileKey = tuple[str, bytes]  # the caller, for whom alone it is kept: others would learn from the time that it was sent
 
 
-def file_key(caller: str, data: bytes) -> FileKey:
-    """Hashes an image's file: half a millisecond for a megabyte."""
-    return caller, hashlib.sha256(data).digest()
+def file_key(caller: str, data: bytes, max_side: int = 0) -> FileKey:
+    """Hashes an image's file: half a millisecond for a megabyte. `max_side`: to which its pixels are made smaller."""
+    return caller, hashlib.sha256(data).digest() + max_side.to_bytes(4, "little")
 
 
 class RecentImages:

@@ -27,7 +27,7 @@ def test_a_data_url_is_read(head: str):
 MANY = "ABCD" * 80_000  # more than one piece
 PIECE = "ABCD" * (1 << 16)
 NOT_BASE64 = (
-    "A", "AB", "ABC", "ABCDE", "AB=C", "A===", "====", "=ABC", "ABCD\n", "AB CD", "AB_-", "ABC\u00e9", "\uff11ABC",
+    "A", "AB", "ABC", "ABCDE", "AB=C", "A===", "====", "=ABC", "ABCD ", "AB CD", "AB_-", "ABC\u00e9", "\uff11ABC",
     "QQ==QQ==", MANY + "A=BC", "A=BC" + MANY, "QQ==" + MANY, PIECE[:-4] + "QQ==" + "ABCD",
 )  # fmt: skip
 OTHER_URLS = (
@@ -58,6 +58,17 @@ def test_what_is_not_base64_is_refused(text: str):
         read_base64(text, "messages[0]", 1 << 20)
 
     assert refused.value.param == "messages[0]"
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+@pytest.mark.parametrize("n_bytes", [255, 300_000])
+def test_line_breaks_are_skipped(n_bytes: int, line_break: str):
+    data = (DATA * (n_bytes // len(DATA) + 1))[:n_bytes]
+    text = base64(data)
+    lines = line_break.join(text[start : start + 76] for start in range(0, len(text), 76)) + line_break
+
+    assert read_base64(lines, "image", n_bytes) == data
+    assert read_data_url("data:image/png;base64," + lines, "image", n_bytes) == data
 
 
 @pytest.mark.parametrize("url", OTHER_URLS)

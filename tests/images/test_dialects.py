@@ -172,6 +172,8 @@ def test_an_image_where_none_belongs_is_refused_by_its_place(ask, sent, param: s
         (chat, {"type": "image_url"}, "messages[0].content[0].image_url"),
         (chat, image_url(BAD_URL), "messages[0].content[0].image_url"),
         (chat, image_url("file:///etc/passwd"), "messages[0].content[0].image_url"),
+        (chat, image_url({"url": RED_URL, "detail": "ultra"}), "messages[0].content[0].image_url.detail"),
+        (respond, input_image(RED_URL, detail=7), "input[0].content[0].detail"),
         (respond, input_image(None), "input[0].content[0].image_url"),
         (respond, input_image({"url": RED_URL}), "input[0].content[0].image_url"),
         (respond, input_image(BAD_URL), "input[0].content[0].image_url"),
@@ -188,6 +190,21 @@ def test_an_image_that_cannot_be_read_is_refused_by_its_place(ask, content, para
     with pytest.raises(Refused) as refused:
         ask(said("user", content))
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("detail", "size"),
+    [("low", (512, 256)), ("high", (1024, 512)), ("auto", (1024, 512)), ("original", (1024, 512)), (None, (1024, 512))],
+)
+@pytest.mark.parametrize("ask", [chat, respond])
+def test_an_image_of_low_detail_is_made_smaller(ask, detail, size):
+    url = data_url(plain("PNG", (1024, 512)))
+    content = image_url({"url": url, "detail": detail}) if ask is chat else input_image(url, detail=detail)
+
+    (turn,) = ask(said("user", content))
+
+    (image,) = turn["content"]
+    assert (image.width, image.height) == size
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,21 @@ def test_more_fetches_than_may_run_wait_and_are_told_to_come_again(served, monke
     assert str(busy[0]) == "too many images are being fetched: try again"
 
 
+def test_a_host_that_does_not_answer_delays_no_other(served, hearing):
+    images = fetcher("127.0.0.1", "127.0.0.2", seconds=WAIT)
+    (silent, _), (url, _) = hearing, served
+    waiting = [
+        gevent.spawn(images.fetch, silent.replace("127.0.0.1", "127.0.0.2") + "/silent", "image") for _ in range(20)
+    ]
+    gevent.idle()
+
+    with gevent.Timeout(WAIT / 2):
+        assert images.fetch(url, "image") == PNG
+
+    gevent.killall(waiting)
+    assert images._hosts == {}
+
+
 @pytest.fixture
 def hearing() -> Iterator[tuple[str, Event]]:
     """The URL of a server that sends pieces of an image for ever, or nothing at all, and when its client hung up."""

@@ -113,6 +113,7 @@ def test_openais_client_goes_on_with_a_response_that_had_an_image(server: Server
     assert first.usage.input_tokens > N_ROWS
     assert second.usage.input_tokens > first.usage.input_tokens
     assert second.usage.input_tokens_details.cached_tokens > N_ROWS
+    assert second.usage.input_tokens_details.image_tokens == N_ROWS
 
 
 def test_anthropics_client_sends_images_and_results_of_tools_with_some(server: Server):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from corosrv.encoder.idle_policy import IdlePolicy
 from tests.serve.image_server import Files, chat, png, post
 from tests.serve.server import servers
 from tests.serve.wire import CHAT, request
@@ -54,7 +53,7 @@ def encoder(server):
 def test_an_encoder_is_stopped_during_steps_and_its_image_is_answered(server, files, encoder, threads):
     waiting = threads.submit(post, server, chat(png(width=SLOW)))
     eventually(lambda: state_of(encoder) == "T", what="a stop of the encoder")
-    assert os.sched_getscheduler(encoder) == (os.SCHED_IDLE if IdlePolicy().is_allowed else os.SCHED_BATCH)
+    assert os.sched_getscheduler(encoder) == os.SCHED_BATCH
 
     files.gate.touch()
 

@@ -93,6 +93,7 @@ def test_an_image_that_comes_again_is_neither_encoded_nor_prefilled(server):
     assert second["choices"] == first["choices"]
     assert second["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= N_ROWS
+    assert second["usage"]["prompt_tokens_details"]["image_tokens"] == N_ROWS
 
 
 def test_another_image_has_another_answer(server):
@@ -147,6 +148,7 @@ def test_the_model_says_that_it_takes_images(server):
 
     assert "images" in listed["models"][0]["capabilities"]
     assert "images" in listed["data"][0]["capabilities"]
+    assert listed["data"][0]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     assert listed["data"][0]["meta"]["row_width"] == N_EMBD
     assert server.get("/v1/models/tiny")[1]["capabilities"] == listed["data"][0]["capabilities"]
     assert server.get("/props")[1]["modalities"]["vision"] is True

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-FATAL, SLOW = 57, 58  # pixels' width of an image that the encoder dies of, and of one that waits for the gate
+# Pixels' width of an image that the encoder dies of, of one that waits for the gate, and of one that has no end.
+FATAL, SLOW, BUSY = 57, 58, 59
 CRASHING, HANGING, GREEDY = 601, 602, 603  # of images that end their decoder, never end there, or take a gigabyte
 FOLDER = Path(__file__).parent / "image_faults"
 

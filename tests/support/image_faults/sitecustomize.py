@@ -1,8 +1,8 @@
 """Gives encoders and decoders faults, where this folder is on PYTHONPATH: Python imports this file at its start.
 
 To an encoder, an image of FATAL pixels' width is death when its encode begins. With one of SLOW pixels' width it waits
-until the file that ENCODER_GATE names is there. To a decoder, one of CRASHING pixels' width is a segmentation fault;
-HANGING makes it wait for ever, and GREEDY take a gigabyte.
+until the file that ENCODER_GATE names is there; with one of BUSY pixels' width it computes for ever. To a decoder, one
+of CRASHING pixels' width is a segmentation fault; HANGING makes it wait for ever, and GREEDY take a gigabyte.
 """
 
 import os
@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-FATAL, SLOW = 57, 58  # pixels
+FATAL, SLOW, BUSY = 57, 58, 59  # pixels
 CRASHING, HANGING, GREEDY = 601, 602, 603
 
 
@@ -24,6 +24,8 @@ def _give_faults_to_encoder() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         while width == SLOW and not os.path.exists(os.environ["ENCODER_GATE"]):
             time.sleep(0.01)
+        while width == BUSY:
+            pass
         return encode(self, width, height, pixels)
 
     Projector.encode = faulty
