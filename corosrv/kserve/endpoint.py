@@ -23,7 +23,7 @@ from corosrv.jobs.infer import HandlerCard, InferJob, InferOutputs, InferReader,
 from corosrv.jobs.terms import Terms
 from corosrv.kserve import errors
 from corosrv.kserve.binary_tail import LENGTH_HEADER
-from corosrv.kserve.generate_answer import GeneratedText, TextEvents
+from corosrv.kserve.generate_answer import GeneratedText, TextEvents, check_gives_text
 from corosrv.kserve.generate_request import decode_generate
 from corosrv.kserve.infer_answer import EncodedAnswer, encode_answer
 from corosrv.kserve.infer_request import Body, DecodedRequest, decode_request
@@ -127,6 +127,7 @@ class InferEndpoint:
     def _submit_text(self, target: Target, is_stream: bool = False) -> tuple[InferReader, GeneratedText]:
         """Submits the current request's call for text, all answers of which are taken where the model gives several."""
         card = self.worker.find(target)
+        check_gives_text(card)
         decoded = decode_generate(self.read(self.limits.max_body_bytes), card)
         reader = self.submit(target, decoded.request, decoded.front, is_stream=is_stream or card.is_stream)
         return reader, GeneratedText(reader.card, decoded.id)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from corosrv.dispatch.answers import MAX_JOINED
-from corosrv.errors import CorosrvError, HandlerFailed
+from corosrv.errors import CorosrvError, HandlerFailed, Refused
 from corosrv.jobs.infer import HandlerCard, InferItem, InferOutputs
 from corosrv.kserve.errors import error_body
 from corosrv.kserve.infer_answer import answer_head
@@ -24,6 +24,7 @@ class GeneratedText:
     """Makes objects of a call's answers; characters that an answer ends within are held back for the next one."""
 
     def __init__(self, card: HandlerCard, call_id: str | None) -> None:
+        self._model = card.name
         self._head = answer_head(card, call_id)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._more: dict[str, Any] = {}  # what language models say of their answer
@@ -60,7 +61,7 @@ class GeneratedText:
                     f"the joined answer exceeds {MAX_JOINED} bytes; call the model with generate_stream"
                 )
         if not self._has_text:
-            raise HandlerFailed(f"the model gave no {TEXT_OUTPUT}")
+            raise no_text(self._model)
         return self._object("".join((*texts, self._decode(b"", is_end=True))))
 
     def _object(self, text: str) -> dict[str, Any]:
@@ -71,6 +72,17 @@ class GeneratedText:
             return self._decoder.decode(content, is_end)
         except UnicodeDecodeError:
             raise HandlerFailed(f"the model's {TEXT_OUTPUT} is not UTF-8") from None
+
+
+def check_gives_text(card: HandlerCard) -> None:
+    """Raises Refused for a model that declares outputs, and no text among them."""
+    if card.outputs and not any(spec.name == TEXT_OUTPUT and spec.datatype == "BYTES" for spec in card.outputs):
+        raise no_text(card.name)
+
+
+def no_text(model: str) -> Refused:
+    """Makes the error for a model that generates no text."""
+    return Refused(f"{model!r} gives no {TEXT_OUTPUT} of type BYTES, so it cannot generate text: call it with /infer")
 
 
 class TextEvents:

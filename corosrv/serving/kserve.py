@@ -75,6 +75,7 @@ class KservePart:
             port=settings.grpc_port,
             keys=server.keys,
             max_message=settings.v2_max_body_bytes,
+            max_bytes=server.bodies_bytes,
         )
         find_object = no_object if self._objects is None else self._object_of
         return GrpcFront(config, self._worker, self._check_ready, find_object)

@@ -172,10 +172,22 @@ def test_a_model_that_is_unknown_or_takes_no_text_is_an_ordinary_error(client: F
     assert client.post(f"/v2/models/words/versions/9/{path}", json={"text_input": "a"}).status_code == 404
 
 
-def test_a_model_that_gives_no_text_is_at_fault(client: FlaskClient):
+def test_a_model_that_gives_no_text_is_refused(client: FlaskClient):
     answer = client.post("/v2/models/echo/generate", json={"text_input": "a"})
 
-    assert (answer.status_code, answer.json) == (500, {"error": "the model gave no text_output"})
+    assert answer.status_code == 400
+    assert "'echo' gives no text_output" in answer.json["error"]
+
+
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_a_model_that_declares_no_text_is_not_called(client: FlaskClient, worker: GeneratorWorker, path: str):
+    card = HandlerCard("numbers", outputs=[TensorSpec("sum", "INT32", [1])])
+    worker.models = {**worker.models, "numbers": Model(card, lambda request: iter(()))}
+
+    answer = client.post(f"/v2/models/numbers/{path}", json={"text_input": "a"})
+
+    assert (answer.status_code, worker.jobs) == (400, [])
+    assert "'numbers' gives no text_output" in answer.json["error"]
 
 
 def test_a_text_that_never_ends_is_given_up_and_its_call_cancelled(client: FlaskClient, worker: GeneratorWorker):

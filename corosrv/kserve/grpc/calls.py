@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from corosrv.errors import AnswerTooLarge, FrameTooLarge, HandlerFailed, NotFound, Refused
 from corosrv.kserve.grpc import incoming, protocol, requests, responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
+from corosrv.kserve.grpc.budget import MessageShare
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
 from corosrv.kserve.terms import call_terms
@@ -35,13 +36,16 @@ async def convert(n_bytes: int, function: Callable[P, T], *arguments: P.args, **
     return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
-async def read_call(data: bytes, max_message: int) -> GrpcCall:
-    """Reads a ModelInferRequest as it came. Raises Refused and NotOffered."""
+async def read_call(data: bytes, max_message: int, share: MessageShare) -> GrpcCall:
+    """Reads a ModelInferRequest as it came, and counts what it takes. Raises Refused, NotOffered and StatusError."""
+    share.resize(incoming.inflated_bytes(data, max_message))
 
     def read() -> GrpcCall:
         return requests.read(incoming.parse(protocol.ModelInferRequest, data, max_message))
 
-    return await convert(incoming.most_bytes(data), read)
+    call = await convert(incoming.most_bytes(data), read)
+    share.resize(max(len(data), sum(tensor.n_bytes for tensor in call.inputs)))
+    return call
 
 
 @asynccontextmanager

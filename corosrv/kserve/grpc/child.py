@@ -16,6 +16,7 @@ from corosrv.errors import ChannelClosed
 from corosrv.http.keys import KeyRing
 from corosrv.kserve.grpc import incoming
 from corosrv.kserve.grpc.asking import Asker
+from corosrv.kserve.grpc.budget import MessageBudget
 from corosrv.kserve.grpc.call_counts import CallCounts
 from corosrv.kserve.grpc.messages import (
     HEARTBEAT,
@@ -76,10 +77,14 @@ class GrpcProcess:
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", KEEPALIVE),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", CLIENT_PINGS),
+            # Windows of 64 KiB until a message is asked for; they would grow with what callers without a key send.
+            ("grpc.http2.bdp_probe", 0),
         ]
         try:
             server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
-            service = InferenceService(asker, KeyRing(settings.key_digests), self._counts, settings.max_message)
+            budget = MessageBudget(settings.max_bytes, settings.max_message)
+            keys = KeyRing(settings.key_digests)
+            service = InferenceService(asker, keys, self._counts, settings.max_message, budget)
             server.add_generic_rpc_handlers((service.handler(),))
             port = server.add_insecure_port(_target(settings.address, settings.port))
             await server.start()

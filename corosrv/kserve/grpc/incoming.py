@@ -36,6 +36,11 @@ def most_bytes(data: bytes) -> int:
     return len(data) * _MOST_INFLATION if is_compressed(data) else len(data)
 
 
+def inflated_bytes(data: bytes, max_bytes: int) -> int:
+    """Returns how many bytes a message takes at most while it is read, of which no more than `max_bytes` inflated."""
+    return len(data) + min(most_bytes(data), max_bytes) if is_compressed(data) else len(data)
+
+
 def parse(kind: Any, data: bytes, max_bytes: int) -> Any:
     """Returns the message. Raises Refused for bytes that are none, and MessageTooLarge for one of over `max_bytes`."""
     if is_compressed(data):

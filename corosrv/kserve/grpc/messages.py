@@ -9,6 +9,7 @@ import msgspec
 from corosrv.wire.calls import Ask, AskCancel, AskEnd, AskOutputs, AskTaken
 
 MAX_MESSAGE = 64 << 20  # bytes of one message of gRPC
+MAX_BYTES = 256 << 20  # bytes of all requests in memory
 MAX_CALLS = 10_000  # calls and streams that may be open at once
 
 
@@ -27,6 +28,7 @@ class InitGrpc(_Message, frozen=True, tag="init_grpc"):
     key_digests: list[bytes] = []
     max_message: int = MAX_MESSAGE
     max_calls: int = MAX_CALLS
+    max_bytes: int = MAX_BYTES
 
 
 class StopGrpc(_Message, frozen=True, tag="stop_grpc"):

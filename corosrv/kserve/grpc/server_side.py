@@ -18,6 +18,7 @@ from corosrv.jobs.infer import InferWorker
 from corosrv.jobs.worker_state import NEXT, WorkerState, check_move
 from corosrv.kserve.grpc.messages import (
     HEARTBEAT,
+    MAX_BYTES,
     MAX_CALLS,
     MAX_MESSAGE,
     AskInfo,
@@ -57,6 +58,7 @@ class GrpcConfig:
     keys: tuple[str, ...] = ()  # that are let in; none: nobody needs one
     max_message: int = MAX_MESSAGE  # bytes
     max_calls: int = MAX_CALLS  # calls and streams that may be open at once
+    max_bytes: int = MAX_BYTES  # that all requests may take in memory
     env: Mapping[str, str] | None = None  # of the process, all of it; None: as the server's
     command: tuple[str, ...] = (sys.executable, "-m", "corosrv.kserve.grpc")
 
@@ -118,7 +120,8 @@ class GrpcProcessLink:
         try:
             self._link.start(config.command, config.env)
             self._link.open_lanes(
-                1, InitGrpc(config.address, config.port, digests, config.max_message, config.max_calls)
+                1,
+                InitGrpc(config.address, config.port, digests, config.max_message, config.max_calls, config.max_bytes),
             )
         except OSError as error:
             self._link.kill()

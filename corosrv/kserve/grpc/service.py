@@ -13,9 +13,10 @@ from corosrv.errors import CorosrvError
 from corosrv.http.keys import KeyRing
 from corosrv.kserve.grpc import metadata, protocol, statuses
 from corosrv.kserve.grpc.asking import Asker
+from corosrv.kserve.grpc.budget import LARGE, MessageBudget, MessageShare
 from corosrv.kserve.grpc.call_counts import CallCounts
 from corosrv.kserve.grpc.calls import answer_once, convert, read_call, running
-from corosrv.kserve.grpc.incoming import most_bytes, parse
+from corosrv.kserve.grpc.incoming import inflated_bytes, most_bytes, parse
 from corosrv.kserve.grpc.streaming import InferStream
 from corosrv.wire.calls import AskEnd
 
@@ -28,27 +29,27 @@ _FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the se
 class InferenceService:
     """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
 
-    def __init__(self, asker: Asker, keys: KeyRing, counts: CallCounts, max_message: int) -> None:
-        """`max_message`: bytes of a request, once it is inflated, and of an answer."""
+    def __init__(
+        self, asker: Asker, keys: KeyRing, counts: CallCounts, max_message: int, budget: MessageBudget
+    ) -> None:
+        """`max_message`: bytes of a request, once it is inflated, and of an answer. `budget`: of all requests."""
         self._asker = asker
         self._keys = keys
         self._counts = counts
         self._max_message = max_message
+        self._budget = budget
 
     def handler(self) -> Any:
         """Returns what a server of grpcio takes."""
         answers: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
-            "ServerLive": (protocol.ServerLiveRequest, self._server_live),
-            "ServerReady": (protocol.ServerReadyRequest, self._server_ready),
             "ModelReady": (protocol.ModelReadyRequest, self._model_ready),
             "ServerMetadata": (protocol.ServerMetadataRequest, self._server_metadata),
             "ModelMetadata": (protocol.ModelMetadataRequest, self._model_metadata),
             "RepositoryIndex": (protocol.RepositoryIndexRequest, self._repository_index),
         }
-        methods = {
-            name: self._unary(name, self._reading(kind, answer), is_open=name in ("ServerLive", "ServerReady"))
-            for name, (kind, answer) in answers.items()
-        }
+        methods = {name: self._unary(name, self._reading(kind, answer)) for name, (kind, answer) in answers.items()}
+        methods["ServerLive"] = self._unary("ServerLive", self._server_live, is_open=True)
+        methods["ServerReady"] = self._unary("ServerReady", self._server_ready, is_open=True)
         methods["ModelInfer"] = self._unary("ModelInfer", self._model_infer)
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._guarded("ModelStreamInfer", self._model_stream_infer)
@@ -57,13 +58,12 @@ class InferenceService:
 
     # What every call goes through.
 
-    def _unary(self, name: str, answer: Callable[[bytes, Any, str], Awaitable[bytes]], is_open: bool = False) -> Any:
-        async def handle(data: bytes, context: Any) -> bytes:
-            guarded = self._guarded(name, lambda context, caller: answer(data, context, caller), is_open)
-            result: bytes = await guarded(None, context)
-            return result
+    def _unary(self, name: str, answer: Callable[[Any, str], Awaitable[bytes]], is_open: bool = False) -> Any:
+        """Makes the handler of a method with one request, which is not read before the key was checked.
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+        grpcio reads the request of a unary method before it asks anybody, and that of a stream when it is told to.
+        """
+        return grpc.stream_unary_rpc_method_handler(self._guarded(name, answer, is_open))
 
     def _guarded(
         self, name: str, answer: Callable[[Any, str], Awaitable[Any]], is_open: bool = False
@@ -96,11 +96,14 @@ class InferenceService:
 
     # Calls.
 
-    async def _model_infer(self, data: bytes, context: Any, caller: str) -> bytes:
+    async def _model_infer(self, context: Any, caller: str) -> bytes:
         own = metadata.read(_pairs(context), caller)
-        call = await read_call(data, self._max_message)
-        async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
-            answer, end = await answer_once(ask, call, self._max_message)
+        with self._budget.share() as share:
+            call = await read_call(await share.read(context), self._max_message, share)
+            async with running(self._asker, call, own, context.time_remaining(), is_stream=False) as ask:
+                answer, end = await answer_once(ask, call, self._max_message)
+        if len(answer) >= LARGE:
+            self._budget.trim_soon()
         if end.is_replayed:
             context.set_trailing_metadata(statuses.REPLAYED)
         return answer
@@ -108,21 +111,26 @@ class InferenceService:
     async def _model_stream_infer(self, context: Any, caller: str) -> None:
         with self._counts.open_stream():
             own = metadata.read(_pairs(context), caller)
-            await InferStream(context, self._asker, own, self._max_message).serve()
+            await InferStream(context, self._asker, own, self._max_message, self._budget).serve()
 
     # Questions.
 
-    def _reading(
-        self, kind: Any, answer: Callable[[Any], Awaitable[Any]]
-    ) -> Callable[[bytes, Any, str], Awaitable[bytes]]:
-        """Returns what takes and gives the bytes of messages."""
+    def _reading(self, kind: Any, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, str], Awaitable[bytes]]:
+        """Returns what reads a request, and gives the bytes of its answer."""
 
-        async def handle(data: bytes, context: Any, caller: str) -> bytes:
-            message = await answer(await convert(most_bytes(data), parse, kind, data, self._max_message))
+        async def handle(context: Any, caller: str) -> bytes:
+            with self._budget.share() as share:
+                request = await self._read(kind, context, share)
+            message = await answer(request)
             serialized: bytes = message.SerializeToString()
             return serialized
 
         return handle
+
+    async def _read(self, kind: Any, context: Any, share: MessageShare) -> Any:
+        data = await share.read(context)
+        share.resize(inflated_bytes(data, self._max_message))
+        return await convert(most_bytes(data), parse, kind, data, self._max_message)
 
     async def _info(self, subject: str, model: str = "", version: str = "") -> dict[str, Any]:
         answer = await self._asker.info(subject, model, version)
@@ -130,12 +138,15 @@ class InferenceService:
             raise statuses.StatusError(statuses.of_end(answer))
         return answer
 
-    async def _server_live(self, request: Any) -> Any:
-        await self._info("live")
-        return protocol.ServerLiveResponse(live=True)
+    # Requests of these two say nothing, and anybody may send one of any length: they are not read.
 
-    async def _server_ready(self, request: Any) -> Any:
-        return protocol.ServerReadyResponse(ready=(await self._info("ready"))["ready"])
+    async def _server_live(self, context: Any, caller: str) -> bytes:
+        await self._info("live")
+        return bytes(protocol.ServerLiveResponse(live=True).SerializeToString())
+
+    async def _server_ready(self, context: Any, caller: str) -> bytes:
+        ready = (await self._info("ready"))["ready"]
+        return bytes(protocol.ServerReadyResponse(ready=ready).SerializeToString())
 
     async def _model_ready(self, request: Any) -> Any:
         return protocol.ModelReadyResponse(

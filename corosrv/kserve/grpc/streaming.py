@@ -12,8 +12,9 @@ import grpc
 from corosrv.errors import CorosrvError
 from corosrv.kserve.grpc import protocol, requests, responses, statuses
 from corosrv.kserve.grpc.asking import Asker, Outputs, RunningAsk
+from corosrv.kserve.grpc.budget import MessageBudget, MessageShare
 from corosrv.kserve.grpc.calls import convert, encode, running
-from corosrv.kserve.grpc.incoming import most_bytes, parse
+from corosrv.kserve.grpc.incoming import inflated_bytes, most_bytes, parse
 from corosrv.kserve.grpc.metadata import CallMetadata
 from corosrv.kserve.grpc.requests import GrpcCall
 from corosrv.wire.calls import AskEnd
@@ -26,12 +27,15 @@ MAX_IN_FLIGHT = 64  # requests of one stream; no more are read until one of them
 class InferStream:
     """Serves one stream: reads requests, runs them side by side, and writes their answers as they come."""
 
-    def __init__(self, context: Any, asker: Asker, metadata: CallMetadata, max_message: int) -> None:
-        """`max_message`: bytes of a request, once it is inflated, and of an answer."""
+    def __init__(
+        self, context: Any, asker: Asker, metadata: CallMetadata, max_message: int, budget: MessageBudget
+    ) -> None:
+        """`max_message`: bytes of a request, once it is inflated, and of an answer. `budget`: of all requests."""
         self._context = context
         self._asker = asker
         self._metadata = metadata
         self._max_message = max_message
+        self._budget = budget
         self._writing = asyncio.Lock()  # one message at a time can be written
 
     async def serve(self) -> None:
@@ -59,12 +63,18 @@ class InferStream:
                 task.cancel()
 
     async def _serve_request(self, data: bytes) -> None:
+        with self._budget.share() as share:
+            await self._serve_counted(data, share)
+
+    async def _serve_counted(self, data: bytes, share: MessageShare) -> None:
         call_id = model = ""
         try:
             n_bytes = most_bytes(data)
+            share.resize(inflated_bytes(data, self._max_message))
             request = await convert(n_bytes, parse, protocol.ModelInferRequest, data, self._max_message)
             call_id, model = request.id, request.model_name
             call = await convert(n_bytes, requests.read, request)
+            share.resize(max(len(data), sum(tensor.n_bytes for tensor in call.inputs)))
             del request, data  # the tensors have copies of their own
             remaining = self._context.time_remaining()
             async with running(self._asker, call, self._metadata, remaining, is_stream=True) as ask:

@@ -15,6 +15,7 @@ import pytest
 
 from corosrv.errors import MessageTooLarge, Refused
 from corosrv.kserve.grpc import incoming, protocol, service
+from corosrv.kserve.grpc.budget import MessageBudget
 from corosrv.kserve.grpc.calls import LONG_MESSAGE, convert
 from corosrv.kserve.grpc.front import GrpcFront
 from corosrv.kserve.grpc.incoming import is_compressed, most_bytes, parse
@@ -143,7 +144,8 @@ def test_a_small_message_that_may_become_large_is_read_in_a_thread(monkeypatch: 
     monkeypatch.setattr(incoming, "parse", parse_here)
 
     async def read(data: bytes) -> None:
-        await service.read_call(data, 10 << 20)
+        with MessageBudget(64 << 20, 64 << 20).share() as share:
+            await service.read_call(data, 10 << 20, share)
 
     asyncio.run(read(gzip.compress(content(2 << 20))))
     asyncio.run(read(gzip.compress(content(100))))

@@ -1,0 +1,113 @@
+"""Bounds the bytes of requests in memory, of all calls together, and gives the memory of large ones back."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+from typing import Any
+
+import grpc
+
+from corosrv.kserve.grpc.statuses import CallStatus, StatusError
+
+LARGE = 1 << 20  # bytes; after calls with so many the process gives freed memory back to the system
+_TRIM_AFTER = 1.0  # seconds
+_LOOK = 0.05  # seconds
+_N_LOOKS = 5  # after which a message that has not come is taken for a large one
+_LONGEST = 120.0  # seconds that a message may take from then on
+
+
+class MessageBudget:
+    """Counts the bytes of all requests, from when they were read until their calls end. Belongs to one event loop."""
+
+    def __init__(self, limit: int, max_message: int) -> None:
+        """`max_message`: bytes that one request may have."""
+        self.limit = limit
+        self.max_message = min(max_message, limit)
+        self.n_bytes = 0
+        self._is_trim_due = False
+
+    def share(self) -> MessageShare:
+        """Returns what one call has of the budget, at first nothing. Leaving its `with` block gives it back."""
+        return MessageShare(self)
+
+    def take(self, n_bytes: int) -> None:
+        """Counts bytes. Raises StatusError where that were more than the limit."""
+        if self.n_bytes + n_bytes > self.limit:
+            self.trim_soon()
+            raise StatusError(
+                CallStatus(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"the messages of all calls at once exceed the {self.limit} bytes allowed; try again",
+                    retry_after=1,
+                )
+            )
+        self.n_bytes += n_bytes
+
+    def give_back(self, n_bytes: int) -> None:
+        self.n_bytes -= n_bytes
+        if n_bytes >= LARGE:
+            self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Gives what was freed back to the system in a moment: the allocator would keep it. Never waits."""
+        if not self._is_trim_due:
+            self._is_trim_due = True
+            asyncio.get_running_loop().call_later(_TRIM_AFTER, self._trim)
+
+    def _trim(self) -> None:
+        self._is_trim_due = False
+        gc.collect()
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's alone
+            asyncio.get_running_loop().run_in_executor(None, trim, 0)
+
+
+class MessageShare:
+    """Holds what one call takes of the budget."""
+
+    def __init__(self, budget: MessageBudget) -> None:
+        self._budget = budget
+        self._n_bytes = 0
+
+    def __enter__(self) -> MessageShare:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.resize(0)
+
+    async def read(self, context: Any) -> bytes:
+        """Reads the only message of a call; b"" if there is none. Waits. Raises StatusError where it has no room.
+
+        Nobody knows how long a message is before all of it is there. One that comes slowly is taken for the largest
+        until then, so that large ones that come at the same time have room together.
+        """
+        reading = asyncio.ensure_future(context.read())  # never cancelled: grpcio would not free what has come
+        reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+        if not await _is_done(reading):
+            self.resize(self._budget.max_message)
+            await asyncio.wait((reading,), timeout=_LONGEST)
+        if not reading.done():
+            raise StatusError(
+                CallStatus(grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not come within {_LONGEST:.0f} seconds")
+            )
+        data = reading.result()
+        message: bytes = b"" if data is grpc.aio.EOF else data
+        self.resize(len(message))
+        return message
+
+    def resize(self, n_bytes: int) -> None:
+        """Counts so many bytes from now on. Raises StatusError, and counts as many as before then."""
+        if n_bytes > self._n_bytes:
+            self._budget.take(n_bytes - self._n_bytes)
+        else:
+            self._budget.give_back(self._n_bytes - n_bytes)
+        self._n_bytes = n_bytes
+
+
+async def _is_done(reading: asyncio.Future[Any]) -> bool:
+    """Gives a message a moment to come. Looks several times: in a loop that is busy time goes by without a look."""
+    for _ in range(_N_LOOKS):
+        if (await asyncio.wait((reading,), timeout=_LOOK))[0]:
+            return True
+    return False
