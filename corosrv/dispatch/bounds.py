@@ -19,13 +19,18 @@ class QueueBounds:
     n_calls: int = 0
     n_bytes: int = 0
 
-    def problem(self, depth: int, max_depth: int, n_bytes: int) -> str | None:
-        """Returns why another call of so many bytes cannot wait in a queue of this depth; None if it can."""
+    def problem(
+        self, depth: int, max_depth: int, n_bytes: int, n_leaving: int = 0, bytes_leaving: int = 0
+    ) -> str | None:
+        """Returns why another call of so many bytes cannot wait in a queue of this depth; None if it can.
+
+        `n_leaving`, `bytes_leaving`: calls and bytes that leave before; those of this queue are not in `depth`.
+        """
         if depth >= max_depth:
             return f"{depth} calls wait for it, which is the limit"
-        if self.n_calls >= self.max_calls:
+        if self.n_calls - n_leaving >= self.max_calls:
             return f"{self.n_calls} calls wait here, which is the limit"
-        if self.n_bytes + n_bytes > self.max_bytes:
+        if self.n_bytes - bytes_leaving + n_bytes > self.max_bytes:
             return f"the tensors of waiting calls would exceed {self.max_bytes} bytes"
         return None
 
@@ -36,11 +41,6 @@ class QueueBounds:
     def remove(self, n_bytes: int) -> None:
         self.n_calls -= 1
         self.n_bytes -= n_bytes
-
-
-def predicted_wait(depth: int, service: float | None, n_permits: int) -> float:
-    """Returns the seconds until `depth` calls have been given a permit each. `service`: mean seconds of one call."""
-    return depth * (service or 0.0) / max(n_permits, 1)
 
 
 def queue_full(name: str, problem: str, wait: float) -> QueueFull:

@@ -43,6 +43,9 @@ class Attempt(Protocol):
     @property
     def host(self) -> HandlerHost: ...
 
+    @property
+    def number(self) -> int: ...
+
     def abandon(self, item: int, is_deadline: bool) -> None:
         """Cancels one item; nothing of it is told any more."""
 
@@ -52,8 +55,8 @@ class QueuedCall:
 
     __slots__ = (
         "answer", "appointment", "arrived", "attempt", "avoided", "deadline", "due", "entry", "expiry",
-        "failure", "has_sent", "is_single", "item", "job", "keeper", "line", "local_host", "n_attempts",
-        "n_bytes", "n_refusals", "number", "place", "priority", "reader", "signature", "started_at", "state",
+        "failure", "has_sent", "is_single", "is_trial", "item", "job", "keeper", "line", "local_host", "n_attempts",
+        "n_bytes", "n_refusals", "number", "owner", "place", "priority", "reader", "signature", "started_at", "state",
         "stealable_at", "traffic", "waited", "waits_since", "worker"
     )  # fmt: skip
 
@@ -63,7 +66,9 @@ class QueuedCall:
         self.entry = entry
         self.traffic = traffic  # of its key
         self.number = number
+        self.owner = ""  # the caller among whose calls it counts; empty: nobody's
         self.state = CallState.WAITING
+        self.is_trial = False  # of a handler in quarantine
         self.reader: HandlerReader
         self.priority = min(max(job.terms.priority or DEFAULT_PRIORITY, FIRST_PRIORITY), LAST_PRIORITY)
         self.arrived = now
@@ -114,6 +119,11 @@ class QueuedCall:
     def order(self, now: float) -> Order:
         """Returns what waiting calls are compared by."""
         return level_at(self.priority, self.arrived, now), self.due, self.number
+
+    @property
+    def holder(self) -> int:
+        """The hand-over that runs it; 0 if another front does, or none."""
+        return 0 if self.attempt is None else self.attempt.number
 
     def begin(self, attempt: Attempt, item: int, now: float) -> None:
         """Records that it is handed to a worker."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from corosrv.dispatch.call import CallState, QueuedCall
 from corosrv.dispatch.entries import HandlerEntry
 from corosrv.errors import Conflict
 
@@ -28,3 +29,46 @@ def check_wait(entry: HandlerEntry, waiting_keys: Sequence[str]) -> None:
             None,
             "cycle",
         )
+
+
+def check_circle(call: QueuedCall, asks: Mapping[int, Collection[QueuedCall]]) -> None:
+    """Raises Conflict for a call of a handler that would wait for ever: each permit for it waits for such a call.
+
+    `asks`: the calls that handlers make and that have not ended, by the hand-overs that make them. A hand-over goes on
+    unless one of its calls is stuck; a call is stuck if all that hold a permit for it are.
+    """
+    asker = call.job.terms.asker
+    if not asker:
+        return
+    waiting_of = {asker: [*asks.get(asker, ()), call]}
+    found = [*(_holders(call) or ())]
+    while found:
+        if (holder := found.pop()) in asks and holder not in waiting_of:
+            waiting_of[holder] = list(asks[holder])
+            found += [number for ask in waiting_of[holder] for number in _holders(ask) or ()]
+    stuck = set(waiting_of)
+    n_before = -1
+    while len(stuck) != n_before:
+        n_before = len(stuck)
+        stuck = {holder for holder in stuck if any(_is_stuck(ask, stuck) for ask in waiting_of[holder])}
+    if _is_stuck(call, stuck):
+        raise Conflict(
+            f"the call of {call.key} would wait for ever: each call that holds a permit for it waits, through others, "
+            "for this one; call in one direction only, or give the handlers more concurrency",
+            None,
+            "cycle",
+        )
+
+
+def _is_stuck(call: QueuedCall, stuck: Collection[int]) -> bool:
+    holders = _holders(call)
+    return holders is not None and all(holder in stuck for holder in holders)
+
+
+def _holders(call: QueuedCall) -> Sequence[int] | None:
+    """Returns the hand-overs whose ends a call waits for, any of them; None if it may go on by itself."""
+    if call.state is CallState.RUNNING:
+        return (call.holder,)
+    if call.state is not CallState.WAITING or not call.entry.is_ready or call.entry.has_free:
+        return None
+    return [number for group in call.entry.groups for number in group.running]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from corosrv.dispatch.alarm import Alarm, HubAlarm
 from corosrv.dispatch.answers import check_answerable
 from corosrv.dispatch.bounds import QueueBounds
-from corosrv.dispatch.call import QueuedCall
-from corosrv.dispatch.chains import check_depth, check_wait
+from corosrv.dispatch.call import CallState, QueuedCall
+from corosrv.dispatch.chains import check_circle, check_depth, check_wait
 from corosrv.dispatch.entries import HandlerEntry, PoolStanding
 from corosrv.dispatch.host import HandlerHost
 from corosrv.dispatch.idempotency import AnswerKeeper, CallAnswer, CallClaim, CallRecords, digest_of
@@ -21,14 +22,26 @@ from corosrv.dispatch.lookup import check_ready, look_up, name_of
 from corosrv.dispatch.policy import LeastLoaded, Policy
 from corosrv.dispatch.reader import HandlerReader
 from corosrv.dispatch.registry import Registry
-from corosrv.dispatch.scheduler import Scheduler
+from corosrv.dispatch.scheduler import Scheduler, too_late
 from corosrv.dispatch.settings import DispatchSettings
 from corosrv.dispatch.sharing import CallSharing, FreePermits, free_permits
 from corosrv.dispatch.stats import DispatchStats, key_stats
 from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
-from corosrv.errors import CorosrvError, DeadlinePassed, NoCapacity, NotFound, ShuttingDown, Starting, Unavailable
+from corosrv.errors import (
+    CorosrvError,
+    DeadlinePassed,
+    NoCapacity,
+    NotFound,
+    QueueFull,
+    ShuttingDown,
+    Starting,
+    Unavailable,
+)
 from corosrv.jobs.infer import HandlerCard, InferJob, InferWorker, ModelStanding, Target
+from corosrv.jobs.terms import Terms
+
+log = logging.getLogger("corosrv.dispatch")
 
 
 class Dispatcher(InferWorker):
@@ -66,6 +79,7 @@ class Dispatcher(InferWorker):
         )
         self._numbers = itertools.count(1)
         self._why_unknown: Callable[[], str] | None = None
+        self._calls_per_caller = settings.calls_per_caller
         self._is_shutting_down = False
         self._sharing: CallSharing | None = None
 
@@ -94,6 +108,21 @@ class Dispatcher(InferWorker):
         self._settle()
         return True
 
+    def note_crash(self, keys: Sequence[str]) -> None:
+        """Records that a worker died while handlers of these keys ran. The likeliest of them is blamed."""
+        now = self._clock()
+        entries = [entry for key in keys if (entry := self._registry.get(key)) is not None]
+        if not entries:
+            return
+        blamed = max(entries, key=lambda entry: entry.quarantine.suspicion(now))
+        log.warning("a worker died while %s ran", name_of(blamed))
+        if blamed.quarantine.crash(now):
+            seconds = blamed.quarantine.pause_left(now)
+            log.error(
+                "%s is in quarantine for %.0f s: its worker processes died while it ran", name_of(blamed), seconds
+            )
+            self._scheduler.refuse_unservable(blamed)
+
     def await_pools(self, reason: Callable[[], str]) -> None:
         """Refuses calls of whatever is not known yet as Starting, until a pool is expected; `reason`: for clients."""
         self._why_unknown = reason
@@ -107,15 +136,18 @@ class Dispatcher(InferWorker):
         reason: str = "",
         patience: float | None = None,
         is_elsewhere: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         """Says what the workers of a pool offer. Where none is ready, calls wait if the pool can start one.
 
         They wait for `patience` seconds at most. Otherwise they are refused, those that wait as well, with `reason`:
-        words for clients. Replaces what was said of this pool before. `is_elsewhere`: the workers are another front's.
+        words for clients, and `retry_after` seconds if that is known. Replaces what was said of this pool before.
+        `is_elsewhere`: the workers are another front's.
         """
         if not is_elsewhere:
             self._why_unknown = None
-        self._registry.expect(pool, cards, PoolStanding(can_start, reason, patience, is_elsewhere), self._clock())
+        standing = PoolStanding(can_start, reason, patience, is_elsewhere, retry_after)
+        self._registry.expect(pool, cards, standing, self._clock())
         self._settle()
 
     def forget(self, pool: str) -> None:
@@ -211,26 +243,32 @@ class Dispatcher(InferWorker):
         queue.count_arrival(now)
         self._lives.budget.count_call(now)
         call = QueuedCall(job, entry, queue.traffic, next(self._numbers), now)
+        if may_share and not job.terms.waiting_keys:  # it comes from a client of this front
+            call.owner = job.terms.caller
         try:
             self._check(call, now)
             group = self._scheduler.free_group(call, now)
+            if group is not None and not queue.may_start(call, now):
+                raise too_late(call, now)
             sharing = self._sharing if may_share else None
             if sharing is not None and not sharing.takes(call, group is not None):
                 sharing = None
             if sharing is not None:
                 check_wait(call.entry, job.terms.waiting_keys)
-            elif group is None:
-                self._check_wait(call, now)
+            displaced = self._check_wait(call, now) if sharing is None and group is None else None
         except CorosrvError as error:
             queue.traffic.count_end(error)
             raise
         if claim is not None:
             call.keeper = AnswerKeeper(claim, entry.card)
         call.reader = HandlerReader(entry.card, functools.partial(self._lives.cancel, call))
+        call.is_trial = entry.quarantine.begin()
         if sharing is not None:
             self._scheduler.share(call, sharing)
         else:
             self._scheduler.enter(call, group)
+        if displaced is not None and displaced.state is CallState.WAITING:
+            self._lives.stop(displaced, self._waiting.queue_full(displaced, "a more urgent call took its place", now))
         return call.reader
 
     def _entry_of(self, job: InferJob) -> HandlerEntry:
@@ -253,17 +291,22 @@ class Dispatcher(InferWorker):
             raise Starting(self._why_unknown()) from None
 
     def _check(self, call: QueuedCall, now: float) -> None:
-        check_ready(call.entry)
+        check_ready(call.entry, now)
         check_answerable(call.entry.card, call.job.request, call.job.stream)
         check_depth(call.job.terms.waiting_keys)
+        limit = self._calls_per_caller
+        if call.owner and limit and (n_calls := self._lives.n_owned(call.owner)) >= limit:
+            raise QueueFull(f"{n_calls} of at most {limit} calls of this API key run or wait; try again later")
         if call.deadline <= now:
             raise DeadlinePassed("the call's time was over before it arrived")
 
-    def _check_wait(self, call: QueuedCall, now: float) -> None:
+    def _check_wait(self, call: QueuedCall, now: float) -> QueuedCall | None:
+        """Returns the call that has to leave for this one to wait; None if there is room."""
         if not call.job.terms.waits:
             raise NoCapacity(f"every slot for {name_of(call.entry)} is busy")
         check_wait(call.entry, call.job.terms.waiting_keys)
-        self._waiting.check_room(call, now)
+        check_circle(call, self._lives.asks)
+        return self._waiting.make_room(call, now)
 
     # For operators.
 
@@ -273,6 +316,10 @@ class Dispatcher(InferWorker):
         for call in calls:
             self._lives.stop(call, Unavailable("the call was aborted by operator before it ran"))
         return len(calls)
+
+    def abort_calls(self, is_meant: Callable[[Terms], bool]) -> int:
+        """Cancels all calls whose terms are meant, those that run as well, and returns how many. New ones are taken."""
+        return self._lives.cancel_all(is_meant)
 
     def stats(self) -> DispatchStats:
         """Returns the numbers of all keys that are known."""

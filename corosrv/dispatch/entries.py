@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass, field
 
 from corosrv.dispatch.host import HandlerHost, LaneGroup
+from corosrv.dispatch.quarantine import Quarantine
 from corosrv.jobs.infer import BatchLimits, HandlerCard
 
 LINGER = 60.0  # seconds for which a handler is known after its last worker and pool have left
+
+QUARANTINED = "its worker processes died while it ran, so it is in quarantine"
 
 
 class HostGroup:
     """Joins slots of a registered host with the handlers that they serve. Belongs to the hub's thread."""
 
-    __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "permits", "turn")
+    __slots__ = ("entries", "group", "host", "is_registered", "looks_at", "permits", "running", "turn")
 
     def __init__(self, host: HandlerHost, group: LaneGroup) -> None:
         self.host = host
@@ -25,6 +28,7 @@ class HostGroup:
         ] = {}  # by key: the entry, and the handler's position in the host
         self.is_registered = True  # False once the host was removed or replaced
         self.looks_at = math.inf  # when it is looked at next, for a batch that gathers
+        self.running: set[int] = set()  # numbers of the hand-overs that hold its permits
         self.turn = 0  # when a call was last given to it; the group with the lowest is next among equals
 
     @property
@@ -56,6 +60,7 @@ class PoolStanding:
     reason: str = ""
     patience: float | None = None  # seconds that a call waits for its first worker; None: as the dispatcher's settings
     is_elsewhere: bool = False  # its workers are another front's, which takes calls through the shared queue
+    retry_after: float | None = None  # seconds after which calls may be tried again, if that is known
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +73,18 @@ class HandlerEntry:
     pools: dict[str, PoolStanding] = field(default_factory=dict)  # that may start a worker for it, by name
     left_at: float | None = None  # when the last host or pool left; None while there is one
     turn: int = 0  # when a call was last given to it; the entry with the lowest is next among equals
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
     @property
     def batch_limits(self) -> BatchLimits | None:
         """The limits by which its calls gather; None if they run one by one."""
         limits = self.card.batch
         return limits if limits is not None and limits.max_size > 1 else None
+
+    @property
+    def predicts(self) -> bool:
+        """True if calls that can hardly end in time are refused, and not started."""
+        return self.card.admission == "predict"
 
     @property
     def n_permits(self) -> int:
@@ -100,8 +111,8 @@ class HandlerEntry:
 
     @property
     def is_callable(self) -> bool:
-        """True if a worker takes its calls, or may be started for them."""
-        return self.is_ready or self.is_startable
+        """True if a worker takes its calls, or may be started for them, and it is not in quarantine."""
+        return (self.is_ready or self.is_startable) and not self.quarantine.is_closed
 
     @property
     def load(self) -> float:
@@ -109,11 +120,21 @@ class HandlerEntry:
 
     @property
     def reason(self) -> str:
-        """Why no worker is ready, in words for clients."""
+        """Why it cannot be called, in words for clients."""
+        if self.quarantine.is_closed:
+            return QUARANTINED
         return next((pool.reason for pool in self.pools.values() if pool.reason), "no worker is ready")
+
+    @property
+    def retry_after(self) -> float | None:
+        """Returns the seconds after which a refused call may be tried again; None if no pool knows."""
+        seconds = (pool.retry_after for pool in self.pools.values() if pool.retry_after is not None)
+        return min(seconds, default=None)
 
     def state(self) -> str:
         """Returns READY, LOADING or UNAVAILABLE."""
+        if self.quarantine.is_closed:
+            return "UNAVAILABLE"
         if self.is_ready or self.is_elsewhere:
             return "READY"
         return "LOADING" if self.is_startable else "UNAVAILABLE"

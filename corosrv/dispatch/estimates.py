@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import deque
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -21,6 +22,71 @@ class RunningMean:
 
     def add(self, value: float) -> None:
         self.value = value if self.value is None else self.value + self.WEIGHT * (value - self.value)
+
+
+class ServiceTimes:
+    """Estimates how long the calls of one handler take, each or in a batch, from the last LENGTH of them.
+
+    Where it keeps calls from being started, no news would come any more: so one may be tried after a while without, and
+    what that one takes replaces all that was known. Times are in seconds; the present one is passed in.
+    """
+
+    LENGTH = 32
+    LONGEST_SILENCE = 5.0  # of a handler that runs nothing
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=self.LENGTH)
+        self._sorted: list[float] = []
+        self._starts: list[float] = []  # of those that run, the oldest first
+        self._news_at = -math.inf
+        self._is_trying = False
+
+    def start(self, now: float) -> None:
+        self._starts.append(now)
+        self._news_at = now
+
+    def finish(self, started_at: float, now: float, is_measured: bool, is_cut: bool) -> None:
+        """Records an end. `is_cut`: it was told to end, and so takes that long or longer."""
+        self._starts.remove(started_at)
+        self._news_at = now
+        seconds = now - started_at
+        is_trial, self._is_trying = self._is_trying, False
+        if not is_measured or (is_cut and seconds <= (self.median or 0.0)):
+            return
+        if is_trial and not is_cut:
+            self._times.clear()
+        self._times.append(seconds)
+        self._sorted = sorted(self._times)
+
+    def may_try(self, now: float) -> bool:
+        """Returns whether no news has come for so long that a call may be started whatever is known."""
+        silence = max(1.0, 2 * (self.median or 0.0))
+        return now - self._news_at >= (silence if self._starts else min(silence, self.LONGEST_SILENCE))
+
+    def begin_trial(self) -> None:
+        self._is_trying = True
+
+    @property
+    def median(self) -> float | None:
+        """Returns what half of the calls do not exceed; None before the first was measured."""
+        return self._sorted[(len(self._sorted) - 1) // 2] if self._sorted else None
+
+    @property
+    def longest(self) -> float:
+        """Returns what nineteen of twenty calls do not exceed."""
+        return self._sorted[19 * (len(self._sorted) - 1) // 20] if self._sorted else 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean without the longest few, which may be accidents."""
+        n_left_out = math.ceil(len(self._sorted) / 16) if len(self._sorted) >= 3 else 0
+        kept = self._sorted[: len(self._sorted) - n_left_out]
+        return sum(kept) / len(kept) if kept else 0.0
+
+    def wait(self, n_turns: int, n_permits: int, has_free: bool, now: float) -> float:
+        """Predicts the seconds until so many calls, or batches of them, have been given a permit each."""
+        running = max(self.mean - (now - self._starts[0]), 0.0) if self._starts and not has_free else 0.0
+        return running + max(n_turns - 1, 0) * self.mean / max(n_permits, 1)
 
 
 class EventRate:

@@ -31,8 +31,8 @@ class HandOver(CallListener):
     """Follows one call or batch that a worker has. Each call hears of its end once, and an abandoned one of nothing."""
 
     __slots__ = (
-        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "error", "is_shared",
-        "size", "started_at", "traffic",
+        "_calls", "_failures", "_host", "_n_running", "_n_well", "_outcomes", "_running", "entry", "error",
+        "is_abandoned", "is_shared", "number", "running_of", "size", "started_at", "traffic",
     )  # fmt: skip
 
     def __init__(
@@ -42,8 +42,16 @@ class HandOver(CallListener):
         calls: Sequence[QueuedCall],
         now: float,
         is_shared: bool = False,
+        number: int = 0,
+        running_of: set[int] | None = None,
     ) -> None:
-        """`is_shared`: it went into a queue that several fronts share, and is counted where it runs."""
+        """`is_shared`: it went into a queue that several fronts share, and is counted where it runs.
+
+        `number`: unique where its handler may make calls; `running_of`: those that hold a permit of its group.
+        """
+        self.number = number
+        self.running_of = set() if running_of is None else running_of
+        self.running_of.add(number)
         self.is_shared = is_shared
         self._outcomes = outcomes
         self._host = host
@@ -52,10 +60,12 @@ class HandOver(CallListener):
         self._n_running = len(calls)
         self._n_well = 0
         self._failures: list[tuple[QueuedCall, CorosrvError]] = []
-        self.traffic = calls[0].traffic  # of the key that they share
+        self.entry = calls[0].entry  # of the key that they share
+        self.traffic = calls[0].traffic
         self.size = len(calls)
         self.started_at = now
         self.error: CorosrvError | None = None  # of one of the items
+        self.is_abandoned = False  # some item was
         for item, call in enumerate(calls):
             call.begin(self, item, now)
 
@@ -65,10 +75,12 @@ class HandOver(CallListener):
 
     def watch(self, running: RunningCall) -> None:
         """Takes what `start_call` returned."""
-        self._running = running
+        if self._n_running:
+            self._running = running
 
     def abandon(self, item: int, is_deadline: bool) -> None:
         self._calls[item] = None
+        self.is_abandoned = True
         if self._running is not None and self._n_running:
             self._running.cancel(item if self.size > 1 else -1, is_deadline=is_deadline)
 
@@ -93,8 +105,11 @@ class HandOver(CallListener):
             self._finish()
 
     def _finish(self) -> None:
+        # What is held in a circle stays, with the request, until garbage is collected.
+        self._running = None
+        failures, self._failures = self._failures, []
         self._outcomes.finish_attempt(self)
-        for call, error in self._failures:
+        for call, error in failures:
             if self._calls[call.item] is call:  # not abandoned meanwhile
                 self._calls[call.item] = None
                 self._outcomes.fail(call, error, self.size > 1 and self._n_well == 0)
@@ -105,7 +120,7 @@ class HandOver(CallListener):
             call.reader.wait_for_room()
 
 
-def handed_call(calls: Sequence[QueuedCall], handler: int) -> HandedCall:
+def handed_call(calls: Sequence[QueuedCall], handler: int, number: int = 0) -> HandedCall:
     """Returns what a worker is given for a batch, or for a single call."""
     items = [
         HandedItem(
@@ -118,4 +133,4 @@ def handed_call(calls: Sequence[QueuedCall], handler: int) -> HandedCall:
         for call in calls
     ]
     chain = max((call.job.terms.waiting_keys for call in calls), key=len)
-    return HandedCall(handler, items, calls[0].n_attempts, calls[0].is_stream, (*chain, calls[0].key))
+    return HandedCall(handler, items, calls[0].n_attempts, calls[0].is_stream, (*chain, calls[0].key), number)

@@ -41,6 +41,7 @@ class HandedCall:
     attempt: int = 1
     stream: bool = False
     waiting_keys: tuple[str, ...] = field(default=())  # of the calls that wait for this one, its own among them
+    number: int = 0  # of the hand-over; the calls that its handler makes name it as their asker
 
 
 class CallListener(Protocol):

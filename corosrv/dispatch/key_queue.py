@@ -63,7 +63,7 @@ class KeyQueue:
         """Adds a call, or lets one return with its original order."""
         self._n_central += 1
         call.line = self._line_for(call)
-        call.place = call.line.push(call, call.priority, call.due, call.arrived, call.number, now)
+        call.place = call.line.push(call, call.priority, call.due, call.arrived, call.number, now, call.deadline)
 
     def _line_for(self, call: QueuedCall) -> CallQueue[QueuedCall]:
         if call.is_single or self.entry.batch_limits is None:
@@ -90,11 +90,42 @@ class KeyQueue:
 
     def head(self, now: float) -> QueuedCall | None:
         """Returns the next call that can be handed over now; it stays."""
-        best = self._singles.head(now)
+        needed = self._needed
+        best = self._singles.head(now, needed)
         for line in self._gatherings.values():
-            if self._ready_at(line) <= now and (place := line.head(now)) is not None:
+            if self._ready_at(line) <= now and (place := line.head(now, needed)) is not None:
                 best = place if best is None else min(best, place, key=lambda place: place.order)
         return None if best is None else best.item
+
+    def last(self, now: float) -> QueuedCall | None:
+        """Returns the last call of the worst class; it stays."""
+        lines = (self._singles, *self._gatherings.values())
+        places = [place for line in lines if (place := line.last(now)) is not None]
+        return max(places, key=lambda place: place.order).item if places else None
+
+    @property
+    def _needed(self) -> float:
+        """The seconds that a call should have left when it is started."""
+        return self.traffic.times.longest if self.entry.predicts else 0.0
+
+    def is_too_late(self, call: QueuedCall, now: float) -> bool:
+        """Returns whether a call has less time left than half of its handler's calls take."""
+        return self.entry.predicts and now + (self.traffic.times.median or 0.0) > call.deadline
+
+    def may_start(self, call: QueuedCall, now: float) -> bool:
+        """Returns whether a call is worth its permit now: it can end in time, or it is the one that tries that."""
+        if not self.is_too_late(call, now):
+            return True
+        if not self.traffic.times.may_try(now):
+            return False
+        self.traffic.times.begin_trial()
+        return True
+
+    def wait(self, priority: int, n_more: int, now: float) -> float:
+        """Predicts the seconds until what is before a new call of a class, and `n_more`, have got their permits."""
+        limits = self.entry.batch_limits
+        n_turns = math.ceil((self.count_ahead(priority, now) + n_more) / (1 if limits is None else limits.max_size))
+        return self.traffic.times.wait(n_turns, self.entry.n_permits, self.entry.has_free, now)
 
     def take(self, head: QueuedCall, now: float) -> list[QueuedCall]:
         """Removes the call that `head` returned, and those that run in one batch with it, in their order."""
@@ -102,10 +133,10 @@ class KeyQueue:
         line, limits = head.line, self.entry.batch_limits
         self.remove(head)
         while limits is not None and line is not self._singles and line and len(calls) < limits.max_size:
-            place = line.head(now)
+            place = line.head(now, self._needed)
             assert place is not None
             assert place.item is not None
-            if place.item.deadline <= now:
+            if place.item.deadline <= now or self.is_too_late(place.item, now):
                 break  # it must not run; whoever takes the next batch meets it first
             calls.append(place.item)
             self.remove(place.item)
@@ -119,7 +150,7 @@ class KeyQueue:
         limits, oldest = self.entry.batch_limits, line.oldest()
         if limits is None or oldest is None:
             return -math.inf
-        return ready_at(limits, len(line), oldest, line.earliest, self.traffic.service.value, self.gathers)
+        return ready_at(limits, len(line), oldest, line.earliest, self.traffic.times.longest, self.gathers)
 
     def oldest(self) -> float | None:
         """Returns when the call arrived that has waited longest; None if none waits here."""

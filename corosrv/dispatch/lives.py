@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from gevent.event import Event
@@ -16,6 +17,9 @@ from corosrv.dispatch.timetable import Timetable
 from corosrv.dispatch.waiting import WaitingCalls
 from corosrv.errors import CallCancelled, CorosrvError, DeadlinePassed, NotHandedOver, Unavailable, WorkerLost
 from corosrv.jobs.infer import InferOutputs
+from corosrv.jobs.terms import Terms
+
+_UNTOLD = (CallCancelled, DeadlinePassed, Unavailable, WorkerLost)  # ends that say nothing of what a handler does
 
 
 class CallLives(Outcomes):
@@ -43,6 +47,8 @@ class CallLives(Outcomes):
         self._logs_json = logs_json
         self._resume = resume
         self._calls: set[QueuedCall] = set()
+        self.asks: dict[int, set[QueuedCall]] = {}  # the calls that handlers make, by the hand-overs that make them
+        self._n_owned: Counter[str] = Counter()  # by their owners
         self._is_idle = Event()
         self._is_idle.set()
 
@@ -52,9 +58,16 @@ class CallLives(Outcomes):
     def begin(self, call: QueuedCall) -> None:
         """Owns a call from now on, until its end or its deadline."""
         self._calls.add(call)
+        if call.job.terms.asker:
+            self.asks.setdefault(call.job.terms.asker, set()).add(call)
+        self._n_owned[call.owner] += 1
         self._is_idle.clear()
         if call.deadline != float("inf"):
             call.expiry = self._timetable.add(call.deadline, self.expire, call)
+
+    def n_owned(self, owner: str) -> int:
+        """Returns how many calls of an owner have not ended."""
+        return self._n_owned[owner]
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Waits until no call is left; returns False after `timeout` seconds."""
@@ -65,6 +78,13 @@ class CallLives(Outcomes):
     def cancel(self, call: QueuedCall) -> None:
         """Ends a call for its client's sake. Does nothing once it has ended."""
         self.stop(call, CallCancelled("the call was cancelled"))
+
+    def cancel_all(self, is_meant: Callable[[Terms], bool]) -> int:
+        """Ends the calls whose terms are meant, for an operator's sake, and returns how many."""
+        calls = [call for call in self._calls if is_meant(call.job.terms)]
+        for call in calls:
+            self.stop(call, CallCancelled("the request was aborted by an operator of this server"))
+        return len(calls)
 
     def expire(self, call: QueuedCall) -> None:
         """Ends a call whose time is over."""
@@ -127,9 +147,13 @@ class CallLives(Outcomes):
     def finish_attempt(self, attempt: HandOver) -> None:
         if attempt.is_shared:
             return
+        attempt.running_of.discard(attempt.number)
         # A worker that was lost, and one that refused, say nothing of how long calls take.
         is_measured = not isinstance(attempt.error, (WorkerLost, NotHandedOver))
-        attempt.traffic.count_finish(attempt.size, self._clock() - attempt.started_at, is_measured)
+        now = self._clock()
+        attempt.traffic.count_finish(attempt.size, attempt.started_at, now, is_measured, attempt.is_abandoned)
+        if is_measured:
+            attempt.entry.quarantine.count_well(attempt.size, now)
 
     # Attempts.
 
@@ -153,7 +177,7 @@ class CallLives(Outcomes):
         if not may_retry(call.entry.card.is_idempotent, error, call.n_attempts, call.has_sent, is_batch):
             return False
         resumes_at = now + pause(call.n_attempts, self._jitter())
-        if resumes_at >= call.deadline or not self.budget.spend(now):
+        if resumes_at >= call.deadline or not self._spend_retry(call, error, now):
             return False
         call.traffic.retries["batch_failed" if is_batch else "worker_lost"] += 1
         call.is_single = call.is_single or is_batch
@@ -161,6 +185,13 @@ class CallLives(Outcomes):
         call.failure = error
         self._pause(call, resumes_at)
         return True
+
+    def _spend_retry(self, call: QueuedCall, error: CorosrvError, now: float) -> bool:
+        if not isinstance(error, WorkerLost):
+            return self.budget.spend(now)
+        assert call.worker is not None
+        assert call.started_at is not None
+        return self.budget.spend_for_loss(now, call.worker, call.started_at)
 
     def _pause(self, call: QueuedCall, resumes_at: float) -> None:
         call.enter(CallState.PAUSED)
@@ -172,7 +203,16 @@ class CallLives(Outcomes):
         self._timetable.cancel(call.expiry)
         self._timetable.cancel(call.appointment)
         self._calls.discard(call)
+        if (asks := self.asks.get(call.job.terms.asker)) is not None:
+            asks.discard(call)
+            if not asks:
+                del self.asks[call.job.terms.asker]
+        self._n_owned[call.owner] -= 1
+        if not self._n_owned[call.owner]:
+            del self._n_owned[call.owner]
         call.traffic.count_end(error)
+        if call.is_trial:
+            call.entry.quarantine.end_trial(call.n_attempts > 0 and not isinstance(error, _UNTOLD))
         log_call(call, error, now, self._logs_json)
         if call.keeper is not None:
             call.keeper.end(error, now, has_run=call.n_attempts > 0)

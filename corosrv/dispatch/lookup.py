@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from corosrv.dispatch.capability import parse_preferences, parse_query, weigh
-from corosrv.dispatch.entries import HandlerEntry
+from corosrv.dispatch.entries import QUARANTINED, HandlerEntry
 from corosrv.dispatch.registry import Registry
 from corosrv.dispatch.versions import default_card, natural_order
 from corosrv.errors import Conflict, NotFound, NoWorker
@@ -25,16 +26,27 @@ def look_up(registry: Registry, target: Target) -> HandlerEntry:
     return _find_capability(registry, target)
 
 
-def check_ready(entry: HandlerEntry) -> None:
-    """Raises Unavailable if no worker serves the entry and none may be started for it."""
+def check_ready(entry: HandlerEntry, now: float) -> None:
+    """Raises Unavailable if no worker serves the entry and none may be started for it, or if it is in quarantine."""
+    if not entry.quarantine.admits(now):
+        raise _quarantined(entry, now)
     if not entry.is_callable:
-        raise unavailable(entry)
+        raise unavailable(entry, now)
 
 
-def unavailable(entry: HandlerEntry) -> NoWorker:
+def unavailable(entry: HandlerEntry, now: float) -> NoWorker:
     """Makes the refusal of a call that no worker can take, now or soon."""
+    if entry.quarantine.is_closed:
+        return _quarantined(entry, now)
     error = NoWorker(f"{name_of(entry)} cannot be called now: {entry.reason}")
-    error.retry_after = RETRY_AFTER
+    error.retry_after = RETRY_AFTER if entry.retry_after is None else math.ceil(entry.retry_after)
+    return error
+
+
+def _quarantined(entry: HandlerEntry, now: float) -> NoWorker:
+    seconds = math.ceil(entry.quarantine.pause_left(now))
+    error = NoWorker(f"{name_of(entry)} cannot be called now: {QUARANTINED}; try again in {seconds} s")
+    error.retry_after = seconds
     return error
 
 

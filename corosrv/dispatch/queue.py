@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -25,10 +26,18 @@ def level_at(priority: int, arrived: float, now: float) -> int:
 class QueuePlace(Generic[T]):
     """Marks the place of one item in a CallQueue; `item` is None once it has left."""
 
-    __slots__ = ("arrived", "due", "item", "level", "number", "rises_at", "serial")
+    __slots__ = ("arrived", "due", "ends", "item", "level", "number", "rises_at", "serial")
 
     def __init__(
-        self, item: T, level: int, due_at: float, number: int, arrived: float, rises_at: float, serial: int
+        self,
+        item: T,
+        level: int,
+        due_at: float,
+        number: int,
+        arrived: float,
+        rises_at: float,
+        serial: int,
+        ends: float,
     ) -> None:
         self.item: T | None = item
         self.level = level
@@ -36,6 +45,7 @@ class QueuePlace(Generic[T]):
         self.number = number
         self.arrived = arrived
         self.rises_at = rises_at
+        self.ends = ends  # its deadline
         self.serial = serial  # of the places of one queue, so that no two are equal
 
     @property
@@ -57,8 +67,10 @@ class CallQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._levels: list[_Heap[T]] = [[] for _ in range(LAST_PRIORITY + 1)]  # by effective deadline and number
+        self._risky: list[_Heap[T]] = [[] for _ in self._levels]  # what `head` passed over, the latest deadline first
         self._counts = [0] * (LAST_PRIORITY + 1)
         self._rises: _Heap[T] = []  # by the time of the next rise and number
+        self._tails: dict[int, _Heap[T]] = {}  # levels from their ends, of those that were asked for since `_compact`
         self._arrivals: deque[QueuePlace[T]] = deque()
         self._serials = itertools.count()
         self._n_live = 0
@@ -71,11 +83,30 @@ class CallQueue(Generic[T]):
         """Yields the items, about in the order of their arrival. The queue must not change meanwhile."""
         return (place.item for place in self._arrivals if place.item is not None)
 
-    def push(self, item: T, priority: int, due_at: float, arrived: float, number: int, now: float) -> QueuePlace[T]:
-        """Adds an item. `number`: of its arrival, unique; one that returns takes its former number and arrival."""
+    def push(
+        self,
+        item: T,
+        priority: int,
+        due_at: float,
+        arrived: float,
+        number: int,
+        now: float,
+        ends: float = math.inf,
+    ) -> QueuePlace[T]:
+        """Adds an item. `number`: of its arrival, unique; one that returns takes its former number and arrival.
+
+        `ends`: when it is of no use any more.
+        """
         level = level_at(priority, arrived, now)
         place = QueuePlace(
-            item, level, due_at, number, arrived, arrived + (priority - level + 1) * RISE_AFTER, next(self._serials)
+            item,
+            level,
+            due_at,
+            number,
+            arrived,
+            arrived + (priority - level + 1) * RISE_AFTER,
+            next(self._serials),
+            ends,
         )
         if self._arrivals and arrived < self._arrivals[0].arrived:
             self._arrivals.appendleft(place)
@@ -96,18 +127,48 @@ class CallQueue(Generic[T]):
         if self._n_dead > self._n_live + 64:
             self._compact()
 
-    def head(self, now: float) -> QueuePlace[T] | None:
-        """Returns the place of the next item, which stays; None if there is none."""
+    def head(self, now: float, needed: float = 0.0) -> QueuePlace[T] | None:
+        """Returns the place of the next item, which stays; None if there is none.
+
+        Of one class, items that end within `needed` seconds come after all others, the one with the most time first.
+        """
         if not self._n_live:
             return None
         self._rise(now)
         for level in range(FIRST_PRIORITY, LAST_PRIORITY + 1):
             if self._counts[level]:
-                heap = self._levels[level]
-                while (place := heap[0][3]).item is None or place.level != level:
-                    heapq.heappop(heap)
+                return self._first(level, now + needed)
+        return None
+
+    def _first(self, level: int, risky_until: float) -> QueuePlace[T]:
+        heap, risky = self._levels[level], self._risky[level]
+        while heap:
+            place = heap[0][3]
+            if place.item is not None and place.level == level:
+                if place.ends >= risky_until:
+                    return place
+                heapq.heappush(risky, (-place.ends, place.number, place.serial, place))
+            heapq.heappop(heap)
+        while (place := risky[0][3]).item is None or place.level != level:
+            heapq.heappop(risky)
+        return place
+
+    def last(self, now: float) -> QueuePlace[T] | None:
+        """Returns the place of the last item of the worst class, which stays; None if there is none."""
+        self._rise(now)
+        for level in range(LAST_PRIORITY, FIRST_PRIORITY - 1, -1):
+            if self._counts[level]:
+                tail = self._tail(level)
+                while (place := tail[0][3]).item is None or place.level != level:
+                    heapq.heappop(tail)
                 return place
         return None
+
+    def _tail(self, level: int) -> _Heap[T]:
+        if level not in self._tails:
+            self._tails[level] = [_from_end(place) for place in self._arrivals if place.level == level]
+            heapq.heapify(self._tails[level])
+        return self._tails[level]
 
     def count_ahead(self, priority: int) -> int:
         """Counts the items of this class and of those before it, as they stood when `head` was last called."""
@@ -131,6 +192,8 @@ class CallQueue(Generic[T]):
     def _enter_level(self, place: QueuePlace[T]) -> None:
         self._counts[place.level] += 1
         heapq.heappush(self._levels[place.level], (place.due, place.number, place.serial, place))
+        if place.level in self._tails:
+            heapq.heappush(self._tails[place.level], _from_end(place))
         if place.level > FIRST_PRIORITY:
             heapq.heappush(self._rises, (place.rises_at, place.number, place.serial, place))
 
@@ -139,8 +202,15 @@ class CallQueue(Generic[T]):
         places = [place for place in self._arrivals if place.item is not None]
         self._arrivals = deque(places)
         self._levels = [[] for _ in self._levels]
+        self._risky = [[] for _ in self._levels]
         self._counts = [0] * len(self._counts)
         self._rises = []
+        self._tails = {}
         self._n_dead = 0
         for place in places:
             self._enter_level(place)
+
+
+def _from_end(place: QueuePlace[T]) -> tuple[float, int, int, QueuePlace[T]]:
+    """Returns what orders the places of one level from the last to the first."""
+    return -place.due, -place.number, -place.serial, place

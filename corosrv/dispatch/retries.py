@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from weakref import WeakKeyDictionary
+
 from corosrv.errors import CorosrvError, HandlerFailed, WorkerLost
 
 MAX_ATTEMPTS = 2  # that were handed over
@@ -30,13 +33,15 @@ def pause(n_attempts: int, jitter: float) -> float:
 class RetryBudget:
     """Bounds the retries of a front to a share of its calls, so that they do not feed the overload that caused them.
 
-    Counts by whole seconds of the time that is passed in, which never goes backwards.
+    All calls that one worker was running when it died count as one: the permits of others bound how many of them run
+    again at once. Counts by whole seconds of the time that is passed in, which never goes backwards.
     """
 
     def __init__(self) -> None:
         self._calls = [0] * PERIOD
         self._retries = [0] * PERIOD
         self._second = 0
+        self._deaths: WeakKeyDictionary[object, float] = WeakKeyDictionary()  # when a worker was last lost
 
     def count_call(self, now: float) -> None:
         self._turn_to(now)
@@ -52,6 +57,18 @@ class RetryBudget:
         if self.left(now) < 1:
             return False
         self._retries[self._second % PERIOD] += 1
+        return True
+
+    def spend_for_loss(self, now: float, worker: object, started_at: float) -> bool:
+        """Takes what the retry of a call costs that its worker has lost; returns False if it is not left.
+
+        `started_at`: when the worker got the call. Nothing if it got it before its last loss: it is the same one.
+        """
+        if started_at <= self._deaths.get(worker, -math.inf):
+            return True
+        if not self.spend(now):
+            return False
+        self._deaths[worker] = now
         return True
 
     def _turn_to(self, now: float) -> None:

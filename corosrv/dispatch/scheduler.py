@@ -17,6 +17,16 @@ from corosrv.dispatch.registry import Registry
 from corosrv.dispatch.sharing import CallSharing
 from corosrv.dispatch.timetable import AT_ONCE, Timetable
 from corosrv.dispatch.waiting import WaitingCalls
+from corosrv.errors import DeadlinePassed
+
+
+def too_late(call: QueuedCall, now: float) -> DeadlinePassed:
+    """Makes the failure of a call that is not started, because it would hardly end in time."""
+    left, median = call.deadline - now, call.traffic.times.median or 0.0
+    return DeadlinePassed(
+        f"the call's deadline could not be met, so it was not started: {1000 * left:.0f} ms were left, and half of the "
+        f"calls of its handler take {1000 * median:.0f} ms or more"
+    )
 
 
 class Scheduler:
@@ -96,7 +106,7 @@ class Scheduler:
     def resume(self, call: QueuedCall) -> None:
         """Lets a call wait once more, for another worker than the last if there is one."""
         if not call.entry.is_callable:
-            self._lives.stop(call, unavailable(call.entry))
+            self._lives.stop(call, unavailable(call.entry, self._clock()))
             return
         now = self._clock()
         call.wait_again(now)
@@ -161,6 +171,8 @@ class Scheduler:
         while group.has_free and (call := self._waiting.next_for(group, now)) is not None:
             if call.deadline <= now:
                 self._lives.expire(call)
+            elif not self._waiting.queue_of(call.entry).may_start(call, now):
+                self._lives.stop(call, too_late(call, now))
             else:
                 self._start(self._waiting.take(call, now), group, now)
         if group.has_free and (ready_at := self._waiting.next_ready(group)) < group.looks_at:
@@ -176,15 +188,15 @@ class Scheduler:
         permit = group.permits.try_acquire()
         assert permit is not None
         first = calls[0]
-        first.traffic.count_start(len(calls))
-        group.turn = first.entry.turn = next(self._turns)
-        attempt = HandOver(self._lives, group.host, calls, now)
+        first.traffic.count_start(len(calls), now)
+        group.turn = first.entry.turn = number = next(self._turns)
+        attempt = HandOver(self._lives, group.host, calls, now, number=number, running_of=group.running)
         for call in calls:
             self._timetable.cancel(call.appointment)
             call.traffic.count_wait(now - call.waits_since)
         self._policy.note(first, group)
         handler = group.entries[first.key][1]
-        attempt.watch(group.host.start_call(permit, handed_call(calls, handler), attempt))
+        attempt.watch(group.host.start_call(permit, handed_call(calls, handler, number), attempt))
 
     # Handlers without a worker.
 
@@ -197,7 +209,7 @@ class Scheduler:
             return False
         calls = self._waiting.calls_of(entry.key)
         for call in calls[:AT_ONCE]:
-            self._lives.stop(call, unavailable(entry))
+            self._lives.stop(call, unavailable(entry, self._clock()))
         if len(calls) > AT_ONCE:
             self._timetable.add(self._clock(), self.refuse_unservable, entry)
         return True
@@ -212,4 +224,4 @@ class Scheduler:
 
     def _give_up_start(self, call: QueuedCall) -> None:
         if call.state is CallState.WAITING and not call.entry.is_ready:
-            self._lives.stop(call, unavailable(call.entry))
+            self._lives.stop(call, unavailable(call.entry, self._clock()))

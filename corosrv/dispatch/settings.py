@@ -14,6 +14,9 @@ class DispatchSettings:
 
     max_calls: int = 4096  # that wait, over all keys; how many may wait for one key is its handler's to say
     max_bytes: int = 256 << 20  # of their tensors
+    calls_per_caller: int = (
+        0  # that wait and run, of one API key; 0: no limit. Calls that handlers make are not counted
+    )
     longest_start: float = 30.0  # that a call waits for the first worker of its handler
     idempotency_bytes: int = MAX_BYTES  # of answers that are kept under idempotency keys; 0: none are
     idempotency_s: float = LIFETIME  # for which an answer is kept

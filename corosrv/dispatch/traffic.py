@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from corosrv.dispatch.estimates import COUNTS, SECONDS, Distribution, EventRate, RunningMean
+from corosrv.dispatch.estimates import COUNTS, SECONDS, Distribution, EventRate, RunningMean, ServiceTimes
 from corosrv.errors import CorosrvError
 
 
@@ -24,11 +24,13 @@ class KeyTraffic:
         self.rate = EventRate()  # of arrivals
         self.wait = RunningMean()
         self.service = RunningMean()  # of one call; of a batch, each has its share
+        self.times = ServiceTimes()  # of hand-overs
         self.waits = Distribution(SECONDS)
         self.services = Distribution(SECONDS)
         self.batch_sizes = Distribution(COUNTS)
 
-    def count_start(self, n_calls: int) -> None:
+    def count_start(self, n_calls: int, now: float) -> None:
+        self.times.start(now)
         self.n_dispatched += n_calls
         self.n_in_flight += 1
         self.batch_sizes.add(n_calls)
@@ -37,9 +39,14 @@ class KeyTraffic:
         self.wait.add(seconds)
         self.waits.add(seconds)
 
-    def count_finish(self, n_calls: int, seconds: float, is_measured: bool) -> None:
-        """Counts the end of a hand-over. `is_measured`: its duration says how long its handler takes."""
+    def count_finish(self, n_calls: int, started_at: float, now: float, is_measured: bool, is_cut: bool) -> None:
+        """Counts the end of a hand-over.
+
+        `is_measured`: its duration says how long its handler takes; `is_cut`: or longer, because it was told to end.
+        """
         self.n_in_flight -= 1
+        self.times.finish(started_at, now, is_measured, is_cut)
+        seconds = now - started_at
         if is_measured:
             self.service.add(seconds / n_calls)
             self.services.add(seconds)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from corosrv.dispatch.affinity import LocalQueue
-from corosrv.dispatch.bounds import QueueBounds, predicted_wait, queue_full
+from corosrv.dispatch.bounds import QueueBounds, queue_full
 from corosrv.dispatch.call import QueuedCall
 from corosrv.dispatch.entries import HandlerEntry, HostGroup
 from corosrv.dispatch.key_queue import KeyQueue
 from corosrv.dispatch.lookup import name_of
+from corosrv.errors import QueueFull
 
 
 class WaitingCalls:
@@ -55,24 +57,51 @@ class WaitingCalls:
 
     # Entering and leaving.
 
-    def check_room(self, call: QueuedCall, now: float) -> None:
-        """Raises QueueFull for a call that must not wait: for want of room, or because its time would be over."""
-        queue = self._queues[call.key]
-        card, n_permits = queue.entry.card, queue.entry.n_permits
-        service = queue.traffic.service.value
-        wait = predicted_wait(queue.depth, service, n_permits)
-        problem = self.bounds.problem(queue.depth, card.max_queue, call.n_bytes)
-        if problem is None and card.admission == "predict" and n_permits:
-            ahead = predicted_wait(queue.count_ahead(call.priority, now) + 1, service, n_permits)
-            if now + ahead > call.deadline:
-                problem = f"it would wait for some {ahead:.1f} s, which is longer than its deadline allows"
+    def make_room(self, call: QueuedCall, now: float) -> QueuedCall | None:
+        """Returns the call of a worse class that has to leave so that a new one may wait; None if there is room.
+
+        Raises QueueFull for a call that must not wait: for want of room, or because its time would be over.
+        """
+        problem = self._problem(call)
+        displaced = None
         if problem is not None:
-            raise queue_full(name_of(queue.entry), problem, wait)
+            displaced = self._last_below(call, now)
+            if displaced is None or self._problem(call, displaced) is not None:
+                raise self.queue_full(call, problem, now)
+        queue = self._queues[call.key]
+        if call.entry.n_permits and call.deadline != math.inf and not queue.traffic.times.may_try(now):
+            wait = queue.wait(call.priority, 1, now)
+            if queue.is_too_late(call, now + wait):
+                problem = f"it would wait for some {wait:.1f} s, which is longer than its deadline allows"
+                raise self.queue_full(call, problem, now)
+        return displaced
+
+    def queue_full(self, call: QueuedCall, problem: str, now: float) -> QueueFull:
+        """Makes the refusal of a call, which says when those before it should have been given their permits."""
+        is_counted = call.place is not None or call.local_host is not None
+        return queue_full(name_of(call.entry), problem, self._queues[call.key].wait(call.priority, -is_counted, now))
+
+    def _problem(self, call: QueuedCall, displaced: QueuedCall | None = None) -> str | None:
+        """Returns why a call cannot wait; None if it can, perhaps once another has left."""
+        depth = self._queues[call.key].depth
+        if displaced is None:
+            return self.bounds.problem(depth, call.entry.card.max_queue, call.n_bytes)
+        depth -= displaced.key == call.key
+        return self.bounds.problem(depth, call.entry.card.max_queue, call.n_bytes, 1, displaced.n_bytes)
+
+    def _last_below(self, call: QueuedCall, now: float) -> QueuedCall | None:
+        """Returns the last of the worst class that waits in the full queue, if that is worse than the call's."""
+        is_key_full = self._queues[call.key].depth >= call.entry.card.max_queue
+        queues = [self._queues[call.key]] if is_key_full else list(self._queues.values())
+        keys = {queue.entry.key for queue in queues}
+        calls = [last for queue in queues if (last := queue.last(now)) is not None]
+        calls += [waiting for local in self._locals.values() for waiting in local if waiting.key in keys]
+        last = max(calls, key=lambda waiting: waiting.order(now), default=None)
+        return last if last is not None and last.order(now)[0] > call.priority else None
 
     def has_room(self, call: QueuedCall) -> bool:
-        """Returns whether a call may wait."""
-        depth = self._queues[call.key].depth
-        return self.bounds.problem(depth, call.entry.card.max_queue, call.n_bytes) is None
+        """Returns whether a call may wait without another having to leave."""
+        return self._problem(call) is None
 
     def add(self, call: QueuedCall, now: float, local: LocalQueue | None = None) -> None:
         """Lets a call wait, in its key's queue or in a local one."""

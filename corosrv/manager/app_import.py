@@ -61,5 +61,5 @@ class AppImport:
         elif not NEXT[worker.state]:
             self.worker = None
             pause = self._crashes.add(self._clock(), reason=worker.reason)
+            self._on_failure()  # which may end this process, and says why then
             log.error("the application could not be imported: %s; the next try is in %.1f s", worker.reason, pause)
-            self._on_failure()

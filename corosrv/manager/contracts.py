@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from corosrv.dispatch.host import HandlerHost
@@ -20,6 +20,8 @@ class HostDispatcher(Protocol):
     def add_host(self, host: HandlerHost) -> bool: ...
 
     def remove_host(self, host: HandlerHost) -> bool: ...
+
+    def note_crash(self, keys: Sequence[str]) -> None: ...
 
     def expect(
         self,

@@ -16,7 +16,8 @@ LOOP_TIME = 60.0  # seconds
 class CrashRecord:
     """Records the crashes of one pool. The caller passes the current time in; nothing waits.
 
-    A worker that could not start has crashed as well. One pool's record knows nothing of another's.
+    A worker that could not start has crashed as well; one that died while a handler ran has not: that is the handler's
+    crash (see corosrv.dispatch.quarantine). One pool's record knows nothing of another's.
     """
 
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)) -> None:

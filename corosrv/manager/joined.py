@@ -97,6 +97,7 @@ class JoinedWorkers:
             self._dispatcher.add_host(worker)
         elif place.state not in HOLDING:
             self._dispatcher.remove_host(worker)
+            self._dispatcher.note_crash(worker.keys_at_loss)
             level = logging.INFO if place.state is PlaceState.GONE else logging.WARNING
             log.log(level, "%s has left: %s", place.words(now), worker.reason)
 

@@ -76,7 +76,8 @@ class Manager:
         self.has_app = has_app
         self._pools: dict[str, WorkerPool] = {}
         self.joined = JoinedWorkers(dispatcher, clock)
-        self._import = AppImport(make, clock, self._on_import, self._wakeup)
+        self.on_unimportable: Callable[[str], None] = lambda reason: None  # after each failed import
+        self._import = AppImport(make, clock, self._on_import, self._on_failed_import)
         self._wake = Event()
         self._hurry = Event()
         self._loop: gevent.Greenlet | None = None
@@ -256,6 +257,10 @@ class Manager:
             worker.drain("no pool needs a worker yet")
         else:
             self._pools[first.pool].adopt(worker)
+        self._wakeup()
+
+    def _on_failed_import(self) -> None:
+        self.on_unimportable(self._import.reason)
         self._wakeup()
 
     def _give_up_if_late(self, now: float) -> None:

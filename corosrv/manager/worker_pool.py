@@ -170,6 +170,10 @@ class WorkerPool:
             self.restarts["replaced"] += place.is_outgoing
             return
         self.restarts[_failure_of(place, worker)] += 1
+        if worker.keys_at_loss:  # the crash is its handler's, and no reason to keep others waiting
+            log.error("%s failed: %s; the pool starts another at once", place.words(now), worker.reason)
+            self._dispatcher.note_crash(worker.keys_at_loss)
+            return
         pause = self.memory.crashes.add(now, place.ready_at, worker.reason)
         word = " is crashlooping, and" if self.memory.crashes.is_looping else ""
         log.error("%s failed: %s; the pool%s starts again in %.1f s", place.words(now), worker.reason, word, pause)

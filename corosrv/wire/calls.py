@@ -184,8 +184,8 @@ class CallEnd(_Message, frozen=True, tag="end"):
 class CallFailure(_Message, frozen=True, tag="failure"):
     """Reports that one item has failed.
 
-    `kind`: invalid_input, not_found, unavailable, cancelled, deadline or failed. The message of all but the last is for
-    the client; that of `failed` has a traceback and is for the log.
+    `kind`: invalid_input, not_found, conflict, unavailable, cancelled, deadline or failed. The message of all but the
+    last is for the client; that of `failed` has a traceback and is for the log.
     """
 
     id: int

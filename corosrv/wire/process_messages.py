@@ -28,10 +28,14 @@ class DroppedLogs(_Message, frozen=True, tag="dropped_logs"):
 
 
 class SlotFailed(_Message, frozen=True, tag="failed"):
-    """Reports that a slot cannot be used any more; with slot -1, before a predictor's Ready: the set-up has failed."""
+    """Reports that a slot cannot be used any more; with slot -1, before a predictor's Ready: the set-up has failed.
+
+    `is_unloadable`: it has failed because the predictor's code could not be loaded, before its setup() was called.
+    """
 
     slot: int
     error: str
+    is_unloadable: bool = False
 
 
 class Fatal(_Message, frozen=True, tag="fatal"):

@@ -19,6 +19,7 @@ from corosrv.dispatch.reader import HandlerReader
 from corosrv.errors import (
     CallRefused,
     CorosrvError,
+    DeadlinePassed,
     HandlerFailed,
     NotHandedOver,
     Refused,
@@ -160,7 +161,7 @@ class Simulation:
                 seconds=seconds, stream=is_stream, priority=self.random.randint(0, 9),
                 session=self.random.choice(["", "", "s1", "s2"]), waits=self.random.random() < 0.95,
             )  # fmt: skip
-        except (Unavailable, Refused) as error:
+        except (Unavailable, Refused, DeadlinePassed) as error:
             del self.by_number[name]
             self.outcomes[type(error).__name__] += 1
             assert call.n_starts == 0

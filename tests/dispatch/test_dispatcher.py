@@ -295,7 +295,7 @@ def test_a_call_whose_predicted_wait_exceeds_its_deadline_is_refused_on_arrival(
 
     with pytest.raises(QueueFull, match="deadline"):
         front.call(seconds=3)
-    front.call(seconds=3, priority=1)
+    front.call(seconds=4, priority=1)
     front.call(seconds=10)
 
 
@@ -690,6 +690,27 @@ def test_a_paused_call_can_be_cancelled(front: Front):
     assert spare.n_started == 0
 
 
+def test_one_caller_has_so_many_calls_and_leaves_others_theirs(front: Front):
+    front = Front.make(calls_per_caller=2)
+    host = front.add("p/0")
+    runs, waits = (front.call(caller="greedy") for _ in range(2))
+
+    with pytest.raises(QueueFull, match="2 of at most 2 calls of this API key"):
+        front.call(caller="greedy")
+    front.call(caller="modest")
+    for _ in range(3):
+        front.call()
+    front.call(caller="greedy", waiting_keys=("model:other:",))
+
+    waits.cancel()
+    front.call(caller="greedy")
+    host.calls[0].finish()
+    assert error_of(runs) is None
+    front.call(caller="greedy")
+    with pytest.raises(QueueFull):
+        front.call(caller="greedy")
+
+
 def test_retries_stop_when_their_budget_is_spent(front: Front):
     front.dispatcher.expect("p", [card(is_idempotent=True)])
     n_calls = 100
@@ -701,6 +722,24 @@ def test_retries_stop_when_their_budget_is_spent(front: Front):
 
     assert front.key().retries["worker_lost"] == 30 + n_calls // 10
     assert front.dispatcher.stats().retry_budget < 1
+
+
+def test_the_calls_of_one_dead_worker_wait_for_permits_of_another_and_cost_one_retry(front: Front):
+    n_calls = 100
+    lost = front.add("p/0", card(is_idempotent=True), n_slots=n_calls)
+    readers = [front.call() for _ in range(n_calls)]
+    spare = front.add("p/1", card(is_idempotent=True), n_slots=2)
+    left = front.dispatcher.stats().retry_budget
+
+    lost.die()
+    front.dispatcher.remove_host(lost)
+    front.clock.pass_time(1)
+    assert (len(spare.calls), front.key().depth) == (2, n_calls - 2)
+    while spare.calls:
+        spare.calls[0].finish()
+
+    assert [error_of(reader) for reader in readers] == [None] * n_calls
+    assert front.dispatcher.stats().retry_budget == left - 1
 
 
 def test_a_call_that_could_not_be_handed_over_goes_to_another_worker_whatever_its_handler(front: Front):

@@ -43,7 +43,7 @@ def test_the_default_of_versions_whose_workers_have_left_is_unavailable_and_not_
 
     assert entry.card.version == "2"
     with pytest.raises(Unavailable):
-        check_ready(entry)
+        check_ready(entry, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_cannot_be_called_now_is_named(registry: Registry, offered: Handler
     registry.remove(host, 0)
 
     with pytest.raises(Unavailable, match=words) as refusal:
-        check_ready(look_up(registry, target))
+        check_ready(look_up(registry, target), 0.0)
 
     assert refusal.value.retry_after == 2
 

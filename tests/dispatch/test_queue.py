@@ -73,6 +73,14 @@ class Queues(RuleBasedStateMachine):
             assert head.order == self.order(expected)
 
     @invariant()
+    def the_last_is_the_last_of_the_worst_class(self) -> None:
+        expected = max(self.waiting, key=self.order, default=None)
+
+        last = self.queue.last(self.now)
+
+        assert (last and last.item) == expected
+
+    @invariant()
     def everything_is_counted(self) -> None:
         assert len(self.queue) == len(self.waiting)
         assert set(self.queue) == set(self.waiting)
@@ -112,3 +120,13 @@ def test_what_has_left_is_not_kept():
 
     assert queue.head(0) is first
     assert sum(map(len, queue._levels)) + len(queue._rises) + len(queue._arrivals) < 400
+
+
+def test_what_has_left_is_not_kept_by_those_who_ask_for_the_last():
+    queue: CallQueue[int] = CallQueue()
+    for number in range(10_000):
+        place = queue.push(number, 9, 1, 0, number, 0)
+        assert queue.last(0) is place
+        queue.remove(place)
+
+    assert sum(map(len, queue._tails.values())) < 400

@@ -137,7 +137,7 @@ def test_a_model_whose_workers_left_is_unavailable_for_a_minute_and_then_unknown
 
     assert registry.purge(100 + LINGER - 1) == []
     with pytest.raises(Unavailable) as refusal:
-        check_ready(model(registry))
+        check_ready(model(registry), 0.0)
     assert refusal.value.retry_after
 
     assert registry.purge(100 + LINGER) == ["model:add:"]
@@ -171,7 +171,7 @@ def test_what_comes_back_within_its_minute_is_not_forgotten(registry: Registry, 
         registry.expect("p", [card()], CAN_START, 10)
 
     assert registry.purge(LINGER) == []
-    check_ready(model(registry))
+    check_ready(model(registry), 0.0)
 
 
 def test_a_model_is_known_while_its_pool_exists(registry: Registry):
@@ -179,7 +179,7 @@ def test_a_model_is_known_while_its_pool_exists(registry: Registry):
 
     assert registry.purge(1000) == []
     with pytest.raises(Unavailable, match="crashlooping"):
-        check_ready(model(registry))
+        check_ready(model(registry), 0.0)
 
     registry.forget("p", 1000)
     assert registry.purge(1000 + LINGER) == ["model:add:"]
@@ -188,7 +188,7 @@ def test_a_model_is_known_while_its_pool_exists(registry: Registry):
 def test_a_pool_that_can_start_lets_calls_wait(registry: Registry):
     registry.expect("p", [card()], CAN_START, 0)
 
-    check_ready(model(registry))
+    check_ready(model(registry), 0.0)
     assert model(registry).state() == "LOADING"
 
 

@@ -68,3 +68,35 @@ def test_a_budget_that_was_spent_is_there_again_later():
 
     assert not budget.spend(14)
     assert budget.spend(15)
+
+
+class Worker:
+    """A worker as the budget knows it."""
+
+
+def test_all_calls_that_one_worker_was_running_when_it_died_cost_one_retry():
+    budget, worker = RetryBudget(), Worker()
+    left = budget.left(5)
+
+    assert all(budget.spend_for_loss(5.0 + i / 100, worker, started_at=i / 100) for i in range(200))
+
+    assert budget.left(5) == left - 1
+
+
+def test_calls_that_a_worker_got_after_it_was_lost_cost_another_retry():
+    budget, worker = RetryBudget(), Worker()
+    left = budget.left(5)
+
+    budget.spend_for_loss(5.0, worker, started_at=1.0)
+    budget.spend_for_loss(6.0, worker, started_at=5.5)
+    budget.spend_for_loss(6.0, Worker(), started_at=1.0)
+
+    assert budget.left(6) == left - 3
+
+
+def test_a_loss_for_which_nothing_is_left_is_not_remembered():
+    budget, worker = RetryBudget(), Worker()
+    while budget.spend(5):
+        pass
+
+    assert [budget.spend_for_loss(5.0, worker, started_at=1.0) for _ in range(2)] == [False, False]

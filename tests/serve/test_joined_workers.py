@@ -32,7 +32,8 @@ def run_dir() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(run_dir: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with servers(tmp_path_factory.mktemp("joinable"), cache) as started:
-        server = started.start(model="", joinable=1, run_dir=run_dir, mgmt_port=0)
+        (token := tmp_path_factory.mktemp("token") / "token").write_text("secret")
+        server = started.start(model="", joinable=1, run_dir=run_dir, mgmt_port=0, mgmt_token_file=token)
         n_before = server.worker.n_descriptors()
         yield server
         eventually(lambda: server.worker.n_descriptors() <= n_before, PATIENCE, "all descriptors are closed")

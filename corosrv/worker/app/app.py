@@ -59,8 +59,8 @@ class App:
         "max_delay_ms": t}`; the function gets a list of requests (and of contexts), and returns a list as long, in
         which an exception fails its own request only. `unary`: what a handler that streams does with a call that wants
         one answer: `join` its texts, the `last` answer, or `refuse`. `default`: the version that calls without one get.
-        `priority`: among capabilities that match alike, from 1 to 9. `admission`: `predict` refuses a call that would
-        wait for longer than it has.
+        `priority`: among capabilities that match alike, from 1 to 9. `admission`: by default, or with `predict`,
+        a call that can hardly end before its deadline is refused when it arrives, and not started; `queue` starts it.
         """
         handler_options = HandlerOptions(
             version=version,

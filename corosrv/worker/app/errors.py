@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from corosrv.errors import CallCancelled as Cancelled
 from corosrv.errors import CallRefused as InvalidInput
+from corosrv.errors import Conflict, NotFound, Unavailable
 from corosrv.errors import DeadlinePassed as DeadlineExceeded
-from corosrv.errors import NotFound, Unavailable
 
 __all__ = ["Cancelled", "DeadlineExceeded", "InvalidInput", "NotFound", "Unavailable", "failure_kind"]
 
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (InvalidInput, "invalid_input"),
     (NotFound, "not_found"),
+    (Conflict, "conflict"),
     (Unavailable, "unavailable"),
     (Cancelled, "cancelled"),
     (DeadlineExceeded, "deadline"),

@@ -65,7 +65,7 @@ class HandlerOptions:
             is_idempotent=self.idempotent,
             batch=self._batch(name, kind),
             priority=self.priority,
-            admission=self.admission or "",
+            admission="predict" if self.admission is None else self.admission,
         )
 
     def _unary(self, name: str, kind: HandlerKind) -> str:
@@ -170,8 +170,8 @@ def check_priority(name: str, option: str, value: Any) -> None:
 
 
 def _admission(name: str, option: str, value: Any) -> None:
-    if value not in (None, "predict"):
-        raise AppError(f"{name}: `{option}` must be 'predict' or None, not {value!r:.80}")
+    if value not in (None, "predict", "queue"):
+        raise AppError(f"{name}: `{option}` must be 'predict' or None, or 'queue' to let all wait, not {value!r:.80}")
 
 
 _CHECKS = {

@@ -59,6 +59,7 @@ class Child:
         self._loop: AbstractEventLoop | None = None  # of async predictors
         self._health: HealthcheckRunner | None = None  # once it is set up
         self._is_shutting_down = threading.Event()
+        self._is_loaded = False
 
     def main(self) -> NoReturn:
         """Sets the predictor up, serves predictions and ends the process."""
@@ -69,7 +70,7 @@ class Child:
             predictor = self._set_up(self._init.get())
         except BaseException as error:  # also sys.exit() of user code
             self._fork.leave(error)
-            self._runtime.fail(error, SlotFailed(-1, describe(error)))
+            self._runtime.fail(error, SlotFailed(-1, describe(error), is_unloadable=not self._is_loaded))
         self._has_slots.wait()
         self._serve(predictor)
         self._is_shutting_down.wait()
@@ -84,6 +85,7 @@ class Child:
         predictor = load(init.predictor_ref)
         self._n_slots = _n_slots(init.num_slots, predictor)
         document = schema.document(predictor.signature)
+        self._is_loaded = True
         if predictor.signature.is_async or inspect.iscoroutinefunction(predictor.setup):
             self._make_loop()
         self._call_setup(predictor)

@@ -245,6 +245,7 @@ class AppCall:
             priority=min(item.priority for item in self._call.items),
             deadline=self.deadline,
             waiting_keys=self._call.waiting_keys,
+            asker=self._call.number,
         )
 
     def wait_for_room(self) -> None:

@@ -77,6 +77,8 @@ class AppProcess(
         self.last_heartbeat: float | None = None
         self.served = 0
         self.failed = 0
+        self.keys_at_loss: Sequence[str] = ()
+        self._poisoned_keys: list[str] = []  # of the handlers that ran on slots when they were poisoned
         self._handover: Handover | None = None  # once it has registered
         self._watch: AppWatch | None = None  # once it has registered
         self._started_at = 0.0  # of time.monotonic()
@@ -253,6 +255,7 @@ class AppProcess(
         if self.state is WorkerState.READY:
             self._stop_taking(reason)  # before the end of a call makes room for another
         if (call := self._slots[slot_id].call) is not None:
+            self._poisoned_keys.append(self.handlers[call.handler].key)
             self.send_cancel(call, -1, is_deadline=False)
         self._slots.poison(slot_id, reason)
         self._after_end()
@@ -309,6 +312,9 @@ class AppProcess(
 
     def _on_over(self, reason: str) -> None:
         self._unwatch()
+        if self.state is WorkerState.DEFUNCT and self._slots is not None:
+            running = [self.handlers[call.handler].key for call in self._slots.calls]
+            self.keys_at_loss = tuple(dict.fromkeys(self._poisoned_keys or running))
         super()._on_over(reason)
 
     def _unwatch(self) -> None:

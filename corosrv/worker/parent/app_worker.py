@@ -70,6 +70,10 @@ class AppWorker(HandlerHost, Protocol):
         """The number of slots that run a call or a batch."""
 
     @property
+    def keys_at_loss(self) -> Sequence[str]:
+        """The keys of the handlers that ran when it became DEFUNCT; of slots that were poisoned, theirs alone."""
+
+    @property
     def last_heartbeat(self) -> float | None:
         """The time of the last heartbeat on time.monotonic()."""
 

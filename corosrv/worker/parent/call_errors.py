@@ -7,6 +7,7 @@ from collections.abc import Callable
 from corosrv.errors import (
     CallCancelled,
     CallRefused,
+    Conflict,
     CorosrvError,
     DeadlinePassed,
     HandlerFailed,
@@ -22,6 +23,7 @@ HANDLER_FAILED = "the handler failed; the server's log says why"
 _ERRORS: dict[str, Callable[[str], CorosrvError]] = {
     "invalid_input": lambda words: CallRefused(words or "the handler refused its input"),
     "not_found": lambda words: NotFound(words or "the handler found nothing of this name", None, "not_found"),
+    "conflict": lambda words: Conflict(words or "the handler's call cannot be made as things stand", None, "conflict"),
     "unavailable": lambda words: Unavailable(words or "the handler is not available now"),
     "cancelled": lambda words: CallCancelled(words or "the call was cancelled"),
     "deadline": lambda words: DeadlinePassed(words or "the call's time is over"),

@@ -63,6 +63,7 @@ class PredictorProcess(
         self.permits: PermitPool | None = None  # of its slots, once it is READY
         self._health = HealthChecks(self._send_health_check)
         self._has_healthcheck = True
+        self.is_unloadable = False  # why it is SETUP_FAILED: its code could not be loaded
 
     # Start and set-up.
 
@@ -181,6 +182,7 @@ class PredictorProcess(
 
     def _on_slot_failed(self, message: process_messages.SlotFailed) -> None:
         if self._slots is None:
+            self.is_unloadable = message.is_unloadable
             self._fail_setup(message.error)
         elif message.slot in self._slots:
             self._poison(message.slot, message.error)

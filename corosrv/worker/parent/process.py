@@ -13,6 +13,7 @@ from typing import Any
 from gevent.event import Event
 from gevent.hub import get_hub
 
+from corosrv.settings import child_environment
 from corosrv.worker.parent.plain_subprocess import plain_subprocess
 
 _ONLY_SESSIONS = sys.version_info < (3, 11)  # a child cannot be started in a group of its own alone
@@ -53,6 +54,7 @@ class Process:
     ) -> None:
         """Starts the process. It keeps the descriptors `inherited`, and its standard input is empty.
 
+        `env`: all of its variables; None: this process's without its secrets.
         `own_session`: not so, it stays in this one's. Kernels for desktops compare priorities only within a session.
         Before Python 3.11 it always gets its own.
 
@@ -63,7 +65,12 @@ class Process:
             loop.install_sigchld()  # before there is a child that may end
         group = {"start_new_session": True} if own_session or _ONLY_SESSIONS else {"process_group": 0}
         self._popen: Any = plain_subprocess.Popen(
-            command, stdin=plain_subprocess.DEVNULL, pass_fds=tuple(inherited), env=env, cwd=cwd, **group
+            command,
+            stdin=plain_subprocess.DEVNULL,
+            pass_fds=tuple(inherited),
+            env=child_environment() if env is None else env,
+            cwd=cwd,
+            **group,
         )
         self.pid: int = self._popen.pid
         self.exit: Exit | None = None  # when it has ended

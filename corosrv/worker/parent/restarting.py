@@ -73,6 +73,11 @@ class RestartingWorker:
     def check_health(self) -> str | None:
         return self._process.check_health()
 
+    @property
+    def is_unloadable(self) -> bool:
+        """True when the first process has found that the predictor's code cannot be loaded."""
+        return self.n_restarts == 0 and self._process.is_unloadable
+
     # Its life, and the next one's.
 
     @property

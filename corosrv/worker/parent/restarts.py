@@ -42,10 +42,14 @@ class Restarts:
         """Records that the process at hand is READY: if it lives long, its death counts as the first again."""
         self._backoff.succeed(time.monotonic())
 
-    def note_death(self) -> None:
-        """Starts the next process after the pause, unless restarts are not wanted. Returns at once."""
+    def note_death(self, *, is_own_fault: bool = True) -> None:
+        """Starts the next process after the pause, unless restarts are not wanted. Returns at once.
+
+        A process that was ended for what it was given to do, and not for a fault of its own, is followed without one.
+        """
         if self._is_wanted:
-            self._greenlet = gevent.spawn(self._run, self._backoff.fail(time.monotonic()))
+            pause = self._backoff.fail(time.monotonic()) if is_own_fault else 0.0
+            self._greenlet = gevent.spawn(self._run, pause)
 
     def _run(self, pause: float) -> None:
         self._log.warning("%s is started again in %g s", self._process_name, pause)

@@ -34,7 +34,7 @@ class ProcessConfig(Protocol):
 
     @property
     def env(self) -> Mapping[str, str] | None:
-        """The whole environment of the process; None: the server's."""
+        """The whole environment of the process; None: the server's, without its secrets."""
 
     @property
     def cwd(self) -> str | None: ...
