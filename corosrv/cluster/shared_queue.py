@@ -150,5 +150,5 @@ class SharedQueue(CallSharing):
             elif not entry.is_callable:
                 unserved[entry.key] = self._unserved_since.get(entry.key, now)
                 if now - unserved[entry.key] >= PATIENCE:
-                    call.refuse(unavailable(entry))
+                    call.refuse(unavailable(entry, now))
         self._unserved_since = unserved

@@ -14,7 +14,7 @@ from flask import g
 from corosrv.delegation.headers import CALLER, ELAPSED, ENVIRON_OF, TOKEN, strip
 from corosrv.delegation.stats import DelegationStats
 from corosrv.delegation.trip import HOPS, PATH, Trip, parse_trip
-from corosrv.errors import LoopDetected, Refused, Unauthorized
+from corosrv.errors import InvalidTrip, LoopDetected, Unauthorized
 from corosrv.http.flood import Flood, line
 from corosrv.http.lean_flask import current
 
@@ -40,8 +40,8 @@ class PeerGuard:
     def admit(self, environ: dict[str, Any]) -> str | None:
         """Returns the caller of a request that a peer has sent, by whose key it was let in there; else None.
 
-        Raises Unauthorized for a wrong token, LoopDetected for a request that was here before, and Refused for headers
-        that no replica writes. From a client's request it removes the headers that are for peers.
+        Raises Unauthorized for a wrong token, LoopDetected for a request that was here before, and InvalidTrip for
+        headers that no replica writes. From a client's request it removes the headers that are for peers.
         """
         token = environ.get(ENVIRON_OF[TOKEN])
         if token is None:
@@ -58,7 +58,7 @@ class PeerGuard:
         notes.corosrv_began = time.monotonic() - _elapsed(environ)
         caller: str = environ.get(ENVIRON_OF[CALLER], "")
         if caller and not _CALLER.fullmatch(caller):
-            raise Refused(f"{CALLER}: must be a name made from a key", CALLER)
+            raise InvalidTrip(f"{CALLER}: must be a name made from a key", CALLER)
         return caller
 
     def _check(self, trip: Trip, environ: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def _elapsed(environ: dict[str, Any]) -> float:
     """Returns the seconds that the request was on its way."""
     text = environ.get(ENVIRON_OF[ELAPSED], "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise Refused(f"{ELAPSED}: must be a number of milliseconds, not {text[:40]!r}", ELAPSED)
+        raise InvalidTrip(f"{ELAPSED}: must be a number of milliseconds, not {text[:40]!r}", ELAPSED)
     return min(int(text) / 1000, MAX_ELAPSED)
 
 

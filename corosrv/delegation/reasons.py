@@ -7,6 +7,7 @@ from enum import Enum
 from corosrv.errors import (
     CorosrvError,
     HttpError,
+    InvalidTrip,
     ModelFailed,
     ModelNotFound,
     NoCapacity,
@@ -47,7 +48,7 @@ def reason_of(error: CorosrvError) -> Reason | None:
 
 def is_refused_body(error: CorosrvError) -> bool:
     """Tells whether a body was refused by what this server can read or do, before its model was looked for."""
-    return isinstance(error, Refused) and error.status in (400, 501)
+    return isinstance(error, Refused) and not isinstance(error, InvalidTrip) and error.status in (400, 501)
 
 
 def is_for_peers(error: CorosrvError, *, on_full: bool) -> bool:

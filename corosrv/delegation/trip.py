@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from corosrv.errors import LoopDetected, Refused
+from corosrv.errors import InvalidTrip, LoopDetected
 from corosrv.settings.peers import REPLICA_ID
 
 HOPS = "X-Corosrv-Hops"
@@ -46,19 +46,19 @@ class Trip:
 
 
 def parse_trip(hops: str | None, path: str | None) -> Trip:
-    """Reads the headers of a request from a peer. Raises Refused, which names the header."""
+    """Reads the headers of a request from a peer. Raises InvalidTrip, which names the header."""
     digits = (hops or "0").strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MAX_HOPS_DIGITS):
-        raise Refused(f"{HOPS}: must be a number of replicas, not {digits[:40]!r}", HOPS)
+        raise InvalidTrip(f"{HOPS}: must be a number of replicas, not {digits[:40]!r}", HOPS)
     visited = parse_path(path or "")
     return Trip(max(int(digits), 1 if visited else 0), visited)
 
 
 def parse_path(text: str) -> tuple[str, ...]:
-    """Reads the ids of replicas, separated by commas. Raises Refused."""
+    """Reads the ids of replicas, separated by commas. Raises InvalidTrip."""
     names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
     if len(names) > MAX_VISITS or not all(map(REPLICA_ID.fullmatch, names)):
-        raise Refused(f"{PATH}: must be up to {MAX_VISITS} ids of replicas, separated by commas", PATH)
+        raise InvalidTrip(f"{PATH}: must be up to {MAX_VISITS} ids of replicas, separated by commas", PATH)
     return names
 
 

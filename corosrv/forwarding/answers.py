@@ -111,7 +111,11 @@ class AnswerPassing:
         if isinstance(first, AnswerHead):
             return first, others
         error = first.error if isinstance(first, InferEnd) else None
-        raise error or WorkerLost("the upstream gave no answer")
+        error = error or WorkerLost("the upstream gave no answer")
+        try:
+            raise error
+        finally:
+            del error, first  # which would hold this frame, and the request, until garbage is collected
 
     def _collect(self, items: list[InferItem], watch: ClientWatch) -> bytes:
         pieces: list[bytes] = []

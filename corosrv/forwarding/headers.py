@@ -20,13 +20,20 @@ _KEYS = ("HTTP_AUTHORIZATION", "HTTP_X_API_KEY")
 _IDEMPOTENCY = "HTTP_IDEMPOTENCY_KEY"
 _MAX_KNOWN = 256  # names whose fate is remembered, of those that clients and upstreams choose
 
-# Of one hop, of the server that sends it, or made anew. Which pages may read an answer is for this server to say.
-_OWN_ANSWER = frozenset({
-    "alt-svc", "connection", "content-encoding", "content-length", "date", "keep-alive", "proxy-authenticate",
-    "proxy-authorization", "proxy-connection", "server", "set-cookie", "strict-transport-security", "te", "trailer",
-    "transfer-encoding", "upgrade", "vary", "x-request-id",
+# What an answer says of itself comes back. What it says to browsers and proxies of a whole site does not (cookies, what
+# they cache, report, load, or allow pages to do): this server's pages and other upstreams have the same site.
+_ANSWER = frozenset({
+    "accept-ranges", "allow", "cache-control", "content-disposition", "content-language", "content-range",
+    "content-type", "deprecation", "etag", "expires", "idempotency-replayed", "inference-header-content-length",
+    "last-modified", "location", "pragma", "preference-applied", "process-start-time-unix", "ratelimit", "request-id",
+    "retry-after", "server-timing", "sunset", "traceparent", "traceresponse", "tracestate",
 })  # fmt: skip
-_OWN_ANSWER_PREFIXES = ("access-control-", "x-corosrv-")
+_ANSWER_PREFIXES = ("anthropic-", "llm-", "openai-", "ratelimit-", "x-")
+_STAYING_ANSWER = frozenset({
+    "x-content-security-policy", "x-dns-prefetch-control", "x-frame-options", "x-lighttpd-send-file", "x-pingback",
+    "x-request-id", "x-reproxy-url", "x-sourcemap", "x-webkit-csp", "x-xss-protection",
+})  # fmt: skip
+_STAYING_ANSWER_PREFIXES = ("x-accel-", "x-corosrv-", "x-permitted-", "x-sendfile", "x-ua-")
 
 
 def request_headers(
@@ -94,7 +101,9 @@ def answer_headers(headers: Headers) -> list[tuple[str, str]]:
 @lru_cache(_MAX_KNOWN)
 def _comes_back(name: str) -> bool:
     name = name.lower()
-    return name not in _OWN_ANSWER and not name.startswith(_OWN_ANSWER_PREFIXES)
+    if name in _STAYING_ANSWER or name.startswith(_STAYING_ANSWER_PREFIXES):
+        return False
+    return name in _ANSWER or name.startswith(_ANSWER_PREFIXES)
 
 
 def media_type(headers: Headers) -> str:

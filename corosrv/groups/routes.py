@@ -51,8 +51,8 @@ def blueprint(table: GroupTable, abort_elsewhere: AbortsElsewhere | None = None)
         "Groups",
         "Abort a group",
         "Ends the requests that name this group in `X-Group-Id`, those that wait and those that run. With `partial`, "
-        "chats and texts that are answered as a whole are answered with what there is so far; all others end in an "
-        "error, whose code is `group_aborted`.",
+        "generated answers are what there is so far, with the finish reason `abort`; all others end in an error, whose "
+        "code is `group_aborted`.",
         answer=AbortedGroup,
         statuses=(400, 404),
         parameters={"id": "the name of the group"},

@@ -11,17 +11,12 @@ import socket
 from collections.abc import Iterable
 
 from corosrv.errors import DestinationRefused
+from corosrv.outgoing.networks import Address, AddressKind, Network, kind_of, unpacked
 from corosrv.outgoing.urls import origin
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_METADATA = ipaddress.IPv6Address("fd00:ec2::254")  # of a cloud's machines, as 169.254.169.254 is
 
 
 class Destinations:
-    """The destinations that an operator allows: all but link-local addresses, unless `names` narrow that."""
+    """The destinations that an operator allows: all but link-local and reserved ones, unless `names` narrow that."""
 
     def __init__(self, names: Iterable[str] = (), *, private_by_name: bool = True) -> None:
         """`names`: host names, `*.example.com` for all below, addresses and networks; none allow all.
@@ -70,12 +65,14 @@ class Destinations:
 
     def fault(self, host: str, address: Address, to_loopback: bool) -> str:
         """Returns why requests to a host at this address are refused; empty if they are not."""
-        address = _inner(address)
-        if address.is_link_local or address == _METADATA:
+        kind, address = kind_of(address), unpacked(address)
+        if kind is AddressKind.LINK_LOCAL:
             return f"{host} is a link-local address, where no request goes"
-        if (address.is_loopback or address.is_unspecified) and not to_loopback:
+        if kind is AddressKind.RESERVED:
+            return f"{host} is not a public address but a reserved one, where no request goes"
+        if kind is AddressKind.THIS_MACHINE and not to_loopback:
             return f"{host} is this machine, which only clients that reach the server by a loopback address may name"
-        if not self._private_by_name and not _is_public(address) and not self._has_address(address):
+        if not self._private_by_name and kind is not AddressKind.PUBLIC and not self._has_address(address):
             return f"{host} is not a public address, where requests go only if the operator lists the address"
         if not self._is_listed(host, address):
             return _not_allowed(host)
@@ -89,7 +86,7 @@ class Destinations:
     def _is_named(self, host: str) -> bool:
         """Tells whether a host is listed as it stands in the URL, whatever its addresses are."""
         address = _address(host)
-        return self._is_host(host) if address is None else self._has_address(_inner(address))
+        return self._is_host(host) if address is None else self._has_address(unpacked(address))
 
     def _is_host(self, host: str) -> bool:
         host = host.lower().removesuffix(".")
@@ -101,10 +98,6 @@ class Destinations:
 
 def _not_allowed(host: str) -> str:
     return f"{host[:120]} is none of the hosts that the operator allows"
-
-
-def _is_public(address: Address) -> bool:
-    return address.is_global and not address.is_multicast
 
 
 def _address(host: str) -> Address | None:
@@ -119,15 +112,3 @@ def _network(name: str) -> Network | None:
         return ipaddress.ip_network(name, strict=False)
     except ValueError:
         return None
-
-
-def _inner(address: Address) -> Address:
-    """Returns the IPv4 address that an IPv6 one stands for."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return address.ipv4_mapped
-        if address.sixtofour is not None:
-            return address.sixtofour
-        if address in _NAT64:
-            return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address

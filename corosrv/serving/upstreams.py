@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from corosrv.dispatch.collector import DispatchCollector
 from corosrv.dispatch.dispatcher import Dispatcher
-from corosrv.errors import CorosrvError, ModelFailed, Refused, SettingsError, ShuttingDown
+from corosrv.errors import CorosrvError, ModelFailed, ShuttingDown
 from corosrv.forwarding.dialects import error_body
 from corosrv.forwarding.forwarder import Forwarder, ForwardOptions
 from corosrv.forwarding.local import LocalModels
@@ -24,13 +24,14 @@ from corosrv.http.metrics import HttpStats
 from corosrv.jobs import State, Worker
 from corosrv.jobs.stats import DecodeStats
 from corosrv.management import upstream_routes
+from corosrv.management.guard import TokenGuard
 from corosrv.openai import models
 from corosrv.settings import ServerSettings, UpstreamSettings
 from corosrv.upstreams.collector import UpstreamCollector
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.policies import make_policy
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
-from corosrv.upstreams.spec import UpstreamSpec, parse
+from corosrv.upstreams.spec import parse_all
 
 
 class NamedModels(Worker, Protocol):
@@ -75,19 +76,24 @@ class UpstreamPart:
         answers: KeyedAnswers,
         local: NamedModels | None = None,
         groups: GroupTable | None = None,
+        queue_per_key: int = 0,
+        router_guard: TokenGuard | None = None,
     ) -> None:
         """`answers`: those that are kept under idempotency keys; `local`: the models that are served beside upstreams;
-        `groups`: those that requests are in.
+        `groups`: those that requests are in; `queue_per_key`: calls that one API key may have, 0 for any number;
+        `router_guard`: lets requests for the router's paths pass, which are not there without it.
 
         Raises SettingsError for a wrong upstream.
         """
         self._is_beside = local is not None
+        self._router_guard = router_guard
         self._failure = ""
         self.pool = UpstreamPool(
             UpstreamPoolSettings(
                 limits=ExchangeLimits(settings.upstream_first_byte, settings.upstream_idle),
                 max_queue=settings.upstream_queue,
                 queue_bytes=settings.upstream_queue_bytes,
+                calls_per_caller=queue_per_key,
                 patience=settings.upstream_patience,
                 drain=server.drain_s,
                 is_elastic=settings.elastic,
@@ -96,8 +102,10 @@ class UpstreamPart:
             ),
             functools.partial(Dispatcher, policy=make_policy(settings.upstream_policy)),
         )
-        for spec in _specs(settings):
+        specs = parse_all(settings.urls)
+        for spec in specs:
             self.pool.add(spec)
+        self._key_variables = frozenset(spec.api_key_env for spec in specs)
         options = ForwardOptions(
             max_body_bytes=server.max_body_bytes,
             write_timeout=server.write_timeout_s,
@@ -163,10 +171,12 @@ class UpstreamPart:
 
     def apis(self) -> tuple[Blueprint, ...]:
         """Returns what operators can do with upstreams."""
-        return (upstream_routes.blueprint(self.pool),)
+        return (upstream_routes.blueprint(self.pool, self._key_variables),)
 
     def blueprints(self) -> tuple[Blueprint, ...]:
-        return (self._routes.blueprint(),)
+        guard = self._router_guard
+        router = () if guard is None else (upstream_routes.router_blueprint(self.pool, guard, self._key_variables),)
+        return (self._routes.blueprint(), *router)
 
     def add_hook(self, scaffold: Scaffold) -> None:
         """Has requests looked at that a model served here could answer, after the checks of every request."""
@@ -181,14 +191,3 @@ class UpstreamPart:
 
     def error_body(self, error: CorosrvError, path: str) -> Any:
         return error_body(error, path)
-
-
-def _specs(settings: UpstreamSettings) -> list[UpstreamSpec]:
-    """Returns the upstreams of the start. Raises SettingsError, which names the one at fault."""
-    specs = []
-    for number, url in enumerate(settings.urls, 1):
-        try:
-            specs.append(parse(url))
-        except Refused as error:  # without the URL itself, which may hold a password
-            raise SettingsError(f"COROSRV_UPSTREAM: upstream number {number}: {error}") from None
-    return specs

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from enum import Enum
 
 MAX_FAULTS = 5  # in a row, that open the breaker
+WINDOW = 30.0  # seconds over which faults are compared with calls
+N_COMPARED = 20  # calls in the window, from which on their share of faults counts
+MAX_SHARE = 0.5  # of faults among them, that opens the breaker as well
 FIRST_PAUSE = 5.0  # seconds; doubled with every opening
 LONGEST_PAUSE = 60.0
 N_TRIALS = 2  # trial calls that have to go well, one after the other
@@ -19,6 +23,32 @@ class BreakerState(Enum):
     TRYING = "trying"  # one call at a time passes
 
 
+class FaultShare:
+    """Compares the faults of the last WINDOW seconds with all calls that ended then. The time is passed in."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int, int]] = deque()  # each with the number of calls and of faults
+        self._n_calls = self._n_faults = 0
+
+    def note(self, is_fault: bool, now: float) -> bool:
+        """Counts a call that has ended, and returns whether too many of the calls are faults."""
+        self._forget(now)
+        second, n_calls, n_faults = int(now), 1, int(is_fault)
+        if self._seconds and self._seconds[-1][0] == second:
+            _, n_more, n_more_faults = self._seconds.pop()
+            n_calls, n_faults = n_calls + n_more, n_faults + n_more_faults
+        self._seconds.append((second, n_calls, n_faults))
+        self._n_calls += 1
+        self._n_faults += is_fault
+        return self._n_calls >= N_COMPARED and self._n_faults >= MAX_SHARE * self._n_calls
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] <= now - WINDOW:
+            _, n_calls, n_faults = self._seconds.popleft()
+            self._n_calls -= n_calls
+            self._n_faults -= n_faults
+
+
 class Breaker:
     """Stops calls to an upstream that fails them, and lets single ones through later to see whether it is well again.
 
@@ -29,6 +59,7 @@ class Breaker:
     def __init__(self) -> None:
         self._state = BreakerState.CLOSED
         self._n_faults = 0  # in a row
+        self._share = FaultShare()  # while it is closed
         self._n_openings = 0  # since it was last closed
         self._n_well = 0  # trials in a row
         self._has_trial = False  # a trial call runs
@@ -62,10 +93,11 @@ class Breaker:
         self._has_trial = True
         return True
 
-    def succeed(self, is_trial: bool) -> None:
+    def succeed(self, is_trial: bool, now: float) -> None:
         """Records that the upstream has answered a call, were it with a refusal."""
         if self._state is BreakerState.CLOSED:
             self._n_faults = 0
+            self._share.note(False, now)
         elif is_trial and self._state is BreakerState.TRYING:
             self._has_trial = False
             self._n_well += 1
@@ -77,7 +109,7 @@ class Breaker:
         """Records a fault of the upstream. Late ones of calls that began before it opened change nothing."""
         if self._state is BreakerState.CLOSED:
             self._n_faults += 1
-            if self._n_faults >= MAX_FAULTS:
+            if self._share.note(True, now) or self._n_faults >= MAX_FAULTS:
                 self._open(now, jitter)
         elif is_trial and self._state is BreakerState.TRYING:
             self._open(now, jitter)
@@ -91,9 +123,14 @@ class Breaker:
         """Lets no call pass before a time, as the upstream has asked; that is no fault."""
         self._paused_until = max(self._paused_until, ends_at)
 
+    def pause_left(self, now: float) -> float:
+        """Returns for how many seconds the upstream has asked to be left alone."""
+        return max(self._paused_until - now, 0.0)
+
     def _open(self, now: float, jitter: float) -> None:
         pause = min(FIRST_PAUSE * 2.0**self._n_openings, LONGEST_PAUSE) * (0.8 + 0.2 * jitter)
         self._state = BreakerState.OPEN
         self._opens_until = now + pause
         self._n_openings = min(self._n_openings + 1, 16)
+        self._share = FaultShare()
         self._has_trial = False

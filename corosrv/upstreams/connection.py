@@ -30,6 +30,9 @@ class UpstreamConnection:
         self._waiter: Waiter | None = None
         self.is_closed = False
 
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
     def send(self, data: bytes, timeout: float) -> None:
         """Sends everything. Waits for an upstream that does not read; raises OSError."""
         try:
@@ -61,7 +64,7 @@ class UpstreamConnection:
         raises, and TimedOut if nothing comes for `timeout` seconds.
         """
         if self._waiter is None:
-            self._waiter = waiter(self._socket.fileno())
+            self._waiter = waiter(self.fileno())
         self._waiter.wait(timeout, look)
 
     @property

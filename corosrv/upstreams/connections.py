@@ -18,6 +18,17 @@ from corosrv.upstreams.failures import UpstreamDown, words_of
 CONNECT_TIMEOUT = 5.0  # seconds, for the name, the connection and TLS together
 MAX_IDLE = 3.0  # seconds; servers close what is idle for 5 s, and a request must not meet that
 
+# A machine that vanishes ends no connection by itself. The system asks an idle one after 10 s whether it is there, and
+# ends it after 30 s without an answer, or with bytes that it has not taken.
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+
 
 class UpstreamConnections:
     """Lends connections to one upstream. Belongs to the hub's thread; whoever takes one gives it back or closes it.
@@ -30,10 +41,10 @@ class UpstreamConnections:
         parts = urlsplit(url)
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._is_numeric = _is_address(self._host)
+        self.is_numeric = _is_address(self._host)
         self._port = parts.port or (443 if self._is_tls else 80)
         self.authority = parts.netloc.rpartition("@")[2]  # as requests name the upstream
-        self._max_idle = max_idle
+        self.max_idle = max_idle
         self._idle: deque[tuple[UpstreamConnection, float]] = deque()  # the one used last is last
         self._is_closed = False
 
@@ -59,7 +70,7 @@ class UpstreamConnections:
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keeps a connection whose last answer was read to its end."""
-        if self._is_closed or len(self._idle) >= self._max_idle:
+        if self._is_closed or len(self._idle) >= self.max_idle:
             connection.close()
         else:
             self._idle.append((connection, time.monotonic()))
@@ -77,9 +88,10 @@ class UpstreamConnections:
 
     def _connect(self) -> socket.socket:
         address = (self._host, self._port)
-        sock = _connected(address) if self._is_numeric else socket.create_connection(address, CONNECT_TIMEOUT)
+        sock = _connected(address) if self.is_numeric else socket.create_connection(address, CONNECT_TIMEOUT)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for level, option, value in _OPTIONS:
+                sock.setsockopt(level, option, value)
             return _tls_context().wrap_socket(sock, server_hostname=self._host) if self._is_tls else sock
         except BaseException:
             sock.close()

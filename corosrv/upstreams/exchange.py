@@ -15,7 +15,7 @@ from corosrv.upstreams.answer_body import BodyDecoder, body_decoder, keeps_conne
 from corosrv.upstreams.answer_head import BadAnswer, HeadReader, ReceivedHead
 from corosrv.upstreams.connection import PIECE, UpstreamConnection
 from corosrv.upstreams.connections import UpstreamConnections
-from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, words_of
+from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamSilent, words_of
 from corosrv.upstreams.request_head import request_head
 from corosrv.waits import TimedOut
 
@@ -72,16 +72,16 @@ class Exchange:
         except ValueError as error:
             raise Refused(f"the request cannot be sent on: {error}") from None
         self._connection = connection = self._connections.take()
-        late = UpstreamLost(f"the upstream did not answer within {self._limits.first_byte:g} s")
+        late = UpstreamSilent(f"the upstream did not answer within {self._limits.first_byte:g} s")
         self.is_sent = True
         try:
             with gevent.Timeout(self._limits.first_byte, late):
                 self._send(connection, sent, request.body)
                 head = self._receive_head(connection)
             self._body = body_decoder(head, request.method)
-        except TimeoutError:
-            raise late from None
         except (BadAnswer, OSError) as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # of sending, and not the system's own
+                raise late from None
             raise UpstreamLost(f"the upstream broke off before it answered: {words_of(error)}") from None
         if head.status < 200:
             raise UpstreamLost(f"the upstream answered {head.status}, which is no end of an exchange")
@@ -136,7 +136,7 @@ class Exchange:
             if not self._take_body():
                 connection.wait(self._limits.idle, self._take_body)
         except TimedOut:
-            raise UpstreamLost(f"the upstream sent nothing for {self._limits.idle:g} s") from None
+            raise UpstreamSilent(f"the upstream sent nothing for {self._limits.idle:g} s") from None
         except (BadAnswer, OSError) as error:
             raise UpstreamLost(f"the upstream broke off in mid-answer: {words_of(error)}") from None
         finally:

@@ -35,6 +35,10 @@ class UpstreamLost(WorkerLost):
     """An upstream broke off a call that it had."""
 
 
+class UpstreamSilent(UpstreamLost):
+    """An upstream has not said in time what it was asked for; it may be slow, or gone with its whole machine."""
+
+
 class UpstreamRemoved(UpstreamLost):
     """An upstream was removed while it ran a call, which is no fault of it."""
 

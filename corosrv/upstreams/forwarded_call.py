@@ -73,6 +73,7 @@ class ForwardedCall(RunningCall):
         self.fault = ""  # of the upstream, which went on to the client as its answer
         self.error_body: AnsweredError | None = None  # of an answer that is a fault
         self.started_at = time.monotonic()
+        self.heard_at = self.started_at  # when the upstream sent something last; infinity while nobody listens
         self.n_bytes = 0
         self.usage = UsageReader()
         self._upstream = upstream
@@ -119,6 +120,7 @@ class ForwardedCall(RunningCall):
         try:
             is_whole = self._forward() or self._linger()
         except CorosrvError as error:
+            error.__traceback__ = error.__context__ = None  # whose frames hold the request, and this call
             self._error = self._error or error
         except GreenletExit:
             pass
@@ -140,15 +142,19 @@ class ForwardedCall(RunningCall):
         self._stream_end = StreamEnd() if _is_event_stream(head) else None
         upstream.begin_answer(self)
         listener.on_outputs(0, head, 0)
+        self.heard_at = time.monotonic()
         while not self._exchange.pump(self._pass_on):
             if self._has_last_event:
                 return False
+            self.heard_at = math.inf  # by its client's fault
             listener.wait_for_room()
+            self.heard_at = time.monotonic()
         return True
 
     def _pass_on(self, piece: bytes) -> bool:
         """Passes a piece of the body on, and returns whether more is wanted. Runs in the hub: it does not wait."""
         self.n_bytes += len(piece)
+        self.heard_at = time.monotonic()
         self.usage.feed(piece)
         if self.error_body is not None:
             self.error_body.feed(piece)

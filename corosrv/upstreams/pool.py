@@ -40,6 +40,7 @@ class UpstreamPoolSettings:
     limits: ExchangeLimits = field(default_factory=ExchangeLimits)
     max_queue: int = 10_000  # calls that may wait
     queue_bytes: int = 268_435_456  # that the bodies of waiting calls may take
+    calls_per_caller: int = 0  # calls that may wait and run of one API key; 0: no limit
     patience: float = 30.0  # that a call waits while no upstream is ready
     drain: float = 25.0  # that running calls get to finish after a stop
     is_elastic: bool = False  # calls wait even if no upstream is known yet
@@ -58,7 +59,8 @@ class _Member:
     incarnation: int = 0
     listed_at: float = -math.inf
     down_since: float = field(default_factory=time.monotonic)  # while no probe goes well
-    is_given_up: bool = False  # it was down for so long that no call waits for it
+    is_given_up: bool = False  # it is down, or has asked for a pause, for so long that no call waits for it
+    pause: int | None = None  # seconds of such a pause that are left
     leaving: Greenlet | None = None
 
 
@@ -70,7 +72,12 @@ class UpstreamPool:
     ) -> None:
         self._settings = settings
         self.dispatcher = make_dispatcher(
-            DispatchSettings(max_calls=settings.max_queue, max_bytes=settings.queue_bytes, logs_json=settings.logs_json)
+            DispatchSettings(
+                max_calls=settings.max_queue,
+                max_bytes=settings.queue_bytes,
+                calls_per_caller=settings.calls_per_caller,
+                logs_json=settings.logs_json,
+            )
         )
         self._members: dict[str, _Member] = {}  # by id
         self._models: tuple[str, ...] | None = None  # of all upstreams; None until it is asked for after a change
@@ -158,8 +165,10 @@ class UpstreamPool:
                 return member.upstream, False
         upstream = Upstream(upstream_id(spec.url, self._members), spec, self._settings.limits)
         member = self._members[upstream.id] = _Member(upstream, Prober(upstream))
+        upstream.on_pause = lambda: self._give_up_or_not(member, False, time.monotonic())
         self._models = None
-        log.info("upstream %s added: %s, %d calls at once", upstream.id, spec.url, spec.concurrency)
+        words = "calls at once" if spec.concurrency else "calls at once unless it names another number"
+        log.info("upstream %s added: %s, %d %s", upstream.id, spec.url, upstream.concurrency, words)
         if self._is_started:
             self._expect()
             member.probing = gevent.spawn(self._probe_on, member)
@@ -230,15 +239,20 @@ class UpstreamPool:
     def _probe(self, member: _Member) -> None:
         upstream = member.upstream
         upstream.has_doubt.clear()
-        failure = member.prober.probe()
+        began_at = time.monotonic()
+        probe = member.prober.probe()
+        failure = probe.failure
         is_due = not upstream.probes.is_up or time.monotonic() - member.listed_at >= LISTING_INTERVAL
         # Asked before the upstream is called ready, which is then true of its models as well.
         listed = member.prober.models() if is_due and not failure else None
+        n_calls = member.prober.room() if is_due and not failure else None
         if upstream.is_gone:
             return
+        upstream.set_room(n_calls)
         now = time.monotonic()
-        has_changed = upstream.probes.note(failure)
+        has_changed = upstream.probes.note(failure, began_at if probe.is_unanswered else None)
         upstream.settle_doubts(failure)
+        upstream.end_silent_calls(upstream.probes.silent_since)
         upstream.connections.close_idle()
         self._give_up_or_not(member, has_changed, now)
         if upstream.probes.is_up and is_due:
@@ -252,14 +266,17 @@ class UpstreamPool:
             upstream.changed()
 
     def _give_up_or_not(self, member: _Member, has_changed: bool, now: float) -> None:
-        """Lets no call wait for an upstream that was down for `patience` seconds, until it is up again."""
-        is_up = member.upstream.probes.is_up
-        if has_changed and not is_up:
+        """Refuses calls that wait for an upstream which was down for `patience` seconds, or asks for a longer pause."""
+        upstream, patience = member.upstream, self._settings.patience
+        if has_changed and not upstream.probes.is_up:
             member.down_since = now
-        is_given_up = not is_up and now - member.down_since >= self._settings.patience
-        if is_given_up is not member.is_given_up:
-            member.is_given_up = is_given_up
-            self._expect_member(member)
+        pause = upstream.breaker.pause_left(now)
+        before = member.is_given_up, member.pause
+        member.pause = math.ceil(pause) if pause > patience else None
+        is_down = not upstream.probes.is_up and now - member.down_since >= patience
+        member.is_given_up = is_down or member.pause is not None
+        if before != (member.is_given_up, member.pause):
+            self._expect()
 
     def _offer(self, member: _Member, models: ListedModels) -> None:
         """Offers the models that an upstream lists, or those that it listed before."""
@@ -279,7 +296,7 @@ class UpstreamPool:
         self.dispatcher.expect(
             POOL,
             _cards(self.models()),
-            can_start=self._settings.is_elastic,
+            can_start=self._settings.is_elastic and not self._all_pause(),
             reason="no upstream is ready",
             patience=self._settings.patience,
         )
@@ -293,7 +310,12 @@ class UpstreamPool:
             _cards(upstream.models),
             can_start=not upstream.is_draining and not member.is_given_up,
             patience=self._settings.patience,
+            retry_after=member.pause,
         )
+
+    def _all_pause(self) -> bool:
+        """Returns whether all upstreams, and one at least, have asked for a pause for which no call waits."""
+        return bool(self._members) and all(member.pause is not None for member in self._members.values())
 
     # Calls.
 
@@ -311,6 +333,10 @@ class UpstreamPool:
         QueueFull and DeadlinePassed.
         """
         return self.dispatcher.submit(InferJob(ModelTarget(self.resolve(model)), request, stream=True, terms=terms))
+
+    def abort(self, request_id: str = "") -> int:
+        """Ends the calls that wait or run, or those of one request id, and returns how many. Upstreams stay."""
+        return self.dispatcher.abort_calls(lambda terms: request_id in ("", terms.request_id))
 
     def resolve(self, model: str | None) -> str:
         """Returns the name by which the dispatcher knows a model. Raises ModelNotFound."""

@@ -13,6 +13,8 @@ from corosrv.jobs.forward import ForwardRequest
 from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.exchange import is_redirect
+from corosrv.upstreams.failures import UpstreamSilent
+from corosrv.upstreams.room import ROOM_PATHS, room_of
 from corosrv.upstreams.short_exchange import ask_shortly
 from corosrv.upstreams.upstream import Upstream
 
@@ -46,6 +48,14 @@ class ListedModels:
     is_sglang: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """Says why an upstream is not well; nothing if it is. `is_unanswered`: nobody has answered in any way."""
+
+    failure: str
+    is_unanswered: bool = False
+
+
 class Prober:
     """Probes one upstream. Its connection is apart from those of calls, which may all be taken."""
 
@@ -53,19 +63,20 @@ class Prober:
         self._upstream = upstream
         self._connections = UpstreamConnections(upstream.spec.url, 0)
         self._path = "/health"
+        self._room_paths: tuple[str, ...] = ROOM_PATHS if upstream.spec.concurrency is None else ()
 
-    def probe(self) -> str:
-        """Returns why the upstream is not well; an empty text if it is. Waits, 4 s at most."""
+    def probe(self) -> ProbeAnswer:
+        """Returns how the upstream is. Waits, 4 s at most."""
         try:
             status = self._get(self._path)[0]
             if status in _NOT_THERE and self._path != _LIST:  # it has no such endpoint
                 self._path = _LIST
                 status = self._get(self._path)[0]
         except CorosrvError as error:
-            return str(error)
+            return ProbeAnswer(str(error), is_unanswered=isinstance(error, UpstreamSilent))
         if is_redirect(status):
-            return f"it answered {status} to {self._path}, a redirect, which is not followed"
-        return "" if status < 400 or status in _NOT_THERE else f"it answered {status} to {self._path}"
+            return ProbeAnswer(f"it answered {status} to {self._path}, a redirect, which is not followed")
+        return ProbeAnswer("" if status < 400 or status in _NOT_THERE else f"it answered {status} to {self._path}")
 
     def models(self) -> ListedModels:
         """Returns the names of its models, those that an operator has given it before those that it lists. Waits."""
@@ -81,6 +92,25 @@ class Prober:
             models = []
         is_sglang = any(model.owned_by == _SGLANG for model in models)
         return ListedModels(spec.models or self._names(models), is_sglang)
+
+    def room(self) -> int | None:
+        """Returns how many calls the upstream says that it runs at once; None if it does not say. Waits.
+
+        Asks no more once it has answered all questions without telling it.
+        """
+        for path in self._room_paths:
+            try:
+                status, body = self._get(path)
+            except CorosrvError:
+                return None
+            n_calls = room_of(body) if status == 200 else None
+            if n_calls is not None:
+                self._room_paths = (path,)
+                return n_calls
+            if status not in (200, *_NOT_THERE):
+                return None  # it may tell later
+        self._room_paths = ()
+        return None
 
     def _names(self, models: list[_Model]) -> tuple[str, ...] | None:
         names = dict.fromkeys(model.id for model in models if _is_name(model.id))

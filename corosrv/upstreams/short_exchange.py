@@ -10,6 +10,7 @@ from corosrv.errors import CorosrvError
 from corosrv.jobs.forward import ForwardRequest, Headers
 from corosrv.upstreams.connections import UpstreamConnections
 from corosrv.upstreams.exchange import Exchange, ExchangeLimits
+from corosrv.upstreams.failures import UpstreamDown, UpstreamSilent
 
 TIME_LIMIT = 2.0  # seconds that one answer may take
 MAX_ANSWER = 4 << 20  # bytes
@@ -26,10 +27,13 @@ class Addressee(Protocol):
 
 
 def ask_shortly(upstream: Addressee, connections: UpstreamConnections, request: ForwardRequest) -> tuple[int, bytes]:
-    """Returns the status and the body of the answer. Waits, TIME_LIMIT seconds at most; raises CorosrvError."""
+    """Returns the status and the body of the answer. Waits, TIME_LIMIT seconds at most.
+
+    Raises CorosrvError: UpstreamSilent where no answer has come in time.
+    """
     exchange = Exchange(connections, ExchangeLimits(TIME_LIMIT, TIME_LIMIT))
     body = bytearray()
-    late = CorosrvError(f"it did not answer within {TIME_LIMIT:g} s")
+    late = UpstreamSilent(f"it did not answer within {TIME_LIMIT:g} s")
     try:
         with gevent.Timeout(TIME_LIMIT, late):
             head = exchange.ask(upstream.path(request.path), request, upstream.headers(request.headers))
@@ -37,6 +41,10 @@ def ask_shortly(upstream: Addressee, connections: UpstreamConnections, request: 
                 body += piece
                 if len(body) > MAX_ANSWER:
                     raise CorosrvError(f"its answer is longer than {MAX_ANSWER >> 20} MiB")
+    except UpstreamSilent as error:
+        if exchange.is_sent or connections.is_numeric:
+            raise
+        raise UpstreamDown(str(error)) from None  # perhaps its name was not found yet, which says nothing of it
     finally:
         exchange.close(is_whole=False)
     return head.status, bytes(body)

@@ -31,7 +31,7 @@ from corosrv.upstreams.exchange import Exchange, ExchangeLimits
 from corosrv.upstreams.failures import UpstreamBusy, UpstreamDown, UpstreamLost, UpstreamRemoved
 from corosrv.upstreams.forwarded_call import ForwardedCall
 from corosrv.upstreams.probing import ProbeRecord
-from corosrv.upstreams.spec import UpstreamSpec
+from corosrv.upstreams.spec import DEFAULT_CONCURRENCY, UpstreamSpec
 
 log = logging.getLogger("corosrv.upstreams")
 
@@ -77,7 +77,11 @@ class Upstream:
         self.id = id
         self.spec = spec
         self.models = spec.models
-        self.permits = PermitPool(range(spec.concurrency))
+        self.concurrency = spec.concurrency or DEFAULT_CONCURRENCY
+        self.concurrency_from = "settings" if spec.concurrency else "default"
+        self._slots = list(range(self.concurrency))
+        self._n_slots = self.concurrency  # that there have ever been
+        self.permits = PermitPool(self._slots)
         self.probes = ProbeRecord()
         self.breaker = Breaker()
         self.stats = UpstreamStats()
@@ -89,6 +93,7 @@ class Upstream:
         self._is_idle = Event()
         self._is_idle.set()
         self._listener: Callable[[], None] = lambda: None
+        self.on_pause: Callable[[], None] = lambda: None  # called when it has asked for a pause
         self._timer: Greenlet | None = None  # until the breaker lets a call pass
         self._timer_at = math.inf
         self._fault = ""  # the last one
@@ -98,7 +103,7 @@ class Upstream:
         parts = urlsplit(spec.url)
         self._base_path = parts.path
         self._key = os.environ.get(spec.api_key_env, "") if spec.api_key_env else ""
-        self._connections = UpstreamConnections(spec.url, spec.concurrency)
+        self._connections = UpstreamConnections(spec.url, self.concurrency)
         self.is_sglang = False  # by the list of its models
         self.aborter = Aborter(id, self, spec.url)
 
@@ -144,6 +149,25 @@ class Upstream:
     @property
     def connections(self) -> UpstreamConnections:
         return self._connections
+
+    def set_room(self, n_calls: int | None) -> None:
+        """Takes how many calls the upstream says that it runs at once; what it runs beyond that ends first.
+
+        None: it does not say, and what it has said before holds. Changes nothing where an operator has said it.
+        """
+        if n_calls is None or self.spec.concurrency is not None:
+            return
+        if n_calls != self.concurrency:
+            log.info("upstream %s gets %d calls at once, as it says itself", self.id, n_calls)
+        self.concurrency, self.concurrency_from = n_calls, "upstream"
+        self._connections.max_idle = n_calls
+        while len(self._slots) > n_calls:
+            self.permits.retire(self._slots.pop())
+        while len(self._slots) < n_calls:
+            self._slots.append(self._n_slots)
+            self.permits.add(self._n_slots)
+            self._n_slots += 1
+        self._listener()
 
     def path(self, path: str) -> str:
         """Returns the path of a request on this upstream, which may lie below a path of its own."""
@@ -245,6 +269,7 @@ class Upstream:
         """Tells the breaker what a call says of the upstream."""
         if isinstance(error, (UpstreamBusy, UpstreamDown)) and error.seconds:
             self.breaker.pause(now + error.seconds)
+            self.on_pause()
         is_own_fault = isinstance(error, (UpstreamDown, UpstreamLost)) and not isinstance(error, UpstreamRemoved)
         if error is None and call.is_complaint and not self._complaints.add(call.request_hash, now):
             self._doubt(call)
@@ -252,7 +277,7 @@ class Upstream:
             self._fault = call.fault or str(error)
             self.breaker.fail(call.is_trial, now, random.random())
         elif error is None:
-            self.breaker.succeed(call.is_trial)
+            self.breaker.succeed(call.is_trial, now)
         else:
             self.breaker.forget_trial(call.is_trial)
 
@@ -273,6 +298,12 @@ class Upstream:
     def wait_idle(self, timeout: float) -> bool:
         """Waits until it runs no call; returns False after `timeout` seconds."""
         return bool(self._is_idle.wait(timeout))
+
+    def end_silent_calls(self, silent_since: float) -> None:
+        """Ends the calls of which nothing was heard since a time as lost: probes say that the upstream is gone."""
+        for call in list(self._calls):
+            if call.heard_at < silent_since:
+                call.fail(UpstreamLost("the upstream has fallen silent: it answers neither this call nor any probe"))
 
     def abort(self) -> None:
         """Ends all its calls as lost: their clients did not ask for that."""

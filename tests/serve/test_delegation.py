@@ -317,19 +317,21 @@ def test_what_a_replica_serves_is_told_to_peers_alone(ring: Ring):
     assert ask(ring.model, "GET", "/v1/replica", headers={"X-Corosrv-Token": TOKEN}).json["replica"] == "model"
 
 
+@pytest.mark.parametrize("at", ["model", "bare"])  # where the model is, and where it is not
 @pytest.mark.parametrize(
     "headers",
     [
         {"X-Corosrv-Hops": "many"},
+        {"X-Corosrv-Hops": "-1"},
         {"X-Corosrv-Path": "a b"},
         {"X-Corosrv-Elapsed-Ms": "-1"},
         {"X-Corosrv-Caller": "Bob"},
     ],
 )
-def test_headers_that_no_replica_writes_are_refused_by_name(ring: Ring, headers: dict[str, str]):
-    answer = post_chat(ring.model, {"X-Corosrv-Token": TOKEN} | headers)
+def test_headers_that_no_replica_writes_are_refused_by_name(ring: Ring, at: str, headers: dict[str, str]):
+    answer = post_chat(getattr(ring, at), {"X-Corosrv-Token": TOKEN} | headers)
 
-    assert answer.status == 400
+    assert (answer.status, answer.headers["x-corosrv-served-by"]) == (400, at)
     assert next(iter(headers)) in answer.error["message"]
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import anthropic
 import openai
 import pytest
 
+from corosrv.errors import SettingsError
+from corosrv.settings import load
 from tests.serve.fronts import ServerFront, front
 from tests.serve.server import BIN, Server, Servers
-from tests.serve.wire import CHAT, chat, events, named_events, request, text_of
+from tests.serve.wire import CHAT, Answer, chat, events, named_events, request, text_of
 from tests.support.waiting import eventually
 
 NOTICED = 10.0  # seconds in which a client that left is noticed; what it asked for would take 40 s
@@ -340,3 +343,103 @@ def test_a_wrong_upstream_stops_the_start_and_shows_no_password(url: str, words:
     assert "COROSRV_UPSTREAM: upstream number 2" in ended.stderr
     assert words in ended.stderr
     assert "secret" not in ended.stderr
+
+
+def test_a_key_has_its_share_of_a_front_without_a_model(start: Servers, upstream: Server):
+    url = f"http://127.0.0.1:{upstream.port}?concurrency=4"
+    greedy, modest = ({"Authorization": f"Bearer {key}"} for key in ("greedy", "modest"))
+    with front(start, url, queue_per_key=2, api_keys="greedy,modest") as here, ExitStack() as opened:
+        for _ in range(2):
+            asking = opened.enter_context(here.server.connect())
+            asking.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=3000), greedy))
+        eventually(lambda: here.upstream()["in_flight"] == 2, what="two calls")
+
+        refused = opened.enter_context(here.server.connect()).post(chat(model="small"), headers=greedy)
+        last = opened.enter_context(here.server.connect())
+        last.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=1), modest))
+
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        assert "2 of at most 2 calls of this API key" in refused.error["message"]
+        eventually(lambda: here.upstream()["in_flight"] == 3, what="the call of another key")
+
+
+# The paths of SGLang's router at the front's own port.
+
+
+@pytest.fixture(scope="module")
+def router(
+    request: pytest.FixtureRequest, upstream: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerFront]:
+    kept: Servers = request.getfixturevalue("_kept")
+    token = tmp_path_factory.mktemp("router") / "token"
+    token.write_text("the-token\n")
+    url = f"http://127.0.0.1:{upstream.port}?concurrency=2"
+    with front(kept, url, router_paths=1, mgmt_token_file=token, api_keys="client") as started:
+        yield started
+
+
+def manage(at: ServerFront, method: str, path: str, body: object = None, token: str = "the-token") -> Answer:
+    with at.server.connect() as connection:
+        return connection.ask(method, path, body, {"Authorization": f"Bearer {token}"} if token else {})
+
+
+PATHS = [
+    ("GET", "/workers"), ("POST", "/workers"), ("GET", "/workers/x"), ("DELETE", "/workers/x"),
+    ("POST", "/add_worker?url=http://127.0.0.1:1"), ("POST", "/remove_worker?url=http://127.0.0.1:1"),
+    ("GET", "/list_workers"), ("GET", "/get_loads"), ("POST", "/abort_request"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+@pytest.mark.parametrize("token", ["", "client", "wrong"])
+def test_the_routers_paths_are_not_open_to_clients(router: ServerFront, method: str, path: str, token: str):
+    assert manage(router, method, path, {"abort_all": True, "url": "http://127.0.0.1:1"}, token).status == 401
+    assert len(router.manage("GET", "/workers")["workers"]) == 1
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_without_the_setting_there_are_no_such_paths(forwarding: ServerFront, method: str, path: str):
+    assert manage(forwarding, method, path, {}).status == 404
+
+
+def test_workers_are_added_and_removed_at_the_fronts_port(router: ServerFront, upstream: Server):
+    own, other = f"http://127.0.0.1:{upstream.port}", "http://127.0.0.1:1"
+
+    assert manage(router, "POST", f"/add_worker?url={other}").status == 200
+    assert manage(router, "GET", "/list_workers").json == {"urls": [own, other]}
+    assert [row["worker"] for row in manage(router, "GET", "/get_loads").json["workers"]] == [own, other]
+    assert manage(router, "POST", f"/remove_worker?url={other}").status == 200
+    eventually(lambda: manage(router, "GET", "/list_workers").json == {"urls": [own]}, what="it has left")
+    refused = manage(router, "POST", "/workers", {"url": "http://a..b"})
+    assert (refused.status, "no name of a host" in refused.error["message"]) == (400, True)
+
+
+def test_one_call_aborts_all_that_runs_and_waits_and_keeps_the_workers(router: ServerFront, upstream: Server):
+    key = {"Authorization": "Bearer client"}
+    with ExitStack() as opened:
+        asking = [opened.enter_context(router.server.connect()) for _ in range(3)]
+        for connection in asking:
+            connection.send(request("POST", CHAT, chat(model="small", stream=True, max_tokens=3000), key))
+        eventually(lambda: router.upstream()["in_flight"] == 2, what="two run")
+        router.wait_queued(1)
+
+        assert manage(router, "POST", "/abort_request", {"abort_all": True}).json == {"aborted": 3}
+
+        for connection in asking:
+            assert b"aborted by an operator" in connection.answer().body
+        upstream.wait_idle()
+        assert router.upstream()["state"] == "ready"
+        assert (
+            opened.enter_context(router.server.connect()).post(chat(model="small", max_tokens=1), headers=key).status
+            == 200
+        )
+
+
+def test_an_abort_names_a_request_or_all(router: ServerFront):
+    assert manage(router, "POST", "/abort_request", {"rid": "of-nobody"}).json == {"aborted": 0}
+    assert manage(router, "POST", "/abort_request", {}).status == 400
+
+
+def test_the_routers_paths_need_a_token_file():
+    with pytest.raises(SettingsError, match="COROSRV_MGMT_TOKEN_FILE"):
+        load({"upstream": "http://a", "router_paths": True}, {})

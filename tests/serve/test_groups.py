@@ -144,24 +144,6 @@ def test_a_text_completion_is_answered_partially_as_well(grouping: Server, pool:
     assert [(choice["finish_reason"], bool(choice["text"])) for choice in choices] == [("abort", True)] * 2
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": LONG}),
-        ("/v1/responses", {"input": "hi", "max_output_tokens": LONG}),
-        ("/completion", {"prompt": "hi", "n_predict": LONG}),
-    ],
-)
-def test_dialects_without_a_word_for_it_end_in_an_error(grouping, pool, path: str, body: dict[str, Any]):
-    asked = pool.submit(ask, grouping, "g", path, body=body)
-    wait_running(grouping, 1)
-
-    abort(grouping, "g", "?partial=true")
-
-    answer = asked.result(20)
-    assert (answer.status, b"was aborted" in answer.body) == (499, True)
-
-
 def test_a_partial_answer_is_not_kept_under_its_idempotency_key(grouping: Server, pool: ThreadPoolExecutor):
     key = {"Idempotency-Key": "k"}
     asked = pool.submit(ask, grouping, "g", headers=key, max_tokens=800)
@@ -215,3 +197,33 @@ def test_a_wrong_name_is_refused(grouping: Server):
     answer = ask(grouping, "a b")
 
     assert (answer.status, answer.error["param"]) == (400, "X-Group-Id")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": LONG},
+            ("stop_reason", "abort"),
+        ),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": LONG}, ("incomplete_details", {"reason": "abort"})),
+        ("/completion", {"prompt": "hi", "n_predict": LONG}, ("stop_type", "abort")),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_dialect_answers_an_abort_with_what_there_is(
+    grouping: Server, pool: ThreadPoolExecutor, path: str, body: dict[str, Any], reason: tuple[str, Any], stream: bool
+):
+    asked = pool.submit(ask, grouping, "g", path, body={**body, "stream": stream})
+    wait_running(grouping, 1)
+
+    abort(grouping, "g", "?partial=true")
+
+    answer = asked.result(20)
+    assert answer.status == 200
+    if stream:
+        assert b"abort" in answer.body
+        assert b"group_aborted" not in answer.body
+    else:
+        assert answer.json[reason[0]] == reason[1]

@@ -29,7 +29,7 @@ _numbers = itertools.count()
 def forwarding(request: pytest.FixtureRequest) -> Iterator[ServerFront]:
     """One front for all tests, each of which brings an upstream with a model of its own."""
     kept: Servers = request.getfixturevalue("_kept")
-    with front(kept, elastic=1, strict_model=1, api_keys=KEY) as started:
+    with front(kept, elastic=1, strict_model=1, api_keys=KEY, COROSRV_UPSTREAM_KEY_OWN="its-own") as started:
         yield started
 
 
@@ -92,11 +92,23 @@ def test_a_request_goes_on_as_it_was_sent(serve: Any):
 
 
 def test_an_upstream_gets_the_key_that_is_its_own(serve: Any):
-    with serve(api_key_env="HOME") as case:  # any variable that the front has
+    with serve(api_key_env="COROSRV_UPSTREAM_KEY_OWN") as case:
         case.ask()
         headers = case.upstream.requests[0][1]
 
-    assert headers["Authorization"].startswith("Bearer /")
+    assert headers["Authorization"] == "Bearer its-own"
+
+
+@pytest.mark.parametrize("name", ["COROSRV_API_KEYS", "HOME"])
+def test_a_variable_of_the_front_that_is_no_upstreams_key_goes_nowhere(forwarding: ServerFront, name: str):
+    before = forwarding.manage("GET", "/list_workers")["urls"]
+    with scripted() as upstream:
+        with pytest.raises(ManagementError, match="api_key_env must name"):
+            forwarding.add(upstream.url, api_key_env=name)
+        answer = forwarding.manage_text("POST", f"/add_worker?url={upstream.url}%3Fapi_key_env={name}")
+
+    assert "api_key_env must name" in answer
+    assert forwarding.manage("GET", "/list_workers")["urls"] == before
 
 
 def test_an_answer_comes_back_as_it_was_given(serve: Any):
@@ -277,7 +289,7 @@ def test_the_same_url_is_the_same_upstream(forwarding: ServerFront):
         forwarding.manage("DELETE", f"/workers/{first['id']}?mode=abort")
 
     assert first["id"] == second["id"]
-    assert (shown["concurrency"], shown["models"]) == (8, ["twice"])
+    assert (shown["concurrency"], shown["models"]) == (32, ["twice"])
 
 
 def test_an_upstream_drains_and_is_gone(serve: Any, forwarding: ServerFront):

@@ -36,13 +36,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         upstream = self.server.upstream
-        if self.path == "/health":
+        if upstream.is_silent:
+            self.connection.settimeout(20)
+            self.connection.recv(1)
+            self.close_connection = True
+        elif self.path == "/health":
             self.answer(upstream.health, {})
         elif self.path == "/v1/models":
             self.answer(
                 upstream.listing,
                 {"object": "list", "data": [{"id": name, "owned_by": upstream.owner} for name in upstream.models]},
             )
+        elif self.path in upstream.descriptions:
+            self.answer(200, upstream.descriptions[self.path])
         else:
             self.answer(404, {})
 
@@ -81,6 +87,8 @@ class ScriptedUpstream:
         self.models = models
         self.owner = "test"  # of its models, as it lists them
         self.health = 200
+        self.descriptions: dict[str, Any] = {}  # that it answers by their paths
+        self.is_silent = False  # it answers no GET, as a machine that is gone
         self.listing = 200  # the status of the list of its models
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.n_running = 0

@@ -25,7 +25,7 @@ from corosrv.errors import CorosrvError
 from corosrv.jobs.forward import AnswerBody, AnswerHead, ForwardRequest
 from corosrv.jobs.infer import InferEnd, InferReader
 from corosrv.jobs.terms import Terms
-from corosrv.upstreams import breaker, complaints, forwarded_call, probing
+from corosrv.upstreams import breaker, complaints, forwarded_call, probing, short_exchange
 from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.exchange import ExchangeLimits
 from corosrv.upstreams.pool import UpstreamPool, UpstreamPoolSettings
@@ -115,17 +115,19 @@ class Commands:
         complaints_for: float = 10.0,
         probes_each: float = 0.05,
         probes_soonest: float = 0.02,
+        probe_limit: float = 2.0,
         **settings: Any,
     ) -> None:
         complaints.DURATION = complaints_for
         probing.INTERVAL = probing.FAST_INTERVAL = probes_each
         probing.SHORTEST_INTERVAL = probes_soonest
+        short_exchange.TIME_LIMIT = probe_limit
         self.calls = {}
         self.pool = UpstreamPool(UpstreamPoolSettings(limits=ExchangeLimits(first_byte, idle), **settings))
         self.pool.start()
 
     def add(
-        self, url: str, concurrency: int = 8, models: tuple[str, ...] = (), up: bool = True, abort: str = "auto"
+        self, url: str, concurrency: int | None = 8, models: tuple[str, ...] = (), up: bool = True, abort: str = "auto"
     ) -> list[Any]:
         spec = UpstreamSpec(url=url, concurrency=concurrency, models=tuple(models), abort=AbortKind(abort))
         upstream, is_new = self.pool.add(spec)
@@ -153,6 +155,19 @@ class Commands:
 
         wait_until(are_so, f"{waiting} calls wait and {running} run")
 
+    def await_more_probes(self, n: int) -> None:
+        """Waits until the only upstream was probed so many times more."""
+        (upstream,) = self.pool.upstreams
+        probes: list[str] = []
+        note = upstream.probes.note
+
+        def count(failure: str, *rest: Any) -> bool:
+            probes.append(failure)
+            return note(failure, *rest)
+
+        upstream.probes.note = count  # type: ignore[method-assign]
+        wait_until(lambda: len(probes) >= n, f"{n} more probes")
+
     def await_pool(self, state: str) -> None:
         wait_until(lambda: self.pool.state.value == state, f"the pool is {state}")
 
@@ -161,7 +176,7 @@ class Commands:
             {
                 "id": u.id, "state": u.state.value, "reason": u.reason, "in_flight": u.in_flight, "models": u.models,
                 "permits": [u.permits.total, u.permits.available], "ok": u.stats.ok, "aborted": u.stats.aborted,
-                "failed": u.stats.failed, "tokens": u.stats.n_tokens,
+                "failed": u.stats.failed, "tokens": u.stats.n_tokens, "room": [u.concurrency, u.concurrency_from],
             }
             for u in self.pool.upstreams
         ]  # fmt: skip
@@ -206,6 +221,16 @@ class Commands:
 
     def cancel(self, name: str) -> None:
         self.calls[name].reader.close()
+
+    def count_requests(self) -> int:
+        """Counts the requests that are held by anything, be it garbage that nobody has collected."""
+        self.calls = {}
+        gevent.idle()
+        return sum(isinstance(thing, ForwardRequest) for thing in gc.get_objects())
+
+    def collect_garbage(self, is_on: bool) -> None:
+        gc.collect()
+        (gc.enable if is_on else gc.disable)()
 
     def stop(self) -> None:
         self.pool.stop()

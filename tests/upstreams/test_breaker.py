@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from corosrv.upstreams.breaker import FIRST_PAUSE, LONGEST_PAUSE, MAX_FAULTS, Breaker, BreakerState
+from corosrv.upstreams.breaker import FIRST_PAUSE, LONGEST_PAUSE, MAX_FAULTS, WINDOW, Breaker, BreakerState, FaultShare
 
 
 def fail(breaker: Breaker, n: int, now: float = 0.0, jitter: float = 1.0) -> None:
@@ -44,7 +44,7 @@ def test_an_answer_between_faults_begins_the_count_anew():
     breaker = Breaker()
 
     fail(breaker, 4)
-    breaker.succeed(breaker.begin(0.0))
+    breaker.succeed(breaker.begin(0.0), 0.0)
     fail(breaker, 4)
 
     assert breaker.state(0.0) is BreakerState.CLOSED
@@ -85,10 +85,10 @@ def test_one_trial_passes_and_none_beside_it():
 def test_two_good_trials_close_it():
     breaker = opened()
 
-    breaker.succeed(breaker.begin(6.0))
+    breaker.succeed(breaker.begin(6.0), 6.0)
     assert breaker.state(6.0) is BreakerState.TRYING
     assert breaker.lets_pass(6.0)
-    breaker.succeed(breaker.begin(6.0))
+    breaker.succeed(breaker.begin(6.0), 6.0)
 
     assert breaker.state(6.0) is BreakerState.CLOSED
     assert [breaker.begin(6.0), breaker.begin(6.0)] == [False, False]
@@ -97,10 +97,10 @@ def test_two_good_trials_close_it():
 def test_trials_must_go_well_one_after_the_other():
     breaker = opened()
 
-    breaker.succeed(breaker.begin(6.0))
+    breaker.succeed(breaker.begin(6.0), 6.0)
     fail(breaker, 1, 6.0)
     later = breaker.next_change(6.0)
-    breaker.succeed(breaker.begin(later))
+    breaker.succeed(breaker.begin(later), later)
 
     assert breaker.state(later) is BreakerState.TRYING
 
@@ -109,7 +109,7 @@ def test_closing_resets_the_pause_and_the_count():
     breaker = opened()
     fail(breaker, 1, 6.0)  # a second opening, of 10 s
     for _ in range(2):
-        breaker.succeed(breaker.begin(20.0))
+        breaker.succeed(breaker.begin(20.0), 20.0)
 
     fail(breaker, 4, 20.0)
     assert breaker.state(20.0) is BreakerState.CLOSED
@@ -124,11 +124,11 @@ def test_late_ends_of_calls_that_began_before_it_opened_change_nothing():
     fail(breaker, MAX_FAULTS)
 
     breaker.fail(early[0], 4.0, 1.0)
-    breaker.succeed(early[1])
+    breaker.succeed(early[1], 4.0)
     assert breaker.next_change(4.0) == FIRST_PAUSE
     is_trial = breaker.begin(6.0)
     breaker.fail(early[2], 6.0, 1.0)
-    breaker.succeed(early[3])
+    breaker.succeed(early[3], 6.0)
 
     assert is_trial
     assert breaker.state(6.0) is BreakerState.TRYING
@@ -189,3 +189,55 @@ def test_time_alone_changes_nothing_once_calls_pass():
     assert Breaker().next_change(0.0) == math.inf
     assert breaker.state(6.0) is BreakerState.TRYING
     assert breaker.next_change(6.0) == math.inf
+
+
+# The share of faults.
+
+
+@pytest.mark.parametrize(
+    ("calls", "seconds", "is_too_much"),
+    [
+        # Each "-" is a fault, each "+" a good call; so many seconds pass between two.
+        ("-+" * 9 + "-", 0.1, False),  # 19 calls
+        ("-+" * 10, 0.1, True),
+        ("++-" * 20, 0.1, False),  # a third
+        ("+" * 11 + "-" * 9, 0.1, False),
+        ("+" * 10 + "-" * 10, 0.1, True),
+        ("-+" * 100, 1.6, False),  # never 20 in 30 seconds
+        ("-" * 10 + "+" * 10, 0.1, True),
+        ("-" * 10 + "+" * 30, 1.0, False),  # the faults are forgotten
+        ("+" * 100 + "-" * 20, 1.0, True),  # the good calls are
+    ],
+)
+def test_half_of_the_calls_of_a_window_are_too_many_faults(calls: str, seconds: float, is_too_much: bool):
+    share, now, answer = FaultShare(), 100.0, False
+
+    for call in calls:
+        answer = share.note(call == "-", now)
+        now += seconds
+
+    assert answer is is_too_much
+
+
+def test_faults_between_good_calls_open_it():
+    breaker = Breaker()
+
+    for i in range(10):
+        breaker.succeed(breaker.begin(i), i)
+        fail(breaker, 1, i)
+
+    assert breaker.state(9.0) is BreakerState.OPEN
+
+
+def test_a_breaker_that_is_closed_again_counts_its_share_anew():
+    breaker = Breaker()
+    for i in range(10):
+        breaker.succeed(breaker.begin(i), i)
+        fail(breaker, 1, i)
+    for _ in range(2):
+        breaker.succeed(breaker.begin(20.0), 20.0)
+
+    fail(breaker, 4, 20.0)
+
+    assert WINDOW > 20
+    assert breaker.state(20.0) is BreakerState.CLOSED

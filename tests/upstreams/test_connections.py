@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -119,3 +120,17 @@ def test_no_more_connections_are_kept_than_may_be():
         connections.close()
         assert connections.n_idle == 0
         assert all(connection.is_closed for connection in taken)
+
+
+def test_a_machine_that_vanishes_is_noticed_in_half_a_minute():
+    with scripted() as upstream:
+        connection = UpstreamConnections(upstream.url, 4).take()
+        with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+            is_kept = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            timeout_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle, interval, count = (sock.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+        connection.close()
+
+    assert (is_kept, timeout_ms) == (1, 30_000)
+    assert idle + interval * count <= 30

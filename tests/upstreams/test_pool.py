@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,81 @@ def test_a_call_is_never_tried_again_after_its_first_byte(pool: PoolProcess):
 
         assert (result["ends"], result["status"], result["body"]) == (["UpstreamLost"], 200, "first")
         assert bodies(a) == ["c"]
+
+
+# How many calls an upstream gets at once.
+
+
+@pytest.mark.parametrize(
+    ("path", "description", "room"),
+    [
+        ("/props", {"total_slots": 3}, [3, "upstream"]),
+        ("/get_server_info", {"max_running_requests": 5}, [5, "upstream"]),
+        (
+            "/server_info?config_format=json",
+            {"vllm_config": {"scheduler_config": {"max_num_seqs": 64}}},
+            [64, "upstream"],
+        ),
+        ("/elsewhere", {}, [32, "default"]),
+    ],
+)
+def test_an_upstream_gets_as_many_calls_as_it_says(pool: PoolProcess, path: str, description: Any, room: list[Any]):
+    with scripted() as a:
+        a.descriptions[path] = description
+
+        pool.do("add", url=a.url, concurrency=None)
+
+        assert (one(pool)["room"], one(pool)["permits"]) == (room, [room[0], room[0]])
+
+
+def test_what_an_operator_says_of_an_upstream_holds(pool: PoolProcess):
+    with scripted() as a:
+        a.descriptions["/props"] = {"total_slots": 3}
+
+        pool.do("add", url=a.url, concurrency=7)
+
+        assert one(pool)["room"] == [7, "settings"]
+
+
+def test_an_upstream_that_comes_back_with_other_slots_gets_other_calls(pool: PoolProcess):
+    gate = Gate()
+    with scripted(gate) as a:
+        a.descriptions["/props"] = {"total_slots": 3}
+        id, _ = pool.do("add", url=a.url, concurrency=None)
+        pool.do("submit", names=["c1", "c2", "c3", "c4"])
+        pool.do("await_calls", waiting=1, running=3)
+        for slots, permits in ((1, 3), (2, 3), (5, 5)):
+            a.descriptions["/props"] = {"total_slots": slots}
+            a.health = 500
+            pool.do("await_state", id=id, state="probing")
+            a.health = 200
+            pool.do("await_state", id=id, state="ready")
+            assert one(pool)["room"] == [slots, "upstream"]
+            assert one(pool)["permits"][0] >= permits
+
+        pool.do("await_calls", waiting=0, running=4)
+        gate.opening.set()
+
+        assert ends(pool.do("results")) == [["ok"]] * 4
+        assert one(pool)["permits"] == [5, 5]
+
+
+# Memory.
+
+
+def test_a_request_is_let_go_of_with_its_call(pool: PoolProcess):
+    with scripted(InTurn(closes, closes, echo)) as a:
+        pool.do("add", url=a.url)
+        pool.do("collect_garbage", is_on=False)
+        for name in ("lost", "answered"):
+            pool.do("submit", names=[name])
+            pool.do("results", names=[name])
+        pool.do("await_calls")
+
+        n_requests = pool.do("count_requests")
+
+        pool.do("collect_garbage", is_on=True)
+    assert n_requests == 0, "large bodies stay until a collection of garbage"
 
 
 # Clients.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.support.scripted_upstream import Handler, closes, crashes, echo, fails_with, scripted
-from tests.upstreams.behaviours import Gate, InTurn, bodies, ends, one
+from tests.upstreams.behaviours import Gate, InTurn, Streams, begin_call, bodies, ends, one
 from tests.upstreams.pool_process import PoolProcess
 
 
@@ -135,6 +137,41 @@ def test_a_call_waits_for_the_only_upstream_while_that_is_busy(pool: PoolProcess
         assert bodies(a) == ["c", "c"]
 
 
+@pytest.mark.parametrize("status", [503, 429])
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_calls_that_would_wait_for_a_long_pause_are_refused_at_once(pool: PoolProcess, status: int, is_elastic: bool):
+    gate = Gate(fails_with(status, Retry_After="300"))
+    pool.do("close")
+    pool.do("new", is_elastic=is_elastic, probes_each=600.0, probes_soonest=600.0)
+    with scripted(gate) as a:
+        pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["runs", "waits"])
+        pool.do("await_calls", waiting=1, running=1)
+
+        gate.opening.set()
+        results = pool.do("results")
+
+        assert [result["error"] for result in results] == [[503, 300]] * 2
+        assert bodies(a) == ["runs"]
+        with pytest.raises(RuntimeError, match="NoWorker"):
+            pool.do("submit", names=["later"])
+
+
+def test_a_long_pause_of_one_upstream_is_no_reason_to_refuse_what_another_takes(pool: PoolProcess):
+    gate = Gate()
+    with scripted(fails_with(503, Retry_After="300")) as a, scripted(gate) as b:
+        pool.do("add", url=a.url, concurrency=1)
+        pool.do("submit", names=["c1"])
+        pool.do("results")
+        pool.do("add", url=b.url, concurrency=1)
+        pool.do("submit", names=["c2", "c3"])
+        pool.do("await_calls", waiting=1, running=1)
+
+        gate.opening.set()
+
+        assert ends(pool.do("results", names=["c2", "c3"])) == [["ok"]] * 2
+
+
 @pytest.mark.parametrize("fault", ["no connection", "reset", "stall", "502", "garbage"])
 def test_each_fault_of_an_upstream_counts_for_its_breaker(pool: PoolProcess, fault: str):
     def stalls(handler: Handler) -> None:
@@ -159,3 +196,77 @@ def test_each_fault_of_an_upstream_counts_for_its_breaker(pool: PoolProcess, fau
         pool.do("await_reason", words="its last calls failed")
         for name in names:
             pool.do("cancel", name=name)
+
+
+# One that is gone with its machine: its connections stay open, and nobody answers.
+
+
+@pytest.fixture
+def quick_pool(pool: PoolProcess) -> PoolProcess:
+    pool.do("close")
+    pool.do("new", probe_limit=0.3, first_byte=60.0, idle=60.0)
+    return pool
+
+
+def test_a_call_without_an_answer_goes_elsewhere_once_its_upstream_answers_no_probe(quick_pool: PoolProcess):
+    gone = Gate()
+    with scripted(gone) as a, scripted() as b:
+        id, _ = quick_pool.do("add", url=a.url)
+        quick_pool.do("submit", names=["c"])
+        quick_pool.do("await_calls", running=1)
+        quick_pool.do("add", url=b.url)
+
+        a.is_silent = True
+
+        assert ends(quick_pool.do("results")) == [["ok"]]
+        assert bodies(b) == ["c"]
+        quick_pool.do("await_state", id=id, state="probing")
+        gone.opening.set()
+
+
+def test_a_stream_that_stalls_ends_once_its_upstream_answers_no_probe(quick_pool: PoolProcess):
+    stream = Streams()
+    with scripted(stream) as a:
+        begin_call(quick_pool, a.url)
+
+        a.is_silent = True
+        (result,) = quick_pool.do("results")
+
+        assert (result["ends"], result["body"]) == (["UpstreamLost"], "first")
+        assert "fallen silent" in result["words"]
+        assert stream.is_closed.wait(15)
+
+
+def test_a_stream_that_goes_on_is_not_ended_whatever_probes_say(quick_pool: PoolProcess):
+    is_enough = threading.Event()
+
+    def goes_on(handler: Handler) -> None:
+        handler.begin_stream()
+        while not is_enough.wait(0.05):
+            handler.chunk(b"-")
+        handler.end_stream()
+
+    with scripted(goes_on) as a:
+        id = begin_call(quick_pool, a.url)
+        a.is_silent = True
+        quick_pool.do("await_state", id=id, state="probing")
+        quick_pool.do("await_more_probes", n=6)
+        is_enough.set()
+
+        assert ends(quick_pool.do("results")) == [["ok"]]
+
+
+def test_a_slow_call_of_an_upstream_that_answers_probes_badly_goes_on(pool: PoolProcess):
+    slow = Gate()
+    with scripted(slow) as a:
+        id, _ = pool.do("add", url=a.url)
+        pool.do("submit", names=["c"])
+        pool.do("await_calls", running=1)
+
+        a.health = 503  # as one that drains
+        pool.do("await_state", id=id, state="probing")
+        pool.do("await_more_probes", n=6)
+        slow.opening.set()
+
+        assert ends(pool.do("results")) == [["ok"]]
+        assert bodies(a) == ["c"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from corosrv.upstreams.probing import FAST_INTERVAL, INTERVAL, ProbeRecord
 
 
@@ -68,3 +72,37 @@ def test_one_that_is_not_up_is_probed_more_often():
     assert ProbeRecord().interval == FAST_INTERVAL
     assert up().interval == INTERVAL
     assert fallen().interval == FAST_INTERVAL
+
+
+def test_one_whose_last_probe_failed_is_probed_more_often():
+    record = up()
+
+    noted(record, "-")
+    assert record.interval == FAST_INTERVAL
+    noted(record, "+")
+
+    assert record.interval == INTERVAL
+
+
+@pytest.mark.parametrize(
+    ("probes", "since"),
+    [
+        # Of each second: "." was not answered in any way, "-" badly, "+" well.
+        ("..", -math.inf),  # it is up still
+        ("...", 1),
+        (".....", 3),  # of the last three
+        ("---", -math.inf),  # it is there, whatever it answers
+        ("..-.", -math.inf),
+        ("--...", 3),
+        ("...+", -math.inf),
+        ("...+..", -math.inf),
+        ("...+...", 5),
+    ],
+)
+def test_it_seems_to_be_gone_since_the_first_of_three_probes_that_nobody_answered(probes: str, since: float):
+    record = up()
+
+    for at, probe in enumerate(probes, 1):
+        record.note("" if probe == "+" else "failed", at if probe == "." else None)
+
+    assert record.silent_since == since

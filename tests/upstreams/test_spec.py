@@ -8,13 +8,13 @@ import pytest
 
 from corosrv.errors import Refused
 from corosrv.upstreams.abort import AbortKind
-from corosrv.upstreams.spec import DEFAULT_CONCURRENCY, MAX_CONCURRENCY, MAX_WEIGHT, UpstreamSpec, parse
+from corosrv.upstreams.spec import MAX_CONCURRENCY, MAX_WEIGHT, UpstreamSpec, parse
 
 
 def test_a_url_alone_is_enough():
     spec = parse("http://a:8080")
 
-    assert spec == UpstreamSpec(url="http://a:8080", models=(), concurrency=DEFAULT_CONCURRENCY, weight=1.0)
+    assert spec == UpstreamSpec(url="http://a:8080", models=(), concurrency=None, weight=1.0)
     assert spec.api_key_env == ""
 
 
@@ -44,6 +44,11 @@ def test_options_follow_the_url():
         ("http://a/v1//", "http://a/v1"),
         ("http://a/Path", "http://a/Path"),
         ("http://[::1]:8080", "http://[::1]:8080"),
+        ("http://[0:0::1]", "http://[::1]"),
+        ("http://Bücher.example:8080", "http://xn--bcher-kva.example:8080"),
+        ("http://xn--bcher-kva.example", "http://xn--bcher-kva.example"),
+        ("http://model_1.my-net.:80", "http://model_1.my-net."),
+        ("http://" + ".".join(["a" * 63] * 3), "http://" + ".".join(["a" * 63] * 3)),
     ],
 )
 def test_urls_that_mean_the_same_are_the_same(text: str, url: str):
@@ -91,6 +96,44 @@ def test_what_is_wrong_is_refused_by_its_name(text: str, param: str):
         parse(text)
 
     assert refused.value.param == param
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("http://a/" + "x" * 2048, "2057 characters; at most 2048"),
+        ("http://a\tb", "a space or a control character"),
+        ("http://a\0", "a space or a control character"),
+        ("http://a\u2028", "a space or a control character"),
+        ("http://[::1", "no http or https URL"),
+        ("http://a:0", "port must be a number from 1 to 65535"),
+        ("http://a:65536", "port must be a number from 1 to 65535"),
+        ("http://a:-1", "port must be a number from 1 to 65535"),
+        ("http://user@a:x", "password"),
+        ("http://a/ü", "path must be ASCII"),
+        ("http://" + "a" * 64, "is too long"),
+        ("http://" + "ü" * 64, "IDNA"),
+        ("http://" + ".".join(["a" * 60] * 5), "is too long"),
+        ("http://" + "ü" * 2000, "IDNA"),
+        ("http://a..b", "no name of a host"),
+        ("http://ü..b", "IDNA"),
+        ("http://.", "no name of a host"),
+        ("http://-a", "no name of a host"),
+        ("http://a%00b", "no name of a host"),
+        ("http://a,b", "no name of a host"),
+        ("http://1.2.3.999", "no IP address"),
+        ("http://127.1", "no IP address"),
+        ("http://0x7f.1", "no IP address"),
+        ("http://2130706433", "no IP address"),
+        ("http://[::g]", "no"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_its_fault(text: str, words: str):
+    with pytest.raises(Refused, match=words) as refused:
+        UpstreamSpec(url=text)
+
+    assert refused.value.param == "url"
     assert len(str(refused.value)) < 400
 
 
