@@ -15,7 +15,7 @@ import msgspec
 from corosrv.errors import HubError, SettingsError
 from corosrv.hub.messages import Pulled, PullFailed, PullMessage, PullProgress, decoder
 from corosrv.hub.pull import PulledModel
-from corosrv.settings import HubSettings, ModelSettings, hub_name
+from corosrv.settings import HubSettings, ModelSettings, child_environment, hub_name
 from corosrv.waits import TimedOut, call_in_thread, wait_readable
 from corosrv.worker.parent.plain_subprocess import plain_subprocess
 
@@ -87,7 +87,7 @@ class HubDownload:
         )  # fmt: skip
 
     def _environment(self) -> Mapping[str, str]:
-        environment = dict(os.environ)
+        environment = child_environment()
         if self._hub.hf_token:
             environment["COROSRV_HF_TOKEN"] = self._hub.hf_token
         environment["COROSRV_OFFLINE"] = str(int(self._hub.offline))

@@ -157,7 +157,9 @@ def upstream() -> None:
 def _upstream_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds what describes an upstream: its URL, and how much it gets."""
     for option in (
-        click.option("--api-key-env", help="the server's environment variable with the key to send"),
+        click.option(
+            "--api-key-env", help="the server's environment variable with the key to send: COROSRV_UPSTREAM_KEY_..."
+        ),
         click.option("--weight", type=float, help="its share of the requests beside others"),
         click.option("--concurrency", type=click.IntRange(1), help="requests that it gets at once"),
         click.option("--model", "models", multiple=True, help="a model that it serves; default: those that it lists"),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from flask import request
 
-from corosrv.errors import Forbidden, SettingsError, Unauthorized
-from corosrv.http.hosts import Hosts
+from corosrv.errors import SettingsError, Unauthorized
 
 
 def read_token(path: str) -> str:
@@ -23,23 +22,14 @@ def read_token(path: str) -> str:
 
 
 class TokenGuard:
-    """Lets requests pass that carry the token. Without one, every program of this machine may, but no web page."""
+    """Admits requests that carry the token."""
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str) -> None:
         self._token = token.encode()
-        self._hosts = Hosts(())
 
     def check(self) -> None:
-        """Raises Unauthorized or Forbidden for the current request."""
-        if self._token:
-            self._check_token(request.headers.get("Authorization", ""))
-            return
-        if request.headers.get("Origin") or request.headers.get("Sec-Fetch-Site", "none") != "none":
-            raise Forbidden("a web page may not manage this server", "origin_not_allowed")
-        self._hosts.check(request)
-
-    def _check_token(self, authorization: str) -> None:
-        kind, _, token = authorization.partition(" ")
+        """Raises Unauthorized for the current request."""
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
             raise Unauthorized("managing this server needs the token of its COROSRV_MGMT_TOKEN_FILE: "
                                "Authorization: Bearer TOKEN")  # fmt: skip

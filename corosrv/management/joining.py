@@ -18,6 +18,7 @@ from corosrv.management.dialing import JoinedConnection, join
 from corosrv.manager.crashes import CrashRecord
 from corosrv.manager.joined import Joining
 from corosrv.manager.place_state import PlaceState
+from corosrv.settings import child_environment
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOK = 0.05  # seconds between two looks whether the server has noticed the end
@@ -72,6 +73,7 @@ class WorkerLife:
                 [*_COMMAND, "--control", str(control), "--lifeline", str(theirs)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(control, theirs),
+                env=child_environment(),
                 start_new_session=True,
             )
         except OSError:
@@ -198,7 +200,8 @@ class Joiner:
         self._has_been_ready = self._has_been_ready or standing["was_ready"]
         if not self._has_been_ready:
             raise ManagementError(f"the worker could not be set up: {standing['reason']}")
-        pause = self._crashes.add(time.monotonic(), began, standing["reason"])
+        is_of_handler = bool(standing.get("keys_at_loss"))  # the server keeps calls from it; others need the worker
+        pause = 0.0 if is_of_handler else self._crashes.add(time.monotonic(), began, standing["reason"])
         self._tell(f"the worker has failed: {standing['reason']}; another one starts in {pause:.1f} s")
         return pause
 

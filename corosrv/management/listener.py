@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import gevent
 from flask import Blueprint, Flask
 from gevent import socket
 from gevent.pool import Pool
-from gevent.pywsgi import WSGIServer
+from gevent.pywsgi import Input, WSGIServer
 
 from corosrv.errors import SettingsError
 from corosrv.jobs import State
@@ -30,6 +29,8 @@ log = logging.getLogger("corosrv.management")
 
 CONNECTIONS = 32  # at once
 LONGEST_CONNECTION = 60.0  # seconds
+HEAD_TIME = 5.0  # seconds from the beginning of a connection, or the last answer, to the end of a request's head
+UNREAD_TIME = 1.0  # seconds for the rest of a body once the request was answered
 _BACKLOG = 32
 
 
@@ -43,9 +44,10 @@ class ManagementSettings:
     token_file: str = ""  # whose content a request over TCP has to carry
 
     def __post_init__(self) -> None:
-        if self.port is not None and not self.token_file and not _is_loopback(self.host):
-            raise SettingsError(f"managing this server from other machines, at {self.host}, needs a token: "
-                                "set COROSRV_MGMT_TOKEN_FILE")  # fmt: skip
+        if self.port is not None and not self.token_file:
+            raise SettingsError("COROSRV_MGMT_PORT opens the management of this server to every user of the machine, "
+                                "and needs a token: write one into a file that only you may read, and set "
+                                "COROSRV_MGMT_TOKEN_FILE to its path. The socket needs none")  # fmt: skip
 
 
 _FIRST_LINE, _REST = PREFACE.split(b"\r\n", 1)
@@ -53,10 +55,35 @@ _READ_SIZE = 16_384  # bytes
 
 
 class _Handler(UpgradableHandler):
+    wsgi_input: Any
+    _head_timer: Any = None
+
     def handle(self) -> None:
         """Serves a connection, for a time that is enough for every call of this API; not once it was upgraded."""
         with gevent.Timeout(LONGEST_CONNECTION, False):
             super().handle()
+
+    def handle_one_request(self) -> Any:
+        """Answers a request, whose head must come in time: the connection ends otherwise."""
+        with gevent.Timeout(HEAD_TIME, False) as self._head_timer:
+            return super().handle_one_request()
+
+    def get_environ(self) -> dict[str, object]:
+        """Returns the WSGI environment of a request, whose head is complete."""
+        self._head_timer.close()
+        return super().get_environ()
+
+    def run_application(self) -> None:
+        """Answers a request. Waits only briefly for a body that was not read, as that of a request without the token.
+
+        The base class would wait for all of it.
+        """
+        super().run_application()
+        with gevent.Timeout(UNREAD_TIME, False):
+            self.wsgi_input._discard()
+            return
+        self.wsgi_input = Input(self.rfile, 0)
+        self.close_connection = True
 
     def read_requestline(self) -> str:
         """Returns the first line of a request; nothing, which ends the connection, once a gRPC client was refused."""
@@ -111,15 +138,14 @@ class ManagementListener:
 
     def _open_port(self, port: int) -> None:
         settings = self._settings
-        guard = TokenGuard(read_token(settings.token_file) if settings.token_file else "")
+        guard = TokenGuard(read_token(settings.token_file))
         try:
             listener = _bind(settings.host, port)
         except OSError as error:
             raise SettingsError(f"the management port {settings.host}:{port} cannot be opened: {error}") from None
         self.port = listener.getsockname()[1]
         self._serve(listener, make_app(self._find_state, self._apis, guard.check))
-        access = "with its token" if settings.token_file else "for every user of this machine (no token file is set)"
-        log.warning("management on http://%s:%d, open %s", settings.host, self.port, access)
+        log.info("management on http://%s:%d, with the token in %s", settings.host, self.port, settings.token_file)
 
     def _serve(self, listener: socket.socket, app: Flask) -> None:
         server = WSGIServer(
@@ -158,10 +184,3 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
 from flask import Blueprint, Response, request
 
 from corosrv.errors import Refused
-from corosrv.management.routes import decode_body
+from corosrv.http.operation import without_key
+from corosrv.management.guard import TokenGuard
+from corosrv.management.routes import MAX_BODY, decode_body
 from corosrv.management.upstream_views import upstream_view
+from corosrv.settings.sources import UPSTREAM_KEY
 from corosrv.upstreams.abort import AbortKind
 from corosrv.upstreams.pool import DRAIN_TIMEOUT, UpstreamPool
-from corosrv.upstreams.spec import DEFAULT_CONCURRENCY, UpstreamSpec, parse
+from corosrv.upstreams.spec import UpstreamSpec, parse
 from corosrv.upstreams.upstream import Upstream
 
 MAX_TIMEOUT = 86_400.0  # seconds
 _MODES = ("drain", "abort")
+
+AddUpstream = Callable[[UpstreamSpec], tuple[Upstream, bool]]
 
 
 class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,7 +33,7 @@ class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     model: str | None = None
     models: list[str] = []
-    concurrency: int = DEFAULT_CONCURRENCY
+    concurrency: int | None = None
     weight: float = 1.0
     api_key_env: str = ""
     labels: dict[str, str] = {}
@@ -46,30 +52,73 @@ class UpstreamBody(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
-def blueprint(pool: UpstreamPool) -> Blueprint:
-    """Makes the routes."""
+class AbortBody(msgspec.Struct):
+    """Holds the body of POST /abort_request, of which SGLang's clients may send more."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+def blueprint(pool: UpstreamPool, key_variables: Collection[str] = ()) -> Blueprint:
+    """Makes the routes for the management API, which looks after who may call them.
+
+    `key_variables`: environment variables whose values may be sent to an upstream as its key, beside those that are
+    named as keys of upstreams.
+    """
     api = Blueprint("upstreams", __name__)
-    _add_workers(api, pool)
-    _add_routers_paths(api, pool)
+    _add_routes(api, pool, key_variables)
     return api
 
 
-def _add_workers(api: Blueprint, pool: UpstreamPool) -> None:
+def router_blueprint(pool: UpstreamPool, guard: TokenGuard, key_variables: Collection[str]) -> Blueprint:
+    """Makes the same routes for a server's own port, where `guard` lets requests pass, and no API key does."""
+    api = Blueprint("router", __name__)
+
+    @api.before_request
+    def check() -> None:
+        guard.check()
+        request.max_content_length = MAX_BODY
+
+    _add_routes(api, pool, key_variables)
+    return api
+
+
+def _add_routes(api: Blueprint, pool: UpstreamPool, key_variables: Collection[str]) -> None:
+    def add_upstream(spec: UpstreamSpec) -> tuple[Upstream, bool]:
+        _check_key_variable(spec.api_key_env, key_variables)
+        return pool.add(spec)
+
+    _add_workers(api, pool, add_upstream)
+    _add_routers_paths(api, pool, add_upstream)
+
+
+def _check_key_variable(name: str, key_variables: Collection[str]) -> None:
+    """Raises Refused for a variable that holds no key of an upstream: its value would go to whoever is at the URL."""
+    if name and not name.startswith(UPSTREAM_KEY) and name not in key_variables:
+        words = f"must name a variable that begins with {UPSTREAM_KEY}, or one of the upstreams named at the start"
+        raise Refused(f"api_key_env {words}, not {name[:60]!r}", "api_key_env")
+
+
+def _add_workers(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) -> None:
     @api.post("/workers")
+    @without_key
     def add() -> tuple[dict[str, Any], int]:
-        upstream, is_new = pool.add(decode_body(UpstreamBody).spec())
+        upstream, is_new = add_upstream(decode_body(UpstreamBody).spec())
         return _short_view(upstream), 202 if is_new else 200
 
     @api.get("/workers")
+    @without_key
     def all_upstreams() -> dict[str, Any]:
         now = time.monotonic()
         return {"workers": [upstream_view(upstream, now) for upstream in pool.upstreams]}
 
     @api.get("/workers/<path:name>")
+    @without_key
     def one_upstream(name: str) -> dict[str, Any]:
         return upstream_view(pool.find(name), time.monotonic())
 
     @api.delete("/workers/<path:name>")
+    @without_key
     def remove(name: str) -> tuple[dict[str, Any], int]:
         upstream = pool.find(name)
         mode = request.args.get("mode", "drain")
@@ -79,23 +128,40 @@ def _add_workers(api: Blueprint, pool: UpstreamPool) -> None:
         return _short_view(upstream), 202
 
 
-def _add_routers_paths(api: Blueprint, pool: UpstreamPool) -> None:
-    """Adds the paths that SGLang's router had before /workers."""
+def _add_routers_paths(api: Blueprint, pool: UpstreamPool, add_upstream: AddUpstream) -> None:
+    """Adds the other paths of SGLang's router."""
 
     @api.post("/add_worker")
+    @without_key
     def add_worker() -> Response:
-        upstream, is_new = pool.add(parse(_url()))
+        upstream, is_new = add_upstream(parse(_url()))
         return _text(f"Successfully added worker: {upstream.spec.url}" if is_new else "Worker is there already")
 
     @api.post("/remove_worker")
+    @without_key
     def remove_worker() -> Response:
         upstream = pool.find(parse(_url()).url)
         pool.remove(upstream)
         return _text(f"Successfully removed worker: {upstream.spec.url}")
 
     @api.get("/list_workers")
+    @without_key
     def list_workers() -> dict[str, Any]:
         return {"urls": [upstream.spec.url for upstream in pool.upstreams if not upstream.is_draining]}
+
+    @api.get("/get_loads")
+    @without_key
+    def get_loads() -> dict[str, Any]:
+        loads = [{"worker": upstream.spec.url, "load": upstream.in_flight} for upstream in pool.upstreams]
+        return {"workers": loads}
+
+    @api.post("/abort_request")
+    @without_key
+    def abort_request() -> dict[str, Any]:
+        body = decode_body(AbortBody)
+        if body.abort_all == bool(body.rid):
+            raise Refused("abort_all must be true, or rid the X-Request-Id of a request", "abort_all")
+        return {"aborted": pool.abort(body.rid)}
 
 
 def _short_view(upstream: Upstream) -> dict[str, Any]:

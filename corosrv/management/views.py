@@ -23,6 +23,7 @@ def worker_view(place: Place, now: float) -> dict[str, Any]:
         "incarnation": place.incarnation,
         "state": place.state.value,
         "reason": worker.reason,
+        "keys_at_loss": list(worker.keys_at_loss),
         "was_ready": place.ready_at is not None,
         "is_outgoing": place.is_outgoing,
         "models": [{"name": card.name, "version": card.version} for card in worker.handlers if card.capability is None],

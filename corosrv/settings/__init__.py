@@ -7,6 +7,7 @@ from corosrv.settings.images import ImageSettings
 from corosrv.settings.loading import (
     PARTS,
     Settings,
+    child_environment,
     load,
     load_hub,
     load_predictor,
@@ -34,6 +35,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "UpstreamSettings",
+    "child_environment",
     "load",
     "load_hub",
     "load_predictor",

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from corosrv.errors import SettingsError
 from corosrv.settings import model_list, sources
 from corosrv.settings.app import AppSettings, KserveSettings
 from corosrv.settings.cluster import ClusterSettings
 from corosrv.settings.hub import HubSettings
 from corosrv.settings.images import ImageSettings
 from corosrv.settings.management import OperatorSettings
-from corosrv.settings.model import ModelSettings, models_of
+from corosrv.settings.model import ModelSettings, models_of, queue_per_key_of
 from corosrv.settings.peers import PeerSettings
 from corosrv.settings.predictor import PredictionSettings
 from corosrv.settings.server import ServerSettings
-from corosrv.settings.sources import PREFIX
+from corosrv.settings.sources import PREFIX, UPSTREAM_KEY
 from corosrv.settings.upstream import UpstreamSettings
 
 # The one table of all settings: each field of these is a flag, a variable and a line of the settings file.
@@ -36,6 +40,14 @@ PARTS: tuple[type, ...] = (
     PeerSettings,
 )
 _OTHER_VARIABLES = ("config", "cflags", "llama_prefix")
+_SECRETS = frozenset(
+    variable
+    for part in PARTS
+    for secret in fields(part)
+    if secret.metadata["is_secret"]
+    for variable in (PREFIX + secret.name.upper(), secret.metadata["also"])
+) | {PREFIX + "MGMT_TOKEN_FILE"}
+_KEY_OPTION = re.compile(r"[?&]api_key_env=(\w+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +68,7 @@ class Settings:
     upstream: UpstreamSettings | None = None
     cluster: ClusterSettings | None = None  # None: this server shares nothing with others
     peer: PeerSettings | None = None
+    queue_per_key: int = ModelSettings.queue_per_key  # calls of handlers, and to upstreams, of one API key; 0: no limit
     processes: int = 1  # of corosrv serve; one where an application is served, whose workers are processes
 
 
@@ -78,9 +91,15 @@ def load(
     cluster = ClusterSettings(**raw.values(ClusterSettings))
     peer = PeerSettings(**raw.values(PeerSettings))
     server = ServerSettings(**raw.values(ServerSettings))
+    operator = OperatorSettings(**raw.values(OperatorSettings))
+    if upstream.router_paths and not operator.mgmt_token_file:
+        words = "opens the management of upstreams at the server's own port, and needs a token for that"
+        raise SettingsError(f"{PREFIX}ROUTER_PATHS {words}: set {PREFIX}MGMT_TOKEN_FILE")
     is_elsewhere = upstream.is_wanted or bool(peer.urls)
     if not values.get("model") and predictor is None and not app.is_wanted and not is_elsewhere:
         values["model"] = model_list.packaged_model()
+        if not values.get("model_alias"):
+            values["model_alias"] = f"{model_list.stem(values['model'])},{model_list.PACKAGED}"
     return Settings(
         server=replace(server, strict_model=True) if peer.urls else server,
         hub=HubSettings(**raw.values(HubSettings)),
@@ -88,11 +107,12 @@ def load(
         models=models_of(values),
         predictor=predictor,
         app=app if app.is_wanted else None,
-        operator=OperatorSettings(**raw.values(OperatorSettings)),
+        operator=operator,
         kserve=KserveSettings(**raw.values(KserveSettings)),
         upstream=upstream if upstream.is_wanted else None,
         cluster=cluster if cluster.redis_url else None,
         peer=peer if peer.is_wanted else None,
+        queue_per_key=queue_per_key_of(values),
         processes=1 if app.is_wanted else app.workers or 1,
     )
 
@@ -128,8 +148,28 @@ def _predictor(raw: sources.RawSettings) -> PredictionSettings | None:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Lists variables that look like settings and are none: misspelt, or of another version."""
-    variables = _variables()
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in variables)
+    known = _variables()
+    return sorted(
+        name for name in environ if name.startswith(PREFIX) and name not in known and not name.startswith(UPSTREAM_KEY)
+    )
+
+
+def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables of a process that a server starts: all but those with the server's keys and passwords.
+
+    Such a process runs other people's code, or reads what clients send. The user's own variables stay (HF_TOKEN), as
+    predictors and applications may need them.
+    """
+    secrets = _SECRETS | _upstream_keys(environ.get(PREFIX + "UPSTREAM", ""), environ.get(PREFIX + "CONFIG", ""))
+    return {name: value for name, value in environ.items() if name not in secrets and not name.startswith(UPSTREAM_KEY)}
+
+
+@cache
+def _upstream_keys(upstream: str, config: str) -> frozenset[str]:
+    """Returns the variables with the keys of the upstreams that these sources name. Reads the file once."""
+    environ = {PREFIX + "UPSTREAM": upstream, PREFIX + "CONFIG": config}
+    values = sources.read(None, environ, None, PARTS).values(UpstreamSettings)
+    return frozenset(_KEY_OPTION.findall(values.get("upstream", "")))
 
 
 def with_nearest(unknown: str) -> str:

@@ -21,13 +21,11 @@ class OperatorSettings:
     )
     mgmt_port: int | None = setting(
         None,
-        "port for the management API over TCP, beside its socket; none if not set",
+        "port for the management API over TCP, beside its socket; needs --mgmt-token-file; none if not set",
         check=none_or(between(0, 65535)),
     )
-    mgmt_host: str = setting(
-        "127.0.0.1", "address of that port; one that other machines reach needs --mgmt-token-file", check=ADDRESS
-    )
-    mgmt_token_file: str = setting("", "file with the token that calls to --mgmt-port must carry; empty: no token")
+    mgmt_host: str = setting("127.0.0.1", "address of that port", check=ADDRESS)
+    mgmt_token_file: str = setting("", "file with the token that calls to --mgmt-port must carry")
 
     def __post_init__(self) -> None:
         sources.check(self)

@@ -9,7 +9,7 @@ from typing import Any
 
 from corosrv.errors import SettingsError
 from corosrv.settings import hub_name, model_list, sources
-from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, of_bytes, one_of, or_else
+from corosrv.settings.checks import DAY, MAX_INT32, between, empty_or, none_or, of_bytes, one_of, or_else
 from corosrv.settings.model_list import SYNTHETIC
 from corosrv.settings.placement import PlacementSettings
 from corosrv.settings.sources import PREFIX, setting
@@ -146,11 +146,18 @@ class ModelSettings(PlacementSettings):
         "nice value of that process above the server's; more: an image takes longer, and slows running streams less",
         check=between(0, 19),
     )
-    encoder_share: float = setting(
-        0.1,
+    encoder_share: float | None = setting(
+        None,
         "time that it gets after each step of running streams, as a part of the step's, where the processors do not "
-        "suffice for both; 0: the kernel divides the time by the nice value",
-        check=between(0, 1),
+        "suffice for both; 0: the kernel divides the time by the nice value; unset: as much as one more stream has, a "
+        "quarter at least, and more the longer an image waits",
+        check=none_or(between(0, 1)),
+    )
+    itl_ms: float = setting(
+        50.0,
+        "milliseconds from one token of a stream to the next that this process, with no share set, keeps within; where "
+        "steps alone take nearly as long it has a tenth of their time",
+        check=between(1, 60_000),
     )
     image_max_tokens: int = setting(
         0,
@@ -163,7 +170,8 @@ class ModelSettings(PlacementSettings):
     encoder_queue: int = setting(64, "images that may wait for that process", check=between(1, 100_000))
     encode_timeout_s: float = setting(
         300.0,
-        "seconds that one image may take before the process is replaced; an image waits for four times that at most",
+        "seconds that the encode of one image may take before the process is replaced, not counting the time in which "
+        "it cannot run",
         check=between(0.1, DAY),
     )
     image_cache_bytes: int = setting(
@@ -275,6 +283,12 @@ def models_of(values: Mapping[str, Any]) -> tuple[ModelSettings, ...]:
     models = tuple(_of_entry(entry, values) for entry in entries)
     _check_names(models)
     return models
+
+
+def queue_per_key_of(values: Mapping[str, Any]) -> int:
+    """Returns how many calls one API key may have where no model is served. Raises SettingsError."""
+    name = "queue_per_key"
+    return ModelSettings(**({name: values[name]} if name in values else {})).queue_per_key
 
 
 def _of_entry(entry: model_list.Entry, values: Mapping[str, Any]) -> ModelSettings:

@@ -18,6 +18,7 @@ from corosrv.errors import SettingsError
 from corosrv.settings import hub_name
 
 SYNTHETIC = "synthetic:"
+PACKAGED = "smollm2"  # a name of the packaged model, as of the extra that installs it
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]*"
 _NAMED = re.compile(rf"(?!{SYNTHETIC}|{hub_name.HUB})({_NAME})=(.*)", re.DOTALL)

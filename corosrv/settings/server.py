@@ -68,13 +68,16 @@ class ServerSettings:
         86_400.0, "seconds for which such an answer is kept, unless newer ones need the room", check=between(1, 7 * DAY)
     )
     api_keys: str = setting(
-        "", "comma-separated API keys, one of which each request must carry; empty: no key is needed"
+        "",
+        "comma-separated API keys, one of which each request must carry; empty: no key is needed",
+        is_secret=True,
     )
     api_key_file: str = setting("", "path of a file with more API keys, one a line")
     cors_origins: str = setting(
         "",
         "comma-separated origins whose web pages may call, as https://page.example; localhost: pages of this machine; "
-        "*: any; empty: any if API keys are set, otherwise localhost. Only origins given in full may send credentials",
+        "*: any; empty: any if API keys are set, otherwise localhost, and as a blueprint what the app says that it "
+        "is in. Only origins given in full may send credentials",
     )
     allowed_hosts: str = setting(
         "",
@@ -88,7 +91,9 @@ class ServerSettings:
         check=one_of("debug", "info", "warning"),
     )
     log_format: str = setting(
-        "text", "how the lines of ended jobs and predictions are written: text, or json", check=one_of("text", "json")
+        "text",
+        "how lines of log are written: text, or json (corosrv serve: gunicorn's too)",
+        check=one_of("text", "json"),
     )
     metrics: bool = setting(True, "1: GET /metrics answers")
     embeddings: bool = setting(True, "1: POST /v1/embeddings answers; 0: 501")

@@ -22,8 +22,16 @@ from corosrv.errors import SettingsError
 from corosrv.settings.checks import Check
 
 PREFIX = "COROSRV_"
+UPSTREAM_KEY = PREFIX + "UPSTREAM_KEY_"  # variables that begin so hold keys of upstreams
 
-_TYPES: dict[str, type] = {"str": str, "int": int, "int | None": int, "float": float, "bool": bool}
+_TYPES: dict[str, type] = {
+    "str": str,
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "float | None": float,
+    "bool": bool,
+}
 
 
 def setting(

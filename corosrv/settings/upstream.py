@@ -50,6 +50,12 @@ class UpstreamSettings:
         check=none_or(at_least(0)),
     )
 
+    router_paths: bool = setting(
+        False,
+        "1: the paths of SGLang's router (/workers, /add_worker, /remove_worker, /list_workers, /get_loads, "
+        "/abort_request) answer at this server's own port as well, to whoever has the token of mgmt_token_file",
+    )
+
     def __post_init__(self) -> None:
         sources.check(self)
 

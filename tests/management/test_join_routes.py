@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ from tests.manager.scripted import TIMEOUT, Script, ScriptedWorker, managed, poo
 from tests.support.waiting import wait_until
 
 UPGRADE = {"Connection": "Upgrade", "Upgrade": "corosrv-worker/1"}
+
+
+TOKEN = "a token of sixteen characters or more"
 
 
 @dataclass
@@ -60,7 +64,10 @@ def opened() -> Iterator[Door]:
             return script.make("joined", place, number)
 
         api = join_routes.blueprint(manager.joined, make)
-        settings = ManagementSettings(run_dir=stack.enter_context(short_folder()), port=0)
+        folder = stack.enter_context(short_folder())
+        token = Path(folder, "token")
+        token.write_text(TOKEN)
+        settings = ManagementSettings(run_dir=folder, port=0, token_file=str(token))
         listener = ManagementListener(settings, lambda: manager.state, [api])
         door = Door(listener)
         listener.start()
@@ -97,7 +104,9 @@ def test_what_is_no_request_to_join_is_refused(door, query, headers, body, statu
 
 
 def test_nobody_joins_over_tcp(door: Door):
-    status, error = door.ask("/v1/workers/join?app=a:b", UPGRADE, port=door.listener.port)
+    status, error = door.ask(
+        "/v1/workers/join?app=a:b", UPGRADE | {"Authorization": f"Bearer {TOKEN}"}, port=door.listener.port
+    )
 
     assert (status, error) == (403, "this is for programs at the management socket, and not over TCP")
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,7 @@ from tests.management.serving import in_thread, short_folder
 
 URL = "http://127.0.0.1:1"
 ID = upstream_id(URL, ())
+TOKEN = "a token of sixteen characters or more"
 TIMEOUT = 30.0  # seconds
 
 
@@ -30,7 +32,9 @@ TIMEOUT = 30.0  # seconds
 def front(pool: UpstreamPool, port: int = 0) -> Iterator[int]:
     """Serves the management API of a front; returns its port."""
     with short_folder() as folder:
-        settings = ManagementSettings(run_dir=folder, port=port)
+        token = Path(folder, "token")
+        token.write_text(TOKEN)
+        settings = ManagementSettings(run_dir=folder, port=port, token_file=str(token))
         listener = ManagementListener(settings, lambda: State.READY, (upstream_routes.blueprint(pool),))
         listener.start()
         try:
@@ -59,7 +63,7 @@ def urls(pool: UpstreamPool) -> list[str]:
 
 
 def client(port: int) -> RemoteClient:
-    return RemoteClient(f"http://127.0.0.1:{port}", timeout=5)
+    return RemoteClient(f"http://127.0.0.1:{port}", TOKEN, timeout=5)
 
 
 def test_each_front_gets_the_server_once_however_often_it_is_added(pool: UpstreamPool, other_pool: UpstreamPool):
@@ -120,9 +124,11 @@ def test_a_server_that_leaves_drains(pool: UpstreamPool):
     assert urls(pool) == []
 
 
-def test_the_command_joins_and_leaves_when_it_is_stopped(pool: UpstreamPool):
+def test_the_command_joins_and_leaves_when_it_is_stopped(pool: UpstreamPool, tmp_path: Path):
     with front(pool) as port:
-        command = [sys.executable, "-m", "corosrv", "upstream", "join", URL + "/"]
+        token = tmp_path / "token"
+        token.write_text(TOKEN)
+        command = [sys.executable, "-m", "corosrv", "upstream", "join", URL + "/", "--token-file", str(token)]
         process = subprocess.Popen(
             [*command, "--server", f"http://127.0.0.1:{port}", "--concurrency", "5"], stdout=subprocess.PIPE, text=True
         )

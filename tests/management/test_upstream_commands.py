@@ -32,7 +32,7 @@ def pool() -> Iterator[UpstreamPool]:
 def run(pool: UpstreamPool) -> Iterator[Run]:
     """Runs a command of the command line."""
     with short_folder() as folder:
-        apis = (upstream_routes.blueprint(pool), queue_routes.blueprint([pool.dispatcher]))
+        apis = (upstream_routes.blueprint(pool, {"KEY_OF_THE_START"}), queue_routes.blueprint([pool.dispatcher]))
         listener = ManagementListener(ManagementSettings(run_dir=folder), lambda: State.READY, apis)
         listener.start()
         yield lambda *words: in_thread(lambda: CliRunner().invoke(main, [*words, "--run-dir", folder]))
@@ -47,6 +47,13 @@ def test_an_upstream_is_added_as_it_is_described(pool: UpstreamPool, run: Run):
     assert (spec.models, spec.concurrency, spec.weight) == (("a", "b"), 3, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("KEY_OF_THE_START", "probing"), ("COROSRV_UPSTREAM_KEY_A", "probing"), ("HOME", "api_key_env")]
+)
+def test_only_keys_of_upstreams_may_be_sent(run: Run, name: str, words: str):
+    assert words in run("upstream", "add", URL, "--api-key-env", name).output
+
+
 def test_upstreams_are_listed_and_stand_in_ps(run: Run):
     run("upstream", "add", URL, "--model", "a")
 
@@ -54,7 +61,7 @@ def test_upstreams_are_listed_and_stand_in_ps(run: Run):
         shown = run(*words)
 
         assert shown.exit_code == 0, shown.output
-        assert [ID, URL, "probing", "0/8"] in [line.split()[:4] for line in shown.output.splitlines()]
+        assert [ID, URL, "probing", "0/32"] in [line.split()[:4] for line in shown.output.splitlines()]
 
 
 @pytest.mark.parametrize("name", [URL, ID])

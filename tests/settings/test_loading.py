@@ -188,7 +188,19 @@ def test_a_whole_number_in_the_file_may_stand_for_a_fraction(file):
 def test_variables_that_are_no_settings_are_reported():
     environ = {"COROSRV_SLOTS": "2", "COROSRV_SLOT": "2", "COROSRV_CONFIG": "x", "HOME": "/", "COROSRV_": ""}
 
-    assert settings.unknown_variables(environ) == ["COROSRV_", "COROSRV_SLOT"]
+    assert settings.unknown_variables(environ | {"COROSRV_UPSTREAM_KEY_A": "key"}) == ["COROSRV_", "COROSRV_SLOT"]
+
+
+def test_a_child_gets_no_secrets_and_all_else(file):
+    config = str(file('upstream = "http://b?weight=2&api_key_env=IN_FILE"\n'))
+    secrets = ("COROSRV_API_KEYS", "COROSRV_REDIS_URL", "COROSRV_PEER_TOKEN", "COROSRV_HF_TOKEN", "WEBHOOK_AUTH_TOKEN")
+    secrets += ("COROSRV_MGMT_TOKEN_FILE", "COROSRV_UPSTREAM_KEY_A")
+    kept = {"HF_TOKEN": "t", "HOME": "/", "COROSRV_SLOTS": "2"}
+
+    assert settings.child_environment(dict.fromkeys(secrets, "s") | kept) == kept
+    in_file, named = kept | {"COROSRV_CONFIG": config}, kept | {"COROSRV_UPSTREAM": "http://a?api_key_env=K http://b"}
+    assert settings.child_environment(in_file | {"IN_FILE": "s"}) == in_file
+    assert settings.child_environment(named | {"K": "s"}) == named
 
 
 @pytest.mark.parametrize(
@@ -213,6 +225,12 @@ def test_the_words_for_a_missing_model_say_how_to_get_one(monkeypatch):
 @pytest.mark.model
 def test_without_a_model_the_packaged_one_is_taken():
     assert settings.load(environ={}).models[0].model == model_list.packaged_model()
+
+
+@pytest.mark.model
+def test_the_packaged_model_has_the_name_of_its_extra_besides_its_file_s():
+    assert settings.load(environ={}).models[0].names == ("SmolLM2-135M-Instruct.Q4_1", "smollm2")
+    assert settings.load(environ={"COROSRV_MODEL_ALIAS": "mine"}).models[0].names == ("mine",)
 
 
 def test_settings_cannot_be_changed():
