@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,8 +45,18 @@ class StoreStats:
     n_expired: int
 
 
+@dataclass(slots=True)
+class _CallerUse:
+    """Counts what one caller holds."""
+
+    n_objects: int = 0
+    n_bytes: int = 0
+
+
 class ObjectStore:
-    """Keeps objects. Times are of time.monotonic(), passed in by the caller; nothing waits.
+    """Keeps objects. Where there is no room, those of the caller who holds most make some.
+
+    Times are of time.monotonic(), passed in by the caller; nothing waits.
 
     Needs no lock on one hub: no step switches.
     """
@@ -59,6 +69,7 @@ class ObjectStore:
         self._by_key: dict[tuple[str, str], str] = {}
         self._gone: OrderedDict[str, str] = OrderedDict()  # id and caller
         self._n_bytes = 0
+        self._held: defaultdict[str, _CallerUse] = defaultdict(_CallerUse)  # by caller
         self._n_evicted = 0
         self._n_expired = 0
 
@@ -80,7 +91,7 @@ class ObjectStore:
         """
         try:
             self._check(content, key, ttl_s, content_type)
-            self._make_room(content.size, now)
+            self._make_room(caller, content.size, now)
         except Exception:
             content.close()
             raise
@@ -90,6 +101,9 @@ class ObjectStore:
         ref = ObjRef(object_id, content.size, sha256, content_type, expires_ms, key)
         self._objects[object_id] = StoredObject(ref, caller, content, expires)
         self._n_bytes += content.size
+        held = self._held[caller]
+        held.n_objects += 1
+        held.n_bytes += content.size
         if key:
             self._by_key[caller, key] = object_id
         return ref
@@ -104,15 +118,31 @@ class ObjectStore:
         if content.size > self.max_object:
             raise ObjectTooLarge(content.size, self.max_object)
 
-    def _make_room(self, size: int, now: float) -> None:
+    def _make_room(self, caller: str, size: int, now: float) -> None:
         if not self._has_room(size):
             self.sweep(now)
         while not self._has_room(size):
-            victim = next((stored for stored in self._objects.values() if not stored.n_pins), None)
+            victim = self._find_victim(caller, size)
             if victim is None:
                 raise StoreFull(self._max_bytes)
             self._remove(victim)
             self._n_evicted += 1
+
+    def _find_victim(self, caller: str, size: int) -> StoredObject | None:
+        """Returns the object to remove for one of this caller: the least recently read one of whoever holds most.
+
+        It is never one of a caller who holds less than this one will. None where all others are in use.
+        """
+        is_short_of_bytes = self._n_bytes + size > self._max_bytes
+        held = {name: use.n_bytes if is_short_of_bytes else use.n_objects for name, use in self._held.items()}
+        held[caller] = held.get(caller, 0) + (size if is_short_of_bytes else 1)
+        for name in sorted(held, key=lambda name: (held[name], name == caller), reverse=True):
+            for stored in self._objects.values():
+                if stored.caller == name and not stored.n_pins:
+                    return stored
+            if name == caller:
+                break
+        return None
 
     def _has_room(self, size: int) -> bool:
         return self._n_bytes + size <= self._max_bytes and len(self._objects) < self._max_objects
@@ -162,6 +192,11 @@ class ObjectStore:
         ref = stored.ref
         del self._objects[ref.id]
         self._n_bytes -= ref.size
+        held = self._held[stored.caller]
+        held.n_objects -= 1
+        held.n_bytes -= ref.size
+        if not held.n_objects:
+            del self._held[stored.caller]
         if self._by_key.get((stored.caller, ref.key)) == ref.id:
             del self._by_key[stored.caller, ref.key]
         if is_remembered:

@@ -116,6 +116,30 @@ def test_the_least_recently_read_goes_first():
     assert store.stats.n_evicted == 1
 
 
+@pytest.mark.parametrize("limits", [{"max_objects": 10}, {"max_bytes": 10}], ids=["number", "bytes"])
+def test_objects_of_one_caller_push_out_none_of_who_holds_less(limits: dict[str, int]):
+    store = ObjectStore(**limits)
+    kept = put(store, b"1", caller="a")
+    for _ in range(50):
+        put(store, b"1", caller="b")
+    assert read(store, kept.id, caller="a") == b"1"
+
+    more = [put(store, b"1", caller="a") for _ in range(20)]
+
+    assert store.stats.n_objects == 10
+    assert [ref for ref in store.refs() if ref in more] == more[-5:]
+
+
+def test_who_holds_most_and_uses_all_of_it_gets_no_room_of_others():
+    store = ObjectStore(max_bytes=10)
+    other, used = put(store, bytes(4), caller="a"), put(store, bytes(6), caller="b")
+
+    with store.pinned(used.id, NOW, "b"), pytest.raises(StoreFull):
+        put(store, bytes(1), caller="b")
+
+    assert read(store, other.id, caller="a") == bytes(4)
+
+
 def test_what_is_expired_goes_before_what_is_not():
     store = ObjectStore(max_bytes=20)
     lasting, passing = put(store, bytes(10)), put(store, bytes(10), ttl_s=1)
@@ -141,6 +165,7 @@ def test_an_object_in_use_is_neither_evicted_nor_swept():
     put(store, bytes(10), now=NOW + 2)
 
 
+@pytest.mark.own_process
 def test_a_refused_object_leaves_no_descriptor_and_no_bytes():
     store = ObjectStore(max_bytes=MIN_FILE * 2, max_object=MIN_FILE)
     before = n_descriptors("memfd:")
@@ -213,6 +238,7 @@ def test_little_is_kept_of_objects_that_are_gone(monkeypatch: pytest.MonkeyPatch
     assert not store._by_key
 
 
+@pytest.mark.own_process
 def test_a_closed_store_leaves_no_descriptor():
     before = n_descriptors("memfd:")
     store = ObjectStore()
