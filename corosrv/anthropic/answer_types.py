@@ -6,14 +6,22 @@ from typing import Any, Literal
 
 import msgspec
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
+
+
+class UnsupportedThread(msgspec.Struct):
+    """Tells a client that threads are not kept here: it sends the whole conversation without `thread` instead."""
+
+    error_code: Literal["thread_unsupported_request"]
+    unsupported: list[str]
 
 
 class MessagesErrorMembers(msgspec.Struct):
-    """An error's members: `message` for people, `type` for programs."""
+    """An error's members: `message` for people, `type` for programs, and `details` for clients that recover from it."""
 
     type: str
     message: str
+    details: UnsupportedThread | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesError(msgspec.Struct):

@@ -24,22 +24,28 @@ from corosrv.generation.events import named_event
 from corosrv.jobs import Chunk, ModelCard
 from corosrv.jobs.ids import new_id
 
-_STOP_REASON: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASON: dict[str, StopReason] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "cancelled": "abort",
+}
 
 
 class MessageAnswer(BlockAnswer):
     """Makes one message from its blocks."""
 
-    def __init__(self, card: ModelCard, parser: Parser, request_id: str) -> None:
-        """`request_id` becomes a member of errors."""
+    def __init__(self, card: ModelCard, parser: Parser, request_id: str, *, omits_thoughts: bool = False) -> None:
+        """`request_id` becomes a member of errors. `omits_thoughts`: blocks of thoughts are there, and empty."""
         super().__init__(parser)
+        self._omits_thoughts = omits_thoughts
         self._request_id = request_id
         self._has_begun = False
         self._id = new_id("msg_")
         self._model = card.id
 
     def complete_answer(self) -> AnthropicMessage:
-        content = [_content(block, block.text) for block in self.blocks.row]
+        content = [_content(block, "" if self._omits(block) else block.text) for block in self.blocks.row]
         return self._message(content, *self._stop(), self._usage())
 
     def first(self) -> bytes:
@@ -58,7 +64,10 @@ class MessageAnswer(BlockAnswer):
         return _event(MessagesEvent("content_block_start", index=block.number, content_block=_content(block, "")))
 
     def block_delta(self, block: AnswerBlock, piece: str) -> bytes:
-        return _delta_event(block, _delta(block.kind, piece))
+        return b"" if self._omits(block) else _delta_event(block, _delta(block.kind, piece))
+
+    def _omits(self, block: AnswerBlock) -> bool:
+        return self._omits_thoughts and block.kind is BlockKind.REASONING
 
     def block_end(self, block: AnswerBlock) -> bytes:
         events = b""

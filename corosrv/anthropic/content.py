@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from corosrv.anthropic import schema
 from corosrv.bodies.body import convert
@@ -113,6 +113,8 @@ def _words(block: schema.Block, param: str, takes_images: bool) -> str:
         return block.text
     if isinstance(block, schema.Document):
         return _document(block, param, takes_images)
+    if isinstance(block, schema.SearchResult):
+        return _search_result(block, param)
     kind = block.__struct_config__.tag
     if isinstance(block, schema.ImageBlock):
         if takes_images:
@@ -122,14 +124,26 @@ def _words(block: schema.Block, param: str, takes_images: bool) -> str:
 
 
 def _document(document: schema.Document, param: str, takes_images: bool) -> str:
-    """Writes a document of text between tags, which tell it from what the user says."""
-    if document.citations is not None and document.citations.enabled:
+    _check_citations(document.citations, param)
+    text = _document_text(document.source, f"{param}.source", takes_images)
+    return _tagged("document", {"title": document.title, "context": document.context}, text)
+
+
+def _search_result(result: schema.SearchResult, param: str) -> str:
+    _check_citations(result.citations, param)
+    text = PART_END.join(block.text for block in result.content)
+    return _tagged("search_result", {"title": result.title, "source": result.source}, text)
+
+
+def _check_citations(citations: schema.Citations | None, param: str) -> None:
+    if citations is not None and citations.enabled:
         raise NotSupported(f"{param}.citations: citations are not offered here", f"{param}.citations")
-    lines = ["<document>"]
-    for tag, text in (("title", document.title), ("context", document.context)):
-        if text:
-            lines.append(f"<{tag}>{text}</{tag}>")
-    return "\n".join((*lines, _document_text(document.source, f"{param}.source", takes_images), "</document>"))
+
+
+def _tagged(kind: str, facts: Mapping[str, str | None], text: str) -> str:
+    """Writes a text and what is said about it between tags, which tell it from what the user says."""
+    lines = [f"<{tag}>{words}</{tag}>" for tag, words in facts.items() if words]
+    return "\n".join((f"<{kind}>", *lines, text, f"</{kind}>"))
 
 
 def _document_text(source: schema.Source, param: str, takes_images: bool) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from corosrv.anthropic.answer_types import MessagesError, MessagesErrorMembers
+import msgspec
+
+from corosrv.anthropic.answer_types import MessagesError, MessagesErrorMembers, UnsupportedThread
 from corosrv.errors import CorosrvError, ErrorKind
 
 _TYPES = {
@@ -25,4 +27,7 @@ _TYPES = {
 
 def body(error: CorosrvError, request_id: str) -> MessagesError:
     """Makes the answer or the event for an error."""
-    return MessagesError("error", MessagesErrorMembers(_TYPES[error.kind], str(error)), request_id)
+    details: UnsupportedThread | msgspec.UnsetType = msgspec.UNSET
+    if error.param == "thread":
+        details = UnsupportedThread("thread_unsupported_request", ["thread"])
+    return MessagesError("error", MessagesErrorMembers(_TYPES[error.kind], str(error), details), request_id)

@@ -32,7 +32,8 @@ def call(
     job, parser = prepare(_conversation(body, defaults, images), card)
     stream = bool(body.stream)
     # A stream begins with the number of the prompt's tokens, which the first progress chunk has.
-    return Call(replace(job, tells_progress=stream), stream, MessageAnswer(card, parser, request_id), body.priority)
+    answer = MessageAnswer(card, parser, request_id, omits_thoughts=_omits_thoughts(body.thinking))
+    return Call(replace(job, tells_progress=stream), stream, answer, body.priority)
 
 
 def _conversation(body: schema.PromptBody, defaults: fields.Defaults, images: ImageIntake | None) -> Conversation:
@@ -83,6 +84,10 @@ def _format(body: schema.PromptBody) -> JsonFormat | None:
     if body.output_format is not None:
         return JsonFormat(body.output_format.schema, "output_format.schema")
     return None
+
+
+def _omits_thoughts(thinking: schema.ThinkingOptions | None) -> bool:
+    return thinking is not None and thinking.display == "omitted"
 
 
 def _thinks(thinking: schema.ThinkingOptions | None) -> bool | None:

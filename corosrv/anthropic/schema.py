@@ -15,6 +15,7 @@ MAX_MESSAGES = 2048
 # What Anthropic offers beyond the model itself; `cache_control` and the like steer nothing here and are ignored.
 UNSUPPORTED: unsupported.Neutral = {
     **unsupported.EVERYWHERE,
+    "compaction": (),
     "container": (),
     "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "fallbacks": ([],),
@@ -22,6 +23,7 @@ UNSUPPORTED: unsupported.Neutral = {
     "mcp_servers": ([],),
     "return_progress": (False,),
     "speed": ("standard",),
+    "thread": (),
 }
 
 
@@ -97,15 +99,25 @@ class Document(Block, tag="document"):
     citations: Citations | None = None
 
 
+class SearchResult(Block, tag="search_result"):
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: Citations | None = None
+
+
 class ToolResult(Block, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | Document] = ""
+    content: str | list[TextBlock | ImageBlock | Document | SearchResult] = ""
     is_error: bool = False
 
 
 class Message(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking | ImageBlock | Document]
+    content: (
+        str
+        | list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking | ImageBlock | Document | SearchResult]
+    )
 
 
 class Tool(msgspec.Struct):
@@ -126,7 +138,7 @@ class ThinkingOptions(msgspec.Struct):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _MAX_NAME = 120  # characters of a member's name in a message
 _UNNAMED = re.compile(r"(.*, got `(\w+)`) - at `\$((?:\.\w+|\[\d+\])+)\[\.\.\.\]`")
+_NOT_ONE_OF = "invalid enum value"
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _JSON_TYPES = {type(None): "null", bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object"}
 
@@ -49,7 +51,7 @@ def _decode(text: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         with _without_collector():
             return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise _invalid_field(_with_member_name(str(error), text)) from None
+        raise _invalid_field(_with_member_name(str(error), text), decoder.type) from None
     except UnicodeDecodeError as error:
         raise InvalidJson(f"not UTF-8 from byte {error.start} on") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -74,7 +76,7 @@ def convert(value: Any, kind: type[T], param: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error), param) from None
+        raise _invalid_field(str(error), kind, param) from None
 
 
 def _with_member_name(message: str, text: bytes) -> str:
@@ -102,7 +104,7 @@ def _value_at(path: str, text: bytes) -> Any:
     return value
 
 
-def _invalid_field(message: str, place: str = "") -> Refused:
+def _invalid_field(message: str, kind: Any, place: str = "") -> Refused:
     """Turns msgspec's words, as in `Expected `int`, got `str` - at `$.n``, into a sentence and a parameter."""
     words, _, path = message.partition(" - at `$")
     param = (place + path.rstrip("`")).lstrip(".") or None
@@ -115,4 +117,37 @@ def _invalid_field(message: str, place: str = "") -> Refused:
         return Refused(f"{param} is required", param, "missing_required_parameter")
     if param is None:
         return Refused(f"the body must be a JSON object: {words}", None, "invalid_json")
+    if words.startswith(_NOT_ONE_OF) and (values := _known_values(kind, path.rstrip("`"))):
+        words += f", must be one of {', '.join(values)}"
     return Refused(f"{param}: {words}", param)
+
+
+def _known_values(kind: Any, path: str) -> list[str]:
+    """Returns the texts that may stand at a path of a type, as far as they are listed there."""
+    kinds = [_type_info(kind)]
+    for name, _ in _STEP.findall(path):
+        kinds = [inner for outer in _alternatives(kinds) for inner in _inner_types(outer, name)]
+    literals = [found for found in _alternatives(kinds) if isinstance(found, msgspec.inspect.LiteralType)]
+    return sorted({value for literal in literals for value in literal.values if isinstance(value, str)})
+
+
+@functools.cache  # the types of bodies are few
+def _type_info(kind: Any) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(kind)
+
+
+def _alternatives(kinds: list[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.UnionType):
+            yield from kind.types
+        else:
+            yield kind
+
+
+def _inner_types(kind: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
+    """Returns the type of a struct's field of this name, or of a list's items where there is no name."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == name]
+    if isinstance(kind, msgspec.inspect.ListType) and not name:
+        return [kind.item_type]
+    return []

@@ -24,6 +24,7 @@ CorosrvError
 │   ├── UnsupportedMedia     the body is not JSON, or is compressed
 │   ├── InvalidJson          the body is not well-formed JSON
 │   ├── InvalidImage         an image is none, of a kind that is not read, or over a limit
+│   ├── InvalidTrip          a peer tells of a request's way what no replica writes
 │   ├── TemplateTooCostly    the chat template takes more for the conversation than it may
 │   ├── NotFound             there is nothing of this name here
 │   │   ├── ModelNotFound    there is no model of this name here
@@ -64,6 +65,7 @@ CorosrvError
 │   └── QueueFull            the queue is full
 ├── AppError                 an application registers a handler that cannot be served; its worker does not start
 ├── DeadlinePassed           the time of a call was over
+│   └── EncodeTimedOut       an image took longer than encodes may
 ├── CallCancelled            a call was cancelled
 │   └── GroupAborted         with the group of requests that it was in
 ├── HandlerFailed            a handler raised, or returned what it must not
@@ -78,7 +80,8 @@ CorosrvError
 ├── OutputFailed             an output could not be sent; the prediction fails
 ├── JobFailed                a running job ended in an error
 │   ├── JobRefused           because of what the client sent; also a Refused
-│   ├── JobPutOff            for a temporary reason; also an Unavailable
+│   ├── JobPutOff            the server is stopping; also an Unavailable
+│   ├── JobWaitedTooLong     no slot became free in time; also an Unavailable
 │   └── JobOverdue           its deadline passed while it ran; also a DeadlinePassed
 ├── ReadTimeout              a read timed out
 ├── WireError                two processes cannot talk to each other
@@ -117,6 +120,7 @@ from corosrv.errors.calls import (
     CallRefused,
     Conflict,
     DeadlinePassed,
+    EncodeTimedOut,
     GroupAborted,
     HandlerFailed,
     InvalidTensor,
@@ -127,7 +131,7 @@ from corosrv.errors.calls import (
 from corosrv.errors.cluster import RedisRefused, RedisUnavailable
 from corosrv.errors.http import ClientGone, Forbidden, HttpError, LoopDetected, Unauthorized
 from corosrv.errors.hub import HubError, HubMissing
-from corosrv.errors.jobs import JobFailed, JobOverdue, JobPutOff, JobRefused
+from corosrv.errors.jobs import JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.errors.objects import ObjectExpired, ObjectNotFound, ObjectTooLarge, StoreFull
 from corosrv.errors.predictions import (
     DestinationRefused,
@@ -151,6 +155,7 @@ from corosrv.errors.refused import (
     InvalidImage,
     InvalidJson,
     InvalidSchema,
+    InvalidTrip,
     MessageTooLarge,
     ModelNotFound,
     NotFound,
@@ -197,6 +202,7 @@ __all__ = [
     "DeadlinePassed",
     "DecoderUnavailable",
     "DestinationRefused",
+    "EncodeTimedOut",
     "EncoderBusy",
     "EncoderUnavailable",
     "ErrorKind",
@@ -216,10 +222,12 @@ __all__ = [
     "InvalidJson",
     "InvalidSchema",
     "InvalidTensor",
+    "InvalidTrip",
     "JobFailed",
     "JobOverdue",
     "JobPutOff",
     "JobRefused",
+    "JobWaitedTooLong",
     "KeyReused",
     "LibllamaError",
     "LoadError",

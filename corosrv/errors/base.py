@@ -32,6 +32,8 @@ class CorosrvError(Exception):
     code: str | None = None  # for programs
     param: str | None = None  # path of the field at fault
     retry_after: int | None = None  # seconds after which another try makes sense
+    # What X-Should-Retry tells the clients that know it, where a status alone would make them repeat in vain.
+    should_retry: bool | None = None
     ends_connection: bool = False  # the rest of the body is not read, so the connection must close
 
     def fresh(self) -> CorosrvError:

@@ -39,6 +39,13 @@ class DeadlinePassed(CorosrvError):
     status = 504
     kind = ErrorKind.DEADLINE_PASSED
     code = "deadline_exceeded"
+    should_retry = False  # the next try would have the same time, and be computed as far
+
+
+class EncodeTimedOut(DeadlinePassed):
+    """An image took longer to be encoded than the operator allows."""
+
+    code = "image_timeout"
 
 
 class CallCancelled(CorosrvError):

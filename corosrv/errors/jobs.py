@@ -23,7 +23,13 @@ class JobRefused(JobFailed, Refused):
 
 
 class JobPutOff(JobFailed, Unavailable):
-    """The server ended the job for a reason of its own: it is stopping, or no slot became free in time."""
+    """The server ended the job because it is stopping."""
+
+
+class JobWaitedTooLong(JobFailed, Unavailable):
+    """No slot became free for the job in the time that jobs may wait."""
+
+    should_retry = False  # the client has waited long enough
 
 
 class JobOverdue(JobFailed, DeadlinePassed):

@@ -112,6 +112,10 @@ class PromptTooLong(Refused):
         self.context = context
 
 
+class InvalidTrip(Refused):
+    """The headers in which replicas tell of a request's way are malformed: it goes to no other replica."""
+
+
 class NotFound(Refused):
     """The request names something that is not here; `code` says what kind of thing."""
 

@@ -14,7 +14,12 @@ class Unavailable(CorosrvError):
 
 
 class Starting(Unavailable):
-    """The model is loading."""
+    """The model is loading. `has_waited`: for as long as the operator lets requests wait for it."""
+
+    def __init__(self, message: str, *, has_waited: bool = False) -> None:
+        super().__init__(message)
+        if has_waited:
+            self.should_retry = False
 
 
 class ModelFailed(Unavailable):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-StopType = Literal["none", "eos", "limit", "word"]
+StopType = Literal["none", "eos", "limit", "word", "abort"]
 
 
 class Timings(msgspec.Struct):

@@ -15,7 +15,10 @@ class Answer(Protocol):
     """A dialect's translation out, for one request: chunks to one answer, or to events."""
 
     def complete(self, chunks: list[Chunk]) -> Any:
-        """Makes the answer that is not streamed, a value for JSON. No task has failed."""
+        """Makes the answer that is not streamed, a value for JSON. No task has failed.
+
+        An abort of the group may have cancelled some.
+        """
 
     def first(self) -> bytes:
         """Makes what is sent as soon as the job is taken: at least a comment, which carries the headers."""
@@ -34,4 +37,3 @@ class Call(msgspec.Struct, frozen=True):
     stream: bool
     answer: Answer
     priority: int | None = None  # the body's; 0 and None leave it to the request's header
-    tells_cancel: bool = False  # the answer has a word for a task that was cancelled

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from corosrv.groups.member import GroupMember
 from corosrv.groups.table import GroupTable
 from corosrv.http import body, sse
 from corosrv.http.body_reader import BodyReader
+from corosrv.http.ignored_fields import IgnoredFields
 from corosrv.http.keyed_answers import KeyedAnswers
 from corosrv.http.lean_flask import current
 from corosrv.http.metrics import HttpStats
@@ -27,8 +29,17 @@ from corosrv.http.terms import request_terms
 from corosrv.images.reader import ImageReader
 from corosrv.jobs import AnyJob, Chunk, Worker
 
+HEAD_SECONDS = 1.0  # for which a stream that has not started keeps its status back
+
 T = TypeVar("T")
 View = TypeVar("View", bound=Callable[..., Response])
+
+
+def _check_start(find_failure: FailureOf, chunks: list[Chunk]) -> None:
+    """Raises the failure of a job that has nothing else to tell."""
+    answered, failure = until_failure(chunks, find_failure)
+    if failure is not None and not answered:
+        raise failure
 
 
 class JobEvents:
@@ -89,15 +100,22 @@ class RequestFlow:
     images: ImageReader
     takes_embeds: bool = False  # the setting prompt_embeds
     logs_json: bool = False
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
     def once(self, view: View) -> View:
         """Lets a view answer a request once, however often it is repeated with its Idempotency-Key."""
         return self.answers.once(self.limits.max_body_bytes)(view)
 
     def receive(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault."""
+        """Reads the current request's body and decodes it. Waits; raises Refused, which names the field at fault.
+
+        Members that the decoder's type does not know are ignored, and told by a header of the answer.
+        """
         incoming = current(request)
-        return body.decode(incoming, self.limits.bodies.read(incoming, self.limits.max_body_bytes), decoder)
+        text = self.limits.bodies.read(incoming, self.limits.max_body_bytes)
+        decoded = body.decode(incoming, text, decoder)
+        self.ignored.note(text, decoder.type)
+        return decoded
 
     def count(self, call: Call) -> int:
         """Tokens of the prompt that this call would have. May wait; raises as `answer` does."""
@@ -123,12 +141,16 @@ class RequestFlow:
             record.end()
 
     def answer(self, call: Call) -> Response:
-        """Submits the call's job and answers as the call asks. Waits for an answer that is not streamed."""
+        """Submits the call's job and answers as the call asks.
+
+        Waits for an answer that is not streamed, and HEAD_SECONDS at most for the start of one that is: a job that is
+        refused until then has the status of its error, by which clients and proxies decide whether to try again.
+        """
         member = join_group(self.groups)
         if member is None:
             return self._answer(call, None, failure_of)
         try:
-            answer = self._answer(call, member, failures_in_group(member, tells_cancel=call.tells_cancel))
+            answer = self._answer(call, member, failures_in_group(member))
         except BaseException:
             member.leave()
             raise
@@ -144,17 +166,17 @@ class RequestFlow:
         reader = self.worker.submit(job)
         if member is not None:
             member.bind(reader.cancel)
-        return sse.response(
-            sse.EventStream(
-                request.environ,
-                reader,
-                call.answer.first(),
-                JobEvents(call.answer, record, member, find_failure),
-                self.limits.ping_interval,
-                self.limits.write_timeout,
-                self.stats,
-            )
+        stream = sse.EventStream(
+            request.environ,
+            reader,
+            call.answer.first(),
+            JobEvents(call.answer, record, member, find_failure),
+            self.limits.ping_interval,
+            self.limits.write_timeout,
+            self.stats,
         )
+        stream.wait_for_start(HEAD_SECONDS, functools.partial(_check_start, find_failure))
+        return sse.response(stream)
 
     def _record(self, job: AnyJob) -> JobRecord:
         """Begins the record of a job. May wait while its model is loaded; raises as `submit` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from corosrv.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused
+from corosrv.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.groups.member import GroupMember
 from corosrv.jobs import Chunk, Finish
 
@@ -13,7 +13,8 @@ FailureOf = Callable[[Chunk], CorosrvError | None]
 # By the code of an error chunk; any other is a bug, or a failed decode.
 _KINDS: dict[str, type[JobFailed]] = {
     **dict.fromkeys(("grammar_dead_end", "grammar_too_slow", "all_tokens_banned", "embeds_not_finite"), JobRefused),
-    **dict.fromkeys(("server_shutting_down", "queue_timeout"), JobPutOff),
+    "server_shutting_down": JobPutOff,
+    "queue_timeout": JobWaitedTooLong,
     "deadline_exceeded": JobOverdue,
 }
 
@@ -31,17 +32,16 @@ def failure_of(chunk: Chunk) -> JobFailed | None:
     return JobFailed("the request was cancelled") if chunk.finish is Finish.CANCELLED else None
 
 
-def failures_in_group(member: GroupMember, *, tells_cancel: bool) -> FailureOf:
+def failures_in_group(member: GroupMember) -> FailureOf:
     """Makes what tells why a task of a group's member failed.
 
-    After an abort a task that was cancelled did not, if partial answers are kept and the dialect has a word for them
-    (`tells_cancel`).
+    After an abort a task that was cancelled did not, if partial answers are kept.
     """
 
     def failure(chunk: Chunk) -> CorosrvError | None:
         if chunk.finish is not Finish.CANCELLED or not member.is_aborted:
             return failure_of(chunk)
-        return None if member.keeps_partial and tells_cancel else member.error()
+        return None if member.keeps_partial else member.error()
 
     return failure
 

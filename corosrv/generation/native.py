@@ -135,6 +135,8 @@ def _spell(prompt: Prompt, vocabulary: Vocabulary) -> str:
 
 
 def _stop_type(chunk: Chunk) -> StopType:
+    if chunk.finish is Finish.CANCELLED:
+        return "abort"
     if chunk.finish is Finish.LENGTH:
         return "limit"
     return "word" if chunk.stopping_word else "eos"

@@ -17,6 +17,7 @@ class Tally:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    image_tokens: int = 0
     prompt_ms: float = 0.0
     decode_ms: float = 0.0
 
@@ -29,6 +30,7 @@ class Tally:
         if chunk.index % self.n == 0:
             self.prompt_tokens += chunk.prompt_tokens
             self.cached_tokens += chunk.cached_tokens
+            self.image_tokens += chunk.image_tokens
 
     def as_of(self, chunk: Chunk) -> Tally:
         """Returns the tally of a single task at the moment when this chunk was made, which tells tokens."""

@@ -62,21 +62,27 @@ def _bearer(request: Request) -> str | None:
 class Access:
     """Decides who may call: by key, or where no key is asked for by the page and the host name that a browser sends."""
 
-    def __init__(self, keys: Iterable[str], origins: Iterable[str], hosts: Iterable[str]) -> None:
+    def __init__(
+        self, keys: Iterable[str], origins: Iterable[str], hosts: Iterable[str], leaves_origins: bool = False
+    ) -> None:
+        """`leaves_origins`: somebody else decides which pages may call, unless `origins` names some."""
         self._keys = Keys(keys)
-        self._origins = Origins(origins, is_guarded=self._keys.are_needed)
+        names = frozenset(origins)
+        self._origins = None if leaves_origins and not names else Origins(names, is_guarded=self._keys.are_needed)
         self._hosts = Hosts(hosts)
 
     def check(self, request: Request) -> str:
         """Returns the caller's name, "" where no key is asked for. Raises Forbidden and Unauthorized."""
         if not self._keys.are_needed:
             self._hosts.check(request)
-            self._origins.check(request)
+            if self._origins is not None:
+                self._origins.check(request)
         return self._keys.check(request)
 
     def allow(self, request: Request, response: Response) -> None:
         """Adds the headers that let a browser show the answer to the page that asked, if that page may call."""
-        self._origins.allow(request, response)
+        if self._origins is not None:
+            self._origins.allow(request, response)
 
 
 def request_id(request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corosrv.errors import TooManyBodies
+from corosrv.http.heap import HeapTrimmer
 from corosrv.waits import ThreadLock
 
 
@@ -12,6 +13,7 @@ class BodyBudget:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = ThreadLock()
+        self._heap = HeapTrimmer()
         self.n_bytes = 0
 
     def take(self, n_bytes: int) -> None:
@@ -20,10 +22,12 @@ class BodyBudget:
             if self.n_bytes + n_bytes > self._limit:
                 raise TooManyBodies(self._limit)
             self.n_bytes += n_bytes
+            self._heap.note(self.n_bytes)
 
     def give_back(self, n_bytes: int) -> None:
         with self._lock:
             self.n_bytes -= n_bytes
+            self._heap.note(self.n_bytes)
 
 
 class BodyShare:

@@ -16,7 +16,7 @@ from corosrv.jobs.stats import DecodeStats, HasDecodeStats
 
 
 class Health(msgspec.Struct):
-    """The answer while jobs are taken; `busy`: a new one would wait.
+    """The answer while jobs are taken; `busy`: every slot is taken, a new one would wait.
 
     `redis`: only where servers share one. `images`: only where a model takes some; degraded while they are refused
     because their encoder died too often.
@@ -96,8 +96,8 @@ def blueprint(worker: HealthWorker, conditions: Mapping[str, Callable[[], str | 
 
 
 def _is_busy(stats: DecodeStats | None) -> bool:
-    """Returns whether every slot is taken and jobs wait, so that a new one would wait too."""
-    return stats is not None and stats.waiting > 0 and stats.running >= stats.slots
+    """Returns whether every slot is taken, so that a new job would wait."""
+    return stats is not None and stats.running >= stats.slots
 
 
 def _unavailable(state: State, error: CorosrvError) -> Response:

@@ -17,7 +17,7 @@ _LOCAL = re.compile(
 _FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{1,4096}")
 _METHODS = "GET, POST, PUT, DELETE, OPTIONS"
 # Browsers hide every other header of an answer from the page's own code.
-_EXPOSED = "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed"
+_EXPOSED = "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed, X-Should-Retry, X-Corosrv-Ignored"
 
 
 class Origins:

@@ -74,6 +74,8 @@ def error_response(error: CorosrvError, body: Any, request_line: str = "") -> Re
         answer.headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:
         answer.headers["Retry-After"] = str(error.retry_after)
+    if error.should_retry is not None:
+        answer.headers["X-Should-Retry"] = str(error.should_retry).lower()
     if error.ends_connection:
         answer.headers["Connection"] = "close"
     if error.status >= 500 and error.kind is not ErrorKind.NOT_OFFERED:

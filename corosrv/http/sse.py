@@ -35,13 +35,13 @@ Item = TypeVar("Item")
 class EventStream(Generic[Item]):
     """A WSGI body: what the encoder makes of the items, one piece for all that were unread.
 
-    Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent at once,
-    with the headers, so that a client that waits in the queue sees that it was taken.
+    Owns the reader and the watch on the client; the server calls close() whatever happens. `first` is sent with the
+    headers, so that a client that waits in the queue sees that it was taken.
     """
 
     __slots__ = (
         "_encoder", "_first", "_is_closed", "_ping", "_ping_interval", "_reader", "_sender", "_socket", "_stats",
-        "_timeout_before", "_watch", "_write_timeout"
+        "_taken", "_timeout_before", "_watch", "_write_timeout"
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,7 @@ class EventStream(Generic[Item]):
         self._ping = ping
         self._reader = reader
         self._first = first
+        self._taken: list[Item] = []  # before the first piece was sent
         self._encoder = encoder
         self._ping_interval = ping_interval if ping_interval > 0 else None
         self._watch = ClientWatch(environ, reader.cancel)
@@ -68,6 +69,21 @@ class EventStream(Generic[Item]):
         self._is_closed = False
         self._sender: DirectSender | None = None
         stats.stream_opened()
+
+    def wait_for_start(self, seconds: float, check: Callable[[list[Item]], None]) -> None:
+        """Waits until there is something to send besides `first`, at most so long; see `check` for what came.
+
+        Raises what `check` does, and what the reader does: nothing was sent yet, so the answer can have its status.
+        The stream is closed then.
+        """
+        try:
+            self._taken = self._reader.take(seconds)
+            check(self._taken)
+        except ReadTimeout:
+            return
+        except BaseException:
+            self.close()
+            raise
 
     def record(self, recording: Recording) -> None:
         """Hands a copy of all that is sent, but comments, to a recording. Call it before anything is sent."""
@@ -81,7 +97,7 @@ class EventStream(Generic[Item]):
     def __iter__(self) -> Iterator[bytes]:
         """Yields the pieces, for servers that send them the ordinary way. Waits."""
         self._begin_sending()
-        yield self._first
+        yield self._begin_events()
         while not self._is_over:
             try:
                 yield self._encoder.encode(self._reader.take(self._ping_interval))
@@ -103,7 +119,7 @@ class EventStream(Generic[Item]):
                 write(piece)
             return
         self._begin_sending()
-        write(self._first)
+        write(self._begin_events())
         while not self._is_over:
             try:
                 # Sleeps while the chunks pass by, and wakes for what cannot be done in passing: waiting for a slow
@@ -122,6 +138,10 @@ class EventStream(Generic[Item]):
             # A client that accepts nothing for that long is as good as gone.
             self._socket.settimeout(self._write_timeout)
             _bound_unsent(self._socket)
+
+    def _begin_events(self) -> bytes:
+        taken, self._taken = self._taken, []
+        return self._first + self._encoder.encode(taken) if taken else self._first
 
     @property
     def _is_over(self) -> bool:

@@ -50,6 +50,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     code: str = ""  # of an ERROR, a word for programs; "" is a bug or a failed decode
     slot: int = -1  # where it ran last
     dropped_tokens: int = 0  # by shifts of the context, to make room
+    image_tokens: int = 0  # of the prompt's, those that stand for images
     # Only where the job asks for it.
     tokens: tuple[TokenInfo, ...] = ()  # those that `text` is made of
     prompt_info: tuple[TokenInfo, ...] = ()  # of the prompt's tokens, in the order that they are read

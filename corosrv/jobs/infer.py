@@ -114,7 +114,7 @@ class HandlerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     is_idempotent: bool = False
     batch: BatchLimits | None = None
     priority: int = 5  # among capabilities that match alike; 1 is first
-    admission: str = ""  # predict: refused on arrival if the predicted wait exceeds the deadline
+    admission: str = ""  # predict: calls that can hardly end in time are refused on arrival, and not started
 
     @property
     def key(self) -> str:

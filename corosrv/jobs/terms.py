@@ -21,3 +21,4 @@ class Terms:
     idempotency_key: str = ""  # asked twice by one caller, a call runs once and its answer is given again; empty: none
     session: str = ""  # calls of one session prefer the worker that served it last; empty: none
     waiting_keys: tuple[str, ...] = ()  # of the calls that wait for this one, the outermost first
+    asker: int = 0  # the hand-over whose handler makes this call; 0: no handler of this server does

@@ -95,6 +95,11 @@ class ModelPool:
         """Bytes that the models take which are loaded, or are being loaded or unloaded."""
         return self._keeper.held_bytes
 
+    @property
+    def is_loading(self) -> bool:
+        """True while a model is loaded or unloaded, which close() waits for."""
+        return any(model.state in (ModelState.LOADING, ModelState.UNLOADING) for model in self._models)
+
     def start(self) -> None:
         """Begins to load the first model; returns at once."""
         self._first.ask()
@@ -243,7 +248,8 @@ class ModelPool:
                     raise errors.ClientGone(f"the client left while the model '{model.name}' was being loaded")
                 seconds = deadline - time.monotonic()
                 if seconds <= 0:
-                    raise errors.Starting(f"the model '{model.name}' was not loaded within {self._wait_s:g} s")
+                    words = f"the model '{model.name}' was not loaded within {self._wait_s:g} s"
+                    raise errors.Starting(words, has_waited=True)
                 with self._lock:
                     model.check_failed()
                     model.want()

@@ -31,8 +31,9 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorMembers
 
 
-class PromptTokensDetails(msgspec.Struct):
+class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
     cached_tokens: int
+    image_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct):

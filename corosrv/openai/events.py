@@ -42,7 +42,7 @@ def usage(tally: Tally, reasoning_tokens: int = 0) -> Usage:
         tally.prompt_tokens,
         tally.completion_tokens,
         tally.prompt_tokens + tally.completion_tokens,
-        PromptTokensDetails(tally.cached_tokens),
+        PromptTokensDetails(tally.cached_tokens, tally.image_tokens),
         CompletionTokensDetails(reasoning_tokens),
     )
 

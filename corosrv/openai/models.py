@@ -48,7 +48,13 @@ def _describe(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:
         "status": _status(card),
         "meta": _meta(card, takes_embeds),
         "capabilities": sorted(card.capabilities),
+        "architecture": {"input_modalities": _modalities(card), "output_modalities": ["text"]},
     }
+
+
+def _modalities(card: ModelCard) -> list[str]:
+    """Returns what a model reads, in the words of OpenRouter and of llama-server's router."""
+    return ["text", "image"] if "images" in card.capabilities else ["text"]
 
 
 def _meta(card: ModelCard, takes_embeds: bool) -> dict[str, Any]:

@@ -53,6 +53,27 @@ def test_a_text_has_its_events_in_order():
     ]
 
 
+def test_thoughts_that_are_omitted_have_an_empty_block():
+    blocks = [[thought("hm"), text("Hello"), end()]]
+    whole = complete_json(MessageAnswer(CARD, HandDrivenParser(*blocks), "req_1", omits_thoughts=True), TICK)
+    answering = MessageAnswer(CARD, HandDrivenParser(*blocks), "req_1", omits_thoughts=True)
+
+    events = sent(answering.first() + answering.events(TICK))
+
+    assert whole["content"] == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "text", "text": "Hello"},
+    ]
+    assert [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"] == [
+        "thinking",
+        "text",
+    ]
+    assert [event["delta"] for event in events if event["type"] == "content_block_delta"] == [
+        {"type": "signature_delta", "signature": ""},
+        {"type": "text_delta", "text": "Hello"},
+    ]
+
+
 def test_a_stream_begins_with_an_empty_message_and_ends_with_its_stop():
     begin, ping, *_, delta, stop = streamed([text("Hello"), end()])
 

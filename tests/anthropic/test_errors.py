@@ -34,3 +34,12 @@ def test_an_error_has_its_status_and_type(error: errors.CorosrvError, status: in
         "error": {"type": TYPES[status], "message": str(error)},
         "request_id": "req_1",
     }
+
+
+def test_a_client_that_asks_for_a_thread_is_told_how_to_go_on_without() -> None:
+    body = wire.body(errors.NotSupported("thread is not supported", "thread"), "req_1")
+
+    assert msgspec.to_builtins(body)["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }

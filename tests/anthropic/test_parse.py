@@ -221,7 +221,7 @@ def test_a_message_that_cannot_be_read_is_refused_with_its_place(asked, messages
         ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
         ({"thinking": {"type": "always"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "enabled", "display": "hidden"}}, "thinking.display"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
@@ -326,3 +326,22 @@ def test_each_message_of_ours_is_a_turn(asked):
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "hm"},
     )
+
+
+def test_a_search_result_is_read_with_its_title_and_source(asked: Any):
+    found = {"type": "search_result", "source": "https://a.example", "title": "Sky", "content": [text("It is green.")]}
+    words = "<search_result>\n<title>Sky</title>\n<source>https://a.example</source>\nIt is green.\n</search_result>"
+
+    by_user = asked(user(found))
+    by_tool = asked(user("Look!"), ours(USE), user({**RESULT, "content": [found]}))
+
+    assert by_user.job.prompts[0].messages[0]["content"] == words
+    assert by_tool.job.prompts[0].messages[-1]["content"] == words
+
+
+@pytest.mark.parametrize("name", ["thread", "compaction"])
+def test_what_would_keep_a_conversation_here_is_refused_by_name(asked: Any, name: str):
+    with pytest.raises(NotSupported) as refused:
+        asked(**{name: {"type": "create"}})
+
+    assert refused.value.param == name

@@ -169,3 +169,16 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: Server)
         client.messages.create(**{**ASK, "messages": [{"role": "user", "content": "word " * 3000}]})
     with anthropic.Anthropic(**options(server, "wrong")) as stranger, pytest.raises(anthropic.AuthenticationError):
         stranger.messages.create(**ASK)
+
+
+def test_a_conversation_whose_client_would_keep_a_thread_goes_on_without_one(client: anthropic.Anthropic) -> None:
+    thread = client.beta.messages.thread(
+        model=MODEL, max_tokens=8, messages=ASK["messages"], unsupported_request_behavior="continue_unthreaded"
+    )
+
+    first = thread.send()
+    second = thread.send({"role": "user", "content": "And what is 3+3?"})
+
+    assert first.usage.output_tokens > 0
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens - 8
+    assert thread.previous_message_id is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from corosrv.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused
+from corosrv.errors import CorosrvError, JobFailed, JobOverdue, JobPutOff, JobRefused, JobWaitedTooLong
 from corosrv.generation.exchange import JobEvents
 from corosrv.generation.failures import failure_of, until_failure
 from corosrv.generation.job_log import JobRecord
@@ -40,6 +40,7 @@ class TextAnswer:
         (Chunk(0, "no numbers", 0, Finish.ERROR, code="embeds_not_finite"), JobRefused, "no numbers"),
         (Chunk(0, "over", 0, Finish.ERROR, code="deadline_exceeded"), JobOverdue, "over"),
         (Chunk(0, "stopping", 0, Finish.ERROR, code="server_shutting_down"), JobPutOff, "stopping"),
+        (Chunk(0, "no slot", 0, Finish.ERROR, code="queue_timeout"), JobWaitedTooLong, "no slot"),
         (Chunk(0, "", 0, Finish.CANCELLED), JobFailed, "the request was cancelled"),
     ],
 )

@@ -60,9 +60,9 @@ def test_a_closed_engine_is_draining():
     assert (get(engine).status_code, get(engine).json["status"]) == (503, "draining")
 
 
-def test_an_engine_with_a_queue_is_busy_and_still_ok():
-    with opened(model=SLOW, slots=1) as engine, engine.submit(job()) as running, engine.submit(job()):
-        running.take(timeout=20)  # it runs, and the other waits
+def test_an_engine_whose_slots_are_all_taken_is_busy_and_still_ok():
+    with opened(model=SLOW, slots=1) as engine, engine.submit(job()) as running:
+        running.take(timeout=20)  # it runs, and nothing waits
 
         answer = get(engine)
 

@@ -93,6 +93,7 @@ def test_waiting_has_an_end(open_pool, workshop):
     assert "'b' was not loaded within 0.05 s" in str(refused)
 
 
+@pytest.mark.own_process
 def test_waiters_leave_no_descriptor_behind(open_pool, workshop):
     pool = open_pool()
     workshop.may_open.clear()

@@ -37,9 +37,11 @@ TABLE = [
     (errors.UnsupportedMedia("m"), 415, "invalid_request_error", None, "unsupported_media_type"),
     (errors.InvalidImage("m", "p"), 400, "invalid_request_error", "p", "invalid_image"),
     (errors.TemplateTooCostly("m", "n"), 400, "invalid_request_error", "n", "invalid_value"),
+    (errors.InvalidTrip("m", "p"), 400, "invalid_request_error", "p", "invalid_value"),
     (errors.InvalidJson("m"), 400, "invalid_request_error", None, "invalid_json"),
     (errors.InvalidGrammar("m"), 400, "invalid_request_error", "grammar", "invalid_grammar"),
     (errors.InvalidSchema("#/a", "m", "p"), 400, "invalid_request_error", "p", "invalid_schema"),
+    (errors.JobWaitedTooLong("m", "c"), 503, "unavailable_error", None, "c"),
     (errors.QueueFull("m"), 429, "rate_limit_error", None, "queue_full"),
     (errors.ClientGone("m"), 499, "client_closed_request", None, None),
     (errors.CorosrvError("m"), 500, "server_error", None, None),
@@ -62,6 +64,7 @@ TABLE = [
     (errors.TooManyImages(8), 503, "unavailable_error", None, None),
     (errors.EncoderBusy(8), 503, "unavailable_error", None, None),
     (errors.EncoderUnavailable("m"), 503, "unavailable_error", None, None),
+    (errors.EncodeTimedOut("m"), 504, "server_error", None, "image_timeout"),
     (errors.DecoderUnavailable("m"), 503, "unavailable_error", None, None),
     (errors.TooBusy("m"), 503, "unavailable_error", None, None),
     (errors.NoWorker("m"), 503, "unavailable_error", None, None),
@@ -170,3 +173,21 @@ def test_a_missing_key_is_asked_for():
 )
 def test_a_connection_with_an_unread_body_is_closed(error, closes):
     assert (response(error).headers.get("Connection") == "close") is closes
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errors.JobOverdue("m"), "false"),
+        (errors.DeadlinePassed("m"), "false"),
+        (errors.JobWaitedTooLong("m"), "false"),
+        (errors.Starting("m", has_waited=True), "false"),
+        (errors.Starting("m"), None),
+        (errors.JobPutOff("m"), None),
+        (errors.QueueFull("m"), None),
+    ],
+)
+def test_clients_are_told_not_to_repeat_what_has_waited_or_run_for_its_time(
+    error: errors.CorosrvError, told: str | None
+):
+    assert response(error).headers.get("X-Should-Retry") == told

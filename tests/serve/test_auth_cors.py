@@ -129,7 +129,8 @@ def test_without_keys_local_pages_may_read_every_answer(server: Server) -> None:
         for answer in every_kind(connection, {"Origin": LOCAL}):
             assert cross_origin(answer) == {
                 "access-control-allow-origin": LOCAL,
-                "access-control-expose-headers": "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed",
+                "access-control-expose-headers": "X-Request-Id, Request-Id, Retry-After, Idempotency-Replayed, "
+                "X-Should-Retry, X-Corosrv-Ignored",
             }
             assert "origin" in answer.headers["vary"].lower()
 

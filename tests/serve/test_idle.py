@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import SERVE, Server, Servers
+from tests.serve.server import SERVE, Process, Server, Servers
 from tests.serve.wire import chat
 
 SECONDS = 3.0
@@ -45,3 +45,14 @@ def test_nothing_wakes_an_idle_server_but_gunicorn_s_heartbeat(served: Server) -
     assert woken.pop("corosrv-decode") == 0
     (main,) = woken.values()
     assert main <= time.monotonic() - began + 1  # once a second
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_server_with_defaults_takes_little_more_than_what_its_slots_hold(start: Servers) -> None:
+    server = start.start(*SERVE, model="")
+    with server.connect(timeout=600) as connection:
+        # Longer than the first context: the answer waits until the whole KV cache is made.
+        assert connection.post(chat("river " * 300, max_tokens=1)).status == 200
+
+    assert server.worker.resident_bytes() + Process(server.pid).resident_bytes() < 450_000_000

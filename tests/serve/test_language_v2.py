@@ -20,12 +20,11 @@ def post(server: Server, path: str, headers: dict[str, str] | None = None, **bod
 
 
 def name_of(server: Server) -> str:
-    """The name of its one model, once it is loaded."""
+    """The first name of its one model, once it is loaded."""
     server.wait_until("ok")
     status, answer = server.get("/v2/models")
     assert status == 200
-    (name,) = answer["models"]
-    return str(name)
+    return str(answer["models"][0])
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:

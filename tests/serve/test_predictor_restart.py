@@ -11,6 +11,14 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import eventually
 
 RESTARTING = (*SERVE, "--restart-worker")
+NEVER_SET_UP = """
+class Predictor:
+    def setup(self):
+        raise RuntimeError("not today")
+
+    def predict(self) -> str:
+        return ""
+"""
 # Is set up once, and never again.
 ONCE = """
 import os
@@ -76,7 +84,7 @@ def test_without_it_the_end_is_final(start_predictor: StartPredictor) -> None:
 
 
 def test_a_first_set_up_that_fails_is_not_tried_again(start_predictor: StartPredictor) -> None:
-    server = start_predictor("tasks.py:NoSuchClass", wait_for="SETUP_FAILED", command=RESTARTING)
+    server = start_predictor(NEVER_SET_UP, wait_for="SETUP_FAILED", command=RESTARTING)
 
     assert "started again" not in server.process.log
 

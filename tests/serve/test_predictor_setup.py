@@ -1,11 +1,14 @@
-"""Predictors that cannot be set up: each says why, in time, and the server stays up to tell it."""
+"""Predictors that cannot be set up: each says why, in time. The server stays up to tell it; `corosrv serve` ends with
+code that cannot be loaded."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests.serve.conftest import StartPredictor
-from tests.serve.server import SERVE
+from tests.serve.server import SERVE, Servers
 from tests.support.waiting import eventually
 
 BAD: dict[str, tuple[str, str]] = {
@@ -36,7 +39,7 @@ BAD: dict[str, tuple[str, str]] = {
 def test_a_predictor_that_cannot_be_set_up_says_why(start_predictor: StartPredictor, fault: str) -> None:
     source, words = BAD[fault]
 
-    server = start_predictor(source, wait_for="SETUP_FAILED", command=SERVE)
+    server = start_predictor(source, wait_for="SETUP_FAILED")
     health = server.health()
     refused = server.predict({})
 
@@ -51,7 +54,7 @@ def test_a_predictor_that_cannot_be_set_up_says_why(start_predictor: StartPredic
 
 
 def test_a_missing_file_is_named(start_predictor: StartPredictor) -> None:
-    server = start_predictor("/nowhere/predict.py:Predictor", wait_for="SETUP_FAILED", command=SERVE)
+    server = start_predictor("/nowhere/predict.py:Predictor", wait_for="SETUP_FAILED")
 
     assert "/nowhere/predict.py" in server.health()["setup"]["logs"]
     assert "/nowhere/predict.py" in server.predict({}).json["error"]
@@ -68,6 +71,30 @@ def test_a_set_up_that_hangs_has_its_time(start_predictor: StartPredictor) -> No
 
 
 def test_slots_need_an_async_predictor(start_predictor: StartPredictor) -> None:
-    server = start_predictor("tasks.py:Predictor", wait_for="SETUP_FAILED", command=(*SERVE, "--slots", "2"))
+    server = start_predictor("tasks.py:Predictor", wait_for="SETUP_FAILED", slots=2)
 
     assert "async" in server.health()["setup"]["logs"]
+
+
+@pytest.mark.parametrize(
+    "fault", ["a syntax error", "an exception on import", "an import that fails", "no such class", "sys.exit on import"]
+)
+def test_serve_ends_at_once_with_the_words_of_code_that_cannot_be_loaded(
+    start: Servers, tmp_path: Path, fault: str
+) -> None:
+    source, words = BAD[fault]
+    (tmp_path / "predict.py").write_text(source)
+
+    server = start.start(*SERVE, "--predictor", f"{tmp_path}/predict.py:Predictor", wait_for=None, model="")
+
+    assert server.wait(20) == 1
+    assert words in server.log.partition("corosrv cannot start: the predictor could not be loaded:")[2]
+    assert server.log.count("Booting worker") == 1
+
+
+def test_serve_stays_up_to_tell_of_a_setup_that_fails(start_predictor: StartPredictor) -> None:
+    source, words = BAD["an exception in setup"]
+
+    server = start_predictor(source, wait_for="SETUP_FAILED", command=SERVE)
+
+    assert words in server.health()["setup"]["logs"]

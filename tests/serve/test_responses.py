@@ -163,3 +163,14 @@ def test_a_stored_response_is_not_streamed_again(connection: Connection, query: 
     answer = connection.ask("GET", f"{RESPONSES}/{id}?{query}")
 
     assert (answer.status, answer.error["param"]) == (400, query.split("=")[0])
+
+
+def test_the_input_of_a_stored_response_is_listed_with_the_conversation_before_it(connection: Connection) -> None:
+    first = connection.post({**HI, "input": "one"}, RESPONSES).json
+    second = connection.post({**HI, "input": "two", "previous_response_id": first["id"]}, RESPONSES).json
+
+    listed = connection.ask("GET", f"{RESPONSES}/{second['id']}/input_items?order=asc").json
+
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
+    assert [item["content"][0]["text"] for item in listed["data"]] == ["one", text_of(first), "two"]
+    assert listed["has_more"] is False

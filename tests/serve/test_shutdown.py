@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -120,6 +121,49 @@ def test_a_server_that_is_still_loading_ends_at_once(start: Servers, tmp_path: P
 
     assert server.wait() == 0
     assert not Process(worker).is_alive
+
+
+# A libllama that loads for ever, and cannot be told to stop.
+LOADING_APP = """
+import gevent
+from gevent import monkey
+
+from corosrv.engine import Engine
+
+Engine.open = lambda engine: gevent.sleep(1000)
+Engine.close = lambda engine: monkey.get_original("time", "sleep")(1000)
+
+from corosrv.app import application
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_server_waits_for_no_load_at_its_end(start: Servers, tmp_path: Path, number: int) -> None:
+    (tmp_path / "loading_app.py").write_text(LOADING_APP)
+    server = start.start(
+        *GUNICORN, "-b", "127.0.0.1:0", "--pythonpath", str(tmp_path), "loading_app", wait_for="starting"
+    )
+    (worker,) = server.workers()
+
+    server.signal(number)
+
+    assert server.wait() == 0
+    assert not Process(worker).is_alive
+    assert "SIGKILL" not in server.log
+
+
+@pytest.mark.model
+def test_a_trial_of_a_model_ends_with_the_server(start: Servers, tmp_path: Path) -> None:
+    server = start.start(model="", slots=1, ctx=256, wait_for=None, XDG_CACHE_HOME=tmp_path)
+    (pid,) = eventually(lambda: [pid for pid in server.workers() for pid in Process(pid).children_of("engine.trial")])
+    trial = Process(pid)
+    eventually(lambda: any(file.endswith(".gguf") for file in [*trial.descriptors(), *trial.files()]), what="it loads")
+    os.kill(pid, signal.SIGSTOP)  # so that it cannot end by itself
+
+    server.signal(signal.SIGTERM)
+
+    assert server.wait() == 0
+    eventually(lambda: not trial.is_alive, what="the trial's end")
 
 
 # Stops when it is asked for /stop, and stands still as soon as the stop has begun, until it may go on.

@@ -9,7 +9,7 @@ from corosrv.bodies.text import check_text
 from corosrv.chat.turns import PART_END, Content, Part, join, misplaced_image
 from corosrv.chat.turns import arguments as arguments_of
 from corosrv.errors import NotSupported, Refused
-from corosrv.images.intake import ImageIntake
+from corosrv.images.intake import ImageIntake, read_detail
 from corosrv.openai.chat import schema
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -110,7 +110,7 @@ def _part(part: dict[str, Any], param: str, role: str, images: ImageIntake | Non
     if kind == "image_url" and images is not None:
         if role != "user":
             raise misplaced_image(param, "messages of the user")
-        return images.from_url(_image_url(part.get("image_url"), f"{param}.image_url"), f"{param}.image_url")
+        return _image(part.get("image_url"), f"{param}.image_url", images)
     if kind not in ("text", "refusal"):
         read = "'text'" if images is None else "'text' and 'image_url'"
         words = f"this model reads parts of type {read} only, not {str(kind)[:40]!r}"
@@ -121,12 +121,12 @@ def _part(part: dict[str, Any], param: str, role: str, images: ImageIntake | Non
     return check_text(text, f"{param}.{kind}")
 
 
-def _image_url(value: object, param: str) -> str:
-    """Returns the URL of an image, which stands by itself or in an object. Its `detail` steers nothing here."""
-    url = value.get("url") if isinstance(value, dict) else value
+def _image(value: object, param: str, images: ImageIntake) -> Part:
+    """Reads the image of a URL, which stands by itself or in an object with its `detail`."""
+    url, detail = (value.get("url"), value.get("detail")) if isinstance(value, dict) else (value, None)
     if not isinstance(url, str):
         raise Refused(f"{param} must be a URL, or an object with a url", param)
-    return url
+    return images.from_url(url, param, read_detail(detail, f"{param}.detail"))
 
 
 def template_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

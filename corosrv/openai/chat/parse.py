@@ -40,7 +40,7 @@ def call(
         logprobs=_n_probs(body) >= 0,
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority, tells_cancel=True)
+    return Call(job, options.stream, ChatAnswer(job, card, parser, options), body.priority)
 
 
 def conversation(

@@ -22,6 +22,7 @@ UNSUPPORTED: unsupported.Neutral = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "regex": (),
     "suffix": ("",),

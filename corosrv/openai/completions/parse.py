@@ -46,7 +46,7 @@ def call(
         probs=bool(body.n_probs),
         native_form=native_form(body, job, card, find_vocabulary),
     )
-    return Call(job, options.stream, TextAnswer(job, card, options), body.priority, tells_cancel=True)
+    return Call(job, options.stream, TextAnswer(job, card, options), body.priority)
 
 
 def _prompts(

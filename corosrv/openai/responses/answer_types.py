@@ -37,8 +37,11 @@ class ResponseItem(msgspec.Struct):
     arguments: str | msgspec.UnsetType = msgspec.UNSET
 
 
+CutReason = Literal["max_output_tokens", "abort"]
+
+
 class IncompleteDetails(msgspec.Struct):
-    reason: Literal["max_output_tokens"]
+    reason: CutReason
 
 
 class ResponseError(msgspec.Struct):
@@ -46,11 +49,12 @@ class ResponseError(msgspec.Struct):
     message: str
 
 
-class InputTokensDetails(msgspec.Struct):
+class InputTokensDetails(msgspec.Struct, omit_defaults=True):
     """Counts the prompt's tokens that were known; writing to the cache is not counted."""
 
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):

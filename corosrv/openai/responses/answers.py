@@ -18,6 +18,7 @@ from corosrv.generation.split_tokens import split_tokens
 from corosrv.generation.telemetry import Telemetry
 from corosrv.jobs import Chunk
 from corosrv.openai.responses.answer_types import (
+    CutReason,
     IncompleteDetails,
     InputTokensDetails,
     ItemStatus,
@@ -39,6 +40,7 @@ _EVENT = {
     BlockKind.REASONING: "response.reasoning_text",
     BlockKind.CALL: "response.function_call_arguments",
 }
+_CUT_REASONS: dict[str, CutReason] = {"length": "max_output_tokens", "cancelled": "abort"}
 _NO_OPTIONS = AnswerOptions()
 _NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
 
@@ -54,8 +56,10 @@ class ResponseAnswer(BlockAnswer):
         keep: Callable[[Stored], None] | None,
         options: AnswerOptions = _NO_OPTIONS,
         origins: Mapping[str, tuple[str, str]] = _NO_NAMESPACES,
+        input_items: tuple[dict[str, Any], ...] = (),
     ) -> None:
-        """`turns` is the conversation before it; `keep` stores it at the end; its events show what `options` say.
+        """`turns` and `input_items` are the conversation before it; `keep` stores it at the end; its events show what
+        `options` say.
 
         `origins` has namespace and name of the functions that are called by another name.
         """
@@ -68,12 +72,13 @@ class ResponseAnswer(BlockAnswer):
         self._turns = turns
         self._keep = keep
         self._origins = origins
+        self._input_items = input_items
         self._sequence_number = 0
 
     def complete_answer(self) -> ResponseObject:
         response = self._response("incomplete" if self._is_cut else "completed")
         if self._keep is not None:
-            self._keep(Stored(response, self._turns + self._answer_turns()))
+            self._keep(Stored(response, self._turns + self._answer_turns(), self._input_items))
         return response
 
     def first(self) -> bytes:
@@ -131,7 +136,12 @@ class ResponseAnswer(BlockAnswer):
 
     @property
     def _is_cut(self) -> bool:
-        return self.blocks.end is not None and self.blocks.end.reason == "length"
+        return self._cut_reason is not None
+
+    @property
+    def _cut_reason(self) -> CutReason | None:
+        """Why the answer ended before the model ended it, None where it did not."""
+        return None if self.blocks.end is None else _CUT_REASONS.get(self.blocks.end.reason)
 
     def _status(self, block: AnswerBlock) -> ItemStatus:
         """Returns the status of a block that does not grow any more, whatever the reason."""
@@ -168,7 +178,7 @@ class ResponseAnswer(BlockAnswer):
             completed_at=int(time.time()) if status == "completed" else None,
             status=status,
             error=None,
-            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=None if self._cut_reason is None else IncompleteDetails(self._cut_reason),
             output=[self._item(block, self._status(block)) for block in self.blocks.row],
             usage=self._usage() if is_over else None,
             **self._echo,
@@ -178,7 +188,7 @@ class ResponseAnswer(BlockAnswer):
         tally = self.tally
         return ResponseUsage(
             tally.prompt_tokens,
-            InputTokensDetails(tally.cached_tokens, 0),  # nobody is billed for what is kept
+            InputTokensDetails(tally.cached_tokens, 0, tally.image_tokens),  # nobody is billed for what is kept
             tally.completion_tokens,
             OutputTokensDetails(self.reasoning_tokens),
             tally.prompt_tokens + tally.completion_tokens,

@@ -8,6 +8,7 @@ from corosrv.images.api_docs import images_in
 from corosrv.openai.answer_types import InputTokens
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.answer_types import DeletedResponse, ResponseEvent, ResponseObject
+from corosrv.openai.responses.input_list import InputItems, InputQuery
 
 _TAG = "Responses"
 _ID = {"id": "a response's id"}
@@ -41,4 +42,13 @@ count = operation(
     examples={"A question": {"input": "Name three colours."}},
 )
 read = operation(_TAG, "Read a stored response", answer=ResponseObject, statuses=(400, 404), parameters=_ID)
+input_items = operation(
+    _TAG,
+    "List the input of a stored response",
+    "The items of the conversation that it answers, those of the responses before it among them.",
+    answer=InputItems,
+    statuses=(400, 404),
+    parameters=_ID,
+    query=InputQuery,
+)
 delete = operation(_TAG, "Delete a stored response", answer=DeletedResponse, statuses=(404,), parameters=_ID)

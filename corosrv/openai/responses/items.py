@@ -9,7 +9,7 @@ from corosrv.bodies.body import convert
 from corosrv.chat import turns
 from corosrv.chat.turns import Content, Part, TurnList, join, misplaced_image
 from corosrv.errors import NotSupported, Refused
-from corosrv.images.intake import ImageIntake
+from corosrv.images.intake import ImageIntake, read_detail
 from corosrv.openai.responses import schema
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.tools import called
@@ -116,9 +116,9 @@ def _part(part: schema.ContentPart, param: str, images: ImageIntake | None) -> P
 
 
 def _image(part: schema.ContentPart, param: str, images: ImageIntake) -> Part:
-    """Reads an image. Its `detail` steers nothing here."""
+    """Reads an image, with the detail that is asked for."""
     if part.file_id is not None:
         raise NotSupported(f"{param}.file_id: no files are kept here: send an image_url", f"{param}.file_id")
     if not isinstance(part.image_url, str):
         raise Refused(f"{param}.image_url must be a URL", f"{param}.image_url")
-    return images.from_url(part.image_url, f"{param}.image_url")
+    return images.from_url(part.image_url, f"{param}.image_url", read_detail(part.detail, f"{param}.detail"))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from corosrv.chat.conversation import CallMode, CallPolicy, Conversation, JsonFormat, ToolPlaces
 from corosrv.chat.parser import Parser
 from corosrv.chat.prepare import prepare
@@ -17,7 +19,7 @@ from corosrv.generation.call import Call
 from corosrv.generation.thoughts import thought_message, thought_tokens
 from corosrv.images.intake import ImageIntake
 from corosrv.jobs import Job, Messages, ModelCard, Vocabulary
-from corosrv.openai.responses import items, schema
+from corosrv.openai.responses import input_list, items, schema
 from corosrv.openai.responses.answers import ResponseAnswer
 from corosrv.openai.responses.store import Shelf
 from corosrv.openai.responses.stored_images import read_images
@@ -60,7 +62,9 @@ def call(
     is_stored = body.store is not False
     echo = _echo(body, tools, job, card, is_stored)
     keep = shelf.put if is_stored else None
-    return Call(job, options.stream, ResponseAnswer(echo, parser, turns, keep, options, tools.origins), body.priority)
+    listed = _items(body, shelf) if is_stored else ()
+    answer = ResponseAnswer(echo, parser, turns, keep, options, tools.origins, listed)
+    return Call(job, options.stream, answer, body.priority)
 
 
 def _check_include(names: Iterable[str]) -> None:
@@ -80,6 +84,15 @@ def _turns(body: schema.ResponseBody, shelf: Shelf, images: ImageIntake | None) 
     turns = TurnList(earlier)
     items.add(body.input, turns, shelf, images)
     return turns.all
+
+
+def _items(body: schema.ResponseBody, shelf: Shelf) -> tuple[dict[str, Any], ...]:
+    """Returns the items of the conversation so far, as they can be listed."""
+    earlier: tuple[dict[str, Any], ...] = ()
+    if body.previous_response_id is not None:
+        stored = shelf.get(body.previous_response_id, "previous_response_id")
+        earlier = (*stored.input, *map(msgspec.to_builtins, stored.response.output))
+    return earlier + input_list.list_items(body.input, shelf)
 
 
 def _conversation(

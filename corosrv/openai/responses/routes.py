@@ -13,7 +13,7 @@ from corosrv.http.callers import caller
 from corosrv.http.reply import json_response, register_errors
 from corosrv.openai import errors
 from corosrv.openai.fields import input_tokens
-from corosrv.openai.responses import api_docs, parse, schema
+from corosrv.openai.responses import api_docs, input_list, parse, schema
 from corosrv.openai.responses.answer_types import DeletedResponse
 from corosrv.openai.responses.store import ResponseStore, Shelf
 
@@ -42,6 +42,11 @@ def blueprint(flow: RequestFlow, store: ResponseStore) -> Blueprint:
             if request.args.get(name, "false") != "false":
                 raise NotSupported(f"{name} is not offered for a stored response", name, "unsupported_parameter")
         return json_response(shelf().get(id).response)
+
+    @routes.get("/v1/responses/<id>/input_items")
+    @api_docs.input_items
+    def read_input(id: str) -> Response:
+        return json_response(input_list.page(shelf().get(id).input, request.args))
 
     @routes.delete("/v1/responses/<id>")
     @api_docs.delete

@@ -34,6 +34,7 @@ class ContentPart(msgspec.Struct):
     refusal: str | None = None
     image_url: Any = None
     file_id: str | None = None
+    detail: Any = None
 
 
 Content = str | list[ContentPart]

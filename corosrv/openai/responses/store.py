@@ -33,6 +33,7 @@ class Stored(msgspec.Struct):
 
     response: ResponseObject
     turns: tuple[Turn, ...]
+    input: tuple[dict[str, Any], ...] = ()  # the items of the conversation before it
 
 
 class ResponseStore:
@@ -85,7 +86,7 @@ class Shelf:
     def put(self, stored: Stored) -> None:
         """Stores a response, unless it is larger than all the room. Others make room for it."""
         turns, images = take_images(stored.turns)
-        entry = _Entry(msgspec.json.encode(Stored(stored.response, turns)), tuple(images))
+        entry = _Entry(msgspec.json.encode(Stored(stored.response, turns, stored.input)), tuple(images))
         if len(entry.data) + sum(image.n_bytes for image in images.values()) > self._max_bytes:
             return
         with self._lock:
@@ -111,7 +112,9 @@ class Shelf:
             self._responses.move_to_end(id)
             images = {sha256: self._images.get(sha256) for sha256 in entry.images}
         stored = _stored.decode(entry.data)
-        return Stored(stored.response, put_images(stored.turns, images.__getitem__)) if images else stored
+        if not images:
+            return stored
+        return Stored(stored.response, put_images(stored.turns, images.__getitem__), stored.input)
 
     def item(self, id: str, param: str) -> dict[str, Any]:
         """Returns an item of a stored response's output, whose id holds the response's. Raises NotFound."""

@@ -1,0 +1,26 @@
+"""The log as JSON: every line that a server writes, from its start to its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.serve.server import SERVE, Servers
+from tests.serve.wire import chat
+
+
+def test_every_line_of_log_is_json(start: Servers) -> None:
+    server = start.start(*SERVE, "--log-format", "json", log_level="debug", slot="2")
+    with server.connect() as client:
+        assert client.post(chat(max_tokens=1)).status == 200
+
+    server.signal(signal.SIGTERM)
+
+    assert server.wait() == 0
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    messages = [line["message"] for line in lines if "message" in line]
+    assert any(message.startswith("Listening at") for message in messages)
+    assert any(message.startswith("unknown setting ignored: COROSRV_SLOT ") for message in messages)
+    assert any(line.get("event") == "job_ended" and line["outcome"] == "length" for line in lines)
+    assert any(message.startswith("Worker exiting") for message in messages)
+    assert all({"time", "level", "pid", "logger"} <= line.keys() for line in lines)
