@@ -25,7 +25,9 @@ from corosrv import settings as settings_module
 from corosrv.errors import CorosrvError, HttpError, SettingsError
 from corosrv.http import front, reply
 from corosrv.http.connection import ClientLimits
+from corosrv.http.json_log import JsonFormatter
 from corosrv.http.lean_flask import LeanFlask
+from corosrv.http.nearest import nearest_route
 from corosrv.http.stops import NEVER_STARTS
 from corosrv.serving.server import Server
 from corosrv.settings import PredictionSettings, Settings
@@ -43,7 +45,8 @@ def blueprint(**overrides: Any) -> Blueprint:
     begins to load with `corosrv.start(app)`, or else with the first request that arrives, in the process that serves
     it; requests wait until it is loaded. Raises SettingsError.
 
-    Which host names the app may be called by is left to the app: `allowed_hosts` is `*` unless it is set.
+    Which host names the app may be called by, and by which pages of other origins, is left to the app: `allowed_hosts`
+    is `*`, and without `cors_origins` no origin is refused and no cross-origin header added.
     """
     settings = settings_module.load(overrides)
     server = replace(settings.server, allowed_hosts=settings.server.allowed_hosts or "*")
@@ -107,7 +110,9 @@ def _http_error(error: HTTPException) -> Response:
 def _words(error: HTTPException) -> str:
     """Words an HTTP error: what went wrong, and what would work."""
     if isinstance(error, NotFound):
-        return f"nothing answers {request.method} at this path: GET /docs lists all paths"
+        nearest = nearest_route(current_app.url_map, request.method, request.path)
+        meant = f"did you mean {nearest}? " if nearest else ""
+        return f"nothing answers {request.method} at this path: {meant}GET /docs lists all paths"
     if isinstance(error, MethodNotAllowed):
         return f"this path does not take {request.method}, only {', '.join(sorted(error.valid_methods or ()))}"
     return error.description or error.name
@@ -128,18 +133,25 @@ def _stop_on_sigterm(server: Server) -> None:
     signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def _make_application() -> Flask:
+def make_application(ends_with_bad_code: bool = False) -> Flask:
+    """Makes the app that gunicorn serves in this process; ends the process where the settings allow none.
+
+    `ends_with_bad_code`: a predictor or an application that cannot be loaded ends it as well, and gunicorn.
+    """
     logging.getLogger("corosrv").setLevel(logging.INFO)
     if not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
         logging.getLogger("corosrv").addHandler(handler)
-    for name in settings_module.unknown_variables(os.environ):
-        log.warning("unknown setting ignored: %s", settings_module.with_nearest(name))
     try:
         settings = settings_module.load()
         server, predictor = settings.server, settings.predictor
         logging.getLogger("corosrv").setLevel(server.log_level.upper())
+        if server.log_format == "json":
+            for target in logging.getLogger("corosrv").handlers:
+                target.setFormatter(JsonFormatter())
+        for name in settings_module.unknown_variables(os.environ):
+            log.warning("unknown setting ignored: %s", settings_module.with_nearest(name))
         limits = ClientLimits(server.head_timeout_s, server.body_timeout_s, server.body_rate, server.write_timeout_s)
         worker = front.adopt(limits)
         if worker is not None and worker.cfg.workers > 1:
@@ -147,6 +159,8 @@ def _make_application() -> Flask:
         app = create_app(settings)
         if worker is not None:
             _end_with(worker, app.extensions["corosrv"], predictor)
+            if ends_with_bad_code:
+                _end_with_bad_code(app.extensions["corosrv"])
         return app
     except CorosrvError as error:
         print(f"corosrv cannot start: {error}", file=sys.stderr)
@@ -175,7 +189,7 @@ def check_several(settings: Settings) -> None:
 
 
 def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings | None) -> None:
-    """Lets gunicorn wait for worker processes to end, and POST /shutdown end gunicorn."""
+    """Makes gunicorn wait for worker processes to end but for no load, and POST /shutdown end gunicorn."""
     worker.endings += [
         part
         for part in (server.predictor, server.app, server.upstreams, server.kserve, server.sharing, server.peers)
@@ -183,6 +197,7 @@ def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings
     ]
     if (server.app is not None or server.models is not None) and len(server.parts) <= _PARTS_OF_ONE:
         server.on_unstartable = functools.partial(_give_up, server)
+    server.on_close_while_loading = _leave
     if predictor is None:
         return
     # A terminal interrupts everybody; the master passes on what this process is to do.
@@ -191,17 +206,31 @@ def _end_with(worker: front.Front, server: Server, predictor: PredictionSettings
     server.on_shutdown = lambda: os.kill(worker.ppid, number)
 
 
+def _end_with_bad_code(server: Server) -> None:
+    if server.predictor is not None:
+        server.predictor.on_unloadable = functools.partial(_give_up, server)
+    if server.app is not None:
+        server.app.manager.on_unimportable = lambda reason: _give_up(
+            server, f"the application could not be imported: {reason}"
+        )
+
+
 def _give_up(server: Server, reason: str) -> None:
     """Ends this process and gunicorn with it: nothing that it is to serve can be started."""
-    print(f"corosrv cannot start: {reason}", file=sys.stderr, flush=True)
-    for part in server.parts:
-        part.close()
-    server.management.close()
-    os._exit(NEVER_STARTS)
+    log.critical("corosrv cannot start: %s", reason)
+    server.on_close_while_loading = functools.partial(_leave, NEVER_STARTS)
+    server.close()
+    _leave(NEVER_STARTS)
+
+
+def _leave(status: int = 0) -> None:
+    """Ends this process at once: what waits for libllama, which cannot stop loading, would wait as long as a load."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "application":
-        globals()["application"] = application = _make_application()
+    if name in ("application", "app"):
+        globals()["application"] = globals()["app"] = application = make_application()
         return application
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

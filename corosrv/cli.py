@@ -34,6 +34,7 @@ from corosrv.settings import (
     sources,
 )
 from corosrv.settings.peers import new_replica_id
+from corosrv.upstreams.spec import parse_all
 
 CONNECTIONS = 10_000
 PORT = 8080
@@ -208,8 +209,14 @@ def serve(
     chosen = _load(config, overrides)
     for model in chosen.models:
         _check_files(model)
+    if chosen.upstream is not None:
+        parse_all(chosen.upstream.urls)
     if chosen.kserve.grpc_port is not None and not chosen.kserve.grpc_host:
         overrides["grpc_host"] = hosts[0]
+    if grpc_port := chosen.kserve.grpc_port:
+        grpc_host = chosen.kserve.grpc_host or hosts[0]
+        if fault := address.fault(grpc_host, grpc_port):
+            _fail(f"{grpc_host}:{grpc_port} cannot be listened on for gRPC: {fault}; choose with --grpc-port")
     listening = [*hosts, chosen.kserve.grpc_host or hosts[0]]
     if not is_open and not chosen.server.keys and not all(map(_is_loopback, listening)):
         for name in listening:
@@ -261,12 +268,14 @@ def doctor(host: str, port: int, config: Path | None, **overrides: Any) -> None:
     """Check this machine and advise on each finding."""
     from corosrv.doctor import examine
 
-    findings = examine(lambda: settings.load(overrides, file=config), host, port)
-    for finding in findings:
+    is_well = True
+    for finding in examine(lambda: settings.load(overrides, file=config), host, port):
+        is_well = is_well and not finding.is_fatal
         click.echo(f"{finding.grade.value:5} {finding.subject}: {finding.text}")
         if finding.advice:
             click.echo(f"      -> {finding.advice}")
-    sys.exit(1 if any(finding.is_fatal for finding in findings) else 0)
+        sys.stdout.flush()  # a pipe's reader is told as well
+    sys.exit(0 if is_well else 1)
 
 
 @main.group(invoke_without_command=True)

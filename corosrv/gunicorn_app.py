@@ -15,6 +15,7 @@ from gunicorn.util import parse_address
 from corosrv import settings as settings_module
 from corosrv.errors import SettingsError
 from corosrv.http import address
+from corosrv.http.json_log import JsonLogger
 from corosrv.http.stops import NEVER_STARTS, STOPS, let_stops_through
 from corosrv.http.worker_watch import WorkerWatch
 from corosrv.settings import Settings
@@ -40,7 +41,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
     def load(self) -> Any:
         from corosrv import app  # in the worker, after the fork
 
-        return app.application
+        return app.make_application(ends_with_bad_code=True)
 
 
 def when_ready(arbiter: Any) -> None:
@@ -104,13 +105,14 @@ OPTIONS: dict[str, Any] = {
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """Returns OPTIONS with enough time for running answers, predictions and calls to end."""
+    """Returns OPTIONS with enough time for running answers, predictions and calls to end, and the form of the log."""
     drain_s = max(
         settings.server.drain_s,
         settings.predictor.drain_timeout if settings.predictor else 0.0,
         settings.app.shutdown_grace + _ON_STOP if settings.app else 0.0,
     )
-    return {**OPTIONS, "graceful_timeout": int(drain_s) + _MARGIN}
+    json_log = {"logger_class": JsonLogger} if settings.server.log_format == "json" else {}
+    return {**OPTIONS, **json_log, "graceful_timeout": int(drain_s) + _MARGIN}
 
 
 def run(options: Mapping[str, Any]) -> None:

@@ -211,3 +211,20 @@ def test_a_file_of_keys_without_one_stops_the_start(served, tmp_path, content):
     assert result.exit_code != 0
     assert "COROSRV_API_KEY_FILE" in result.output
     assert not served
+
+
+def test_an_upstream_that_is_no_url_is_refused_before_gunicorn_starts(served):
+    with pytest.raises(SettingsError, match="upstream number 2: 'foo' is no http or https URL"):
+        run("serve", "--upstream", "http://127.0.0.1:8001", "--upstream", "foo")
+
+    assert served == []
+
+
+def test_a_grpc_port_in_use_is_refused_before_gunicorn_starts(served):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        answer = run("serve", "--model", "synthetic:", "--grpc-port", str(port))
+
+    assert (answer.exit_code, served) == (1, [])
+    assert f"127.0.0.1:{port} cannot be listened on for gRPC: Address already in use" in answer.output

@@ -1,6 +1,7 @@
 """What is built and installed: the extension, its sources, and pins that agree."""
 
 import configparser
+import importlib
 import os
 import re
 import shutil
@@ -139,3 +140,23 @@ def test_the_pinned_libllama_is_the_installed_one():
     from importlib.metadata import version
 
     assert version("llama-cpp-python") == pins()["setup.cfg"]
+
+
+def test_a_python_that_is_too_old_is_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "native"))
+    backend = importlib.import_module("backend")
+    monkeypatch.setattr(backend, "provide_libllama", lambda: pytest.fail("libllama is looked for"))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+
+    with pytest.raises(SystemExit, match=r"corosrv needs Python 3\.10 or newer, and this is Python 3\.9"):
+        backend.get_requires_for_build_wheel()
+
+
+def test_the_oldest_python_is_the_one_that_the_package_names(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "native"))
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+
+    oldest = ".".join(map(str, importlib.import_module("backend").OLDEST_PYTHON))
+
+    assert setup["options"]["python_requires"] == f">={oldest}"

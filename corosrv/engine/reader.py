@@ -5,8 +5,10 @@ A reader for which the process had no descriptor left is looked at every 10 ms i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
+
+import msgspec
 
 from corosrv.engine.binding import NativeReader
 from corosrv.errors import NoDescriptor, ReadTimeout, UsedAfterClose, WrongThread
@@ -40,7 +42,7 @@ class Reader:
     be called from any.
     """
 
-    __slots__ = ("__weakref__", "_n_unfinished", "_native", "_sink", "_thread", "_waiter")
+    __slots__ = ("__weakref__", "_n_unfinished", "_native", "_sink", "_thread", "_waiter", "image_tokens")
 
     def __init__(self, native: NativeReader, n_tasks: int) -> None:
         self._native: NativeReader | None = native
@@ -48,6 +50,7 @@ class Reader:
         self._thread = thread_id()
         self._waiter: Waiter | None = None
         self._sink: Sink[Chunk] | None = None  # of the pump that waits
+        self.image_tokens: Sequence[int] = ()  # of each task's prompt, for its terminal chunk
 
     def fileno(self) -> int:
         """Returns the eventfd, readable when there is something to take. Not to be closed or read by others.
@@ -97,19 +100,20 @@ class Reader:
         chunks = self._open().take(not watching.is_edge_triggered)
         if not chunks:
             return False
-        self._count(chunks)
+        chunks = self._count(chunks)
         return not sink(chunks) or self._n_unfinished == 0
 
     def take_nowait(self) -> list[Chunk]:
         """Returns all unread chunks, perhaps none. Never waits."""
-        chunks = self._owned().take()
-        self._count(chunks)
-        return chunks
+        return self._count(self._owned().take())
 
-    def _count(self, chunks: list[Chunk]) -> None:
-        for chunk in chunks:
+    def _count(self, chunks: list[Chunk]) -> list[Chunk]:
+        for place, chunk in enumerate(chunks):
             if chunk.finish is not None:
                 self._n_unfinished -= 1
+                if self.image_tokens:
+                    chunks[place] = msgspec.structs.replace(chunk, image_tokens=self.image_tokens[chunk.index])
+        return chunks
 
     @property
     def is_finished(self) -> bool:

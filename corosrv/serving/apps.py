@@ -5,7 +5,6 @@ from __future__ import annotations
 import _socket
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +30,7 @@ from corosrv.manager.manager import Manager, ManagerSettings
 from corosrv.manager.snapshot import Claim
 from corosrv.objects.collector import ObjectCollector
 from corosrv.objects.store import ObjectStore
-from corosrv.settings import AppSettings, ServerSettings
+from corosrv.settings import AppSettings, ServerSettings, child_environment
 from corosrv.worker.parent.app_process import AppProcess
 from corosrv.worker.parent.app_worker import AppWorkerConfig
 from corosrv.worker.parent.call_asks import HandlerServices
@@ -53,10 +52,12 @@ class AppPart:
         submit: Callable[[InferJob], InferReader],
         memory_elsewhere: Callable[[], int],
         on_unstartable: Callable[[str], None],
+        queue_per_key: int = 0,
     ) -> None:
         """`submit`: runs what handlers call. `memory_elsewhere`: bytes that loaded models take of the common budget.
 
-        `on_unstartable`: called with the reason if no worker has started in time.
+        `on_unstartable`: called with the reason if no worker has started in time. `queue_per_key`: calls that one API
+        key may have, 0 for any number.
         """
         self._failure = ""  # why no worker has started
         self._on_unstartable = on_unstartable
@@ -66,6 +67,7 @@ class AppPart:
             DispatchSettings(
                 max_calls=app.max_queue,
                 max_bytes=app.queue_bytes,
+                calls_per_caller=queue_per_key,
                 idempotency_bytes=settings.idempotency_bytes,
                 idempotency_s=settings.idempotency_s,
                 n_callers=len(settings.keys),
@@ -179,7 +181,7 @@ def _maker(app: AppSettings, services: HandlerServices) -> Callable[[str | None,
         is_factory=app.factory,
         start_timeout_s=app.start_timeout,
         hang_grace_s=app.hang_grace,
-        env=dict(os.environ),
+        env=child_environment(),
         cwd=str(Path.cwd()),
     )
     return lambda pool, place, incarnation: AppProcess(config, pool, place, incarnation, services)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from corosrv.jobs.worker_state import WorkerState
 from corosrv.predictions import errors, routes
 from corosrv.predictions.collector import PredictionCollector
 from corosrv.predictions.service import PredictionService
-from corosrv.settings import PredictionSettings, ServerSettings
+from corosrv.settings import PredictionSettings, ServerSettings, child_environment
 from corosrv.worker.parent.predictor_process import PredictorProcess, WorkerConfig
 from corosrv.worker.parent.restarting import RestartingWorker
 
@@ -64,15 +63,21 @@ class PredictorPart:
         self._stop_server = stop_server
         self._is_alone = is_alone
         self._ending: gevent.Greenlet | None = None
+        self.on_unloadable: Callable[[str], None] = lambda reason: None  # if the predictor's code cannot be loaded
         self.worker = RestartingWorker(_maker(predictor), is_wanted=predictor.restart_worker)
         self.service = PredictionService(self.worker, predictor, logs_json=settings.log_format == "json")
 
     def start(self) -> None:
         if monkey.is_module_patched("socket"):
             self.service.start()
+            self.worker.on_change(self._on_worker_change)
             self.worker.start()
         else:  # each request has a thread and a hub of its own, or none
             self.worker.refuse("predictions need a server that waits through gevent: gunicorn -k gevent")
+
+    def _on_worker_change(self) -> None:
+        if self.worker.state is WorkerState.SETUP_FAILED and self.worker.is_unloadable:
+            self.on_unloadable(f"the predictor could not be loaded:\n{self.worker.setup.logs.rstrip()}")
 
     @property
     def state(self) -> State:
@@ -141,7 +146,7 @@ class PredictorPart:
 
 
 def _maker(predictor: PredictionSettings) -> Callable[[], PredictorProcess]:
-    environ = dict(os.environ)
+    environ = child_environment()
     if predictor.user_agent:
         environ[_USER_AGENT] = predictor.user_agent
     config = WorkerConfig(

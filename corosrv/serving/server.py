@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from corosrv.bodies import json_limits
 from corosrv.cluster.front_id import host_name
 from corosrv.cluster.served import FrontOffer
 from corosrv.docs import routes as docs
+from corosrv.docs.home import Home, Served, ollama_refusals
 from corosrv.errors import CorosrvError, NotOffered
 from corosrv.groups import routes as group_routes
 from corosrv.groups.table import GroupTable
-from corosrv.http import access, body, health, metrics, operation
+from corosrv.http import access, body, health, ignored_fields, metrics, operation
 from corosrv.http.body_budget import BodyBudget
 from corosrv.http.body_reader import BodyReader
 from corosrv.http.key_collector import KeyCollector
@@ -31,6 +33,7 @@ from corosrv.http.reply import register_errors
 from corosrv.jobs.infer import InferWorker
 from corosrv.kserve.several import SeveralWorkers
 from corosrv.llamacpp.metrics import with_token_counter
+from corosrv.management.guard import TokenGuard, read_token
 from corosrv.openai import answer_types
 from corosrv.serving.apps import AppPart
 from corosrv.serving.cluster import Cluster
@@ -69,6 +72,8 @@ class Server:
         self._stats.registry.register(KeyCollector(self._answers))
         self._groups = GroupTable()
         self.on_unstartable: Callable[[str], None] = lambda reason: None  # if nothing of it can be started
+        self.on_close_while_loading: Callable[[], None] = lambda: None  # before close() waits for a load
+        self._closing = ExitStack()
         self.models = self._models(settings)
         self.predictor = self._predictor(settings)
         self.app = self._app(settings)
@@ -89,7 +94,7 @@ class Server:
             self._stats.registry.register(collector)
         if self.cluster is not None:
             self._stats.registry.register(self.cluster.collector())
-        self._access = access.Access(server.keys, server.origins, server.hosts)
+        self._access = access.Access(server.keys, server.origins, server.hosts, leaves_origins=is_mounted)
         self._is_started = False
         self._has_warned = False
         self._started_at = int(time.time())
@@ -135,14 +140,24 @@ class Server:
             submit=lambda job: submit_to(self.calls)(job),
             memory_elsewhere=lambda: self.models.pool.held_bytes if self.models else 0,
             on_unstartable=lambda reason: self.on_unstartable(f"{_NO_WORKER}: {reason}"),
+            queue_per_key=settings.queue_per_key,
         )
 
     def _upstreams(self, settings: Settings) -> UpstreamPart | None:
         if settings.upstream is None:
             return None
         local = None if self.models is None else self.models.pool
+        has_router = settings.upstream.router_paths
         return UpstreamPart(
-            settings.upstream, settings.server, self._stats, self._bodies, self._answers, local, self._groups
+            settings.upstream,
+            settings.server,
+            self._stats,
+            self._bodies,
+            self._answers,
+            local,
+            self._groups,
+            settings.queue_per_key,
+            TokenGuard(read_token(settings.operator.mgmt_token_file)) if has_router else None,
         )
 
     def _cluster(self, settings: Settings) -> Cluster | None:
@@ -232,17 +247,30 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
+        atexit.register(self.close)
+        if self.models is not None:
+            self._closing.callback(self._close_models, self.models)
         if self.cluster is not None:
-            atexit.register(self.cluster.close)
+            self._closing.callback(self.cluster.close)
             self.cluster.start()
-        atexit.register(self.management.close)
+        self._closing.callback(self.management.close)
         self.management.start()
         if self.sharing is not None:
-            atexit.register(self.sharing.close)
+            self._closing.callback(self.sharing.close)
             self.sharing.start()
         for part in self.parts:
-            atexit.register(part.close)
+            if part is not self.models:
+                self._closing.callback(part.close)
             part.start()
+
+    def close(self) -> None:
+        """Ends everything that start() began, models last; waits for steps and loads in progress. Twice is harmless."""
+        self._closing.close()
+
+    def _close_models(self, models: ModelPart) -> None:
+        if models.pool.is_loading:
+            self.on_close_while_loading()
+        models.close()
 
     def stop(self) -> None:
         """Refuses new work and lets running work end in its time; a second call ends it at once."""
@@ -293,13 +321,31 @@ class Server:
         yield health.blueprint(Readiness(self.parts), {"redis": self._redis_state, "images": self._images_state})
         yield docs.page()
         if self.models is not None or self.upstreams is not None:
+            yield ollama_refusals(self._is_mounted)
+        if self.models is not None or self.upstreams is not None:
             elsewhere = None if self.cluster is None else self.cluster.groups.abort_elsewhere
             yield group_routes.blueprint(self._groups, elsewhere)
         for part in self.parts:
             yield from part.blueprints()
+        # Behind the parts: `/` is a predictor's index, as Cog's server has it.
+        yield Home(self._list_served, self._state_word, bool(self.settings.keys)).blueprint(self._is_mounted)
         if self.predictor is None or len(self.parts) > 1:  # a predictor alone has the document as Cog's server does
             documents = [part.document for part in self.parts]
             yield docs.document(answer_types.ErrorAnswer, bool(self.settings.keys), documents)
+
+    def _list_served(self) -> list[Served]:
+        """Lists what is served, for people."""
+        shown = [] if self.models is None else [Served(m.id, "model", m.status) for m in self.models.pool.models()]
+        if self.upstreams is not None:
+            shown += [Served(name, "model", "upstream") for name in self.upstreams.pool.models()]
+        if self.app is not None:
+            shown += [Served(one.card.name, "handler", one.state.lower()) for one in self.app.dispatcher.standings()]
+        if self.predictor is not None:
+            shown.append(Served("predictor", "predictor", self.predictor.state.value))
+        return shown
+
+    def _state_word(self) -> str:
+        return Readiness(self.parts).state.value
 
     def _redis_state(self) -> str | None:
         return None if self.cluster is None else self.cluster.redis_state()
@@ -341,6 +387,7 @@ class Server:
         """Adds what every answer has."""
         http_request = current(request)
         response.headers["X-Request-Id"] = current(g).get("corosrv_request_id") or access.request_id(http_request)
+        ignored_fields.add_header(response)
         self._access.allow(http_request, response)
         route = http_request.url_rule.rule if http_request.url_rule else "none"
         if isinstance(response, LateResponse):

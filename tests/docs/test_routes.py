@@ -15,7 +15,7 @@ from corosrv.app import Server
 from corosrv.docs.words import TAGS
 from corosrv.http import operation
 
-NO_API = ("/docs", "/docs/<name>")
+NO_API = ("/docs", "/docs/<name>", "/", "/favicon.ico", "/api", "/api/<path:path>")
 
 
 @pytest.fixture(scope="module")
