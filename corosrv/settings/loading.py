@@ -154,12 +154,13 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     )
 
 
-def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the variables of a process that a server starts: all but those with the server's keys and passwords.
 
     Such a process runs other people's code, or reads what clients send. The user's own variables stay (HF_TOKEN), as
     predictors and applications may need them.
     """
+    environ = os.environ if environ is None else environ
     secrets = _SECRETS | _upstream_keys(environ.get(PREFIX + "UPSTREAM", ""), environ.get(PREFIX + "CONFIG", ""))
     return {name: value for name, value in environ.items() if name not in secrets and not name.startswith(UPSTREAM_KEY)}
 

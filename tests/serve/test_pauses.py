@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
 from tests.serve.server import APP, DEPLOYED, Servers
 from tests.serve.wire import CHAT, chat, events, request, text_of
 from tests.support.waiting import eventually
@@ -111,6 +113,7 @@ def test_a_worker_that_serves_survives_the_abort_of_a_master_that_was_paused(sta
     assert server.worker.pid == worker.pid
 
 
+@pytest.mark.holds_the_hub("a route that never ends")
 def test_a_worker_that_hangs_is_killed(start: Servers) -> None:
     server = start.start(*deployed("tests.support.hanging_app:application"))
     worker = server.worker
