@@ -46,13 +46,13 @@ void side_by_side(std::vector<Item>& items, [[maybe_unused]] int32_t threads, Wo
   for (int32_t i = 0; i < n_items; ++i) work(items[static_cast<size_t>(i)]);
 }
 
-// Minus infinity is what a model says of tokens that it never wants.
-// Negative is for ever.
+// Returns the shorter of two waits, of which a negative one lasts for ever.
 Clock::duration shorter(Clock::duration a, Clock::duration b) {
   if (a < Clock::duration::zero() || b < Clock::duration::zero()) return std::max(a, b);
   return std::min(a, b);
 }
 
+// Minus infinity is what a model says of tokens that it never wants.
 bool are_numbers(const float* logits, size_t n_logits) {
   return std::all_of(logits, logits + n_logits,
                      [](float logit) { return logit < std::numeric_limits<float>::infinity(); });
