@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import msgspec
+
 
 class CallField(Enum):
     """Names what differs from one call to the next."""
@@ -24,8 +26,7 @@ class Spelling(Enum):
     PYTHON = "python"
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentRow:
+class ArgumentRow(msgspec.Struct, frozen=True, tag=True):
     """Arguments as a row of keys and values, each between texts of its own.
 
     One argument is `key`, `key_end`, the word of its type where there is one, `value_start`, the value, `value_end`.
@@ -48,8 +49,7 @@ class ArgumentRow:
         return dict(self.type_words).get(json_type, "")
 
 
-@dataclass(frozen=True, slots=True)
-class Notation:
+class Notation(msgspec.Struct, frozen=True, tag=True):
     """Arguments as JSON but for the quotes: keys stand bare, strings between other quotes."""
 
     quote: str
@@ -68,7 +68,8 @@ class CallFormat:
     arguments: ArgumentRow | Notation | None = None  # None: one JSON object
     markers: tuple[str, ...] = ()  # a text that has one of these goes on with a call
     trailer: str = ""  # that may follow the end
-    variants: tuple[str, ...] = ()  # other texts that may stand before the arguments, instead of the last of `inner`
+    # Pairs that may stand instead of `start` and the last of `inner`, each pair together.
+    variants: tuple[tuple[str, str], ...] = ()
     lead_ins: tuple[str, ...] = ()  # one of which may stand before a call, and is no part of it
     lead: str = ""  # the beginning of `start` that may be missing
     is_alone: bool = False  # markers count where an answer begins, and a call is all of it
@@ -86,6 +87,11 @@ class CallFormat:
         return not self.is_single and self.joint.split() == (self.end + " " + self.start).split()
 
     @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Returns all pairs of texts before the first field and before the arguments that may stand together."""
+        return ((self.start, self.inner[len(self.before_arguments) - 1]), *self.variants)
+
+    @property
     def before_arguments(self) -> tuple[CallField, ...]:
         return self.fields[: self.fields.index(CallField.ARGUMENTS)]
 
@@ -96,7 +102,8 @@ class CallFormat:
     @property
     def texts(self) -> str:
         """Returns all texts of the format, in which control tokens of the model may stand."""
-        texts = [self.start, self.end, self.joint, self.trailer, *self.lead_ins, *self.inner, *self.variants]
+        texts = [self.start, self.end, self.joint, self.trailer, *self.lead_ins, *self.inner]
+        texts += [text for pair in self.variants for text in pair]
         if isinstance(self.arguments, ArgumentRow):
             members = self.arguments
             texts += [members.opening, members.key_end, members.value_start, members.value_end, members.between]

@@ -31,15 +31,21 @@ LLAMA3 = CallFormat(
     markers=('{"name":',),
     is_alone=True,
 )
-# Models of this format write the channel before the name as often as behind it, and not always the same one.
+# Models of this format write the channel before the name as often as behind it, and not always the same one. It stands
+# in one of these places, never in both.
 _CHANNELS = ("<|channel|>commentary", "<|channel|>analysis")
-_HARMONY_VARIANTS = tuple(
-    f"{channel}{kind}<|message|>" for channel in ("", *_CHANNELS) for kind in (" <|constrain|>json", " json", "")
+_HARMONY_START = "to=functions."
+_HARMONY_KINDS = (" <|constrain|>json", " json", "")
+_HARMONY_HEADERS = (
+    *((_HARMONY_START, f"{channel}{kind}<|message|>") for channel in _CHANNELS for kind in _HARMONY_KINDS),
+    *((f"{channel} {_HARMONY_START}", f"{kind}<|message|>") for channel in _CHANNELS for kind in _HARMONY_KINDS),
 )
 _HARMONY_THOUGHTS = "<|channel|>analysis<|message|>"
 _PREAMBLE = "<|channel|>commentary<|message|>"
-# What models write beside that: a final channel that names its form, and a channel addressed to themselves.
+# What models write beside that: a final channel that names its form, and a channel addressed to themselves, or left
+# empty.
 _HARMONY_SLIPS = ("<|channel|>final <|constrain|>json<|message|>", "<|channel|>commentary to=assistant")
+_EMPTY_CHANNEL = "<|channel|>commentary"
 
 
 def completed_answer(answer: AnswerFormat) -> AnswerFormat:
@@ -47,12 +53,13 @@ def completed_answer(answer: AnswerFormat) -> AnswerFormat:
     if answer.thought_tags is None or answer.thought_tags[0] != _HARMONY_THOUGHTS:
         return answer
     slips = (*(answer.turn + slip for slip in _HARMONY_SLIPS), *_HARMONY_SLIPS)
-    return replace(answer, preamble_edges=(answer.turn + _PREAMBLE, _PREAMBLE, *slips, answer.thought_tags[1]))
+    edges = (answer.turn + _PREAMBLE, _PREAMBLE, *slips, _EMPTY_CHANNEL, answer.thought_tags[1])
+    return replace(answer, preamble_edges=edges)
 
 
 def completed(form: CallFormat) -> CallFormat:
     """Returns a learnt format with what its template does not tell of it."""
-    if form.start == "to=functions." and "<|channel|>" in form.inner[-1]:
-        variants = tuple(text for text in _HARMONY_VARIANTS if text != form.inner[-1])
-        return replace(form, variants=variants, lead_ins=(*form.lead_ins, *(f"{channel} " for channel in _CHANNELS)))
+    if form.start == _HARMONY_START and "<|channel|>" in form.inner[-1]:
+        variants = tuple(header for header in _HARMONY_HEADERS if header not in form.headers)
+        return replace(form, variants=variants, markers=tuple(dict.fromkeys(start for start, _ in _HARMONY_HEADERS)))
     return form

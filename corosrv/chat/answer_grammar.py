@@ -53,24 +53,41 @@ def call_rules(
     `schema_param`: where schemas stand, with {} for the number. Raises Refused for a schema that cannot be used.
     """
     bodies: dict[str, str] = {}
-    calls = {}
+    starts = tuple(dict.fromkeys(start for start, _ in form.headers))  # the format's own is the first
+    calls: list[dict[str, str]] = [{} for _ in starts]
     one_effort = effort(limits)
     for number, tool in tools:
         arguments = _arguments(tool, number, form, schema_param, limits, one_effort)
         bodies |= arguments.bodies
-        calls[f"call-{number}"] = _call(name_of(tool), arguments.start, form)
+        for at, start in enumerate(starts):
+            calls[at][f"{_call_rule(at)}-{number}"] = _call(name_of(tool), arguments.start, form, start)
     most = _MOST_CALLS if is_parallel and not form.is_single else 1
     more = f"({_text(form.joint)} call){{0,{most - 1}}}" if most > 1 else ""
-    bodies |= calls
-    bodies["call"] = either(calls)
-    start = [_optional(form.lead), _text(form.start[len(form.lead) :])] if form.start else [_optional(form.joint)]
-    lead_ins = f"({either(map(literal, form.lead_ins))})?" if form.lead_ins else ""
-    bodies["calls"] = sequence(lead_ins, *start, "call", more, _text(form.end))
+    for at, rules in enumerate(calls):
+        bodies |= rules
+        bodies[_call_rule(at)] = either(rules)
+    first = either(sequence(*_before_call(form, start), _call_rule(at)) for at, start in enumerate(starts))
+    bodies["calls"] = sequence(first, more, _text(form.end))
     return Rules("calls", bodies)
 
 
-def _call(name: str, arguments: str, form: CallFormat) -> str:
-    """Returns one call from its first field to its last."""
+def _call_rule(start: int) -> str:
+    """Returns the name of the rule of calls behind the start of this number; the format's own is 0."""
+    return f"call{start or ''}"
+
+
+def _before_call(form: CallFormat, start: str) -> list[str]:
+    """Returns what stands before the first field of the first call."""
+    if start != form.start:
+        return [literal(start)]
+    lead_ins = f"({either(map(literal, form.lead_ins))})?" if form.lead_ins else ""
+    if not start:
+        return [lead_ins, _optional(form.joint)]
+    return [lead_ins, _optional(form.lead), _text(start[len(form.lead) :])]
+
+
+def _call(name: str, arguments: str, form: CallFormat, start: str) -> str:
+    """Returns one call behind this start, from its first field to its last."""
     fields = {
         CallField.NAME: literal(name),
         CallField.ID: "[a-zA-Z0-9]{9}" if form.short_ids else '"call_" [a-zA-Z0-9_]{8,24}',
@@ -79,7 +96,8 @@ def _call(name: str, arguments: str, form: CallFormat) -> str:
     }
     texts = list(map(_text, form.inner))
     at = form.fields.index(CallField.ARGUMENTS) - 1
-    texts[at] = either(map(_text, (form.inner[at], *form.variants))) if form.variants else texts[at]
+    lasts = [last for begin, last in form.headers if begin == start]
+    texts[at] = either(map(literal, lasts)) if len(lasts) > 1 else _text(lasts[0])
     return sequence(
         *(item for field, text in zip(form.fields, (*texts, ""), strict=True) for item in (fields[field], text))
     )

@@ -34,11 +34,12 @@ class CallPatterns:
 
     def __init__(self, form: CallFormat) -> None:
         shared = shared_end(form.start, form.joint)
-        leads = [GAP, *_optional(form.lead), GAP, *flexible(form.start[len(form.lead) :].strip())]
-        if not form.start:
-            leads = [GAP, *_optional(form.joint)]
-        self.first_heads = [Pattern(*leads, *fields) for fields in _fields(form)]
-        self.next_heads = [Pattern(GAP, *flexible(shared.strip()), *fields) for fields in _fields(form)]
+        self.first_heads = [Pattern(*_lead(form, start), *_fields(form, last)) for start, last in form.headers]
+        self.next_heads = [
+            Pattern(GAP, *flexible(shared.strip()), *_fields(form, last))
+            for start, last in form.headers
+            if start == form.start
+        ]
         closing = form.joint[: len(form.joint) - len(shared)].strip()
         self.ends = [Pattern(GAP, *behind, *flexible(form.end.strip())) for behind in _after_arguments(form)]
         # The text before the next call, and the same with the beginning of that call.
@@ -65,22 +66,27 @@ def _optional(text: str) -> list[str]:
     return [f"(?:{re.escape(text.strip())})?"] if text.strip() else []
 
 
-def _fields(form: CallFormat) -> list[list[str]]:
-    """Returns the steps from the first field of a call to its arguments, for each text that may stand before these."""
+def _lead(form: CallFormat, start: str) -> list[str]:
+    """Returns the steps of the text before the first field of the first call."""
+    if not start:
+        return [GAP, *_optional(form.joint)]
+    lead = form.lead if start == form.start else ""
+    return [GAP, *_optional(lead), GAP, *flexible(start[len(lead) :].strip())]
+
+
+def _fields(form: CallFormat, last: str) -> list[str]:
+    """Returns the steps from the first field of a call to its arguments; `last`: the text before these."""
     names = form.before_arguments
-    rows = []
-    for last in (form.inner[len(names) - 1], *form.variants):
-        row: list[str] = []
-        for at, name in enumerate(names):
-            is_first_name = name is CallField.NAME and CallField.NAME not in names[:at]
-            row.append(f"({_NAME})" if is_first_name else _FIELDS[name])
-            row += flexible(form.inner[at] if at < len(names) - 1 else last)
-        if not last.strip():
-            row.append(_NAME_END)
-        elif form.arguments is None:
-            row.append(GAP)
-        rows.append(row)
-    return rows
+    row: list[str] = []
+    for at, name in enumerate(names):
+        is_first_name = name is CallField.NAME and CallField.NAME not in names[:at]
+        row.append(f"({_NAME})" if is_first_name else _FIELDS[name])
+        row += flexible(form.inner[at] if at < len(names) - 1 else last)
+    if not last.strip():
+        row.append(_NAME_END)
+    elif form.arguments is None:
+        row.append(GAP)
+    return row
 
 
 def _after_arguments(form: CallFormat) -> list[list[str]]:

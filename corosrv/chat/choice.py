@@ -172,10 +172,11 @@ class ChoiceParser:
         text = self._held.lstrip()
         tags = self._syntax.thought_tags
         openings = (tags[0], *self._syntax.edges) if self._may_think and tags is not None else self._syntax.edges
-        begun = max((opening for opening in openings if text.startswith(opening)), key=len, default="")
-        if not is_last and any(opening.startswith(text) and len(opening) > len(begun) for opening in openings):
+        words = (*openings, *self._markers)  # an opening may be the beginning of a marker
+        begun = max((word for word in words if text.startswith(word)), key=len, default="")
+        if not is_last and any(word.startswith(text) and len(word) > len(begun) for word in words):
             return
-        if begun:
+        if begun in openings:
             self._cut(len(self._held) - len(text) + len(begun))
             self._skips_space = True
             if begun not in self._syntax.edges:
@@ -208,7 +209,7 @@ class ChoiceParser:
         if not self._markers and not self._dropped:
             yield from self._give_text(len(self._held))
             return
-        at, is_call, size = self._marker()
+        at, is_call, size = self._marker(is_last)
         if is_call or size or not is_last:
             # The space before a call goes with the call.
             yield from self._give_text(len(self._held[:at].rstrip()))
@@ -228,7 +229,7 @@ class ChoiceParser:
         is_due = self._syntax.only_calls or (self._n_calls > 0 and (self._is_cut or at == len(self._held)))
         return is_due and not self._held[:at].strip()
 
-    def _marker(self) -> tuple[int, bool, int]:
+    def _marker(self, is_last: bool) -> tuple[int, bool, int]:
         """Returns (position, True, 0) of the first call marker, (position, False, length) of what is to be dropped;
         else (earliest start of a partial one, False, 0)."""
         at, word = first_of(self._held, self._dropped)
@@ -243,7 +244,8 @@ class ChoiceParser:
                 return begin, any(text.startswith(marker) for marker in self._markers), 0
         if at < 0:
             return partial, False, 0
-        if any(other.startswith(self._held[at:]) and len(other) > len(word) for other in self._dropped):
+        longer = (other for other in (*self._markers, *self._dropped) if len(other) > len(word))
+        if not is_last and any(other.startswith(self._held[at:]) for other in longer):
             return at, False, 0  # more of the text may make it a longer one
         return at, word in self._markers, len(word) if word not in self._markers else 0
 
@@ -261,9 +263,11 @@ class ChoiceParser:
         elif (
             is_last or match is not None or len(self._held) > _MOST_HELD or not any_may_follow(self._heads, self._held)
         ):
-            # A false start: it is text. Another call may begin after its first character.
+            # A false start: it is text. Another call may begin behind its marker.
+            text = self._held.lstrip()
+            marker = max((word for word in self._markers if text.startswith(word)), key=len, default=text[:1])
             self._mode = _Mode.TEXT
-            yield from self._give_text(len(self._held) - len(self._held.lstrip()) + 1)
+            yield from self._give_text(len(self._held) - len(text) + len(marker))
 
     def _call_arguments(self, is_last: bool) -> Iterator[Part]:
         taken, piece = self._reader.feed(self._held, is_last)

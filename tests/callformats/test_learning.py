@@ -486,11 +486,15 @@ def test_names_are_the_markers_of_a_format_that_has_none():
     assert markers_for(HERMES, ["rain"]) == ("<tool_call>",)
 
 
-def test_a_channel_may_be_opened_in_any_of_its_ways():
+def test_a_channel_stands_before_the_name_or_behind_it():
     harmony = CallFormat(start="to=functions.", inner=("<|channel|>commentary json<|message|>",), joint="", end="")
     other = CallFormat(start="to=", inner=("<|channel|>",), joint="", end="")
 
-    assert "<|message|>" in completed(harmony).variants
+    headers = completed(harmony).headers
+    assert headers[0] == ("to=functions.", "<|channel|>commentary json<|message|>")
+    assert ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>") in headers
+    assert {"".join(header).count("<|channel|>") for header in headers} == {1}
+    assert set(completed(harmony).markers) == {start for start, _ in headers}
     assert completed(other) is other
 
 
@@ -568,10 +572,12 @@ def test_a_call_is_written_in_its_format(name):
 
 def test_the_texts_of_a_format_are_all_those_around_names_and_values():
     row_of = ArgumentRow("O", "K", "V", "E", "B", "C")
-    form = CallFormat("S", "N", "J", inner=("I",), trailer="T", variants=("R",), lead_ins=("L",), arguments=row_of)
+    form = CallFormat(
+        "S", "N", "J", inner=("I",), trailer="T", variants=(("R", "Q"),), lead_ins=("L",), arguments=row_of
+    )
     answer = AnswerFormat(("A", "Z"), turn="U", text_opening="X", text_closing="Y")
 
-    assert set(form.texts.split()) == set("SNJITRLOKVEBC")
+    assert set(form.texts.split()) == set("SNJITRQLOKVEBC")
     assert "Q" in CallFormat("", "", "", arguments=Notation("Q")).texts
     assert set(answer.texts.split()) == set("AZUXY")
     assert answer.edges == ("UX", "U", "X", "Y")
