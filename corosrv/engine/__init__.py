@@ -1,7 +1,27 @@
-"""The engine: a native decode loop, and readers that wait on eventfds through gevent's hub."""
+"""The engine: a native decode loop, and readers that wait on eventfds through gevent's hub.
 
-from corosrv.engine.engine import Engine
-from corosrv.engine.reader import Reader
-from corosrv.jobs import Chunk
+Each name is fetched from its module when it is first asked for: the child that tries a chat template has to start fast,
+and needs neither gevent nor libllama.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from corosrv.engine.engine import Engine
+    from corosrv.engine.reader import Reader
+    from corosrv.jobs import Chunk
 
 __all__ = ["Chunk", "Engine", "Reader"]
+
+_HOMES = {"Chunk": "corosrv.jobs", "Engine": "corosrv.engine.engine", "Reader": "corosrv.engine.reader"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

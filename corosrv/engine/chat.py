@@ -10,9 +10,10 @@ from corosrv.engine.builtin_template import BuiltinTemplate, builtin_name
 from corosrv.engine.jinja_template import JinjaTemplate
 from corosrv.engine.marks import Guard, Marks, Piece, strings
 from corosrv.engine.sandbox import TemplateLimits
+from corosrv.engine.template_trial import TemplateFindings
 from corosrv.engine.tool_text import Message, write_tools
 from corosrv.engine.traits import Traits, find_traits
-from corosrv.engine.typed_content import adapt
+from corosrv.engine.typed_content import adapt, reads_parts
 from corosrv.errors import Refused
 from corosrv.jobs import Messages
 
@@ -40,21 +41,25 @@ class ChatTemplate:
         thinks: bool = True,
         end_texts: Sequence[str] = (),
         hidden_texts: Sequence[str] = (),
+        findings: TemplateFindings | None = None,
     ) -> None:
         """`source`: the template's text, or the name of a built-in one; `control_markers`: texts of control tokens;
         `special`: what templates know as bos_token and so on.
 
         `thinks`: whether a model that can think does, where a conversation does not say; `end_texts`: of the tokens
         that end an answer; `hidden_texts`: of those that add nothing to its text unless
-        they are asked to. Raises Refused.
+        they are asked to; `findings`: of the template's trial, else it is tried here. Raises Refused.
         """
         self.source = source
         self._guard = Guard(control_markers)
         self._thinks = thinks
         name = builtin_name(source)
         template = BuiltinTemplate(name) if name else JinjaTemplate(source, special, limits or TemplateLimits())
-        self._render: Rendering = adapt(template.render)
-        self.traits: Traits = find_traits(source, self._render, end_texts, hidden_texts)
+        takes_parts = reads_parts(template.render) if findings is None else findings.reads_parts
+        self._render: Rendering = adapt(template.render, takes_parts)
+        self.traits: Traits = (
+            find_traits(source, self._render, end_texts, hidden_texts) if findings is None else findings.traits
+        )
 
     def render(self, prompt: Messages, texts: Sequence[str] | None = None) -> list[Piece]:
         """Renders the prompt as pieces, in order. Raises Refused when the template refuses the conversation.

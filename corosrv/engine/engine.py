@@ -96,7 +96,9 @@ class Engine:
         state, reason = native.state()
         if state != "ready":
             raise errors.ModelFailed(reason)
-        self._loaded = self._look_at(native)
+        model = self._look_at(native)
+        self._check_alive()  # closed while the template was tried
+        self._loaded = model
         log.info(
             "engine ready in %.1f s, in process %d alone: %s, %d slots %s, %s",
             time.monotonic() - began, os.getpid(), self._loaded.card.id, self._settings.slots,
@@ -112,7 +114,9 @@ class Engine:
 
     def _look_at(self, native: NativeEngine) -> _Loaded:
         settings, info = self._settings, native.info()
-        vocabulary = EngineVocabulary(native, info, settings.template, settings.reasoning != "off")
+        vocabulary = EngineVocabulary(
+            native, info, settings.template, settings.reasoning != "off", has_safe_template=settings.is_synthetic
+        )
         card = model_card(settings, info, vocabulary.traits)
         return _Loaded(
             native,

@@ -11,6 +11,11 @@ from corosrv.errors import Refused, TemplateTooCostly
 _ERROR_LENGTH = 1000  # characters
 
 
+def unusable(reason: str) -> Refused:
+    """Makes the error of a template that serves no conversation."""
+    return Refused(f"the model's chat template cannot be used: {reason}", None, "invalid_template")
+
+
 class JinjaTemplate:
     """One template, in a sandbox."""
 
@@ -22,9 +27,7 @@ class JinjaTemplate:
         try:
             self._template = self._environment.from_string(source)
         except Exception as error:  # anything: the template's text comes from the model's file
-            raise Refused(
-                f"the model's chat template cannot be used: {_short(error)}", None, "invalid_template"
-            ) from error
+            raise unusable(_short(error)) from error
         # For each rendering Jinja copies the names that all templates have, and reads them from a plain dict faster.
         self._template.globals = dict(self._template.globals)
 

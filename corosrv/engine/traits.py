@@ -44,20 +44,23 @@ class Traits:
 
 
 def find_traits(
-    source: str, rendering: Rendering, end_texts: Sequence[str] = (), hidden_texts: Sequence[str] = ()
+    source: str,
+    rendering: Rendering,
+    end_texts: Sequence[str] = (),
+    hidden_texts: Sequence[str] = (),
+    seconds: float = _PROBE_SECONDS,
 ) -> Traits:
     """Renders some tiny conversations. Computes; never raises.
 
     `end_texts`: of tokens that end an answer; `hidden_texts`: of control tokens that add nothing to an answer's text
-    unless they are asked to.
+    unless they are asked to; `seconds`: of the processor, for all conversations.
     """
-    traits = _find(source, rendering, end_texts)
+    traits = _find(source, Probe(rendering, seconds), end_texts)
     texts = f"{traits.call_format.texts} {traits.answer.texts}"
     return replace(traits, marks=tuple(text for text in hidden_texts if text in texts))
 
 
-def _find(source: str, rendering: Rendering, end_texts: Sequence[str]) -> Traits:
-    probe = Probe(rendering, _PROBE_SECONDS)
+def _find(source: str, probe: Probe, end_texts: Sequence[str]) -> Traits:
     has_system = "nedsystem" in probe.render([{"role": "system", "content": "nedsystem"}, USER])
     shows_tools = NAME in probe.prompt()
     answer, learnt = _learn(source, probe, end_texts)

@@ -6,11 +6,7 @@ Whatever dies here dies in a process that nobody waits for but the probe. What d
 from __future__ import annotations
 
 import array
-import ctypes
 import math
-import resource
-import select
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from corosrv.engine.binding import NativeEngine, Options, Task, TaskKind
+from corosrv.engine.confinement import end_with_server
 from corosrv.engine.probe import TrialStatus
 from corosrv.errors import CorosrvError, ModelFailed
 from corosrv.jobs import Sampling, TokenInfo
@@ -29,7 +26,6 @@ N_TOKENS = 8  # of each text that is drawn
 N_LIKELIEST = 20  # tokens that are compared where two texts part
 TIE = 1.0  # nats between two tokens that rounding may put in either order
 MAX_DISTANCE = 0.1  # of two vectors, as part of their length: rounding moves them by a hundredth
-_PR_SET_PDEATHSIG = 1
 _PROMPT = b"The quick brown fox jumps over the lazy dog. " * 2
 
 
@@ -102,19 +98,9 @@ def _answer(engine: NativeEngine, kind: TaskKind, pools: bool, n_adapters: int) 
     return TrialAnswer(tokens, array.array("f", vector).tolist())
 
 
-def _end_with_server() -> None:
-    """Asks the system to kill this process when its server ends, which does not wait for loads then."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    output = select.poll()
-    output.register(sys.stdout, 0)
-    if output.poll(0):  # nobody reads it: the server has ended already
-        sys.exit(TrialStatus.FAULT)
-
-
 def main() -> TrialStatus:
     """Tries the options on standard input; where they use own kernels, compares these with libllama's."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _end_with_server()
+    end_with_server(TrialStatus.FAULT)
     options = msgspec.json.decode(sys.stdin.buffer.read(), type=Options)
     try:
         first, has_own_kernels = draw(options)

@@ -10,16 +10,17 @@ from corosrv.errors import Refused, TemplateTooCostly
 _WORD = "nedcontent"  # that no template writes by itself
 
 
-def adapt(render: Rendering) -> Rendering:
-    """Returns a rendering of conversations whose contents are texts, whatever the template wants them to be.
-
-    Tries the template with tiny conversations. Computes; never raises.
-    """
+def reads_parts(render: Rendering) -> bool:
+    """Returns whether a template wants lists of parts for contents, by tiny conversations. Computes; never raises."""
     try:
-        is_typed = not _shows(render, _WORD) and _shows(render, _parts(_WORD))
+        return not _shows(render, _WORD) and _shows(render, _parts(_WORD))
     except TemplateTooCostly:  # it would be so each time
-        return render
-    if not is_typed:
+        return False
+
+
+def adapt(render: Rendering, takes_parts: bool) -> Rendering:
+    """Returns a rendering of conversations whose contents are texts. `takes_parts`: see reads_parts."""
+    if not takes_parts:
         return render
 
     def render_parts(messages: list[dict[str, Any]], **arguments: Any) -> str:

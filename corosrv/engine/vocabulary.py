@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from corosrv import errors, waits
 from corosrv.engine.binding import ModelInfo, NativeEngine
+from corosrv.engine.builtin_template import builtin_name
 from corosrv.engine.chat import CHATML, ChatTemplate, texts_of
 from corosrv.engine.image_places import ImagePlaces
 from corosrv.engine.marks import Piece
+from corosrv.engine.template_trial import TemplateCase
+from corosrv.engine.template_verdicts import template_findings
 from corosrv.engine.traits import Traits
 from corosrv.jobs import Image, Messages, MultimodalText, Pieces, Prompt, Text, Tokens
 from corosrv.processor import Turns
@@ -34,8 +37,19 @@ def _param(field: str, number: int, count: int) -> str:
 class EngineVocabulary:
     """One loaded model's; see corosrv.jobs.Vocabulary for the contract. Usable from any thread, as its engine is."""
 
-    def __init__(self, native: NativeEngine, info: ModelInfo, template: str = "", thinks: bool = True) -> None:
-        """`template`: instead of the model's own, or the one for models that carry none; `thinks`: see ChatTemplate."""
+    def __init__(
+        self,
+        native: NativeEngine,
+        info: ModelInfo,
+        template: str = "",
+        thinks: bool = True,
+        has_safe_template: bool = False,
+    ) -> None:
+        """`template`: instead of the model's own, or the one for models that carry none; `thinks`: see ChatTemplate.
+
+        `has_safe_template`: whether the model's own was not written by a stranger, and so needs no trial. Waits for the
+        child process that tries a template not seen before.
+        """
         self._native = native
         self._info = info
         self.size = info.n_vocab
@@ -50,9 +64,10 @@ class EngineVocabulary:
         self._template: ChatTemplate | None = None
         self._no_template = "this model has no chat template, for it generates nothing"
         if self.chat_template:
-            self._read_template(self.chat_template, thinks, hidden)
+            is_safe = self.chat_template == CHATML or (has_safe_template and not template)
+            self._read_template(self.chat_template, thinks, hidden, is_safe)
 
-    def _read_template(self, source: str, thinks: bool, hidden: Mapping[int, str]) -> None:
+    def _read_template(self, source: str, thinks: bool, hidden: Mapping[int, str], is_safe: bool) -> None:
         """A template that cannot be used takes conversations from the model, and nothing else.
 
         `hidden`: the control tokens that add nothing to the text of an answer; those that mark calls and thoughts are
@@ -62,9 +77,12 @@ class EngineVocabulary:
         try:
             ends = [text for token in self.end_tokens if (text := self._text(token))]
             marks = {token: text for token, text in hidden.items() if token not in self.end_tokens}
-            self._template = ChatTemplate(
-                source, self._markers, special, thinks=thinks, end_texts=ends, hidden_texts=list(marks.values())
-            )
+            case = TemplateCase(source, special, tuple(ends), tuple(marks.values()))
+            is_safe = is_safe or builtin_name(source) is not None
+            self._template = waits.call_in_thread(
+                ChatTemplate, source, self._markers, special, case.limits, thinks, case.end_texts, case.hidden_texts,
+                None if is_safe else template_findings(case),
+            )  # fmt: skip
             shown = self._template.traits.marks
             self._native.show_tokens([token for token, text in marks.items() if text in shown])
         except errors.Refused as error:

@@ -22,9 +22,9 @@ MAPPED = """
 @pytest.mark.parametrize(
     "modules",
     [
-        ("corosrv.engine",),
-        ("corosrv.engine", "llama_cpp"),
-        ("llama_cpp", "corosrv.engine"),
+        ("corosrv.engine.binding",),
+        ("corosrv.engine.binding", "llama_cpp"),
+        ("llama_cpp", "corosrv.engine.binding"),
     ],
     ids=" then ".join,
 )
@@ -36,7 +36,7 @@ def test_the_process_holds_one_copy(modules):
 
 def test_looking_for_devices_brings_no_second_copy_of_ggml():
     code = """
-        import corosrv.engine
+        import corosrv.engine.binding
         from corosrv.engine import libllama
         assert libllama.devices()
         with open("/proc/self/maps") as maps:
@@ -67,7 +67,7 @@ def copy(tmp_path) -> Path:
 def start(lib: Path) -> str:
     """The last line of a process that imports the engine with the libllama of this folder."""
     child = children.python(
-        "import corosrv.engine; print('started')", env={**os.environ, "LLAMA_CPP_LIB_PATH": str(lib)}
+        "import corosrv.engine.binding; print('started')", env={**os.environ, "LLAMA_CPP_LIB_PATH": str(lib)}
     )
     return (child.stdout or child.stderr).strip().splitlines()[-1]
 
@@ -108,4 +108,4 @@ def test_a_library_without_a_header_is_taken_on_trust(monkeypatch, tmp_path):
 
 
 def test_importing_the_engine_does_not_import_llama_cpp():
-    assert children.output("import sys, corosrv.engine; print('llama_cpp' in sys.modules)") == "False"
+    assert children.output("import sys, corosrv.engine.engine; print('llama_cpp' in sys.modules)") == "False"
