@@ -122,6 +122,11 @@ class Dispatcher(InferWorker):
                 "%s is in quarantine for %.0f s: its worker processes died while it ran", name_of(blamed), seconds
             )
             self._scheduler.refuse_unservable(blamed)
+            self._timetable.add(now + seconds, self._end_pause, blamed)
+
+    def _end_pause(self, entry: HandlerEntry) -> None:
+        """Lets trial calls find a handler once its pause is over: those who look before they call never ask for it."""
+        entry.quarantine.state(self._clock())
 
     def await_pools(self, reason: Callable[[], str]) -> None:
         """Refuses calls of whatever is not known yet as Starting, until a pool is expected; `reason`: for clients."""

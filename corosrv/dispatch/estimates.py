@@ -1,4 +1,4 @@
-"""Computes estimates from what was measured: means that follow changes, rates, and histograms."""
+"""Computes estimates from what was measured: means that follow changes, rates, counts and histograms."""
 
 from __future__ import annotations
 
@@ -87,6 +87,31 @@ class ServiceTimes:
         """Predicts the seconds until so many calls, or batches of them, have been given a permit each."""
         running = max(self.mean - (now - self._starts[0]), 0.0) if self._starts and not has_free else 0.0
         return running + max(n_turns - 1, 0) * self.mean / max(n_permits, 1)
+
+
+class RecentCount:
+    """Counts the events of the last `window` seconds, by whole ones. The time is passed in and never goes backwards."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._seconds: deque[tuple[int, int]] = deque()  # each with its number of events
+        self._n_events = 0
+
+    def add(self, n_events: int, now: float) -> None:
+        second, n_before = int(now), 0
+        if self._seconds and self._seconds[-1][0] == second:
+            _, n_before = self._seconds.pop()
+        self._seconds.append((second, n_before + n_events))
+        self._n_events += n_events
+        self._forget(now)
+
+    def total(self, now: float) -> int:
+        self._forget(now)
+        return self._n_events
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] <= now - self._window:
+            self._n_events -= self._seconds.popleft()[1]
 
 
 class EventRate:

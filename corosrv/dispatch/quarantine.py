@@ -6,6 +6,8 @@ import math
 from collections import deque
 from enum import Enum
 
+from corosrv.dispatch.estimates import RecentCount
+
 WINDOW = 60.0  # seconds over which crashes are compared with calls
 MAX_CRASHES = 2  # within the window, that put a handler into quarantine
 MIN_SHARE = 0.01  # of crashes among its calls; below, somebody else may have killed the processes of a busy handler
@@ -31,8 +33,7 @@ class Quarantine:
     def __init__(self) -> None:
         self._state = QuarantineState.FREE
         self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)  # their times
-        self._ends: deque[tuple[int, int]] = deque()  # calls that ended well, by the second
-        self._n_ended = 0
+        self._good_calls = RecentCount(WINDOW)
         self._n_pauses = 0  # in a row
         self._n_well = 0  # trials in a row
         self._has_trial = False  # a trial call waits or runs
@@ -40,7 +41,7 @@ class Quarantine:
 
     @property
     def is_closed(self) -> bool:
-        """True while no call passes, as of the last `admits`."""
+        """True while no call passes, as of the time that was passed in last."""
         return self._state is QuarantineState.QUARANTINED
 
     def state(self, now: float) -> QuarantineState:
@@ -80,31 +81,25 @@ class Quarantine:
 
     def count_well(self, n_calls: int, now: float) -> None:
         """Records calls that have ended and left their process alive."""
-        self._forget(now)
-        second = int(now)
-        if self._ends and self._ends[-1][0] == second:
-            self._ends[-1] = (second, self._ends[-1][1] + n_calls)
-        else:
-            self._ends.append((second, n_calls))
-        self._n_ended += n_calls
+        self._good_calls.add(n_calls, now)
 
     def suspicion(self, now: float) -> float:
         """Returns how likely it is that this handler, of those that ran, has killed their process."""
-        self._forget(now)
-        return (len(self._crashes) + 1) / (self._n_ended + 1)
+        self._forget_crashes(now)
+        return (len(self._crashes) + 1) / (self._good_calls.total(now) + 1)
 
     def crash(self, now: float) -> bool:
         """Records that it killed its process; returns whether a pause begins with that.
 
         Late crashes of calls that began before the pause change nothing.
         """
-        self._forget(now)
+        self._forget_crashes(now)
         state = self.state(now)
         if state is QuarantineState.QUARANTINED:
             return False
         self._crashes.append(now)
         n_crashes = len(self._crashes)
-        is_often = n_crashes == MAX_CRASHES and n_crashes >= MIN_SHARE * self._n_ended
+        is_often = n_crashes == MAX_CRASHES and n_crashes >= MIN_SHARE * self._good_calls.total(now)
         if state is QuarantineState.FREE and not is_often:
             return False
         self._state = QuarantineState.QUARANTINED
@@ -112,8 +107,6 @@ class Quarantine:
         self._n_pauses = min(self._n_pauses + 1, 16)
         return True
 
-    def _forget(self, now: float) -> None:
+    def _forget_crashes(self, now: float) -> None:
         while self._crashes and self._crashes[0] <= now - WINDOW:
             self._crashes.popleft()
-        while self._ends and self._ends[0][0] <= now - WINDOW:
-            self._n_ended -= self._ends.popleft()[1]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from enum import Enum
+
+from corosrv.dispatch.estimates import RecentCount
 
 MAX_FAULTS = 5  # in a row, that open the breaker
 WINDOW = 30.0  # seconds over which faults are compared with calls
@@ -27,26 +28,15 @@ class FaultShare:
     """Compares the faults of the last WINDOW seconds with all calls that ended then. The time is passed in."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, int, int]] = deque()  # each with the number of calls and of faults
-        self._n_calls = self._n_faults = 0
+        self._calls = RecentCount(WINDOW)
+        self._faults = RecentCount(WINDOW)
 
     def note(self, is_fault: bool, now: float) -> bool:
         """Counts a call that has ended, and returns whether too many of the calls are faults."""
-        self._forget(now)
-        second, n_calls, n_faults = int(now), 1, int(is_fault)
-        if self._seconds and self._seconds[-1][0] == second:
-            _, n_more, n_more_faults = self._seconds.pop()
-            n_calls, n_faults = n_calls + n_more, n_faults + n_more_faults
-        self._seconds.append((second, n_calls, n_faults))
-        self._n_calls += 1
-        self._n_faults += is_fault
-        return self._n_calls >= N_COMPARED and self._n_faults >= MAX_SHARE * self._n_calls
-
-    def _forget(self, now: float) -> None:
-        while self._seconds and self._seconds[0][0] <= now - WINDOW:
-            _, n_calls, n_faults = self._seconds.popleft()
-            self._n_calls -= n_calls
-            self._n_faults -= n_faults
+        self._calls.add(1, now)
+        self._faults.add(is_fault, now)
+        n_calls = self._calls.total(now)
+        return n_calls >= N_COMPARED and self._faults.total(now) >= MAX_SHARE * n_calls
 
 
 class Breaker:

@@ -6,7 +6,8 @@ import pytest
 
 from corosrv.dispatch.quarantine import FIRST_PAUSE, LONGEST_PAUSE, MAX_CRASHES, WINDOW, Quarantine, QuarantineState
 from corosrv.errors import Unavailable, WorkerLost
-from tests.dispatch.hosts import FakeHost, Front, card, error_of
+from corosrv.jobs.infer import CapabilityTarget, InferJob, InferRequest
+from tests.dispatch.hosts import FakeHost, Front, capability_card, card, error_of
 
 FREE, QUARANTINED, TRYING = QuarantineState
 KILLER, OTHER = card("killer"), card("other")
@@ -131,6 +132,31 @@ def test_calls_of_a_handler_in_quarantine_are_told_when_to_come_back(front: Fron
     assert told.value.retry_after == 8
     assert (state_of(front, "killer"), state_of(front, "other")) == ("UNAVAILABLE", "READY")
     front.call("other")
+
+
+def test_after_the_pause_a_handler_is_ready_also_for_those_who_look_before_they_call(front: Front):
+    crash(front, 1, "killer")
+    crash(front, 3, "killer")
+    front.clock.pass_time(FIRST_PAUSE - 0.1)
+    assert state_of(front, "killer") == "UNAVAILABLE"
+
+    front.clock.pass_time(0.1)
+
+    assert state_of(front, "killer") == "READY"
+
+
+def test_after_the_pause_calls_of_a_capability_try_the_best_handler_again():
+    front, best, other = Front.make(), capability_card("best", 1, type="x"), capability_card("other", 9, type="x", n=1)
+    host = front.add("p/0", best, other, n_slots=4)
+    for _ in range(2):
+        front.dispatcher.note_crash([best.key])
+    job = InferJob(CapabilityTarget({"type": "x"}), InferRequest())
+    front.dispatcher.submit(job)
+
+    front.clock.pass_time(FIRST_PAUSE)
+    front.dispatcher.submit(job)
+
+    assert [call.call.handler for call in host.calls] == [1, 0]
 
 
 def test_of_those_that_ran_the_one_without_good_calls_is_blamed(front: Front):
