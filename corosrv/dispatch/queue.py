@@ -26,7 +26,7 @@ def level_at(priority: int, arrived: float, now: float) -> int:
 class QueuePlace(Generic[T]):
     """Marks the place of one item in a CallQueue; `item` is None once it has left."""
 
-    __slots__ = ("arrived", "due", "ends", "item", "level", "number", "rises_at", "serial")
+    __slots__ = ("arrived", "deadline", "due", "item", "level", "number", "rises_at", "serial")
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class QueuePlace(Generic[T]):
         arrived: float,
         rises_at: float,
         serial: int,
-        ends: float,
+        deadline: float,
     ) -> None:
         self.item: T | None = item
         self.level = level
@@ -45,7 +45,7 @@ class QueuePlace(Generic[T]):
         self.number = number
         self.arrived = arrived
         self.rises_at = rises_at
-        self.ends = ends  # its deadline
+        self.deadline = deadline
         self.serial = serial  # of the places of one queue, so that no two are equal
 
     @property
@@ -91,11 +91,11 @@ class CallQueue(Generic[T]):
         arrived: float,
         number: int,
         now: float,
-        ends: float = math.inf,
+        deadline: float = math.inf,
     ) -> QueuePlace[T]:
         """Adds an item. `number`: of its arrival, unique; one that returns takes its former number and arrival.
 
-        `ends`: when it is of no use any more.
+        `deadline`: when it is of no use any more.
         """
         level = level_at(priority, arrived, now)
         place = QueuePlace(
@@ -106,7 +106,7 @@ class CallQueue(Generic[T]):
             arrived,
             arrived + (priority - level + 1) * RISE_AFTER,
             next(self._serials),
-            ends,
+            deadline,
         )
         if self._arrivals and arrived < self._arrivals[0].arrived:
             self._arrivals.appendleft(place)
@@ -145,9 +145,9 @@ class CallQueue(Generic[T]):
         while heap:
             place = heap[0][3]
             if place.item is not None and place.level == level:
-                if place.ends >= risky_until:
+                if place.deadline >= risky_until:
                     return place
-                heapq.heappush(risky, (-place.ends, place.number, place.serial, place))
+                heapq.heappush(risky, (-place.deadline, place.number, place.serial, place))
             heapq.heappop(heap)
         while (place := risky[0][3]).item is None or place.level != level:
             heapq.heappop(risky)
