@@ -6,6 +6,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -66,7 +67,8 @@ class DeliveredCalls:
         if kind == b"cancel":
             delivery.give_up()
         elif kind == b"ack":
-            delivery.acknowledge(int(message[b"n"]))
+            with suppress(KeyError, ValueError):  # of a message that no front has written
+                delivery.acknowledge(int(message[b"n"]))
 
     def renew(self) -> None:
         """Says of all calls that they still run here, and gives up those that another front has taken. Never waits."""

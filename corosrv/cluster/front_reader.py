@@ -72,9 +72,10 @@ class FrontReader:
             for id, flat in messages:
                 self._last[name] = id
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
-                if name == bell:
-                    self._on_bell(fields[b"q"].decode(), fields.get(b"k") == b"idle")
-                else:
+                # Whoever can write to Redis may add what is no message: it is for nobody.
+                if name != bell and b"c" in fields and b"k" in fields:
                     self._on_message(fields)
+                elif name == bell and b"q" in fields:
+                    self._on_bell(fields[b"q"].decode("utf-8", "replace"), fields.get(b"k") == b"idle")
             if name != bell:
                 self._runner.submit(queue_scripts.TRIM, [self._names.own_stream], [self._last[name]])

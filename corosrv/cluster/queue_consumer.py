@@ -146,17 +146,23 @@ class QueueConsumer:
         """Reads as many entries as there are permits for them, and starts them. Waits."""
         ordered = sorted(keys)
         names = [self._names.stream(self._domain, key, band) for band in Band for key in ordered]
-        arguments = (self._names.front, n_wanted, self._turns.n_low(n_wanted), self._timing.hold_ms, self._names.bodies)
+        arguments = (
+            *(self._names.front, n_wanted, self._turns.n_low(n_wanted), self._timing.hold_ms),
+            *(self._names.bodies, self._names.dead_letters),
+        )
         self._reserved[keys] += n_wanted
         n_left = n_wanted
         try:
-            epoch, hold, now, entries, waiting = self._runner.run(
+            epoch, hold, now, entries, waiting, n_strange = self._runner.run(
                 queue_scripts.PULL, (self._names.epoch, *names), arguments
             )
             self._on_epoch(epoch)
             self._looks_at[keys] = time.monotonic() + LOOK_INTERVAL
             self._holds_until = time.monotonic() + hold / 1000
             self._note_backlogs(ordered, waiting)
+            if n_strange:
+                words = "%d entries of the shared queue were no calls, and are in %s now"
+                log.warning(words, n_strange, self._names.dead_letters)
             self._turns.count([Band(entry[0] // len(ordered)) for entry in entries])
             for entry in entries:
                 n_left -= 1

@@ -95,7 +95,7 @@ class QueueLink:
     # What others tell.
 
     def _on_message(self, message: Mapping[bytes, bytes]) -> None:
-        call, kind = message[b"c"].decode(), message[b"k"]
+        call, kind = message[b"c"].decode("utf-8", "replace"), message[b"k"]
         if kind in (b"cancel", b"ack"):
             self.deliveries.on_message(call, kind, message)
         else:

@@ -21,6 +21,7 @@ GROUP = "fronts"
 MARK_MS = 24 * 3600 * 1000  # for which a mark stays if nobody finishes its entry
 FRONT_MS = 300 * 1000  # for which the stream of a front stays that does not read it any more
 DEAD_LETTERS = 1000  # entries that are kept in the stream of those that nobody could run
+STRANGE_FIELDS = 64  # names and values that are kept of an entry there: those of a call are fewer
 
 _CLOCK = """
 local clock = redis.call('TIME')
@@ -32,6 +33,14 @@ local function fields_of(flat)
   local fields = {}
   for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
   return fields
+end
+"""
+
+_IS_CALL = """
+-- Whether a front has written an entry. Others may write what they like into a stream.
+local function is_call(fields)
+  return fields.c and fields.f and fields.b and tonumber(fields.d) and tonumber(fields.t)
+    and not string.find(fields.c .. fields.f, '[^!-~]')
 end
 """
 
@@ -64,8 +73,15 @@ _DROP = f"""
 local function drop(stream, id, ...)
   local n = redis.call('XDEL', stream, id)
   redis.pcall('XACK', stream, '{GROUP}', id)
-  redis.call('DEL', ...)
+  if ... then redis.call('DEL', ...) end
   return n
+end
+"""
+
+_SET_ASIDE = f"""
+local function set_aside(stream, id, flat, dead_letters)
+  local kept = {{unpack(flat, 1, math.min(#flat, {STRANGE_FIELDS}))}}
+  redis.call('XADD', dead_letters, 'MAXLEN', '~', '{DEAD_LETTERS}', '*', 'stream', stream, 'id', id, unpack(kept))
 end
 """
 
@@ -85,9 +101,10 @@ redis.call('XADD', KEYS[4], 'MAXLEN', '~', '256', '*', 'q', ARGV[4])
 return {{'queued', id}}
 """
 
-PULL = f"""{_CLOCK}{_FIELDS}{_WAITING}
+PULL = f"""{_CLOCK}{_FIELDS}{_IS_CALL}{_WAITING}{_DROP}{_SET_ASIDE}
 -- KEYS: epoch, then streams of the bands high, normal and low, as many of each. ARGV: consumer, entries wanted, those
--- of them that are to be low ones if there are any, ms to hold after a restart, beginning of the names of bodies
+-- of them that are to be low ones if there are any, ms to hold after a restart, beginning of the names of bodies, dead
+-- letters. Returns, last, how many entries were no calls and are dead letters now.
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local epoch = redis.call('HMGET', KEYS[1], 'run', 'until')
 local hold = 0
@@ -100,7 +117,7 @@ else
   hold = math.max(tonumber(epoch[2]) - now, 0)
 end
 local left, n_keys = tonumber(ARGV[2]), (#KEYS - 1) / 3
-local entries = {{}}
+local entries, n_strange = {{}}, 0
 local function read(first, last, limit)
   for i = first, last do
     if limit <= 0 then return end
@@ -115,9 +132,15 @@ local function read(first, last, limit)
       if reply then
         for _, entry in ipairs(reply[1][2]) do
           local fields = fields_of(entry[2])
-          local body = fields.b
-          if body == '' then body = redis.call('GET', ARGV[5] .. fields.c) or '' end
-          table.insert(entries, {{i - 2, entry[1], 1, fields.c, fields.f, fields.d, body}})
+          if is_call(fields) then
+            local body = fields.b
+            if body == '' then body = redis.call('GET', ARGV[5] .. fields.c) or '' end
+            table.insert(entries, {{i - 2, entry[1], 1, fields.c, fields.f, fields.d, body}})
+          else
+            set_aside(KEYS[i], entry[1], entry[2], ARGV[6])
+            drop(KEYS[i], entry[1])
+            n_strange = n_strange + 1
+          end
           left, limit = left - 1, limit - 1
         end
       end
@@ -130,7 +153,7 @@ if hold == 0 then
 end
 local waiting = {{}}
 for i = 2, #KEYS do waiting[i - 1] = waiting_in(KEYS[i]) end
-return {{run, math.ceil(hold), string.format('%.0f', now), entries, waiting}}
+return {{run, math.ceil(hold), string.format('%.0f', now), entries, waiting, n_strange}}
 """
 
 START = f"""{_CLOCK}{_FIELDS}{_OWNER}
@@ -222,15 +245,19 @@ if redis.call('GET', KEYS[2]) ~= mine .. '|sent' then redis.call('SET', KEYS[2],
 return 1
 """
 
-CLAIM = f"""{_CLOCK}{_FIELDS}{_TELL}{_OWNER}{_DROP}
+CLAIM = f"""{_CLOCK}{_FIELDS}{_IS_CALL}{_TELL}{_OWNER}{_DROP}{_SET_ASIDE}
 -- KEYS: stream, dead letters. ARGV: consumer, ms of idleness, cursor, count, beginnings of the names of marks, bodies
 -- and front streams, payloads of the two refusals: lost after its start, delivered too often
 local reply = redis.pcall('XAUTOCLAIM', KEYS[1], '{GROUP}', ARGV[1], ARGV[2], ARGV[3], 'COUNT', ARGV[4])
 if reply.err then return {{'0-0', string.format('%.0f', now), {{}}}} end
 local entries = {{}}
 for _, entry in ipairs(reply[2]) do
-  if entry and entry[1] then -- Redis 6.2 has nothing in the place of a deleted one
-    local id, fields = entry[1], fields_of(entry[2])
+  local id = entry and entry[1] -- Redis 6.2 has nothing in the place of a deleted one
+  local fields = id and fields_of(entry[2])
+  if id and not is_call(fields) then
+    set_aside(KEYS[1], id, entry[2], KEYS[2])
+    drop(KEYS[1], id)
+  elseif id then
     local mark_key, body_key = ARGV[5] .. fields.c, ARGV[6] .. fields.c
     local mark = redis.call('GET', mark_key)
     local _, delivery = delivery_of(KEYS[1], id)
@@ -239,7 +266,7 @@ for _, entry in ipairs(reply[2]) do
       refusal = ARGV[8]
     elseif delivery > tonumber(fields.t) then
       refusal = ARGV[9]
-      redis.call('XADD', KEYS[2], 'MAXLEN', '~', '{DEAD_LETTERS}', '*', 'stream', KEYS[1], 'id', id, unpack(entry[2]))
+      set_aside(KEYS[1], id, entry[2], KEYS[2])
     end
     if refusal then
       drop(KEYS[1], id, mark_key, body_key)
@@ -271,7 +298,7 @@ local page = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[3]
 local owned = {{}}
 for _, entry in ipairs(page) do
   local fields = fields_of(entry[2])
-  if fields.f == ARGV[2] then table.insert(owned, {{entry[1], fields.c}}) end
+  if fields.f == ARGV[2] and fields.c then table.insert(owned, {{entry[1], fields.c}}) end
 end
 local last = ''
 if #page == tonumber(ARGV[3]) then last = page[#page][1] end

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 import gevent
+import msgspec
 
 from corosrv.cluster.connection import RedisClient
 from corosrv.errors import CorosrvError
@@ -57,5 +58,7 @@ class Subscription:
         _, channel, data = reply
         try:
             self._listeners[channel](data)
+        except msgspec.MsgspecError:
+            log.warning("what was published in %s is no message of a corosrv, and is dropped", channel.decode())
         except Exception:
             log.exception("what another server published could not be taken, by a bug")

@@ -64,14 +64,14 @@ class SlowRedis:
             cursor, entries = self.claimed.pop(0) if self.claimed else (b"0-0", [])
             return cursor, NOW, entries
         if not (n_wanted := arguments[1]):  # asks for the length alone
-            return (b"epoch", self.hold_ms, NOW, [], [1, 0, 0])
+            return (b"epoch", self.hold_ms, NOW, [], [1, 0, 0], 0)
         self.wanted.append(n_wanted)
         self.low.append(arguments[2])
         self._reply = AsyncResult()
         return self._reply.get(timeout=60)
 
     def reply(self, *entries: Any, n_waiting: int = 0) -> None:
-        self._reply.set((b"epoch", self.hold_ms, NOW, list(entries), [n_waiting, 0, 0]))
+        self._reply.set((b"epoch", self.hold_ms, NOW, list(entries), [n_waiting, 0, 0], 0))
 
     def fail(self, error: Exception) -> None:
         self._reply.set_exception(error)

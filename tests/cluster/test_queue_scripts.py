@@ -43,7 +43,9 @@ class QueueSteps:
         return reply[1].decode() if reply[0] == b"queued" else reply
 
     def pull(self, front: str = ANSWERED_BY, n: int = 10, n_low: int = 0, hold: int = 0) -> Any:
-        return self.run(queue_scripts.PULL, (NAMES.epoch, *STREAMS), (front, n, n_low, hold, NAMES.bodies))
+        return self.run(
+            queue_scripts.PULL, (NAMES.epoch, *STREAMS), (front, n, n_low, hold, NAMES.bodies, NAMES.dead_letters)
+        )
 
     def calls(self, *arguments: Any, **options: Any) -> list[str]:
         return [entry[3].decode() for entry in self.pull(*arguments, **options)[3]]
@@ -138,7 +140,7 @@ def test_a_large_body_has_a_key_that_expires_and_comes_with_its_entry(steps: Que
 def test_a_deadline_is_one_of_redis_clock(steps: QueueSteps):
     steps.enqueue("c1", ms=5000)
 
-    _, _, now, ((*_, deadline, _),), _ = steps.pull()
+    _, _, now, ((*_, deadline, _),), *_ = steps.pull()
 
     assert 0 < int(deadline) - int(now) <= 5000
 
@@ -181,6 +183,41 @@ def test_an_entry_is_delivered_to_one_front(steps: QueueSteps):
     assert (steps.calls(), steps.calls(front=OTHER)) == (["c1"], [])
 
 
+STRANGE = [
+    ("x", "y"),
+    ("c", "c9", "f", "front-a", "b", "body", "d", "soon", "t", 3),
+    ("c", "c9", "f", "front-a", "b", "body", "d", 0),
+    ("c", b"\xff", "f", "front-a", "b", "body", "d", 0, "t", 3),
+    ("c", "c9", "b", "body", "d", 0, "t", 3),
+    [word for number in range(9000) for word in (number, "y")],
+]
+
+
+@pytest.mark.parametrize("fields", STRANGE, ids=["other", "deadline", "no tries", "bytes", "no front", "many"])
+def test_an_entry_that_no_front_has_written_is_set_aside_and_holds_nobody_up(steps: QueueSteps, fields: Any):
+    steps.client.execute("XADD", STREAMS[1], "*", *fields)
+    steps.enqueue("c1")
+
+    *_, entries, _, n_strange = steps.pull()
+
+    assert ([entry[3] for entry in entries], n_strange) == ([b"c1"], 1)
+    assert steps.client.execute("XLEN", NAMES.dead_letters) == 1
+    assert steps.length() == 1
+
+
+@pytest.mark.parametrize("fields", STRANGE, ids=["other", "deadline", "no tries", "bytes", "no front", "many"])
+def test_an_entry_that_no_front_has_written_is_not_claimed(steps: QueueSteps, fields: Any):
+    steps.enqueue("c1")
+    steps.client.execute("XADD", STREAMS[1], "*", *fields)
+    steps.client.execute("XREADGROUP", "GROUP", queue_scripts.GROUP, OTHER, "STREAMS", STREAMS[1], ">")
+
+    _, _, entries = steps.claim()
+
+    assert [entry[3] for entry in entries] == [b"c1"]
+    assert steps.client.execute("XLEN", NAMES.dead_letters) == 1
+    assert steps.length() == 1
+
+
 def test_a_group_that_is_gone_is_made_from_the_beginning(steps: QueueSteps):
     steps.enqueue("c1")
     steps.client.execute("XGROUP", "DESTROY", STREAMS[1], queue_scripts.GROUP)
@@ -199,7 +236,7 @@ def test_nothing_is_read_for_a_while_after_another_run_of_redis_was_seen(steps: 
     steps.enqueue("c1")
     steps.client.execute("HSET", NAMES.epoch, "run", "an-earlier-one")
 
-    _, hold, _, entries, _ = steps.pull(hold=60_000)
+    _, hold, _, entries, *_ = steps.pull(hold=60_000)
 
     assert hold > 0
     assert entries == []

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from corosrv.cluster.bands import Band
+from corosrv.cluster.keys import KeyNames
+from corosrv.cluster.queue_names import QueueNames
 from tests.support.queue_front import FrontProcess, QueueFrontOptions
 from tests.support.redis_server import RedisServer, redis_server
 
@@ -128,6 +131,20 @@ def test_a_call_of_a_model_that_another_front_serves_runs_there(trio: Trio):
     trio.entry.submit("remote", seconds=0)
 
     assert trio.entry.end_of("remote")["pieces"][0] in ("1 left", "1 right")
+
+
+def test_what_strangers_write_into_redis_is_dropped_in_words(start_front: StartFront, redis: RedisServer):
+    entry, other = start_front("entry", slots=0), start_front("other", slots=1)
+    names = QueueNames(KeyNames(entry.options.namespace), f"other-{other.process.pid}")
+    for key in (names.own_stream, names.bell, names.stream("app", "model:sleep:", Band.NORMAL)):
+        redis.command("XADD", key, "*", "x", "y")
+        redis.command("XADD", key, "*", "c", "call", "k", "ack", "n", "many")
+
+    entry.submit("call", seconds=0)
+
+    assert entry.end_of("call")["pieces"] == ["1 other"]
+    await_that(lambda: "entries of the shared queue were no calls" in other.log, "no line of log")
+    assert "Traceback" not in other.log + entry.log
 
 
 def test_a_large_body_goes_through(trio: Trio):

@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -225,8 +226,9 @@ class FrontProcess:
     def __init__(self, options: QueueFrontOptions) -> None:
         self.options = options
         command = [sys.executable, "-m", "tests.support.queue_front", json.dumps(asdict(options))]
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `kill`
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True, bufsize=1
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=ROOT, text=True, bufsize=1
         )
         self.ends: dict[str, dict[str, Any]] = {}
         self.n_ends = 0
@@ -271,8 +273,13 @@ class FrontProcess:
         """Waits for the end of a call."""
         return self.ends[id] if id in self.ends else self.await_event("end", timeout, id=id)
 
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return os.pread(self._log.fileno(), 1 << 20, 0).decode()
+
     def kill(self) -> None:
-        """Ends it as kill -9 does."""
+        """Ends it as kill -9 does, and shows what it has logged."""
         self.process.kill()
         self.process.wait(20)
         self._thread.join(20)
@@ -280,6 +287,9 @@ class FrontProcess:
             if pipe is not None:
                 with contextlib.suppress(OSError):  # of what could not be written
                     pipe.close()
+        if not self._log.closed:
+            print(self.log, file=sys.stderr, end="")
+            self._log.close()
 
 
 if __name__ == "__main__":
