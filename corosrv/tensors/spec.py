@@ -12,12 +12,16 @@ from corosrv.tensors.datatypes import DATATYPES
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """Declares an input or an output. A dimension of -1 may have any size."""
+    """Declares an input or an output. A dimension of -1 may have any size.
+
+    `any_rank`: it may have other dimensions than `shape`, which is what a list of elements becomes then.
+    """
 
     name: str
     datatype: str
     shape: Sequence[int]
     optional: bool = False
+    any_rank: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown datatype, an empty name or a dimension below -1."""
@@ -30,8 +34,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     def allows(self, shape: Sequence[int]) -> bool:
         """Returns whether a tensor of this shape fits the declaration."""
-        return len(shape) == len(self.shape) and all(
-            declared in (-1, size) for declared, size in zip(self.shape, shape, strict=True)
+        return self.any_rank or (
+            len(shape) == len(self.shape)
+            and all(declared in (-1, size) for declared, size in zip(self.shape, shape, strict=True))
         )
 
     def shape_for(self, n_elements: int) -> tuple[int, ...]:

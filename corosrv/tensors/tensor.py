@@ -39,7 +39,7 @@ class Tensor:
     ) -> None:
         """Takes `raw`, or `data`: a flat list, or an array of numpy. Gives way to other greenlets in long BYTES.
 
-        Raises InvalidTensor for a wrong datatype, shape, range or count.
+        Raises InvalidTensor for an empty name, and for a wrong datatype, shape, range or count.
         """
         if (data is None) == (raw is None):
             raise InvalidTensor(name, "needs either data or raw content, and not both")
@@ -74,6 +74,8 @@ class Tensor:
     def _describe(
         self, name: str, datatype: str, shape: Sequence[int], parameters: Mapping[str, Parameter] | None
     ) -> None:
+        if not name:
+            raise InvalidTensor(name, "has an empty name: give it one")
         if datatype not in DATATYPES:
             raise InvalidTensor(name, f"has the unknown datatype {datatype[:40]!r}")
         self.name = name

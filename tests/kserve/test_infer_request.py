@@ -155,6 +155,13 @@ def test_scalars_and_empty_tensors_are_taken(shape, data):
     assert decode_input(shape=shape, data=data).data in ([], [5])
 
 
+def test_an_input_without_a_name_is_refused():
+    with pytest.raises(Refused, match="tensor '' has an empty name: give it one"):
+        decode_input(name="")
+    with pytest.raises(Refused, match="tensor '' has an empty name: give it one"):
+        decode(b'{"inputs":[{"name":"","datatype":"UINT8","shape":[1],"parameters":{"binary_data_size":1}}]}7', "91")
+
+
 @pytest.mark.parametrize("data", [5, "12", {"0": 1}, True, 1.5])
 def test_data_that_are_no_array_are_refused(data):
     with pytest.raises(Refused, match="tensor 'a'"):

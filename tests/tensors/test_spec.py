@@ -38,6 +38,13 @@ def test_a_shape_fits_in_rank_and_in_every_fixed_dimension(declared, shape, allo
     assert TensorSpec("a", "INT8", declared).allows(shape) is allows
 
 
+def test_any_rank_fits_where_it_is_declared():
+    spec = TensorSpec("a", "INT8", [-1], any_rank=True)
+
+    assert [spec.allows(shape) for shape in ([], [2], [2, 3])] == [True, True, True]
+    assert spec.shape_for(4) == (4,)
+
+
 @pytest.mark.parametrize(
     ("declared", "n_elements", "shape"),
     [

@@ -60,6 +60,13 @@ def test_data_that_is_no_list_is_refused(data):
         Tensor("a", "UINT8", [2], data=data)
 
 
+def test_an_empty_name_is_refused():
+    with pytest.raises(InvalidTensor, match="tensor '' has an empty name"):
+        Tensor("", "INT8", [1], data=[1])
+    with pytest.raises(InvalidTensor, match="tensor '' has an empty name"):
+        Tensor.from_checked("", "INT8", [1], b"\1")
+
+
 def test_a_wrong_count_is_refused():
     with pytest.raises(InvalidTensor, match=r"has 3 elements, where the shape \[2, 2\] needs 4"):
         Tensor("a", "INT8", [2, 2], data=[1, 2, 3])

@@ -8,6 +8,7 @@ from typing import Any
 from corosrv.errors import InvalidTensor, OutputFailed
 from corosrv.jobs.infer import HandlerCard
 from corosrv.tensors import Tensor, TensorSpec
+from corosrv.worker.app.inputs import flatten
 from corosrv.worker.app.messages import ModelInferResponse
 
 
@@ -67,15 +68,9 @@ def _check_declared(card: HandlerCard, tensor: Tensor) -> None:
     spec = _spec(card, tensor.name)
     if tensor.datatype != spec.datatype:
         raise OutputFailed(f"{card.name}: output {tensor.name!r} is {tensor.datatype}, and declared as {spec.datatype}")
-    if not _fits(tensor.shape, spec.shape):
+    if not spec.allows(tensor.shape):
         shapes = f"{list(tensor.shape)}, and declared as {list(spec.shape)}"
         raise OutputFailed(f"{card.name}: output {tensor.name!r} has the shape {shapes}")
-
-
-def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    return len(shape) == len(declared) and all(
-        size == wanted_size or wanted_size == -1 for size, wanted_size in zip(shape, declared, strict=True)
-    )
 
 
 def _spec(card: HandlerCard, name: Any) -> TensorSpec:
@@ -98,7 +93,11 @@ def _tensor(card: HandlerCard, name: Any, content: Any) -> Tensor:
     spec = _spec(card, name)
     if isinstance(content, (str, bytes)) or not hasattr(content, "__len__") or isinstance(content, Mapping):
         kind = type(content).__name__
-        raise OutputFailed(f"{card.name}: output {name!r} is a {kind}: return a flat list, an array or a Tensor")
+        raise OutputFailed(f"{card.name}: output {name!r} is a {kind}: return a list, an array or a Tensor")
+    if isinstance(content, (list, tuple)):
+        nested_shape, elements = flatten(name, content)
+        if len(nested_shape) > 1:
+            return Tensor(name, spec.datatype, nested_shape, data=elements)
     shape = getattr(content, "shape", None)
     if shape is None:
         return Tensor(name, spec.datatype, _inferred(card, spec, len(content)), data=content)

@@ -53,6 +53,8 @@ class App:
     ) -> Callable[[AnyHandler], AnyHandler]:
         """Registers a function as a model: `(request)`, `(request, context)` or `(request, context, stream)`.
 
+        Or one whose types say what it takes and gives, as `(a: int, b: list[float]) -> float`; see the guide.
+
         `inputs`, `outputs`: what it takes and gives; empty: anything. `concurrency`: how many calls run at once in one
         worker process. `max_queue`: how many may wait. `slo_ms`: how soon a call should be answered. `timeout_ms`: how
         long one may take. `idempotent`: a call whose worker was lost may run again. `batch`: `{"max_size": n,
@@ -82,7 +84,7 @@ class App:
         def register(function: AnyHandler) -> AnyHandler:
             group = self._group_of(function)
             options.check_name(f"{group.title}: @app.model", name)
-            self._add(group, handler_options.card(name, group.signature.kind))
+            self._add(group, handler_options.card(name, group.signature))
             return function
 
         return register
@@ -97,7 +99,7 @@ class App:
         def register(function: AnyHandler) -> AnyHandler:
             group = self._group_of(function)
             capability = options.check_capability(group.title, attributes)
-            self._add(group, handler_options.card(_name_of(function), group.signature.kind, capability))
+            self._add(group, handler_options.card(_name_of(function), group.signature, capability))
             return function
 
         return register
@@ -180,14 +182,14 @@ class App:
         models: Sequence[str],
         capabilities: Sequence[Mapping[str, Any]],
     ) -> None:
-        kind = group.signature.kind
+        signature = group.signature
         if isinstance(models, str) or isinstance(capabilities, Mapping) or not (models or capabilities):
             raise AppError(f"{pool.name}: @app.worker needs models=['name'], capabilities=[{{'type': 'name'}}] or both")
         for model in models:
             options.check_name(f"{pool.name}: `models`", model)
-        cards = [handler_options.card(model, kind) for model in models]
+        cards = [handler_options.card(model, signature) for model in models]
         for attributes in capabilities:
-            cards.append(handler_options.card(pool.name, kind, options.check_capability(pool.name, attributes)))
+            cards.append(handler_options.card(pool.name, signature, options.check_capability(pool.name, attributes)))
         if pool.name == DEFAULT_POOL or pool.name in self._classes:
             raise AppError(f"{pool.name}: there is a pool of this name already: give the class another name")
         for card in cards:

@@ -84,7 +84,7 @@ class Context(_CallContext[Caller]):
     ) -> Any:
         """Calls another model, or a capability, through the server, and waits for its answer.
 
-        `inputs`: tensors, arrays, flat lists or references to objects, by their names. `stream`: returns an iterator of
+        `inputs`: tensors, arrays, lists or references to objects, by their names. `stream`: returns an iterator of
         the answers as they come, which cancels the call when it is closed. `options`: version, prefer, fuzzy,
         parameters, outputs and priority, which is that of the request if it is not given. The call ends at the deadline
         of the request, if not before, and when the request does.

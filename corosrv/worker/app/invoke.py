@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from corosrv.errors import OutputFailed
+from corosrv.errors import InvalidTensor, OutputFailed
 from corosrv.worker.app.answers import answer_of, answers_of
+from corosrv.worker.app.handler_kind import HandlerKind
 from corosrv.worker.app.messages import ModelInferRequest, ModelInferResponse
 from corosrv.worker.app.pools import BoundHandler
-from corosrv.worker.app.signature import HandlerKind
 
 Answers = list[ModelInferResponse | BaseException]
 Send = Callable[[ModelInferResponse], object]  # of one answer; may wait, and raises where the request must end
@@ -31,12 +31,12 @@ def invoke(handler: BoundHandler, request: ModelInferRequest, context: Any, send
     """Runs a handler that is no coroutine, and sends each of its answers. Raises what it raises, and OutputFailed."""
     kind = handler.signature.kind
     if kind is HandlerKind.FUNCTION:
-        send(answer_of(handler.card, _call(handler, request, context)))
+        send(_answer(handler, _call(handler, request, context)))
     elif kind is HandlerKind.GENERATOR:
         answers = _call(handler, request, context)
         try:
             for answer in answers:
-                send(answer_of(handler.card, answer))
+                send(_answer(handler, answer))
         finally:
             answers.close()
     else:
@@ -49,12 +49,12 @@ def invoke(handler: BoundHandler, request: ModelInferRequest, context: Any, send
 async def invoke_async(handler: BoundHandler, request: ModelInferRequest, context: Any, send: SendAsync) -> None:
     """Runs a coroutine function or an async generator as invoke() does the others."""
     if handler.signature.kind is HandlerKind.COROUTINE:
-        await send(answer_of(handler.card, await _call(handler, request, context)))
+        await send(_answer(handler, await _call(handler, request, context)))
         return
     answers = _call(handler, request, context)
     try:
         async for answer in answers:
-            await send(answer_of(handler.card, answer))
+            await send(_answer(handler, answer))
     finally:
         await answers.aclose()
 
@@ -71,5 +71,17 @@ async def invoke_batch_async(
     return answers_of(handler.card, await _call(handler, list(requests), list(contexts)), len(requests))
 
 
+def _answer(handler: BoundHandler, value: Any) -> ModelInferResponse:
+    typed = handler.signature.typed
+    if typed is None:
+        return answer_of(handler.card, value)
+    try:
+        return answer_of(handler.card, typed.outputs_of(handler.card.name, value))
+    except InvalidTensor as error:
+        raise OutputFailed(f"{handler.card.name}: {error}") from error
+
+
 def _call(handler: BoundHandler, request: Any, context: Any) -> Any:
+    if handler.signature.typed is not None:
+        return handler.signature.typed.call(handler.function, request, context)
     return handler.function(request, context) if handler.signature.takes_context else handler.function(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -14,7 +14,9 @@ from corosrv.errors import AppError
 from corosrv.jobs.infer import BatchLimits, HandlerCard, Scalar
 from corosrv.jobs.terms import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from corosrv.tensors import TensorSpec
-from corosrv.worker.app.signature import HandlerKind
+from corosrv.worker.app.handler_kind import HandlerKind
+from corosrv.worker.app.signature import HandlerSignature
+from corosrv.worker.app.typed_signature import TypedSignature
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNARY = ("join", "last", "refuse")
@@ -40,10 +42,24 @@ class HandlerOptions:
     priority: int = DEFAULT_PRIORITY
     admission: str | None = None
 
-    def card(self, name: str, kind: HandlerKind, capability: dict[str, Scalar] | None = None) -> HandlerCard:
+    def card(self, name: str, signature: HandlerSignature, capability: dict[str, Scalar] | None = None) -> HandlerCard:
         """Returns the card of a handler of this name. Raises AppError for an option that it cannot have."""
         for option in fields(self):
             _CHECKS[option.name](name, option.name, getattr(self, option.name))
+        options = self if signature.typed is None else self._with_types(name, signature.typed)
+        return options._card(name, signature.kind, capability)
+
+    def _with_types(self, name: str, typed: TypedSignature) -> HandlerOptions:
+        """Returns the options of a handler whose types declare its tensors. Raises AppError if options do so, too."""
+        if self.inputs or self.outputs:
+            raise AppError(f"{name}: its types say what it takes and returns: leave out `inputs` and `outputs`")
+        if self.batch is not None:
+            raise AppError(
+                f"{name}: a batch is a list of requests: write the handler as (requests) or leave out `batch`"
+            )
+        return replace(self, inputs=typed.inputs(), outputs=typed.outputs())
+
+    def _card(self, name: str, kind: HandlerKind, capability: dict[str, Scalar] | None) -> HandlerCard:
         if capability is not None and (self.version is not None or self.default):
             raise AppError(f"{name}: a capability has no version: leave out `version` and `default`")
         if self.default and self.version is None:

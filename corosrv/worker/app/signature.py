@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from corosrv.errors import AppError
+from corosrv.worker.app.handler_kind import HandlerKind, kind_of
+from corosrv.worker.app.typed_signature import TypedSignature, read_typed
 
-_ADVICE = "write it as (request), (request, context) or (request, context, stream)"
-
-
-class HandlerKind(Enum):
-    FUNCTION = "function"
-    COROUTINE = "coroutine function"
-    GENERATOR = "generator"
-    ASYNC_GENERATOR = "async generator"
-    STREAM = "function with a stream"
-
-    @property
-    def is_async(self) -> bool:
-        return self in (HandlerKind.COROUTINE, HandlerKind.ASYNC_GENERATOR)
-
-    @property
-    def is_stream(self) -> bool:
-        """True if it may give several answers."""
-        return self not in (HandlerKind.FUNCTION, HandlerKind.COROUTINE)
+_ADVICE = (
+    "write it as (request), (request, context) or (request, context, stream), "
+    "or with its inputs and output in types, as (a: int, b: list[float]) -> float"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerSignature:
+    """Says how a handler is called. `typed`: its own inputs and output; None if it takes requests."""
+
     kind: HandlerKind
     takes_context: bool
+    typed: TypedSignature | None = None
 
 
 def read_signature(function: Callable[..., Any], name: str, *, is_method: bool = False) -> HandlerSignature:
     """Finds out how a handler is called; `is_method`: its first parameter is its object. Raises AppError."""
     if inspect.isclass(function) or not callable(function):
         raise AppError(f"{name} is no function; register a class with @app.worker")
-    names = _parameters(function, name)[is_method:]
+    parameters = _parameters(function, name)[is_method:]
+    kind = kind_of(function)
+    typed = read_typed(function, parameters, kind, name, _ADVICE)
+    if typed is not None:
+        return HandlerSignature(kind, typed.takes_context, typed)
+    names = _positional(parameters, name)
     n_parameters = len(names)
-    kind = _kind(function)
     if not 1 <= n_parameters <= 3:
         beside = " beside `self`" if is_method else ""
         raise AppError(f"{name} takes {n_parameters} parameters{beside}: {_ADVICE}")
@@ -56,27 +49,20 @@ def read_signature(function: Callable[..., Any], name: str, *, is_method: bool =
     return HandlerSignature(kind, takes_context=n_parameters > 1)
 
 
-def _parameters(function: Callable[..., Any], name: str) -> list[str]:
-    """Returns the names of the positional parameters."""
+def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         raise AppError(f"{name} has a signature that cannot be read: wrap it in a function of (request)") from None
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise AppError(f"{name} takes *{parameter.name}, and what it gets must be plain: {_ADVICE}")
+    return parameters
+
+
+def _positional(parameters: Sequence[inspect.Parameter], name: str) -> list[str]:
+    """Returns the names of the positional parameters. Raises AppError for another that needs a value."""
+    for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
             raise AppError(f"{name} needs the keyword argument {parameter.name!r}, which nobody gives it: {_ADVICE}")
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-
-
-def _kind(function: Callable[..., Any]) -> HandlerKind:
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not inspect.isroutine(function):  # an object with a method __call__
-        function = type(function).__call__
-    if inspect.isasyncgenfunction(function):
-        return HandlerKind.ASYNC_GENERATOR
-    if inspect.iscoroutinefunction(function):
-        return HandlerKind.COROUTINE
-    return HandlerKind.GENERATOR if inspect.isgeneratorfunction(function) else HandlerKind.FUNCTION

@@ -246,6 +246,8 @@ WRONG = {
         make=typed_request,
     ),
     "a datatype that has no typed field": wrong(lambda r: setattr(r.inputs[0], "datatype", "FP16"), make=typed_request),
+    "an empty name": wrong(lambda r: setattr(r.inputs[0], "name", "")),
+    "an empty name of typed contents": wrong(lambda r: setattr(r.inputs[0], "name", ""), make=typed_request),
     "an unknown datatype": wrong(lambda r: setattr(r.inputs[0], "datatype", "int32")),
     "a negative dimension": wrong(lambda r: r.inputs[0].shape.__setitem__(0, -1)),
     "a shape that overflows": wrong(lambda r: r.inputs[0].shape.extend([2**62, 4])),

@@ -59,6 +59,13 @@ def test_an_array_has_its_own_shape() -> None:
     assert (tensor.shape, tensor.data) == ((2, 3), [1.0] * 6)
 
 
+def test_nested_lists_tell_their_shape() -> None:
+    tensor = only({"matrix": [[1, 2, 3], (4, 5, 6)]})
+
+    assert (tensor.shape, tensor.data) == ((2, 3), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert only({"matrix": [[], []]}).shape == (2, 0)
+
+
 def test_a_tensor_gets_the_name_of_its_place() -> None:
     assert only({"vector": Tensor("a", "INT32", [1], data=[1])}).name == "vector"
 
@@ -84,10 +91,12 @@ def test_what_declares_no_outputs_may_give_any_tensor() -> None:
         ({"scalar": [1, 2]}, "has 2 elements"),
         ({"vector": [1.5]}, "1.5"),
         ({"vector": [True]}, "True"),
-        ({"vector": "12"}, "is a str: return a flat list"),
-        ({"vector": {1: 2}}, "is a dict: return a flat list"),
-        ({"vector": iter([1])}, "return a flat list"),
-        ({"vector": [[1]]}, r"\[1\]"),
+        ({"vector": "12"}, "is a str: return a list"),
+        ({"vector": {1: 2}}, "is a dict: return a list"),
+        ({"vector": iter([1])}, "return a list"),
+        ({"vector": [[1]]}, r"the shape \[1, 1\], and declared as \[-1\]"),
+        ({"pairs": [[1, 2], [3]]}, "is ragged: it has lists of 1 and of 2 side by side"),
+        ({"pairs": [[1, 2], 3]}, "has lists and elements side by side"),
         ({"vector": numpy.ones((2, 2), dtype="int32")}, "the shape"),
         ({"matrix": numpy.ones((2,), dtype="float32")}, "the shape"),
         ({"pairs": numpy.ones((2, 3), dtype="float32")}, r"the shape \[2, 3\], and declared as \[-1, 2\]"),

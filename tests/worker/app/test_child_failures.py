@@ -55,7 +55,7 @@ def test_anything_else_fails_its_call_only(child: AppChildProcess, name: str, n:
         (4, "the output 'm', which it does not declare"),
         (5, "'one'"),
         (6, "2147483648"),
-        (7, "output 'n' is a int: return a flat list"),
+        (7, "output 'n' is a int: return a list"),
         (8, "the output 1, which it does not declare"),
         (9, "is INT64, and declared as INT32"),
         (10, "the shape [1, 1], and declared as [-1]"),
