@@ -23,7 +23,7 @@ def command(example: str) -> list[str]:
     return [*shlex.split(words), "--port", "0"]
 
 
-@pytest.fixture(scope="module", params=["basic", "streaming", "multi_stage"])
+@pytest.fixture(scope="module", params=["basic", "streaming", "multi_stage", "typed"])
 def example(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -142,3 +142,40 @@ def test_a_stage_can_be_asked_for_by_its_capability(server: Server) -> None:
     (vectors,) = answer["outputs"]
     assert (vectors["shape"], vectors["data"][:3]) == ([1, 26], [2.0, 2.0, 0.0])
     assert json.loads(answer["parameters"]["capability"]) == {"type": "embed", "unit": "letters"}
+
+
+@only("typed")
+def test_the_metadata_shows_what_the_types_say(server: Server) -> None:
+    status, metadata = server.get("/v2/models/bill")
+
+    assert status == 200
+    assert metadata["inputs"] == [{"name": "orders", "datatype": "BYTES", "shape": [-1]}]
+    assert metadata["outputs"] == [
+        {"name": "total", "datatype": "FP64", "shape": [1]},
+        {"name": "items", "datatype": "BYTES", "shape": [-1]},
+    ]
+
+
+@only("typed")
+def test_types_are_inputs_and_outputs_over_http(server: Server) -> None:
+    order = tensor("orders", "BYTES", '{"item":"tea","price":2.5,"count":2}')
+
+    assert outputs(infer(server, "bill", order)) == {"total": [5.0], "items": ["tea"]}
+    assert outputs(infer(server, "scale", tensor("numbers", "FP64", 1, 2))) == {"output": [2.0, 4.0]}
+    product = infer(server, "outer", tensor("a", "FP64", 1, 2), tensor("b", "FP64", 3))["outputs"][0]
+    assert (product["shape"], product["data"]) == ([2, 1], [3.0, 6.0])
+
+
+@only("typed")
+def test_what_does_not_fit_a_type_is_told_in_words(server: Server) -> None:
+    answer = infer(server, "bill", tensor("orders", "BYTES", '{"item":"tea"}'))
+
+    assert answer == {"error": "the input 'orders' does not fit: Object missing required field `price`"}
+
+
+@only("typed")
+def test_a_typed_text_model_generates(server: Server) -> None:
+    with server.connect() as connection:
+        answer = connection.post({"text_input": "one word"}, "/v2/models/shout/generate").json
+
+    assert answer["text_output"] == "ONE WORD "

@@ -144,20 +144,33 @@ class App:
         return [pool for pool in (self._functions, *self._classes.values()) if pool.groups]
 
     def test_call(
-        self, name: str, request: ModelInferRequest | Sequence[ModelInferRequest], *, version: str = ""
+        self,
+        name: str,
+        request: ModelInferRequest | Sequence[ModelInferRequest],
+        *,
+        version: str = "",
+        timeout_ms: float | None = None,
+        cancel_after_ms: float | None = None,
     ) -> ModelInferResponse | list[ModelInferResponse] | list[ModelInferResponse | BaseException]:
         """Runs a handler in this process, for tests; `name`: of a model, or of a capability's function.
 
         Returns the answer, or the list of those of a handler that streams; for a list of requests to a handler of
-        batches, a list with the answer or the error of each. Raises what the handler raises, and OutputFailed for a
-        wrong answer. A worker class is made and started at its first call, and stays for later ones. `context.call`
-        runs the other handlers of the application.
+        batches, a list with the answer or the error of each. Raises what the handler raises, InvalidTensor for an input
+        that is not as declared, and OutputFailed or HandlerFailed for a wrong answer.
+
+        A worker class is made and started at its first call, and stays for later ones, as stored objects do.
+        `context.call` runs the other handlers of the application to their ends, with the errors that a server makes
+        of theirs. `timeout_ms`: the time of the call, after which it raises DeadlineExceeded; the handler's own one
+        holds as well. `cancel_after_ms`: when the client leaves, so that the call raises Cancelled; 0: before it
+        begins. A handler that does not heed its context ends by itself.
         """
         from corosrv.worker.app.testing import LocalRun  # no worker needs it
 
         if self._test_run is None:
             self._test_run = LocalRun(self.pools())
-        answer: ModelInferResponse | list[Any] = self._test_run.call(name, request, version)
+        answer: ModelInferResponse | list[Any] = self._test_run.call(
+            name, request, version, timeout_ms, cancel_after_ms
+        )
         return answer
 
     def _group_of(self, function: Callable[..., Any]) -> HandlerGroup:

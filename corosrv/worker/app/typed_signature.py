@@ -116,13 +116,13 @@ class TypedSignature:
         values = value if self.names_outputs else {output.name: value for output in self.returned}
         known = {output.name: output for output in self.returned}
         return {
-            name: _written(card_name, known.get(name), content)
+            name: _write_output(card_name, known.get(name), content)
             for name, content in values.items()
             if content is not None or name not in known or not known[name].is_optional
         }
 
 
-def _written(card_name: str, output: _Output | None, content: Any) -> Any:
+def _write_output(card_name: str, output: _Output | None, content: Any) -> Any:
     """Returns an output for answer_of(), which refuses those that are unknown. Raises OutputFailed."""
     if output is None:
         return content
@@ -147,7 +147,7 @@ def read_typed(
     hints = _Hints(function)
     bound = function.keywords if isinstance(function, functools.partial) else {}
     free = [parameter for parameter in parameters if parameter.name not in bound]
-    roles = {parameter.name: _role(parameter.name, hints.of(parameter.annotation)) for parameter in free}
+    roles = {parameter.name: _role(parameter.name, hints.evaluate(parameter.annotation)) for parameter in free}
     if not _takes_inputs(free, roles, hints):
         return None
     named = [parameter for parameter in free if not _is_authors_own(parameter, roles)]
@@ -156,7 +156,7 @@ def read_typed(
             problem = hints.problem(parameter.annotation) or "is no input by its type"
             raise AppError(f"{title} takes inputs by their types, and {parameter.name!r} {problem}: {advice}")
     read = tuple(_parameter(parameter, roles[parameter.name], hints, title) for parameter in named)
-    takes_text = any(one.name == TEXT_INPUT and hints.of(one.annotation) is str for one in named)
+    takes_text = any(one.name == TEXT_INPUT and hints.evaluate(one.annotation) is str for one in named)
     return _with_returned(read, hints, kind, title, takes_text)
 
 
@@ -169,7 +169,7 @@ class _Hints:
         self._globals = getattr(inner, "__globals__", {})
         self.returned = getattr(inner, "__annotations__", {}).get("return", _MISSING)
 
-    def of(self, annotation: Any) -> Any:
+    def evaluate(self, annotation: Any) -> Any:
         """Returns an annotation's value; `empty` for none, or one that cannot be read."""
         return self._evaluated(annotation)[0]
 
@@ -205,7 +205,9 @@ def _takes_inputs(parameters: Sequence[inspect.Parameter], roles: Mapping[str, _
     inputs = [parameter for parameter in positional or parameters if roles[parameter.name] is _Role.INPUT]
     if not inputs or roles[parameters[0].name] is _Role.INPUT:
         return bool(inputs)
-    return any(_is_readable(hints.of(parameter.annotation)) for parameter in inputs)  # or a context of another type
+    return any(
+        _is_readable(hints.evaluate(parameter.annotation)) for parameter in inputs
+    )  # or a context of another type
 
 
 def _is_readable(hint: Any) -> bool:
@@ -226,7 +228,7 @@ def _parameter(parameter: inspect.Parameter, role: _Role, hints: _Hints, title: 
     is_positional = parameter.kind is parameter.POSITIONAL_ONLY
     if role is _Role.CONTEXT:
         return _Parameter(parameter.name, None, False, None, is_positional)
-    hint, is_nullable = _without_none(hints.of(parameter.annotation))
+    hint, is_nullable = _without_none(hints.evaluate(parameter.annotation))
     has_default = parameter.default is not _MISSING
     default = parameter.default if has_default else None
     value = _value(hint, f"{title}: the input {parameter.name!r}")
@@ -236,7 +238,7 @@ def _parameter(parameter: inspect.Parameter, role: _Role, hints: _Hints, title: 
 def _with_returned(
     parameters: tuple[_Parameter, ...], hints: _Hints, kind: HandlerKind, title: str, takes_text: bool
 ) -> TypedSignature:
-    hint = hints.of(hints.returned)
+    hint = hints.evaluate(hints.returned)
     if hint is _MISSING:
         problem = hints.problem(hints.returned)
         raise AppError(f"{title} takes inputs by their types, and what it returns {problem}: annotate it, as -> float")

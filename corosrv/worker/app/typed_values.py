@@ -140,7 +140,7 @@ def _json_element(annotation: Any) -> _Element:
     def encode(value: Any) -> bytes:
         if not isinstance(value, record):
             raise ValueError(f"is a {type(value).__name__} and no {_name_of(annotation)}")
-        return msgspec.json.encode(value, enc_hook=_plain)
+        return msgspec.json.encode(value, enc_hook=_encode_foreign)
 
     return _Element("BYTES", decoder.decode, encode)
 
@@ -180,7 +180,7 @@ def _model(kind: Any, value: Any) -> Any:
         raise ValueError("; ".join(words)) from None
 
 
-def _plain(value: Any) -> Any:
+def _encode_foreign(value: Any) -> Any:
     """Returns what msgspec can encode of a model, or of a number or an array of numpy."""
     if hasattr(value, "model_dump_json"):
         return msgspec.Raw(value.model_dump_json().encode())

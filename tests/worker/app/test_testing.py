@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from corosrv.errors import OutputFailed
+from corosrv.errors import InvalidTensor, NotOffered, OutputFailed
 from corosrv.worker import (
     App,
+    AsyncContext,
+    Cancelled,
+    Conflict,
+    Context,
+    DeadlineExceeded,
+    HandlerFailed,
     InvalidInput,
     ModelInferRequest,
     ModelInferResponse,
@@ -148,3 +154,196 @@ def test_wrong_answers_and_names_are_errors(app: App) -> None:
         app.test_call("nobody", REQUEST)
     with pytest.raises(ValueError, match="double takes no batches"):
         app.test_call("double", [REQUEST, REQUEST])
+
+
+@pytest.fixture
+def services() -> App:
+    """Handlers that use what a server gives them."""
+    app = App("services")
+
+    @app.model("declared", inputs=N, outputs=N)
+    def declared(request: Any) -> Any:
+        return {"n": request["n"].data} if request["n"].data != [0] else {}
+
+    @app.model("batch", outputs=N, batch={"max_size": 4})
+    def batch(requests: Any) -> Any:
+        return [InvalidInput("no") if request["n"].data == [0] else {"n": [7]} for request in requests]
+
+    @app.model("fails")
+    def fails(request: Any) -> Any:
+        raise KeyError("secret")
+
+    @app.model("streams", outputs=[TensorSpec("text_output", "BYTES", [1])])
+    def streams(request: Any) -> Iterator[Any]:
+        yield {"text_output": ["a"]}
+        yield {"text_output": ["b"]}
+
+    @app.model("streams_only", outputs=N)
+    def streams_only(request: Any) -> Iterator[Any]:
+        yield {"n": [1]}
+
+    @app.model("calls")
+    def calls(request: ModelInferRequest, context: Context) -> Any:
+        model = str(request.parameters["model"])
+        return context.call(model=model, inputs={"n": Tensor("n", "INT32", [1], data=[0])})
+
+    @app.model("calls_async")
+    async def calls_async(request: ModelInferRequest, context: AsyncContext) -> Any:
+        return await context.call(model="calls", parameters=request.parameters)
+
+    @app.model("itself")
+    def itself(request: Any, context: Context) -> Any:
+        return context.call(model="itself")
+
+    @app.model("waits")
+    def waits(request: Any, context: Context) -> Any:
+        context.sleep(60)
+
+    @app.model("waits_async")
+    async def waits_async(request: Any) -> Any:
+        await asyncio.sleep(60)
+
+    @app.model("waits_in_time", timeout_ms=10)
+    def waits_in_time(request: Any, context: Context) -> Any:
+        context.sleep(60)
+
+    @app.model("waits_for_others")
+    async def waits_for_others(request: Any, context: AsyncContext) -> Any:
+        await context.call(model="waits")
+
+    @app.model("ticks", outputs=N)
+    def ticks(request: Any, context: Context) -> Iterator[Any]:
+        while True:
+            yield {"n": [1]}
+
+    @app.model("stores")
+    def stores(request: ModelInferRequest, context: Context) -> Any:
+        ref = context.objects.create(Tensor("any", "UINT8", [1 << 17], raw=b"\7" * (1 << 17)), key="k")
+        context.objects.create({"small": [1]}, key="s")
+        return context.call(model="sums", inputs={"value": ref})
+
+    @app.model("sums")
+    async def sums(request: ModelInferRequest, context: AsyncContext) -> Any:
+        ref = await context.objects.lookup("k")
+        assert ref is not None
+        read = await context.objects.get(ref)
+        assert read.raw == request["value"].raw
+        return ModelInferResponse(parameters={"sum": sum(read.raw)})
+
+    @app.model("finds")
+    def finds(request: ModelInferRequest, context: Context) -> Any:
+        ref = context.objects.lookup("s")
+        assert ref is not None
+        value = context.objects.get(ref)
+        context.objects.delete(ref)
+        return ModelInferResponse(
+            parameters={"small": value["small"][0], "is_gone": context.objects.lookup("s") is None}
+        )
+
+    return app
+
+
+def calling(model: str) -> ModelInferRequest:
+    return ModelInferRequest(parameters={"model": model})
+
+
+def test_declared_inputs_and_outputs_are_checked(services: App) -> None:
+    with pytest.raises(InvalidTensor, match="'n' is missing"):
+        services.test_call("declared", ModelInferRequest())
+    with pytest.raises(InvalidTensor, match="has the datatype INT8"):
+        services.test_call("declared", ModelInferRequest([Tensor("n", "INT8", [1], data=[1])]))
+    with pytest.raises(HandlerFailed, match="gave no output 'n', which it declares"):
+        services.test_call("declared", ModelInferRequest([Tensor("n", "INT32", [1], data=[0])]))
+
+
+def test_only_the_outputs_that_were_asked_for_are_given(services: App) -> None:
+    request = ModelInferRequest(REQUEST.inputs, requested_outputs=["n"])
+
+    assert numbers([services.test_call("declared", request)]) == [3]  # type: ignore[list-item]
+    with pytest.raises(HandlerFailed, match="no output 'm'"):
+        services.test_call("declared", ModelInferRequest(REQUEST.inputs, requested_outputs=["m"]))
+
+
+@pytest.mark.parametrize("caller", ["calls", "calls_async"])
+@pytest.mark.parametrize(
+    ("model", "kind", "words"),
+    [
+        ("batch", InvalidInput, "^no$"),
+        ("fails", HandlerFailed, "^the handler failed; the server's log says why$"),
+        ("nobody", NotFound, "no handler 'nobody'"),
+        ("streams_only", NotOffered, "only streams"),
+        ("declared", HandlerFailed, "gave no output"),
+    ],
+)
+def test_a_handler_gets_the_errors_that_a_server_makes(
+    services: App, caller: str, model: str, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        services.test_call(caller, calling(model))
+
+
+def test_the_pieces_of_a_stream_are_joined_for_a_handler_that_wants_one_answer(services: App) -> None:
+    answer = services.test_call("calls", calling("streams"))
+
+    assert isinstance(answer, ModelInferResponse)
+    assert answer["text_output"].data == [b"ab"]
+
+
+def test_a_handler_that_would_wait_for_itself_is_refused(services: App) -> None:
+    with pytest.raises(Conflict, match="the call of itself would wait for a slot"):
+        services.test_call("itself", ModelInferRequest())
+
+
+@pytest.mark.parametrize("name", ["waits", "waits_async", "waits_for_others", "ticks"])
+def test_a_call_ends_at_its_deadline_or_when_it_is_cancelled(services: App, name: str) -> None:
+    with pytest.raises(DeadlineExceeded):
+        services.test_call(name, ModelInferRequest(), timeout_ms=20)
+    with pytest.raises(Cancelled):
+        services.test_call(name, ModelInferRequest(), cancel_after_ms=20)
+    with pytest.raises(Cancelled):
+        services.test_call(name, ModelInferRequest(), cancel_after_ms=0)
+
+
+def test_the_handlers_own_time_holds(services: App) -> None:
+    with pytest.raises(DeadlineExceeded):
+        services.test_call("waits_in_time", ModelInferRequest())
+    with pytest.raises(DeadlineExceeded):
+        services.test_call("calls", calling("waits_in_time"))
+
+
+def test_handlers_pass_objects_to_each_other(services: App) -> None:
+    stored: Any = services.test_call("stores", ModelInferRequest())
+    found: Any = services.test_call("finds", ModelInferRequest())
+
+    assert stored.parameters == {"sum": 7 << 17}
+    assert found.parameters == {"small": 1, "is_gone": True}
+
+
+def test_a_capability_is_chosen_by_predicates_preferences_and_fuzzy_names() -> None:
+    app = App("sizes")
+
+    @app.capability(type="size", size=1, tier="One-Two")
+    @app.capability(type="size", size=2, tier="One-Two")
+    @app.capability(type="size", size=3, tier="One-Two")
+    def sized(request: Any) -> Any:
+        return ModelInferResponse()
+
+    @app.model("prefers")
+    def prefers(request: ModelInferRequest, context: Context) -> Any:
+        answer = context.call(capability={"tier": "One-Two", "size": {"gt": 1}}, prefer={"size>=3": 2.0})
+        return ModelInferResponse(parameters={**answer.parameters, "answered_by": answer.model_name})
+
+    @app.model("guesses")
+    def guesses(request: ModelInferRequest, context: Context) -> Any:
+        return context.call(capability={"tier": "one two", "size": 2}, fuzzy=bool(request.parameters["fuzzy"]))
+
+    preferred: Any = app.test_call("prefers", ModelInferRequest())
+    guessed: Any = app.test_call("guesses", ModelInferRequest(parameters={"fuzzy": True}))
+
+    assert preferred.parameters == {
+        "capability": '{"type":"size","size":3,"tier":"One-Two"}',
+        "answered_by": "sized",
+    }
+    assert guessed.parameters == {"capability": '{"type":"size","size":2,"tier":"One-Two"}'}
+    with pytest.raises(NotFound, match="no capability of the application has"):
+        app.test_call("guesses", ModelInferRequest(parameters={"fuzzy": False}))
