@@ -75,7 +75,7 @@ def test_most_of_the_capacity_is_answered_in_time_whatever_is_asked(service, tim
     load = Load(front, front.add("p/0", card(admission="predict")), service)
     load.run(10 * times, 5)
 
-    assert load.run(10 * times, 60) >= 8.5
+    assert load.run(10 * times, 60) >= 9.5
 
 
 @pytest.mark.parametrize("times", [3, 10])
@@ -85,7 +85,7 @@ def test_batches_are_answered_in_time_as_well(times: int):
     load = Load(front, front.add("p/0", handler), lambda chance: chance.uniform(0.18, 0.22))
     load.run(40 * times, 5)
 
-    assert load.run(40 * times, 30) >= 34
+    assert load.run(40 * times, 30) >= 38
 
 
 @pytest.mark.parametrize("seconds", [0.3, 2.0])
@@ -127,6 +127,7 @@ def test_a_call_that_waited_too_long_to_end_in_time_gives_its_permit_to_the_next
 
     error: CorosrvError | None = error_of(late)
     assert isinstance(error, DeadlinePassed)
+    assert "it was not started" in str(error)
     assert not ended(other)
     assert host.n_started == 3
 

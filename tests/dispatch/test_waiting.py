@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corosrv.errors import QueueFull
+from corosrv.jobs.infer import BatchLimits
 from tests.dispatch.hosts import FakeHost, Front, card, ended, error_of, text
 
 
@@ -141,6 +142,22 @@ def test_a_call_that_waits_for_its_worker_can_be_displaced(front: Front):
 
     assert isinstance(error_of(waiting), QueueFull)
     assert front.key().depth == 1
+
+
+def test_a_newcomer_that_completes_a_batch_displaces_none_of_it(front: Front):
+    host = front.add("p/0", card(batch=BatchLimits(3, 1000), max_queue=2))
+    for _ in range(30):  # so often that it pays to wait for another
+        front.call().cancel()
+        front.clock.pass_time(0.001)
+    host.calls[0].finish()
+    waiting = [front.call(priority=9), front.call(priority=9)]
+    assert front.key().depth == 2
+
+    urgent = front.call(priority=1)
+
+    assert len(host.calls[-1].running) == 3
+    host.calls[-1].finish()
+    assert [error_of(reader) for reader in (*waiting, urgent)] == [None] * 3
 
 
 def test_a_front_that_is_full_lets_an_urgent_call_displace_one_of_another_key():
