@@ -26,6 +26,9 @@ class Spelling(Enum):
     PYTHON = "python"
 
 
+_PYTHON_QUOTES = ("'", '"')
+
+
 class ArgumentRow(msgspec.Struct, frozen=True, tag=True):
     """Arguments as a row of keys and values, each between texts of its own.
 
@@ -43,6 +46,13 @@ class ArgumentRow(msgspec.Struct, frozen=True, tag=True):
     constants: Spelling = Spelling.JSON  # true, false and null
     containers: Spelling = Spelling.JSON  # objects and arrays
     sorts_keys: bool = False
+
+    @property
+    def quotes(self) -> tuple[str, ...]:
+        """Returns all quotes that strings may have: of Python's two, models write either."""
+        if self.quote in _PYTHON_QUOTES:
+            return _PYTHON_QUOTES
+        return (self.quote,) if self.quote else ()
 
     def type_word(self, json_type: str) -> str:
         """Returns the word that values of a JSON type have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corosrv.callformats.description import AnswerFormat, CallFormat
+from corosrv.callformats.description import AnswerFormat, ArgumentRow, CallFormat, Spelling
 
 # What most models have seen: it is written into the prompt of those whose templates show no calls.
 HERMES = CallFormat(
@@ -31,6 +31,31 @@ LLAMA3 = CallFormat(
     markers=('{"name":',),
     is_alone=True,
 )
+# LFM2 and LFM2.5, most of whose templates list tools and show no calls.
+LFM2 = CallFormat(
+    start="<|tool_call_start|>[",
+    inner=("(",),
+    joint="), ",
+    end=")]<|tool_call_end|>",
+    arguments=ArgumentRow("", "=", "", "", ", ", "", quote='"', constants=Spelling.PYTHON),
+    markers=("<|tool_call_start|>",),
+)
+# Granite 3.3, whose template asks for calls and shows none.
+GRANITE3 = CallFormat(
+    start='<|tool_call|>[{"name": "',
+    inner=('", "arguments": ',),
+    joint='}, {"name": "',
+    end="}]",
+    markers=("<|tool_call|>",),
+)
+# What templates that show no calls say of tools, and the format of their models.
+_TOLD = (
+    ("List of tools: <|tool_list_start|>[", LFM2),
+    ("List of tools: [", LFM2),
+    ("<|tool_call|> followed by a JSON list", GRANITE3),
+)
+# Granite 3.3 is asked to write its text between these when it thinks.
+_RESPONSE_TAGS = ("<response>", "</response>")
 # Models of this format write the channel before the name as often as behind it, and not always the same one. It stands
 # in one of these places, never in both.
 _CHANNELS = ("<|channel|>commentary", "<|channel|>analysis")
@@ -48,8 +73,18 @@ _HARMONY_SLIPS = ("<|channel|>final <|constrain|>json<|message|>", "<|channel|>c
 _EMPTY_CHANNEL = "<|channel|>commentary"
 
 
-def completed_answer(answer: AnswerFormat) -> AnswerFormat:
-    """Returns a learnt format with the channel in which its model says something before it calls."""
+def told_calls(source: str) -> CallFormat | None:
+    """Returns the format that a template without calls speaks of; None where it is not known. `source`: its text."""
+    return next((form for words, form in _TOLD if words in source), None)
+
+
+def completed_answer(answer: AnswerFormat, source: str = "") -> AnswerFormat:
+    """Returns a learnt format with what its template does not show. `source`: the template's text.
+
+    That is the channel in which a model says something before it calls, and the tags around a text behind thoughts.
+    """
+    if "".join(_RESPONSE_TAGS) in source and not answer.preamble_edges:
+        return replace(answer, preamble_edges=_RESPONSE_TAGS)
     if answer.thought_tags is None or answer.thought_tags[0] != _HARMONY_THOUGHTS:
         return answer
     slips = (*(answer.turn + slip for slip in _HARMONY_SLIPS), *_HARMONY_SLIPS)

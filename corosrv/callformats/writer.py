@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from corosrv.callformats.description import ArgumentRow, CallField, CallFormat, Notation, Spelling
 
@@ -12,17 +12,33 @@ _NO_ID = "call00001"
 _PYTHON = {True: "True", False: "False", None: "None"}
 
 
-def write_call(form: CallFormat, name: str, arguments: Mapping[str, Any] | str, id: str = _NO_ID) -> str:
-    """Writes one call as an answer has it. A text for arguments, which was cut off, is written as it came."""
+class WrittenCall(NamedTuple):
+    """A call that is to be written. A text for arguments, which was cut off, is written as it came."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+    id: str = _NO_ID
+
+
+def write_calls(form: CallFormat, calls: Sequence[WrittenCall]) -> str:
+    """Writes the calls of an answer as it has them; in a format for one call, one answer's after the other."""
+    contents = [_content(form, call, number) for number, call in enumerate(calls)]
+    joint = f"{form.end}\n{form.start}" if form.is_single else form.joint
+    return f"{form.start}{joint.join(contents)}{form.end}"
+
+
+def _content(form: CallFormat, call: WrittenCall, number: int) -> str:
+    """Returns a call from its first field to its last."""
     fields = {
-        CallField.NAME: name,
-        CallField.ID: id,
-        CallField.INDEX: str(form.first_index),
-        CallField.ARGUMENTS: arguments if isinstance(arguments, str) else write_arguments(form, arguments),
+        CallField.NAME: call.name,
+        CallField.ID: call.id,
+        CallField.INDEX: str(form.first_index + (0 if form.is_single else number)),
+        CallField.ARGUMENTS: (
+            call.arguments if isinstance(call.arguments, str) else write_arguments(form, call.arguments)
+        ),
     }
     inner = (*form.inner, "")
-    content = "".join(fields[field] + text for field, text in zip(form.fields, inner, strict=True))
-    return f"{form.start}{content}{form.end}"
+    return "".join(fields[field] + text for field, text in zip(form.fields, inner, strict=True))
 
 
 def write_arguments(form: CallFormat, arguments: Mapping[str, Any]) -> str:
@@ -44,12 +60,20 @@ def write_arguments(form: CallFormat, arguments: Mapping[str, Any]) -> str:
 
 def _value(value: Any, members: ArgumentRow) -> str:
     if isinstance(value, str):
-        return f"{members.quote}{value}{members.quote}"
+        return _quoted(value, members.quote)
     if isinstance(value, (dict, list)):
         return to_json(value)
     if members.constants is Spelling.PYTHON and (value is None or isinstance(value, bool)):
         return _PYTHON[value]
     return to_json(value)
+
+
+def _quoted(text: str, quote: str) -> str:
+    """Writes a string between quotes, escaped as Python has it; without quotes it stands as it is."""
+    content = to_json(text)[1:-1] if quote else text
+    if quote == "'":
+        content = content.replace('\\"', '"').replace("'", "\\'")
+    return f"{quote}{content}{quote}"
 
 
 def in_notation(value: Any, notation: Notation) -> str:

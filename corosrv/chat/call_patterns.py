@@ -19,10 +19,11 @@ _ID_MEMBER = [",", GAP, *'"id"', GAP, ":", GAP, '"', '[^"]*', '"', GAP]
 def flexible(text: str) -> list[str]:
     """Returns the steps of a pattern for this text with any white space where it, or JSON, has some."""
     pieces: list[str] = []
+    is_json = '"' in text or ("}" in text and not text.strip("{}[], \n"))
     for piece in re.findall(r"\s+|[{}\[\],:]|.", text, re.DOTALL):
         if piece.isspace():
             pieces.append(GAP)
-        elif '"' in text and piece in "{}[],:":
+        elif is_json and piece in "{}[],:":
             pieces += [GAP, re.escape(piece), GAP]
         else:
             pieces.append(re.escape(piece))

@@ -8,10 +8,9 @@ from corosrv.callformats.description import ArgumentRow, Spelling
 from corosrv.chat.raw_text import texts_without, unquoted
 from corosrv.chat.tool_schema import LIMITS_OF_STRINGS, MOST_FREE, SchemaSource, check_whole, is_string, literals, row
 from corosrv.errors import InvalidSchema
-from corosrv.structured.grammar.gbnf import NOTHING, Rules, either, literal, sequence
+from corosrv.structured.grammar.gbnf import NOTHING, Rules, char_set, either, literal, sequence
 
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
-_QUOTED_CHAR = r"[^'\\\x00]"
 _PYTHON_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}
 
 
@@ -91,9 +90,15 @@ class MemberRules:
             content = unquoted(self._source.fragment(schema, name), f"{self._source.prefix}{name}-raw")
             if content is not None:
                 return sequence(quote, self._add(content), quote)
-        if self._members.quote:
-            return sequence(quote, self._rule("quoted", f'({_QUOTED_CHAR} | "\\\\" ["\'\\\\nrt])*'), quote)
+        if self._members.quotes:
+            return either(map(self._quoted, self._members.quotes))
         return self._add(texts_without(self._members.value_end.strip(), "raw"))
+
+    def _quoted(self, quote: str) -> str:
+        """Returns any string between these quotes."""
+        letter = char_set([(ord(stop), ord(stop)) for stop in (quote[0], "\\", "\0")], is_negated=True)
+        content = self._rule(f"quoted{ord(quote[0])}", f'({letter} | "\\\\" ["\'\\\\nrt])*')
+        return sequence(literal(quote), content, literal(quote))
 
     def _add(self, rules: Rules) -> str:
         self._bodies.update(rules.bodies)

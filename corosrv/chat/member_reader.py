@@ -15,9 +15,16 @@ from corosrv.chat.call_patterns import GAP, flexible
 from corosrv.chat.patterns import Pattern, first_of, partial_match_at, steps
 
 _MOST_LITERAL = 65_536  # characters of a value that is read as Python writes it
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+# What strings of Python have behind a backslash, and the same in JSON.
+_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", '"': '\\"', "'": "'", "/": "/"}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+# One that is whole, or will never be.
+_ENDED_ESCAPE = r"\\(?:u(?:[0-9a-fA-F]{4}|(?![0-9a-fA-F]{0,3}\Z))|x(?:[0-9a-fA-F]{2}|(?![0-9a-fA-F]?\Z))|[^ux])"
 _CDATA = "<![CDATA["  # some models put it around strings that hold markup
 _WORD = r"(\w*)"
+_CONSTANTS_OF_JSON = {"true": "True", "false": "False", "null": "None"}
+# A string, or a word of JSON outside of strings.
+_WORD_OF_JSON = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\b(true|false|null)\b", re.DOTALL)
 # A bracket, a comma, or a string, which may not have ended.
 _BRACKET = re.compile(r"[\[\](){},]|\"(?:\\.|[^\"\\])*\\?\"?|'(?:\\.|[^'\\])*\\?'?", re.DOTALL)
 
@@ -37,6 +44,7 @@ class MemberReader(ArgumentReader):
         self._string_members = string_members
         self._mode = _Mode.KEY
         self._is_begun = self._has_cdata = False  # of the string that is read
+        self._quote = members.quote  # of the string that is read
         self._n_members = 0
         self._first = _key_pattern(members, members.opening)
         self._next = _key_pattern(members, members.between)
@@ -65,14 +73,14 @@ class MemberReader(ArgumentReader):
     def _key(self, text: str, is_last: bool) -> tuple[int, str, bool]:
         pattern = self._next if self._n_members else self._first
         match = pattern.match(text)
-        quote = self._members.quote
+        quotes = self._members.quotes
         if match is not None:
             rest = text[match.end() :]
-            if quote and not is_last and quote.startswith(rest):
+            if not is_last and any(quote.startswith(rest) for quote in quotes):
                 return 0, "", False
             size, kind = match.end(), self._kind(match)
-            if quote and rest.startswith(quote):
-                size, kind = size + len(quote), _Mode.QUOTED
+            if quote := next(filter(rest.startswith, quotes), ""):
+                size, kind, self._quote = size + len(quote), _Mode.QUOTED, quote
             self._mode, self._is_begun = kind, False
             lead = ", " if self._n_members else "{"
             self._n_members += 1
@@ -113,17 +121,16 @@ class MemberReader(ArgumentReader):
 
     def _quoted(self, text: str, is_last: bool) -> tuple[int, str, bool]:
         # Templates write quotes inside a string as they are: the one that ends it has a comma or a bracket behind it.
-        quote = re.escape(self._members.quote)
-        content = re.compile(rf"(?:\\.|(?!{quote})[^\\]|{quote}(?=\s*[^\s,)]))*", re.DOTALL)
+        quote = re.escape(self._quote)
+        content = re.compile(rf"(?:{_ENDED_ESCAPE}|(?!{quote})[^\\]|{quote}(?=\s*[^\s,)]))*", re.DOTALL)
         match = content.match(text)
         assert match is not None
         end = match.end()
-        unescaped = re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), text[:end], flags=re.DOTALL)
         rest = text[end:]
-        if rest.startswith(self._members.quote) and (is_last or rest[len(self._members.quote) :].strip()):
+        if rest.startswith(self._quote) and (is_last or rest[len(self._quote) :].strip()):
             self._mode = _Mode.KEY
-            return end + len(self._members.quote), escaped(unescaped) + '"', True
-        return end, escaped(unescaped), False
+            return end + len(self._quote), _json_content(text[:end]) + '"', True
+        return end, _json_content(text[:end]), False
 
     def _until_end(self, text: str, is_last: bool) -> tuple[tuple[int, int], bool]:
         """Returns where a value ends, where the text behind it does, and whether this end is there."""
@@ -154,7 +161,9 @@ def _key_pattern(members: ArgumentRow, before: str) -> Pattern:
     """Makes the pattern of a key and the texts around it. Group 1 is the key, group 2 the word of its type."""
     behind = members.key_end if members.type_words else members.key_end + members.value_start
     key = r"([^\s=,()'\"\[\]{}]+)" if members.quote else rf"([^{re.escape(behind.lstrip()[:1])}\n]+)"
-    row = [GAP, *steps(before.strip()), *([GAP] if before.endswith(" ") else []), key, *flexible(behind.rstrip())]
+    around = [GAP] if members.quotes else []  # Python has space wherever it likes
+    row = [GAP, *steps(before.strip()), *([GAP] if before.endswith(" ") else []), key]
+    row += [*around, *flexible(behind.rstrip()), *around]
     last = behind
     if members.type_words:
         row += [_WORD, *flexible(members.value_start.rstrip())]
@@ -162,6 +171,20 @@ def _key_pattern(members: ArgumentRow, before: str) -> Pattern:
     if last.endswith("\n"):
         row.append(r"(?:\n|(?=[^\n]))")
     return Pattern(*row)
+
+
+def _json_content(text: str) -> str:
+    """Returns what stands between the quotes of a string of Python as it stands in one of JSON."""
+    pieces, at = [], 0
+    for match in _ESCAPE.finditer(text):
+        code = match[1] or (match[2] and f"00{match[2]}")
+        pieces += [escaped(text[at : match.start()]), f"\\u{code}" if code else _escape_of(match[3])]
+        at = match.end()
+    return "".join((*pieces, escaped(text[at:])))
+
+
+def _escape_of(letter: str) -> str:
+    return _ESCAPES.get(letter) or escaped(f"\\{letter}")
 
 
 def _json_of(text: str) -> str:
@@ -175,10 +198,15 @@ def _json_of(text: str) -> str:
         return text
     if len(text) <= _MOST_LITERAL:
         try:
-            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+            value = ast.literal_eval(_WORD_OF_JSON.sub(_as_python, text))
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)
+
+
+def _as_python(match: re.Match[str]) -> str:
+    return _CONSTANTS_OF_JSON[match[1]] if match[1] else match[0]
 
 
 def reader_for(form: CallFormat, string_members: Container[str]) -> ArgumentReader:

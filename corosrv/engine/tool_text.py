@@ -9,7 +9,7 @@ from typing import Any
 
 from corosrv.callformats.description import ArgumentRow, CallFormat, Spelling
 from corosrv.callformats.known import HERMES
-from corosrv.callformats.writer import write_call
+from corosrv.callformats.writer import WrittenCall, write_calls
 from corosrv.engine.traits import Traits
 
 Message = dict[str, Any]
@@ -44,7 +44,7 @@ def _introduction(tools: list[dict[str, Any]], form: CallFormat) -> str:
     if form == HERMES:
         how = "as a JSON object between <tool_call> and </tool_call>"
         return _INTRODUCTION.format(tools=lines, how=how, example=_HERMES_EXAMPLE)
-    example = write_call(form, "function_name", {"argument_name": "value"})
+    example = write_calls(form, [WrittenCall("function_name", {"argument_name": "value"})])
     return _INTRODUCTION.format(tools=lines, how="in this form", example=example)
 
 
@@ -84,7 +84,7 @@ def _adapt_calls(message: Message, traits: Traits) -> Message:
     if not calls:
         return message
     if not traits.shows_calls:
-        return _with_calls_in_text(message, HERMES)
+        return _with_calls_in_text(message, traits.call_format)
     content = message.get("content") or manner.content
     return {**message, "content": content, "tool_calls": [_adapt_call(call, traits) for call in calls]}
 
@@ -114,16 +114,15 @@ def _short_id(name: str) -> str:
 
 
 def _with_calls_in_text(message: Message, form: CallFormat) -> Message:
-    """Moves the calls of a message to the end of its text, each written in this form."""
+    """Moves the calls of a message to the end of its text, written in this form."""
     others = {name: value for name, value in message.items() if name != "tool_calls"}
-    calls = (_call_text(call, form) for call in message["tool_calls"])
-    return {**others, "content": "\n".join((*filter(None, [message.get("content")]), *calls))}
+    calls = write_calls(form, [_call_to_write(call, form) for call in message["tool_calls"]])
+    return {**others, "content": "\n".join((*filter(None, [message.get("content")]), calls))}
 
 
-def _call_text(call: dict[str, Any], form: CallFormat) -> str:
+def _call_to_write(call: dict[str, Any], form: CallFormat) -> WrittenCall:
     function = call["function"]
-    id = _short_id(call["id"]) if form.short_ids else call["id"]
-    return write_call(form, function["name"], function["arguments"], id)
+    return WrittenCall(function["name"], function["arguments"], _short_id(call["id"]) if form.short_ids else call["id"])
 
 
 def _arguments_text(arguments: dict[str, Any] | str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from corosrv.callformats.description import BARE, AnswerFormat, CallFormat
-from corosrv.callformats.known import HERMES, completed, completed_answer
+from corosrv.callformats.known import HERMES, completed, completed_answer, told_calls
 from corosrv.callformats.learn import Learnt, learn_calls
 from corosrv.callformats.learn_answer import learn_answer
 from corosrv.callformats.probes import NAME, PLAIN, TOOLS, USER, Manner, Probe, Rendering
@@ -65,6 +65,9 @@ def _find(source: str, probe: Probe, end_texts: Sequence[str]) -> Traits:
     shows_tools = NAME in probe.prompt()
     answer, learnt = _learn(source, probe, end_texts)
     form = None if learnt is None or learnt.form is None else completed(learnt.form)
+    if learnt is None and shows_tools and (told := told_calls(source)) is not None:
+        shows_results = _RESULT in probe.render(_with_result(PLAIN), tools=TOOLS)
+        return Traits(has_system, shows_tools=True, shows_results=shows_results, call_format=told, answer=answer)
     if learnt is None or form is None:
         # Where calls are shown in a way that is not read here, tools and results are written into the messages: a
         # list of tools that asks for calls in that way would lead astray.
@@ -83,7 +86,7 @@ def _find(source: str, probe: Probe, end_texts: Sequence[str]) -> Traits:
 def _learn(source: str, probe: Probe, end_texts: Sequence[str]) -> tuple[AnswerFormat, Learnt | None]:
     answer = BARE
     try:
-        answer = completed_answer(learn_answer(source, probe, end_texts))
+        answer = completed_answer(learn_answer(source, probe, end_texts), source)
         return answer, learn_calls(probe, answer, end_texts)
     except Exception as error:  # anything: what is looked at is text from the model's file
         log.warning("the format of calls cannot be learnt from the model's chat template: %r", error)

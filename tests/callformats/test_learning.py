@@ -24,7 +24,7 @@ from corosrv.callformats.known import HERMES, completed
 from corosrv.callformats.learn import learn_calls
 from corosrv.callformats.learn_answer import learn_answer
 from corosrv.callformats.probes import USER, Probe, Rendering
-from corosrv.callformats.writer import write_call
+from corosrv.callformats.writer import WrittenCall, write_calls
 from corosrv.engine.traits import find_traits
 from corosrv.errors import Refused
 from corosrv.processor import thread_seconds
@@ -567,7 +567,7 @@ WRITTEN: dict[str, tuple[CallFormat, Any, str]] = {
 def test_a_call_is_written_in_its_format(name):
     form, arguments, text = WRITTEN[name]
 
-    assert write_call(form, "rain", arguments) == text
+    assert write_calls(form, [WrittenCall("rain", arguments)]) == text
 
 
 def test_the_texts_of_a_format_are_all_those_around_names_and_values():

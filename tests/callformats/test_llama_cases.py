@@ -21,6 +21,10 @@ DIFFERENCES = {
     ("Apriel-1.6-15b-Thinker-fixed", "[BEGIN FINAL RESPONSE]"): "words of the prompt are no part of the thoughts",
     ("openai-gpt-oss-120b", "container.exec"): "calls of tools that were not offered stay in the text",
     ("openai-gpt-oss-120b", "to=python"): "calls of tools that were not offered stay in the text",
+    **{
+        (name, "Calendar.create_event"): "names of tools have no dots"
+        for name in ("LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct")
+    },
     ("LFM2.5-8B-A1B", "Let me think about <|tool_call_start|>"): "after its mark nothing but a call can be drawn",
     ("google-gemma-4-31B-it", "<|channel><|channel>thought"): "a mark that begins nothing stays in the text",
     ("CohereForAI-c4ai-command-r-plus-tool_use", "<|CHATBOT_TOKEN|>"): "the prompt ends with this token",
@@ -106,6 +110,6 @@ def test_nearly_all_cases_are_read_and_compared():
         pytest.skip("llama.cpp's tests came after these were collected; the next run has them")
     cases, n_not_read = read_cases()
 
-    assert len(cases) > 400
-    assert n_not_read < 25
-    assert len(COMPARED) > 255
+    assert len(cases) > 440
+    assert n_not_read < 10
+    assert len(COMPARED) > 300

@@ -26,6 +26,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_TEMPLATE = re.compile(r'"models/templates/([^"]+)\.jinja"')
 # Their arguments, in order.
 _MESSAGES = {
     "simple_assist_msg": ("content", "reasoning", "name", "arguments", "id"),
@@ -98,16 +99,27 @@ class _Reader:
 
     def cases(self) -> Iterator[ChatCase | None]:
         """Yields the cases; None for one that is not read."""
-        template = ""
-        for match in re.finditer(
-            r'peg_tester\((?:"models/templates/([^"]+)\.jinja")?|\btst2?\s*\.test\(', self._source
-        ):
+        templates: list[str] = []
+        for match in re.finditer(r"peg_tester\((\w*)|\btst2?\s*\.test\(", self._source):
             if match.group().startswith("peg_tester"):
-                template = match.group(1) or ""
-            elif template:
+                templates = self._templates(match.end(), match.group(1))
+                continue
+            for template in templates:
                 yield self._case(template, match.end())
-            else:
+            if not templates:
                 yield None
+
+    def _templates(self, at: int, argument: str) -> list[str]:
+        """Returns the templates that the tester at this place is made for, which may be an argument of its function."""
+        if not argument:
+            return _TEMPLATE.findall(self._source[at : at + 120].partition(",")[0])
+        names = re.findall(rf"^static void (\w+)\(.*\b{argument}\b", self._source[:at], re.MULTILINE)
+        loop = (
+            re.search(rf"for \(const char \* (\w+) : \{{([^}}]*)\}}\) \{{\s*{names[-1]}\(\1,", self._source)
+            if names
+            else None
+        )
+        return _TEMPLATE.findall(loop[2]) if loop else []
 
     def _case(self, template: str, start: int) -> ChatCase | None:
         try:
