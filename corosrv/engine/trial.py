@@ -26,6 +26,7 @@ N_TOKENS = 8  # of each text that is drawn
 N_LIKELIEST = 20  # tokens that are compared where two texts part
 TIE = 1.0  # nats between two tokens that rounding may put in either order
 MAX_DISTANCE = 0.1  # of two vectors, as part of their length: rounding moves them by a hundredth
+_SMALL_CONTEXT = 128  # tokens, room for the prompt and the answer
 _PROMPT = b"The quick brown fox jumps over the lazy dog. " * 2
 
 
@@ -101,7 +102,7 @@ def _answer(engine: NativeEngine, kind: TaskKind, pools: bool, n_adapters: int) 
 def main() -> TrialStatus:
     """Tries the options on standard input; where they use own kernels, compares these with libllama's."""
     end_with_server(TrialStatus.FAULT)
-    options = msgspec.json.decode(sys.stdin.buffer.read(), type=Options)
+    options = replace(msgspec.json.decode(sys.stdin.buffer.read(), type=Options), whole_context=True)
     try:
         first, has_own_kernels = draw(options)
     except ModelFailed as error:
@@ -112,8 +113,9 @@ def main() -> TrialStatus:
         return TrialStatus.FAULT
     words = ""
     if has_own_kernels:
+        small = replace(options, kernels="ggml", context=_SMALL_CONTEXT, slots=2, whole_context=False)
         with suppress(ModelFailed):  # as where too little memory is left for a second load
-            words = difference(first, draw(replace(options, kernels="ggml"))[0])
+            words = difference(first, draw(small)[0])
     print(words)
     return TrialStatus.DIFFERS if words else TrialStatus.HEALTHY
 

@@ -70,6 +70,7 @@ class Options(msgspec.Struct, frozen=True):
     kv_unified: bool = False
     deterministic: bool = False
     context_shift: bool = False
+    whole_context: bool = False
     safe_load: bool = False
     kernels: str = "auto"
     copy_bytes: int = 1 << 62

@@ -1,6 +1,6 @@
 #include "llama/backend.h"
 
-#include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +28,9 @@ namespace {
 using MakeContext = std::function<Context()>;
 
 int32_t tokens_per_slot(const Context& context) { return static_cast<int32_t>(llama_n_ctx_seq(context.get())); }
+
+// Of the thread that makes the full context, above the others'.
+constexpr int kBackgroundNice = 10;
 
 // Tokens with which it is tried whether a context can be shifted.
 constexpr int32_t kTriedRows = 16;
@@ -244,9 +247,9 @@ class LlamaBackend final : public Backend {
   }
 
   static Context make_in_background(const MakeContext& make) {
-    // Requests that are served meanwhile go first.
-    const sched_param none{};
-    ::sched_setscheduler(::gettid(), SCHED_IDLE, &none);
+    // Requests that are served meanwhile go first. Not by the idle policy, which lets a busy machine starve a thread
+    // that the next long prompt, and the end of the model, have to wait for.
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), ::getpriority(PRIO_PROCESS, 0) + kBackgroundNice);
     return make();
   }
 
@@ -350,7 +353,8 @@ std::unique_ptr<Backend> make_llama_backend(const ModelOptions& options, Status&
     return make_context(raw_model, options, sized);
   };
   // Whether the memory of a sliding window can be shifted depends on its size.
-  const bool may_grow = can_copy_memory(model.get()) && !(options.shifts_context && llama_model_n_swa(model.get()) > 0);
+  const bool may_grow = !options.whole_context && can_copy_memory(model.get()) &&
+                        !(options.shifts_context && llama_model_n_swa(model.get()) > 0);
   Context first = make_sized(purpose, may_grow ? std::min(context, kFirstTokens) : context);
   // libllama reports this of a context, not of a model.
   if (first && !llama_get_causal_attn(first.get())) {
