@@ -66,7 +66,11 @@ class _CallContext(Generic[AnyCaller]):
 
 
 class Context(_CallContext[Caller]):
-    """Is the context of plain functions, generators and functions with a stream."""
+    """Is the context of plain functions, generators and functions with a stream.
+
+    `request_id`: the client's name for the call, or one of the server's. `worker_id`: which worker process this is.
+    `attempt`: 1, and more where the call was lost with another worker before.
+    """
 
     def sleep(self, seconds: float) -> None:
         """Waits. Raises Cancelled or DeadlineExceeded as soon as the request must end."""

@@ -51,6 +51,7 @@ class Objects:
         return _value(self._ask(functools.partial(ObjectGet, id=_id(ref)), ()))
 
     def delete(self, ref: ObjRef | str) -> None:
+        """Removes an object, and what lookup() finds by its key."""
         _answer(self._ask(functools.partial(ObjectDelete, id=_id(ref)), ()))
 
 
@@ -76,6 +77,7 @@ class AsyncObjects:
         return _value(await self._ask(functools.partial(ObjectGet, id=_id(ref)), ()))
 
     async def delete(self, ref: ObjRef | str) -> None:
+        """Removes an object; see Objects.delete."""
         _answer(await self._ask(functools.partial(ObjectDelete, id=_id(ref)), ()))
 
 
