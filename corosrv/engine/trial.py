@@ -80,8 +80,12 @@ def draw(options: Options) -> tuple[TrialAnswer, bool]:
 
 
 def _answer(engine: NativeEngine, kind: TaskKind, pools: bool, n_adapters: int) -> TrialAnswer:
-    """Runs the prompt twice in one batch, and returns the first answer."""
-    prompt = engine.tokenize(_PROMPT, True, False)[:64]
+    """Runs the prompt twice in one batch, and returns the first answer. Raises ModelFailed for a broken vocabulary."""
+    try:
+        prompt = engine.tokenize(_PROMPT, True, False)[:64]
+    except CorosrvError as error:
+        words = f"libllama cannot split a text by the vocabulary of this model file ({error}): the file is damaged"
+        raise ModelFailed(words) from error
     n_probs = N_LIKELIEST if kind is TaskKind.GENERATE else -1
     sampling = Sampling(temperature=0, ignore_eos=True, n_probs=n_probs)
     task = Task(prompt, N_TOKENS, sampling, kind=kind, pools=pools, adapter_scales=[1.0] * n_adapters)

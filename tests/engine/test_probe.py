@@ -358,6 +358,15 @@ def test_a_file_that_aborts_the_child_is_not_loaded(monkeypatch, tmp_path):
         probe.verdict(options(model))
 
 
+def test_a_vocabulary_that_splits_no_text_is_refused_in_words(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = write_llama(tmp_path / "model.gguf")
+    model.write_bytes(model.read_bytes().replace(b"<0x", b"<0y"))
+
+    with pytest.raises(ModelFailed, match="cannot split a text by the vocabulary of this model file"):
+        probe.verdict(options(model))
+
+
 def test_a_child_that_was_killed_tells_nothing_of_libllama(libllama_that, tmp_path, caplog):
     """As the kernel kills one where memory runs out."""
     libllama_that("killed")

@@ -10,22 +10,25 @@ import sys
 import time
 from pathlib import Path
 
+import gevent
 import msgspec
 import pytest
 
 from corosrv.callformats.description import ArgumentRow, CallFormat, Notation, Spelling
-from corosrv.engine import template_verdicts
+from corosrv.engine import Engine, template_verdicts
 from corosrv.engine.sandbox import TemplateLimits
 from corosrv.engine.template_trial import MAX_FINDINGS, TemplateCase, TemplateFindings, try_template
 from corosrv.engine.template_verdicts import template_findings
 from corosrv.engine.traits import Traits
-from corosrv.errors import NotSupported, Refused
+from corosrv.errors import ModelFailed, NotSupported, Refused
+from corosrv.settings import ModelSettings
 from tests.engine.test_sandbox import NINES, grow
 from tests.engine.test_typed_content import PARTS_ALONE
 from tests.support import children
 from tests.support.engines import answer, job, opened
+from tests.support.gguf import write_llama
 from tests.support.templates import CHATML, LLAMA, QWEN, SPECIAL, conversation
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, wait_until
 
 TIMEOUT = 60.0  # seconds
 HUGE = 10**15
@@ -250,6 +253,18 @@ def test_a_model_s_template_is_tried_before_the_engine_uses_it(store):
         assert len(answer(engine, job())) > 0
         with pytest.raises(NotSupported, match="chat template cannot be used: it is bad"):
             engine.submit(job(prompts=(conversation("Hi"),)))
+
+
+def test_closing_while_a_template_is_tried_ends_the_load(tmp_path):
+    model = write_llama(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": "{% if %}"})
+    engine = Engine(ModelSettings(model=str(model), slots=1, ctx=128, threads=1))
+    loading = gevent.spawn(engine.open)
+    wait_until(lambda: children.children("corosrv.engine.template_trial") or loading.ready(), "a child tries it")
+
+    engine.close()
+
+    with pytest.raises(ModelFailed, match="closed"):
+        loading.get(timeout=TIMEOUT)
 
 
 def test_templates_of_corosrv_and_of_libllama_need_no_trial(store):
