@@ -14,10 +14,12 @@ import msgspec
 
 from corosrv.errors import ChannelClosed
 from corosrv.http.keys import KeyRing
-from corosrv.kserve.grpc import incoming
+from corosrv.kserve.grpc import health, incoming, protocol
 from corosrv.kserve.grpc.asking import Asker
 from corosrv.kserve.grpc.budget import MessageBudget
 from corosrv.kserve.grpc.call_counts import CallCounts
+from corosrv.kserve.grpc.guard import CallGuard
+from corosrv.kserve.grpc.health import HealthService
 from corosrv.kserve.grpc.messages import (
     HEARTBEAT,
     ControlFromGrpc,
@@ -28,6 +30,7 @@ from corosrv.kserve.grpc.messages import (
     InitGrpc,
     StopGrpc,
 )
+from corosrv.kserve.grpc.reflection import VERSIONS, ReflectionService
 from corosrv.kserve.grpc.service import InferenceService
 from corosrv.wire.aio_channel import AioChannel
 from corosrv.wire.codec import StructCodec
@@ -37,6 +40,7 @@ log = logging.getLogger("corosrv.grpc")
 KEEPALIVE = 60_000  # ms between pings to a client that says nothing, so that one whose machine is gone is noticed
 LAST_ANSWERS = 1.0  # seconds in which calls that were not done within the grace are told so
 CLIENT_PINGS = 10_000  # ms at least between pings of an idle client; common clients' settings are refused by default
+WATCHES_SHARE = 10  # one in so many calls may watch the server's health
 
 
 class GrpcProcess:
@@ -50,6 +54,7 @@ class GrpcProcess:
         self._counts = CallCounts(self._control.send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._asker: Asker | None = None
+        self._health: HealthService | None = None
         self._server: Any = None
         self._is_over = asyncio.Event()
 
@@ -83,9 +88,13 @@ class GrpcProcess:
         try:
             server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_calls)
             budget = MessageBudget(settings.max_bytes, settings.max_message)
-            keys = KeyRing(settings.key_digests)
-            service = InferenceService(asker, keys, self._counts, settings.max_message, budget)
-            server.add_generic_rpc_handlers((service.handler(),))
+            guard = CallGuard(KeyRing(settings.key_digests), self._counts)
+            service = InferenceService(asker, guard, self._counts, settings.max_message, budget)
+            self._health = HealthService(asker, guard, max(1, settings.max_calls // WATCHES_SHARE))
+            schemas = (protocol.SCHEMA, health.SCHEMA)
+            reflections = [ReflectionService(version, guard, budget, schemas) for version in VERSIONS]
+            handlers = [service.handler(), self._health.handler(), *(part.handler() for part in reflections)]
+            server.add_generic_rpc_handlers(handlers)
             port = server.add_insecure_port(_target(settings.address, settings.port))
             await server.start()
         except (RuntimeError, OSError) as error:
@@ -101,6 +110,8 @@ class GrpcProcess:
 
     async def _stop(self, message: StopGrpc) -> None:
         if self._server is not None and self._asker is not None:
+            if self._health is not None:
+                self._health.stop()
             stopping = asyncio.ensure_future(self._server.stop(message.grace + LAST_ANSWERS))
             await asyncio.wait((stopping,), timeout=message.grace)
             # grpcio would end them with UNAVAILABLE, on which clients repeat a call: nothing of it has run, that says.

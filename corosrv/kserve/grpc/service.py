@@ -1,40 +1,32 @@
-"""The service: its methods, and what every call of them goes through."""
+"""KServe's service and its methods."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
-from corosrv.errors import CorosrvError
-from corosrv.http.keys import KeyRing
 from corosrv.kserve.grpc import metadata, protocol, statuses
 from corosrv.kserve.grpc.asking import Asker
 from corosrv.kserve.grpc.budget import LARGE, MessageBudget, MessageShare
 from corosrv.kserve.grpc.call_counts import CallCounts
 from corosrv.kserve.grpc.calls import answer_once, convert, read_call, running
+from corosrv.kserve.grpc.guard import CallGuard
 from corosrv.kserve.grpc.incoming import inflated_bytes, most_bytes, parse
 from corosrv.kserve.grpc.streaming import InferStream
 from corosrv.wire.calls import AskEnd
-
-log = logging.getLogger("corosrv.grpc")
-
-_DEADLINE_SLACK = 0.25  # seconds by which a client's clock for its call may be ahead
-_FAILED = statuses.CallStatus(grpc.StatusCode.INTERNAL, "the call failed; the server's log says why")
 
 
 class InferenceService:
     """Answers GRPCInferenceService by asking the server. Methods that are not here are UNIMPLEMENTED."""
 
     def __init__(
-        self, asker: Asker, keys: KeyRing, counts: CallCounts, max_message: int, budget: MessageBudget
+        self, asker: Asker, guard: CallGuard, counts: CallCounts, max_message: int, budget: MessageBudget
     ) -> None:
         """`max_message`: bytes of a request, once it is inflated, and of an answer. `budget`: of all requests."""
         self._asker = asker
-        self._keys = keys
+        self._guard = guard
         self._counts = counts
         self._max_message = max_message
         self._budget = budget
@@ -47,52 +39,13 @@ class InferenceService:
             "ModelMetadata": (protocol.ModelMetadataRequest, self._model_metadata),
             "RepositoryIndex": (protocol.RepositoryIndexRequest, self._repository_index),
         }
-        methods = {name: self._unary(name, self._reading(kind, answer)) for name, (kind, answer) in answers.items()}
-        methods["ServerLive"] = self._unary("ServerLive", self._server_live, is_open=True)
-        methods["ServerReady"] = self._unary("ServerReady", self._server_ready, is_open=True)
-        methods["ModelInfer"] = self._unary("ModelInfer", self._model_infer)
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._guarded("ModelStreamInfer", self._model_stream_infer)
-        )
+        unary = self._guard.unary
+        methods = {name: unary(name, self._reading(kind, answer)) for name, (kind, answer) in answers.items()}
+        methods["ServerLive"] = unary("ServerLive", self._server_live, is_open=True)
+        methods["ServerReady"] = unary("ServerReady", self._server_ready, is_open=True)
+        methods["ModelInfer"] = unary("ModelInfer", self._model_infer)
+        methods["ModelStreamInfer"] = self._guard.stream("ModelStreamInfer", self._model_stream_infer)
         return grpc.method_handlers_generic_handler(protocol.SERVICE, methods)
-
-    # What every call goes through.
-
-    def _unary(self, name: str, answer: Callable[[Any, str], Awaitable[bytes]], is_open: bool = False) -> Any:
-        """Makes the handler of a method with one request, which is not read before the key was checked.
-
-        grpcio reads the request of a unary method before it asks anybody, and that of a stream when it is told to.
-        """
-        return grpc.stream_unary_rpc_method_handler(self._guarded(name, answer, is_open))
-
-    def _guarded(
-        self, name: str, answer: Callable[[Any, str], Awaitable[Any]], is_open: bool = False
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Checks the key of a call, unless the method is open to all, and turns what it raises into a status.
-
-        Counts the call by its method's name.
-        """
-
-        async def handle(_requests: Any, context: Any) -> Any:
-            try:
-                caller = "" if is_open else metadata.check_key(_pairs(context), self._keys)
-                result = await answer(context, caller)
-                self._counts.count(name, grpc.StatusCode.OK)
-                return result
-            except asyncio.CancelledError:
-                self._counts.count(name, _code_of_cancel(context))
-                raise
-            except statuses.StatusError as error:
-                status = error.status
-            except CorosrvError as error:
-                status = statuses.of_error(error)
-            except Exception:
-                log.exception("a call could not be answered")
-                status = _FAILED
-            self._counts.count(name, status.code)
-            await context.abort(status.code, status.text, status.trailing)
-
-        return handle
 
     # Calls.
 
@@ -169,13 +122,3 @@ class InferenceService:
 def _pairs(context: Any) -> metadata.Pairs:
     pairs: metadata.Pairs = context.invocation_metadata()
     return pairs
-
-
-def _code_of_cancel(context: Any) -> grpc.StatusCode:
-    """Returns the code of a call that grpcio has cancelled: for its client, or because its time is over.
-
-    The client counts from when it sent the call, and so gives up a little before the time is over here.
-    """
-    remaining = context.time_remaining()
-    is_over = remaining is not None and remaining <= _DEADLINE_SLACK
-    return grpc.StatusCode.DEADLINE_EXCEEDED if is_over else grpc.StatusCode.CANCELLED

@@ -43,9 +43,9 @@ class Stub:
     def infer(self, request: Any, **options: Any) -> Any:
         return self.unary("ModelInfer", request, **options)
 
-    def without_message(self, method: str) -> Any:
+    def without_message(self, method: str, service: str = protocol.SERVICE) -> Any:
         """Calls a method and sends no message; awaiting the result gives the answer."""
-        return self._channel.stream_unary(f"/{protocol.SERVICE}/{method}")()
+        return self._channel.stream_unary(f"/{service}/{method}")()
 
     def stream(self, **options: Any) -> Any:
         """Opens ModelStreamInfer; the call has `write`, `done_writing`, `read` and `cancel`."""
