@@ -16,6 +16,13 @@ constexpr float kBanned = -std::numeric_limits<float>::infinity();
 constexpr size_t kWiden = 4;              // times as many candidates, when a grammar refuses all of them
 constexpr size_t kGreedyCandidates = 16;  // that a grammar looks at before it looks at all
 
+constexpr std::string_view kLineEnd = "\n";
+
+std::vector<std::string> behind_line_ends(std::vector<std::string> texts) {
+  for (std::string& text : texts) text.insert(0, kLineEnd);
+  return texts;
+}
+
 }  // namespace
 
 Sampler::Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t context)
@@ -25,8 +32,10 @@ Sampler::Sampler(const Sampling& sampling, const Vocabulary& vocabulary, int32_t
       order_(sampling, context),
       chooser_(make_chooser(sampling, order_.is_greedy, vocabulary.size())),
       trigger_(sampling.grammar_triggers),
+      line_trigger_(behind_line_ends(sampling.grammar_triggers)),
       thoughts_(sampling.thoughts) {
   if (sampling.grammar && !trigger_.is_set()) grammar_ = std::make_unique<Grammar>(*sampling.grammar);
+  line_trigger_.pass(kLineEnd);  // thoughts begin with a line
 }
 
 void Sampler::accept(Token token) {
@@ -111,11 +120,20 @@ bool Sampler::follow(Token token) {
 
 bool Sampler::begin_grammar(Token token) {
   const std::string_view text = added_text(vocabulary_, token);
+  const std::string_view thoughts = text.substr(0, thoughts_.n_thoughts(text));
+  const std::string_view rest = text.substr(thoughts.size());
   std::string begun;
-  if (!trigger_.would_complete(text, begun)) {
-    trigger_.pass(text);
-    return true;
+  if (thoughts_.is_begun_by_prompt() && line_trigger_.would_complete(thoughts, begun)) {
+    return begin_grammar(begun.substr(kLineEnd.size()).append(rest));
   }
+  if (trigger_.would_complete(rest, begun)) return begin_grammar(begun);
+  line_trigger_.pass(thoughts);
+  trigger_.pass(rest);
+  return true;
+}
+
+// The same for a text from the first byte of its trigger on.
+bool Sampler::begin_grammar(const std::string& begun) {
   auto grammar = std::make_unique<Grammar>(*sampling_.grammar);
   if (grammar->accept_text(begun)) {
     grammar_ = std::move(grammar);

@@ -28,7 +28,8 @@ namespace corosrv {
 // A grammar may begin late, with the first of some texts (triggers) in what is drawn. The token that completes a
 // trigger has to leave the grammar at a place where it can go on: it is fed the trigger and whatever the token has
 // behind it, and where it refuses that, the token is banned and the draw repeated. Until then any text goes, and the
-// grammar costs nothing.
+// grammar costs nothing. Thoughts with a budget may quote triggers: none counts in them, but for one at the beginning
+// of a line of thoughts that the prompt has begun, for a model that does not know that it thinks may call there.
 //
 // Thoughts that have spent their budget are ended: the tokens of their end come next whatever the logits are, unless
 // a grammar does not allow them.
@@ -68,6 +69,7 @@ class Sampler {
   bool follow(Token token);
   Token ending(const float* logits, Workspace& now);
   bool begin_grammar(Token token);
+  bool begin_grammar(const std::string& begun);
   Token lacking(Lack lack);
   Lack lack_of_choice(const float* logits) const;
   void select(const float* logits, Candidates& candidates) const;
@@ -83,6 +85,7 @@ class Sampler {
   const std::unique_ptr<Chooser> chooser_;
   std::unique_ptr<Grammar> grammar_;  // null: any text
   Trigger trigger_;
+  Trigger line_trigger_;  // of lines of thoughts: triggers behind a line's end
   ThoughtBudget thoughts_;
   Lack lack_ = Lack::kChoice;
 };

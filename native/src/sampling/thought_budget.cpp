@@ -67,6 +67,16 @@ void ThoughtBudget::accept(std::string_view bytes) {
   }
 }
 
+size_t ThoughtBudget::n_thoughts(std::string_view bytes) const {
+  if (state_ == State::kEnding) return bytes.size();
+  if (state_ != State::kThinking) return 0;
+  PatternMatcher ahead = closing_;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (ahead.read(bytes[i]) != nullptr) return i + 1;
+  }
+  return bytes.size();
+}
+
 void ThoughtBudget::begin(std::string_view bytes) {
   begun_ += bytes;
   const size_t space = std::min(begun_.find_first_not_of(kSpace), begun_.size());

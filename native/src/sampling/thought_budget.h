@@ -23,6 +23,10 @@ class ThoughtBudget {
   State state() const { return state_; }
   // The token that is to be drawn next; -1: any.
   Token wanted() const { return state_ == State::kEnding ? limit_.ending[n_ended_] : -1; }
+  // How many of the next bytes are thoughts, the text that ends them included.
+  size_t n_thoughts(std::string_view bytes) const;
+  // Whether the prompt has begun the thoughts.
+  bool is_begun_by_prompt() const { return !limit_.ending.empty() && limit_.opening.empty(); }
   // The wanted token may not be drawn here: the thoughts end by themselves, or not at all.
   void give_up() { enter(State::kOver); }
   // A token was drawn, and adds these bytes to the text.

@@ -507,6 +507,35 @@ TEST("what a token has behind the trigger follows the grammar too, and a token t
   CHECK_EQ(say(sampling, vocabulary, wish), "<call>7");
 }
 
+Sampling thinking(std::string opening) {
+  Sampling sampling = triggered("root ::= \"<call>\" [0-9]+", {"<call>"});
+  sampling.thoughts = {1'000'000, std::move(opening), "</t>", {'<', '/', 't', '>'}};
+  return sampling;
+}
+
+TEST("a trigger that thoughts quote begins no grammar, and the first behind them does") {
+  const std::string quoted = "<t>as <call> it,\n<call> it </t>so <call>";
+
+  CHECK_EQ(say(thinking("<t>"), kVocabulary, spelled(quoted + "12x")), quoted + "120");
+  CHECK_EQ(say(thinking("<t>"), kVocabulary, spelled("no <call>x")), "no <call>0");
+  CHECK_EQ(say(thinking(""), kVocabulary, spelled("as <call> it</t><call>x")), "as <call> it</t><call>0");
+}
+
+TEST("a trigger at the beginning of a line begins the grammar in thoughts that the prompt has begun") {
+  CHECK_EQ(say(thinking(""), kVocabulary, spelled("hm\n<call>x")), "hm\n<call>0");
+  CHECK_EQ(say(thinking(""), kVocabulary, spelled("<call>x")), "<call>0");
+}
+
+TEST("a token that ends thoughts may begin the grammar with what it has behind them") {
+  static const ByteVocabulary vocabulary({"<call></t><ca", "</t><call>7"});
+  Sampling sampling = thinking("");
+  sampling.grammar = make_grammar("root ::= \"<call>\" [0-9]+", vocabulary);
+  const Token first = ByteVocabulary::kFirstWord;
+
+  CHECK_EQ(say(sampling, vocabulary, {'a', first, 'l', 'l', '>', 'x'}), "a<call></t><call>0");
+  CHECK_EQ(say(sampling, vocabulary, {'a', first + 1, 'x'}), "a</t><call>70");
+}
+
 TEST("an answer may end before the trigger came") {
   const Sampling sampling = triggered("root ::= \"<call>\"", {"<call>"});
   Sampler sampler(sampling, kVocabulary, 100);
