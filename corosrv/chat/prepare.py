@@ -13,12 +13,15 @@ from corosrv.chat import answer_grammar
 from corosrv.chat.choice import Syntax
 from corosrv.chat.conversation import CallMode, Conversation
 from corosrv.chat.parser import EchoParser, Parser, SyntaxParser, TextParser
+from corosrv.chat.thought_calls import is_control
 from corosrv.chat.tool_schema import string_members
 from corosrv.chat.tools import Tool, checked, name_of, parameters_of
 from corosrv.errors import NotOffered, Refused
 from corosrv.generation.schemas import schema_limits
 from corosrv.jobs import Job, Messages, ModelCard, Sampling, ThoughtBudget
 from corosrv.structured.grammar.gbnf import Rules, either, grammar, sequence
+
+_ANY_NUMBER = 2**31 - 1  # of tokens: more than any context has
 
 
 def prepare(conversation: Conversation, card: ModelCard) -> tuple[Job, Parser]:
@@ -98,9 +101,21 @@ class _Plan(msgspec.Struct, frozen=True):
     @property
     def thoughts(self) -> ThoughtBudget | None:
         """Returns what keeps thoughts short, or keeps those away that no prompt can."""
-        tags, answer = self.card.reasoning_tags, self.card.answer_format
         tokens = self.thought_tokens if self.is_asked_to_think else 0
-        if tags is None or tokens is None or not self.may_think:
+        return None if tokens is None else self._thoughts_of(tokens)
+
+    @property
+    def watched_thoughts(self) -> ThoughtBudget | None:
+        """Returns what keeps marks of calls that thoughts quote from beginning a grammar.
+
+        Marks that are control tokens are not quoted: they begin calls in thoughts too; see ThoughtCalls.
+        """
+        return None if any(map(is_control, self.markers)) else self._thoughts_of(_ANY_NUMBER)
+
+    def _thoughts_of(self, tokens: int) -> ThoughtBudget | None:
+        """Returns the budget of thoughts that may have so many tokens; None where there are none."""
+        tags, answer = self.card.reasoning_tags, self.card.answer_format
+        if tags is None or not self.may_think:
             return None
         # Where calls may follow, the model says what comes; else it is text.
         rest = answer.turn if self.tools else answer.turn + answer.text_opening
@@ -151,8 +166,10 @@ class _Plan(msgspec.Struct, frozen=True):
         if may_be_text and not self.form.is_alone:
             # Text and thoughts are free, up to the marker of a call.
             text = self._checked(grammar(answers[0].start, *answers))
-            triggers = self.markers
-            return replace(sampling, grammar=text, grammar_param=self._schema_param, grammar_triggers=triggers)
+            return replace(
+                sampling, grammar=text, grammar_param=self._schema_param, grammar_triggers=self.markers,
+                thoughts=sampling.thoughts or self.watched_thoughts,
+            )  # fmt: skip
         if may_be_text:
             answers.append(answer_grammar.free_rules(self.markers[0][0]))
         thoughts = [*self._thoughts(), *self._edges()]

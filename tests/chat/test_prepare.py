@@ -132,6 +132,34 @@ def test_text_is_free_up_to_the_mark_of_a_call(tool_format):
     assert "<tool_call>" in job.sampling.grammar_triggers or "[TOOL_CALLS]" in job.sampling.grammar_triggers
 
 
+@pytest.mark.parametrize(("card", "opening"), [(THINKER, "<think>"), (OPENED, "")])
+def test_thoughts_are_watched_where_they_may_quote_the_mark_of_a_call(card, opening):
+    free, _ = prepare(conversation(TOOLS), card)
+    without_thoughts, _ = prepare(conversation(TOOLS, thinks=False), card)
+
+    assert free.sampling.grammar_triggers == ("<tool_call>",)
+    watched = free.sampling.thoughts
+    assert watched is not None
+    assert (watched.tokens, watched.opening, watched.closing) == (2**31 - 1, opening, "</think>")
+    assert without_thoughts.sampling.thoughts is None or without_thoughts.sampling.thoughts.tokens == 0
+
+
+def test_a_budget_of_thoughts_goes_before_watching_them():
+    job, _ = prepare(conversation(TOOLS, thought_tokens=7), THINKER)
+
+    assert job.sampling.thoughts is not None
+    assert job.sampling.thoughts.tokens == 7
+
+
+def test_thoughts_that_no_lazy_grammar_follows_are_not_watched():
+    plain, _ = prepare(conversation(), THINKER)
+    forced, _ = prepare(conversation(TOOLS, tool_choice=FORCED), THINKER)
+    control = dataclasses.replace(THINKER, call_format=dataclasses.replace(FORMATS["hermes"], markers=("<|call|>",)))
+    called_in_thoughts, _ = prepare(conversation(TOOLS), control)
+
+    assert [job.sampling.thoughts for job in (plain, forced, called_in_thoughts)] == [None, None, None]
+
+
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
